@@ -1,0 +1,1 @@
+"""How the server merges what clients send."""

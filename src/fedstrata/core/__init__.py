@@ -1,0 +1,1 @@
+"""Types and protocols every other package builds on."""

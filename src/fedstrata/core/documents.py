@@ -1,0 +1,100 @@
+"""Documents and their annotations: what every reader gives and every task takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+MENTION_TYPES = ("problem", "test", "treatment", "drug")
+"""The four clinical mention types of Fed-MedLoRA."""
+
+MODIFIERS_OF: Mapping[str, tuple[str, ...]] = {
+    "test": ("temporal", "lab value", "reference range", "negation"),
+    "treatment": ("temporal", "negation"),
+    "problem": (
+        "body location",
+        "negation",
+        "temporal",
+        "subject",
+        "severity",
+        "course",
+        "condition",
+        "uncertain",
+    ),
+    "drug": ("temporal", "route", "form", "strength", "frequency", "dosage", "duration", "negation"),
+}
+"""The modifier types that may modify each mention type (Fed-MedLoRA, its annotation guideline)."""
+
+MODIFIER_TYPES = tuple(sorted({modifier for allowed in MODIFIERS_OF.values() for modifier in allowed}))
+"""The 16 modifier types."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """An annotated stretch of a document's text.
+
+    Attributes:
+        start: First character, counted in Unicode code points from 0.
+        end: One past the last character.
+        label: The type, for example `problem`.
+        fragments: The `(start, end)` pieces of a discontinuous span, in order; empty for a continuous one.
+            `start` and `end` are then the envelope of the pieces.
+    """
+
+    start: int
+    end: int
+    label: str
+    fragments: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.end:
+            raise ValueError(f"a span must have 0 <= start < end, not start={self.start}, end={self.end}")
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A typed, directed relation between two spans of one document.
+
+    Attributes:
+        head: Index into `Document.spans` of the main mention.
+        tail: Index into `Document.spans` of the modifier.
+        label: The type, for example `severity`.
+    """
+
+    head: int
+    tail: int
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One note with its annotations.
+
+    Attributes:
+        id: Unique within a corpus.
+        text: The text, exactly as the offsets count it.
+        spans: Annotated mentions, sorted by `(start, end, label)`.
+        relations: Relations between them.
+        labels: Labels of the whole document, for example ICD-9 codes.
+        site: The site (hospital) the document belongs to; empty if unknown.
+        metadata: Further facts, for example `speciality`.
+    """
+
+    id: str
+    text: str
+    spans: tuple[Span, ...] = ()
+    relations: tuple[Relation, ...] = ()
+    labels: tuple[str, ...] = ()
+    site: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for span in self.spans:
+            if span.end > len(self.text):
+                raise ValueError(
+                    f"document {self.id}: span {span.start}-{span.end} ({span.label}) ends after the text, "
+                    f"which has {len(self.text)} characters"
+                )
+        for relation in self.relations:
+            if not (0 <= relation.head < len(self.spans) and 0 <= relation.tail < len(self.spans)):
+                raise ValueError(f"document {self.id}: a {relation.label} relation points at no span")

@@ -1,0 +1,78 @@
+"""The errors fedstrata raises on purpose, and the exit status each one means.
+
+A message names the value, what is allowed and where the value was set. It never contains the text of a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class FedstrataError(Exception):
+    """Something failed while running; the message says what and what can be done."""
+
+    exit_status = 1
+
+
+class TrainingError(FedstrataError):
+    """A client's training failed, for example because its loss is no longer a number."""
+
+
+class FrameError(FedstrataError):
+    """A frame is cut short, malformed, or does not hold what was agreed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong with a configuration.
+
+    Attributes:
+        path: Dotted path of the setting, for example `method.top`.
+        message: What is wrong: the value, and what is allowed.
+        origin: Where the value was set, for example `demo.yaml, line 12`; empty if nowhere in particular.
+    """
+
+    path: str
+    message: str
+    origin: str = ""
+
+    def __str__(self) -> str:
+        where = f"  [set in {self.origin}]" if self.origin else ""
+        return f"{self.path}: {self.message}{where}" if self.path else f"{self.message}{where}"
+
+
+class ConfigurationError(FedstrataError):
+    """The configuration or its input is wrong; nothing was started.
+
+    Args:
+        problems: Every problem that was found, never only the first.
+    """
+
+    exit_status = 2
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        count = len(self.problems)
+        head = "1 problem" if count == 1 else f"{count} problems"
+        super().__init__("\n".join([f"{head} in the configuration:", *(f"  - {item}" for item in self.problems)]))
+
+
+class DataError(FedstrataError):
+    """An input file does not hold what its format says.
+
+    Args:
+        path: The file.
+        message: What was found there, without quoting the text of a note.
+        line: The line number, counted from 1, where there is one.
+        expected: What the format allows in this place.
+    """
+
+    exit_status = 2
+
+    def __init__(self, path: Path | str, message: str, *, line: int | None = None, expected: str = "") -> None:
+        self.path, self.line, self.expected = Path(path), line, expected
+        where = f"{path}, line {line}" if line is not None else f"{path}"
+        tail = f" (expected {expected})" if expected else ""
+        super().__init__(f"{where}: {message}{tail}")

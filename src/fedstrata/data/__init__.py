@@ -1,0 +1,1 @@
+"""Documents: reading, writing, splitting and partitioning them."""

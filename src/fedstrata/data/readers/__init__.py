@@ -1,0 +1,1 @@
+"""Readers: one file a format, each giving documents with exact character offsets."""

@@ -1,0 +1,1 @@
+"""The engine: drives the rounds of a method, simulates clients, checkpoints."""

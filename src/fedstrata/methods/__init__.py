@@ -1,0 +1,1 @@
+"""Federated methods: one method, one card."""

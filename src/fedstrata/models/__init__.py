@@ -1,0 +1,1 @@
+"""Loading Hugging Face models and finding their blocks."""

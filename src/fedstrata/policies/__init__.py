@@ -1,0 +1,1 @@
+"""Which blocks train, run, travel and are merged."""

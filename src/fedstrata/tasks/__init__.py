@@ -1,0 +1,1 @@
+"""Tasks: how documents become tensors, losses and scores."""

@@ -1,0 +1,1 @@
+"""The one client training loop, and evaluation."""

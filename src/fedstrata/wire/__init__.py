@@ -1,0 +1,1 @@
+"""What travels: frames and the meter that counts them."""
