@@ -1,1 +1,19 @@
-"""Federated methods: one method, one card."""
+"""Federated methods: one method, one card. Adding one is its file, its test and one line here."""
+
+from __future__ import annotations
+
+from fedstrata.core.method import Method
+from fedstrata.methods.centralized import Centralized
+from fedstrata.methods.fedavg import FedAvg
+from fedstrata.methods.fedprox import FedProx
+from fedstrata.methods.layer_skipping import LayerSkipping
+from fedstrata.methods.local_only import LocalOnly
+
+METHODS: dict[str, type[Method]] = {
+    "layer_skipping": LayerSkipping,
+    "fedavg": FedAvg,
+    "fedprox": FedProx,
+    "local_only": LocalOnly,
+    "centralized": Centralized,
+}
+"""Every method by its name in a configuration."""

@@ -1,1 +1,76 @@
-"""Readers: one file a format, each giving documents with exact character offsets."""
+"""Readers of annotated text: one file a format, one function for all of them.
+
+`read(path, "brat")` gives the documents of a file or folder; `folders.py` says how sites and splits are
+laid out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from fedstrata.core.documents import Document
+from fedstrata.core.errors import ConfigurationError, DataError, Problem
+from fedstrata.data.readers import brat, conll, i2b2, jsonl
+from fedstrata.data.readers.files import Format, Source
+from fedstrata.data.readers.folders import find_sources
+
+FORMATS: dict[str, Format] = {
+    "i2b2": i2b2.FORMAT,
+    "brat": brat.FORMAT,
+    "conll": conll.FORMAT,
+    "jsonl": jsonl.FORMAT,
+}
+"""Every format that can be read."""
+
+
+def _placed(document: Document, source: Source) -> Document:
+    """Gives a document its site, its split and an id that is unique in the corpus."""
+    for name, own, given in (
+        ("site", document.site, source.site),
+        ("split", document.metadata.get("split", ""), source.split),
+    ):
+        if own and given and own != given:
+            raise DataError(
+                source.path, f"document {document.id} names the {name} {own!r}", expected=repr(given)
+            )
+    split = {"split": source.split} if source.split else {}
+    return replace(
+        document,
+        id=document.id if document.site else f"{source.prefix}{document.id}",
+        site=document.site or source.site,
+        metadata={**document.metadata, **split},
+    )
+
+
+def read(path: Path, format: str, *, skip_unannotated: bool = False) -> list[Document]:
+    """Reads the documents of a file or folder.
+
+    Args:
+        path: A folder, or one file of it.
+        format: One of `FORMATS`.
+        skip_unannotated: In formats with annotations in files of their own, leave out texts that have none
+            where others have some. By default such a text is refused: its annotations could be lost.
+
+    Returns:
+        The documents, sorted by path. Each one's `site` is its sub-folder, its `metadata["split"]` is
+        `train`, `validation` or `test` if the folder is split, and its id begins with the sub-folders it
+        lies in.
+
+    Raises:
+        ConfigurationError: There is no such format.
+        DataError: The path does not exist, holds nothing of the format, or a file does not follow it.
+    """
+    if format not in FORMATS:
+        raise ConfigurationError([Problem("data.format", f"{format!r} is none of {', '.join(FORMATS)}")])
+    documents: list[Document] = []
+    paths: dict[str, Path] = {}
+    for source in find_sources(Path(path), FORMATS[format], skip_unannotated=skip_unannotated):
+        for document in FORMATS[format].read(source):
+            placed = _placed(document, source)
+            if placed.id in paths:
+                message = f"a second document with the id {placed.id!r}"
+                raise DataError(source.path, message, expected=f"another id than in {paths[placed.id]}")
+            paths[placed.id] = source.path
+            documents.append(placed)
+    return documents

@@ -1,1 +1,70 @@
-"""Writers: one file a format, the counterparts of the readers."""
+"""Writers of annotated text: one file a format, one function for all of them.
+
+`write(documents, folder, "brat")` makes a folder that `fedstrata.data.readers.read` reads back, sites and
+splits included.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from fedstrata.core.documents import Document
+from fedstrata.core.errors import ConfigurationError, DataError, Problem
+from fedstrata.data.writers import brat, conll, i2b2, jsonl, mimic
+from fedstrata.data.writers.layout import WrittenFile
+
+FORMATS: dict[str, Callable[[Iterable[Document]], Iterator[WrittenFile]]] = {
+    "i2b2": i2b2.files,
+    "brat": brat.files,
+    "conll": conll.files,
+    "jsonl": jsonl.files,
+    "mimic": mimic.files,
+}
+"""Every format that can be written: a function from documents to the files they become."""
+
+
+def _problem(message: str) -> ConfigurationError:
+    return ConfigurationError([Problem("", message)])
+
+
+def _fill(folder: Path, files: Iterable[WrittenFile]) -> None:
+    for path, text in files:
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            target.write_bytes(text.encode())
+        except UnicodeEncodeError as error:
+            message = f"character {error.start} is half a surrogate pair and cannot be written as UTF-8"
+            raise DataError(str(path), message) from None
+
+
+def write(documents: Iterable[Document], folder: Path, format: str) -> None:
+    """Writes a corpus into a new folder; if anything fails, nothing is left behind.
+
+    Args:
+        documents: The documents.
+        folder: The folder; it is made, and must be empty if it exists.
+        format: One of `FORMATS`.
+
+    Raises:
+        ConfigurationError: There is no such format, or the folder is not empty.
+        DataError: The format cannot hold one of the documents.
+    """
+    if format not in FORMATS:
+        raise _problem(f"the format {format!r} is none of {', '.join(FORMATS)}")
+    folder = Path(folder).resolve()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise _problem(f"{folder} exists and is not an empty folder; name another one, or empty it first")
+    temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    temporary.mkdir(parents=True)
+    try:
+        _fill(temporary, FORMATS[format](documents))
+        if folder.exists():
+            folder.rmdir()
+        temporary.rename(folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise

@@ -1,0 +1,114 @@
+"""The streaming weighted mean: one running sum per tensor, whatever the number of clients.
+
+This is FedAvg's server step (McMahan et al. 2017, Algorithm 1; Layer-Skipping FL, equation 2):
+mean = sum_k w_k x_k / sum_k w_k, where each tensor's sums run over the clients that sent it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedstrata.core.errors import TrainingError
+from fedstrata.core.types import Plan, State, Tensors, Update
+
+if TYPE_CHECKING:
+    from fedstrata.core.method import Cohort
+
+_SCRATCH_ELEMENTS = 2**20  # 4 MiB of float32
+
+
+@dataclass(frozen=True, slots=True)
+class MeanResult:
+    """A weighted mean.
+
+    Attributes:
+        tensors: The mean of each tensor over the clients that sent it, float32 on the CPU.
+        weights: The sum of the weights behind each tensor.
+        values: The weighted mean of each number in the updates' values.
+    """
+
+    tensors: dict[str, Tensor]
+    weights: dict[str, float]
+    values: dict[str, float]
+
+
+class StreamingMean:
+    """Folds updates into running sums; memory is one float32 payload.
+
+    Example:
+        >>> mean = StreamingMean()
+        >>> mean.add(Update({"w": torch.tensor([1.0])}, weight=1.0))
+        >>> mean.add(Update({"w": torch.tensor([4.0])}, weight=2.0))
+        >>> mean.finish().tensors["w"].item()
+        3.0
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._weights: dict[str, float] = {}
+        self._values: dict[str, list[float]] = {}
+        self._scratch: Tensor | None = None
+
+    def add(self, update: Update) -> None:
+        """Adds one client's tensors; they may alias live parameters and are not kept.
+
+        Raises:
+            TrainingError: The weight is not positive and finite, or a shape differs from an earlier client's.
+        """
+        if not (math.isfinite(update.weight) and update.weight > 0):
+            raise TrainingError(f"an update's weight must be positive and finite, not {update.weight}")
+        for name, tensor in update.tensors.items():
+            known = self._sums.get(name)
+            if known is None:
+                known = self._sums[name] = torch.zeros(tensor.shape, dtype=torch.float32)
+            if known.shape != tensor.shape:
+                raise TrainingError(
+                    f"tensor {name}: shape {tuple(tensor.shape)} from one client, {tuple(known.shape)} from another"
+                )
+            self._fold(known, tensor, update.weight)
+            self._weights[name] = self._weights.get(name, 0.0) + update.weight
+        for key, value in update.values.items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                total = self._values.setdefault(key, [0.0, 0.0])
+                total[0] += update.weight * value
+                total[1] += update.weight
+
+    def _fold(self, total: Tensor, tensor: Tensor, weight: float) -> None:
+        """total += weight * tensor, computed in float32.
+
+        torch's own mixed-dtype `add_` runs at a sixth of this speed, so other dtypes pass through a small float32 buffer
+        that stays in the cache.
+        """
+        if tensor.dtype == torch.float32:
+            total.add_(tensor, alpha=weight)
+            return
+        if self._scratch is None:
+            self._scratch = torch.empty(_SCRATCH_ELEMENTS)
+        for part, target in zip(
+            tensor.reshape(-1).split(_SCRATCH_ELEMENTS), total.view(-1).split(_SCRATCH_ELEMENTS), strict=True
+        ):
+            target.add_(self._scratch[: part.numel()].copy_(part), alpha=weight)
+
+    def finish(self) -> MeanResult:
+        """Divides in place and returns the mean; the object must not be used afterwards."""
+        for name, total in self._sums.items():
+            total.div_(self._weights[name])
+        values = {key: total / weight for key, (total, weight) in self._values.items()}
+        return MeanResult(self._sums, self._weights, values)
+
+
+def replace(previous: Tensors, mean: Tensors) -> dict[str, Tensor]:
+    """Returns `previous` with the tensors of `mean` in it, each in the dtype it had before."""
+    return {**previous, **{name: tensor.to(previous[name].dtype) for name, tensor in mean.items()}}
+
+
+def average(state: State, cohort: Cohort) -> State:
+    """FedAvg's server half: sends everybody the state, trains, and takes the weighted mean."""
+    plan = Plan(state.tensors)
+    mean = cohort.mean("train", lambda _: plan)
+    return State(replace(state.tensors, mean.tensors), state.values)

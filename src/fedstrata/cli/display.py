@@ -1,0 +1,132 @@
+"""What a person sees of a run: progress bars on a terminal, a line a round elsewhere, a table at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from fedstrata.record.summary import headline
+
+
+class Display:
+    """Listens to a run; use it as a context manager around the run."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console()
+        self._progress = Progress(
+            TextColumn("{task.description:<20.20}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[status]}"),
+            TimeElapsedColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._rounds = self._progress.add_task("rounds", total=None, status="")
+        self._clients = self._progress.add_task("clients", total=None, status="")
+        self._bytes = 0
+        self._metric = ""
+        self._score: float | None = None
+
+    def __enter__(self) -> Display:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def say(self, message: str) -> None:
+        """Prints one line."""
+        self._console.print(message, highlight=False)
+
+    def __call__(self, event: str, facts: Mapping[str, Any]) -> None:
+        """Takes one event of the run."""
+        handler = getattr(self, f"_on_{event}", None)
+        if handler is not None:
+            handler(facts)
+
+    def _on_run(self, facts: Mapping[str, Any]) -> None:
+        self._metric = facts["metric"]
+        self._progress.update(self._rounds, total=facts["rounds"])
+
+    def _on_resumed(self, facts: Mapping[str, Any]) -> None:
+        self.say(f"going on after round {facts['round']}")
+        self._metric = facts["metric"]
+        self._progress.update(self._rounds, completed=facts["round"], total=facts["rounds"])
+
+    def _on_round_started(self, facts: Mapping[str, Any]) -> None:
+        self._progress.reset(self._clients, total=facts["clients"], status="")
+
+    def _on_client_progress(self, facts: Mapping[str, Any]) -> None:
+        status = f"{facts['client']}: step {facts['step']}/{facts['steps']}, loss {facts['loss']:.3f}"
+        self._progress.update(self._clients, status=status)
+
+    def _on_client(self, facts: Mapping[str, Any]) -> None:
+        self._bytes += facts["bytes_up"] + facts["bytes_down"]
+        self._progress.advance(self._clients)
+        self._show_round(facts["loss"])
+
+    def _on_round(self, facts: Mapping[str, Any]) -> None:
+        self._score = headline(facts, self._metric)
+        self._progress.advance(self._rounds)
+        self._show_round(facts["loss"])
+        if not self._console.is_terminal:
+            self.say(f"round {facts['round']}: {self._status(facts['loss'])}")
+
+    def _on_finishing(self, facts: Mapping[str, Any]) -> None:
+        self._progress.update(self._clients, status="scoring the test split")
+
+    def _show_round(self, loss: float | None) -> None:
+        self._progress.update(self._rounds, status=self._status(loss))
+
+    def _status(self, loss: float | None) -> str:
+        parts = [f"loss {loss:.3f}"] if loss is not None else []
+        if self._score is not None:
+            parts.append(f"validation {self._metric} {self._score:.3f}")
+        return ", ".join([*parts, f"{decimal(self._bytes)} sent"])
+
+    def show(self, summary: Mapping[str, Any], folder: Path) -> None:
+        """Prints the final table and the path of the run directory."""
+        scores = summary["metrics"]
+        names = [name for name in _first(scores) if "/" not in name]
+        table = Table(title=f"{summary['method']} on {summary['task']}, {summary['model']['name']}: test split")
+        table.add_column("")
+        for name in names:
+            table.add_column(name, justify="right")
+        rows = {"global model": scores["global"], "mean of clients": scores["mean_client"], **scores["clients"]}
+        for name, row in rows.items():
+            table.add_row(name, *(f"{row[key]:.4f}" if row and key in row else "-" for key in names))
+        self._console.print(table)
+        for line in _cost(summary):
+            self.say(line)
+        self.say(f"run directory: {folder}")
+
+
+def _first(scores: Mapping[str, Any]) -> Mapping[str, float]:
+    """Returns the first scores there are, for their names."""
+    return next((group for group in (scores["global"], scores["mean_client"]) if group), {})
+
+
+def _cost(summary: Mapping[str, Any]) -> list[str]:
+    """Says what was trained, what travelled and how long it took."""
+    parameters = summary["model"]["parameters"]
+    share = 100 * summary["trainable_parameters"] / parameters
+    sent = summary["communication"]
+    lines = [f"trained {summary['trainable_parameters']:,} of {parameters:,} parameters ({share:.1f} %)"]
+    if sent["bytes_up"] is not None:
+        lines.append(
+            f"sent {decimal(sent['bytes_up'])} up and {decimal(sent['bytes_down'])} down in {summary['rounds']} rounds; "
+            f"an update is {sent['percent_of_full_model']:.1f} % of the full model"
+        )
+    seconds = summary["time"]
+    lines.append(f"took {seconds['total_seconds']:.0f} s, of which {seconds['train_seconds']:.0f} s of training")
+    return lines

@@ -1,0 +1,65 @@
+"""`fedstrata run`: one federated run, from a configuration to a run directory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedstrata.cli.main import Debug
+from fedstrata.core.errors import ConfigurationError, Problem
+
+
+def run(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CONFIG.yaml] [KEY.PATH=VALUE]...",
+            help="A configuration and settings that override it. Without a configuration: the demo.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run directory; runs/NAME, numbered if taken, when not given.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on after the last committed round of --out.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Fine-tune a model across clients.
+
+    Example: fedstrata run site.yaml method.top=4 federation.rounds=20 --out runs/top4
+    """
+    file, overrides = _sort(arguments or [])
+    if resume and out is None:
+        raise ConfigurationError([Problem("", "--resume needs --out: the run directory to go on with")])
+
+    from fedstrata.cli.display import Display  # noqa: PLC0415 - heavy
+    from fedstrata.core.sources import read_source  # noqa: PLC0415
+    from fedstrata.engine.folder import open_run, resumable  # noqa: PLC0415
+
+    display = Display()
+    display.say("preparing the data and the model ...")
+    if resume and out is not None:
+        source = resumable(out, file, overrides)
+        run_object = open_run(source, out, display, resume=True)
+    else:
+        with as_file(files("fedstrata.cli") / "demo.yaml") as demo:
+            source = read_source(file or demo, overrides)
+        run_object = open_run(source, out, display, resume=False)
+    with display:
+        summary = run_object.execute(resume=resume)
+    display.show(summary, run_object.folder)
+
+
+def _sort(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """Tells the configuration file from the overrides."""
+    overrides = [argument for argument in arguments if "=" in argument]
+    names = [argument for argument in arguments if "=" not in argument]
+    if len(names) > 1:
+        raise ConfigurationError(
+            [Problem("", f"one configuration file at most, not {len(names)}: {', '.join(names)}")]
+        )
+    return (Path(names[0]) if names else None), overrides

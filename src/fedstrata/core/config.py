@@ -1,0 +1,164 @@
+"""The one configuration of a run: strict, complete, and every problem reported at once.
+
+A configuration is a YAML file plus `key.path=value` overrides. Unknown keys are refused, nothing is coerced, and each
+problem says where the offending value was set (`fedstrata.core.settings_file` remembers that).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
+Positive = Annotated[float, Field(gt=0.0)]
+NotNegative = Annotated[float, Field(ge=0.0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Settings(BaseModel):
+    """Base of every part of the configuration: strict, frozen, unknown keys refused."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class SplitSettings(Settings):
+    """Shares of a site's documents, by document; ignored where the data names its own splits."""
+
+    train: Fraction = 0.7
+    validation: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
+    test: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.2
+
+    @model_validator(mode="after")
+    def _sum_to_one(self) -> SplitSettings:
+        total = self.train + self.validation + self.test
+        if abs(total - 1.0) > 1e-6:
+            raise ValueError(f"train + validation + test must be 1, not {total:g}")
+        return self
+
+
+class SyntheticSettings(Settings):
+    """The synthetic corpus: how many sites and notes in all."""
+
+    sites: Count = 4
+    notes: Count = 200
+    seed: int | None = Field(default=None, description="Seed of the corpus; the run's seed when null.")
+
+
+class DataSettings(Settings):
+    """Where the documents come from."""
+
+    format: Literal["synthetic", "i2b2", "brat", "conll", "jsonl"] = "synthetic"
+    path: str | None = Field(default=None, description="A file or folder; sub-folders are sites.")
+    synthetic: SyntheticSettings = SyntheticSettings()
+    split: SplitSettings = SplitSettings()
+    types: dict[str, str] | list[str] | None = Field(
+        default=None,
+        description="Mention types to keep: a list, or a mapping from the corpus's types to the task's. All when null.",
+    )
+
+    @model_validator(mode="after")
+    def _path_where_needed(self) -> DataSettings:
+        if self.format != "synthetic" and not self.path:
+            raise ValueError(f"data.path must name a file or folder when data.format is {self.format!r}")
+        if self.format == "synthetic" and self.path:
+            raise ValueError(f"data.path={self.path!r} has no meaning when data.format is 'synthetic'")
+        return self
+
+
+class PartitionSettings(Settings):
+    """How documents come to clients."""
+
+    by: Literal["site", "iid", "dirichlet", "quantity", "speciality"] = "site"
+    clients: Count | None = Field(default=None, description="Number of clients; the number of sites when by site.")
+    alpha: Positive = Field(default=1.0, description="Concentration of `dirichlet` and `quantity`: smaller is more skewed.")
+    lean: Fraction = Field(default=0.8, description="Chance that a document goes to the client of its kind (`speciality`).")
+
+    @model_validator(mode="after")
+    def _clients_where_needed(self) -> PartitionSettings:
+        if self.by != "site" and self.clients is None:
+            raise ValueError(f"clients must be set (1 or more) when documents are partitioned by {self.by!r}")
+        return self
+
+
+class ModelSettings(Settings):
+    """Which model is fine-tuned."""
+
+    name: str = Field(default="mini", description="`mini`, a folder, a hub id, or `package:DISTRIBUTION`.")
+    init: Literal["pretrained", "random"] = "pretrained"
+    config: dict[str, Any] = Field(
+        default_factory=dict,
+        description="With init random: the transformers config, `model_type` included. Otherwise overrides of it.",
+    )
+    tokenizer: str | None = Field(default=None, description="Where the tokenizer is, if not with the model.")
+    dtype: Literal["float32", "bfloat16", "auto"] = "float32"
+    attention: Literal["auto", "eager", "sdpa"] = "auto"
+    revision: str | None = None
+
+
+class TaskSettings(Settings):
+    """What the model learns."""
+
+    name: Literal["ner"] = "ner"
+    max_length: Annotated[int, Field(ge=8)] = Field(default=256, description="Tokens in a window.")
+    stride: Annotated[int, Field(ge=0)] = Field(default=32, description="Tokens that neighbouring windows share.")
+
+    @model_validator(mode="after")
+    def _stride_below_length(self) -> TaskSettings:
+        if self.stride > self.max_length // 2:
+            raise ValueError(f"stride must be at most half of max_length ({self.max_length}), not {self.stride}")
+        return self
+
+
+class TrainingSettings(Settings):
+    """How a client trains; every method uses the same loop."""
+
+    epochs: Count = 1
+    batch_size: Count = 8
+    accumulation: Count = Field(default=1, description="Batches whose gradients are summed before a step.")
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    learning_rate: Positive = 5e-4
+    momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    weight_decay: NotNegative = 0.01
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="Within a client's local training of one round."
+    )
+    warmup: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(default=0.0, description="Share of the steps warmed up.")
+    clip_norm: Positive | None = 1.0
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto", description="Of the arithmetic: bfloat16 autocast on a GPU and float32 on a CPU when auto."
+    )
+    eval_batch_size: Count = 32
+
+
+class MethodSettings(Settings):
+    """Base of a method card's settings; the card adds its own."""
+
+    name: str
+
+
+class FederationSettings(Settings):
+    """The rounds."""
+
+    rounds: Count = 10
+    sample: Fraction = Field(default=1.0, description="Share of the clients that takes part in a round.")
+    evaluate_every: Count = Field(
+        default=1,
+        description="Rounds between evaluations on the validation split; the final scores are those of the test split.",
+    )
+
+
+class RunSettings(Settings):
+    """A whole run."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
+    seed: int = 0
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    threads: Count | None = Field(default=None, description="CPU threads; torch's choice when null.")
+    data: DataSettings = DataSettings()
+    partition: PartitionSettings = PartitionSettings()
+    model: ModelSettings = ModelSettings()
+    task: TaskSettings = TaskSettings()
+    method: dict[str, Any] = Field(default_factory=lambda: {"name": "layer_skipping"})
+    training: TrainingSettings = TrainingSettings()
+    federation: FederationSettings = FederationSettings()

@@ -1,0 +1,221 @@
+"""The protocols between the parts: methods see these, and never the engine behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from fedstrata.core.types import ClientInfo, Message, Plan, State, Tensors, Update
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor, nn
+    from torch.nn import Parameter
+
+    from fedstrata.core.config import MethodSettings, TrainingSettings
+    from fedstrata.core.documents import Document
+    from fedstrata.core.seeding import Seed
+
+
+class Layout(Protocol):
+    """Which parameters belong to which part of a model; see `fedstrata.models.blocks.Layout`."""
+
+    @property
+    def blocks_path(self) -> str:
+        """Where the list of blocks is in the module."""
+
+    @property
+    def blocks(self) -> tuple[tuple[str, ...], ...]:
+        """Parameter names of every block, lowest first."""
+
+    @property
+    def embedding(self) -> tuple[str, ...]:
+        """Parameter names below the blocks, or shared by all of them."""
+
+    @property
+    def final_norm(self) -> tuple[str, ...]:
+        """Parameter names of the norm after the last block."""
+
+    @property
+    def head(self) -> tuple[str, ...]:
+        """Parameter names of the task head; empty when it is tied to the embedding."""
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """Every parameter name, in model order."""
+
+
+class Model(Protocol):
+    """A model whose parameters can be read, set and trained by name; see `fedstrata.models.state.Model`."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The transformers model itself."""
+
+    @property
+    def layout(self) -> Layout:
+        """Its parameter names by part."""
+
+    def parameters(self, names: Collection[str]) -> list[Parameter]:
+        """Returns the live parameters of these names."""
+
+    def tensors(self, names: Collection[str]) -> dict[str, Tensor]:
+        """Returns detached views of the live parameters: no copy, valid until the model changes."""
+
+    def snapshot(self, names: Collection[str]) -> dict[str, Tensor]:
+        """Returns copies on the CPU."""
+
+    def load(self, tensors: Tensors) -> None:
+        """Copies these values into the parameters of the same names."""
+
+    def train_only(self, names: Collection[str]) -> None:
+        """Makes exactly these parameters trainable."""
+
+
+class Task(Protocol):
+    """What the model learns: documents to examples, examples to a loss, outputs to scores.
+
+    `Any` stands for the task's own example type; nobody but the task looks inside one.
+    """
+
+    kind: ClassVar[str]
+    """The transformers auto class: `token-classification`, `sequence-classification` or `causal-lm`."""
+    metric: ClassVar[str]
+    """The score a run is judged by; higher is better."""
+    metrics: ClassVar[tuple[str, ...]]
+    """Every score that is always present in what `score` returns."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The model's output classes, in order."""
+
+    def encode(self, documents: Sequence[Document], tokenizer: Any) -> list[Any]:
+        """Turns documents into examples; an example knows the index of its document."""
+
+    def collate(self, examples: Sequence[Any]) -> dict[str, Tensor]:
+        """Pads examples to one batch."""
+
+    def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Returns the summed loss of a batch and the number of terms in the sum, both scalars."""
+
+    def predict(self, module: nn.Module, batch: Mapping[str, Tensor]) -> list[np.ndarray]:
+        """Returns the model's answer for each example of the batch."""
+
+    def decode(
+        self, documents: Sequence[Document], examples: Sequence[Any], predictions: Sequence[np.ndarray]
+    ) -> list[Any]:
+        """Joins the answers to the examples of each document into one answer a document."""
+
+    def score(self, documents: Sequence[Document], answers: Sequence[Any]) -> dict[str, float]:
+        """Scores one answer a document; any subset of documents can be scored."""
+
+
+class Store(Protocol):
+    """A client's private tensors: they persist between rounds and never travel."""
+
+    def read(self) -> Message:
+        """Returns what was last written; an empty message at first."""
+
+    def write(self, message: Message) -> None:
+        """Replaces the content; durable once the round is committed."""
+
+
+class Client(Protocol):
+    """One client, as the client half of a method sees it."""
+
+    @property
+    def id(self) -> str:
+        """The client's name."""
+
+    @property
+    def model(self) -> Model:
+        """Its model, holding base weights: what arrived in earlier rounds is not in it, the store is."""
+
+    @property
+    def task(self) -> Task:
+        """What it learns."""
+
+    @property
+    def examples(self) -> Sequence[Any]:
+        """Its encoded training examples."""
+
+    @property
+    def training(self) -> TrainingSettings:
+        """How it trains."""
+
+    @property
+    def store(self) -> Store:
+        """Its private tensors."""
+
+    @property
+    def report(self) -> Callable[[Mapping[str, float]], None]:
+        """Told of progress within the local training."""
+
+
+class Mean(Protocol):
+    """The result of a streaming weighted mean."""
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The mean of each tensor over the clients that sent it, float32 on the CPU."""
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The sum of the weights behind each tensor."""
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The weighted mean of each number in the updates' values."""
+
+
+class Cohort(Protocol):
+    """The clients sampled for one round, as the engine shows them to a method."""
+
+    @property
+    def clients(self) -> Sequence[ClientInfo]:
+        """Who takes part."""
+
+    def mean(self, handler: str, plan_of: Callable[[ClientInfo], Plan]) -> Mean:
+        """Runs a client handler everywhere and returns the weighted mean; works under secure aggregation."""
+
+    def each(
+        self, handler: str, plan_of: Callable[[ClientInfo], Plan]
+    ) -> Iterator[tuple[ClientInfo, Update]]:
+        """Runs a client handler everywhere and yields single updates, valid until the next one is asked for."""
+
+
+class Method(Protocol):
+    """A federated method, both halves.
+
+    `round` is the server half. The handlers it names in `cohort.mean` and `cohort.each` are the client half: methods of
+    the same object with the signature of `train`. The class of its settings is `Settings`.
+    """
+
+    name: ClassVar[str]
+    travels: ClassVar[str]
+    """One line for people: what travels, in which direction."""
+    pooled: ClassVar[bool]
+    """Whether all training data is pooled into one client: the centralised baseline."""
+    Settings: ClassVar[type[MethodSettings]]
+    """The class of its settings."""
+
+    def __init__(self, settings: Any) -> None: ...
+
+    @property
+    def personal(self) -> bool:
+        """Whether a client's model is the global one overlaid with its private store."""
+
+    def check(self, blocks: int) -> Iterable[tuple[str, str]]:
+        """Yields `(setting, what is wrong)` for settings that do not fit a model with this many blocks."""
+
+    def trainable(self, layout: Layout) -> tuple[str, ...]:
+        """Returns the names of all parameters that clients train, shared or private."""
+
+    def start(self, model: Model) -> State:
+        """Returns the state before the first round."""
+
+    def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
+        """Runs one round and returns the new state."""
+
+    def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
+        """Trains one client."""

@@ -1,0 +1,165 @@
+"""Reads a configuration and remembers where every value was set.
+
+YAML is read as version 1.2 (ruamel.yaml), so `2e-5` is a number and `off` is a word.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
+from ruamel.yaml.error import YAMLError
+
+from fedstrata.core.errors import ConfigurationError, Problem
+
+SettingsType = TypeVar("SettingsType", bound=BaseModel)
+
+
+@dataclass(slots=True)
+class Source:
+    """Raw settings with the place each one came from.
+
+    Attributes:
+        values: Nested settings as read.
+        origins: Dotted path to a place such as `demo.yaml, line 12` or `the command line`.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+
+    def origin(self, path: str) -> str:
+        """Returns where a setting, or the nearest section around it, was set; empty for a default."""
+        while path:
+            if path in self.origins:
+                return self.origins[path]
+            path = path.rpartition(".")[0]
+        return ""
+
+    def problem(self, path: str, message: str) -> Problem:
+        """Returns a problem with this setting that says where it was set."""
+        return Problem(path, message, self.origin(path))
+
+
+def read_source(file: Path | None, overrides: Sequence[str]) -> Source:
+    """Reads a YAML file and `key.path=value` overrides, which win.
+
+    Raises:
+        ConfigurationError: The file cannot be read or an override is not of that form; all such problems at once.
+    """
+    source, problems = Source(), []
+    if file is not None:
+        try:
+            document = YAML(typ="rt").load(file.read_text(encoding="utf-8"))
+        except OSError as error:
+            problems.append(Problem("", f"cannot read the configuration {file}: {error.strerror}"))
+        except (YAMLError, UnicodeDecodeError) as error:
+            problems.append(Problem("", f"{file} is not valid YAML: {' '.join(str(error).split())}"))
+        else:
+            if document is not None and not isinstance(document, CommentedMap):
+                problems.append(Problem("", f"{file} must hold settings as `key: value`"))
+            elif document is not None:
+                source.values = _plain(document, file.name, "", source.origins)
+    for override in overrides:
+        problem = _apply(override, source)
+        if problem:
+            problems.append(problem)
+    if problems:
+        raise ConfigurationError(problems)
+    return source
+
+
+def _plain(node: Any, file: str, prefix: str, origins: dict[str, str]) -> Any:
+    """Turns ruamel's nodes into plain values and notes the line of every key."""
+    if isinstance(node, CommentedMap):
+        result = {}
+        for key, value in node.items():
+            path = f"{prefix}.{key}" if prefix else str(key)
+            origins[path] = f"{file}, line {node.lc.key(key)[0] + 1}"
+            result[str(key)] = _plain(value, file, path, origins)
+        return result
+    if isinstance(node, list):
+        return [_plain(item, file, prefix, origins) for item in node]
+    for kind in (bool, int, float, str):  # ruamel's scalars are subclasses that keep their spelling
+        if isinstance(node, kind):
+            return kind(node)
+    return node
+
+
+def _apply(override: str, source: Source) -> Problem | None:
+    """Writes one `key.path=value` into the source; returns what is wrong with it, if anything."""
+    path, equals, text = override.partition("=")
+    if not equals or not path or any(not part for part in path.split(".")):
+        return Problem("", f"an override must look like key.path=value, not {override!r}", "the command line")
+    try:
+        value = YAML(typ="safe", pure=True).load(text)
+    except YAMLError:
+        return Problem(path, f"{text!r} is not a YAML value", "the command line")
+    *sections, key = path.split(".")
+    node = source.values
+    for depth, section in enumerate(sections):
+        inner = node.setdefault(section, {})
+        if not isinstance(inner, dict):
+            here = ".".join(sections[: depth + 1])
+            return Problem(path, f"{here} is a single value and has no settings in it", "the command line")
+        node = inner
+    node[key] = value
+    for known in [known for known in source.origins if known.startswith(f"{path}.")]:
+        del source.origins[known]
+    source.origins[path] = "the command line"
+    return None
+
+
+def validate(
+    model: type[SettingsType], source: Source, *, section: str = ""
+) -> tuple[SettingsType | None, list[Problem]]:
+    """Checks raw settings against a model.
+
+    Args:
+        model: The settings model.
+        source: Where the values came from.
+        section: Dotted path of the part of `source.values` to check; all of it when empty.
+
+    Returns:
+        The settings (none when there are problems) and every problem.
+    """
+    values: Any = source.values
+    for part in filter(None, section.split(".")):
+        values = values.get(part, {}) if isinstance(values, Mapping) else values
+    try:
+        return model.model_validate(values), []
+    except ValidationError as error:
+        return None, [_problem(model, item, source, section) for item in error.errors()]
+
+
+def _problem(model: type[BaseModel], item: Mapping[str, Any], source: Source, section: str) -> Problem:
+    """Turns one of pydantic's errors into ours."""
+    names = [str(part) for part in item["loc"] if not str(part).startswith(("list[", "dict[", "function-"))]
+    path = ".".join([*filter(None, [section]), *names])
+    if item["type"] == "extra_forbidden":
+        allowed = _keys_at(model, names[:-1])
+        near = difflib.get_close_matches(names[-1], allowed, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        return source.problem(path, f"unknown key; {hint}Allowed here: {', '.join(sorted(allowed))}")
+    if item["type"] == "missing":
+        return source.problem(path, "must be set")
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] != "value_error":
+        message = f"{message[0].lower()}{message[1:]}, not {item['input']!r}"
+    return source.problem(path, message)
+
+
+def _keys_at(model: type[BaseModel], names: Sequence[str]) -> list[str]:
+    """Returns the allowed keys of a nested section."""
+    for name in names:
+        field_info = model.model_fields.get(name)
+        inner = field_info.annotation if field_info else None
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            return []
+        model = inner
+    return list(model.model_fields)

@@ -1,0 +1,66 @@
+"""What travels and what is kept: named tensors plus a small JSON mapping.
+
+A plan, an update and the server's state have one shape, so one frame format serves the wire, the checkpoint and a
+client's private store (see `fedstrata.wire.frame`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+JSON: TypeAlias = "None | bool | int | float | str | list[JSON] | dict[str, JSON]"
+Tensors: TypeAlias = "Mapping[str, Tensor]"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Named tensors plus a small JSON mapping.
+
+    Attributes:
+        tensors: Tensors by parameter name; any dtype that safetensors knows.
+        values: Small facts that belong to them.
+    """
+
+    tensors: Tensors = field(default_factory=dict)
+    values: Mapping[str, JSON] = field(default_factory=dict)
+
+
+class Plan(Message):
+    """What the server sends one client at the start of a round."""
+
+    __slots__ = ()
+
+
+class State(Message):
+    """What the server keeps between rounds: the global value of everything that is shared."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Update(Message):
+    """What one client sends back.
+
+    Attributes:
+        weight: How much the client counts in a weighted mean, n_k: its number of training examples.
+    """
+
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClientInfo:
+    """What the server knows of a client before it hears from it.
+
+    Attributes:
+        id: The client's name.
+        examples: Its number of training examples, n_k.
+    """
+
+    id: str
+    examples: int

@@ -1,0 +1,259 @@
+r"""BRAT stand-off: `ID.txt` and `ID.ann` (https://brat.nlplab.org/standoff.html).
+
+- `T` lines become spans; several pieces (`0 5;16 23`) become `Span.fragments`.
+- `R` lines become relations: `R1<TAB>severity Arg1:T2 Arg2:T1` reads "T2 is the severity of T1", so Arg2 is
+  `Relation.head` (the main mention) and Arg1 is `Relation.tail` (the modifier), as in MACCROBAT's
+  `MODIFY Arg1:modifier Arg2:main`. Arguments of other names are taken in their order.
+- `E` lines give names to triggers: an event stands for its trigger's span wherever it is referred to. Each of
+  its arguments becomes a relation from the trigger (head) to the argument (tail), labelled with the role.
+- Attributes (`A`, `M`), normalisations (`N`), equivalences (`*`) and notes (`#`) are checked and left out.
+
+Offsets count Unicode code points. Tools disagree on whether they count a byte order mark, and whether `\r\n`
+is one character or two (brat's own interface and server differ), so the quoted texts decide: the first way of
+counting under which every quote is found at its offsets is the one the document's text keeps.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from fedstrata.core.documents import Document, Relation, Span
+from fedstrata.core.errors import DataError
+from fedstrata.data.readers.files import (
+    BYTE_ORDER_MARK,
+    Format,
+    Source,
+    numbered_lines,
+    read_text,
+    stem,
+)
+from fedstrata.data.readers.labels import label_from_file
+
+_TEXT_BOUND = re.compile(r"(\S+) ([0-9]+ [0-9]+(?:;[0-9]+ [0-9]+)*)")
+_IDENTIFIER = re.compile(r"[A-Z][0-9]\S*")
+_ARGUMENT = re.compile(r"(\S+):([TE][0-9]\S*)")
+_SHAPES = {
+    "T": "ID<TAB>TYPE START END[;START END]<TAB>TEXT",
+    "E": "ID<TAB>TYPE:TRIGGER [ROLE:ID]...",
+    "R": "ID<TAB>TYPE ROLE:ID ROLE:ID",
+    "A": "ID<TAB>NAME ID [VALUE]",
+    "M": "ID<TAB>NAME ID",
+    "N": "ID<TAB>NAME ID RESOURCE:ENTRY<TAB>TEXT",
+    "*": "*<TAB>NAME ID ID [ID]...",
+    "#": "ID<TAB>NAME ID<TAB>TEXT",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _TextBound:
+    """One `T` line."""
+
+    id: str
+    line: int
+    label: str
+    pieces: tuple[tuple[int, int], ...]
+    quote: str
+
+    def span(self) -> Span:
+        fragments = self.pieces if len(self.pieces) > 1 else ()
+        return Span(self.pieces[0][0], self.pieces[-1][1], self.label, fragments)
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """Two identifiers that a line relates."""
+
+    line: int
+    label: str
+    head: str
+    tail: str
+
+
+@dataclass(slots=True)
+class _AnnotationFile:
+    """The lines of one `.ann` file, as they are read."""
+
+    path: Path
+    text_bound: dict[str, _TextBound] = field(default_factory=dict)
+    triggers: dict[str, tuple[int, str]] = field(default_factory=dict)
+    links: list[_Link] = field(default_factory=list)
+    references: list[tuple[int, str]] = field(default_factory=list)
+    ids: set[str] = field(default_factory=set)
+
+    def take(self, line: int, content: str) -> None:
+        """Takes in one line of the file."""
+        kind = content[0]
+        if kind not in _SHAPES:
+            expected = f"a line that begins with one of {' '.join(_SHAPES)}"
+            raise DataError(self.path, "no known kind of annotation", line=line, expected=expected)
+        fields = content.split("\t", 2)
+        words = fields[1].split() if len(fields) > 1 else []
+        if kind in "TER":
+            self._name(line, fields[0])
+        if kind == "T":
+            self._take_text_bound(line, fields)
+        elif kind == "E":
+            self._take_event(line, fields[0], words)
+        elif kind == "R":
+            self._take_relation(line, words)
+        elif len(words) < 2:
+            raise self._malformed(line, kind)
+        elif kind != "#":  # notes may be about anything, a line that was deleted since included
+            targets = words[1:] if kind == "*" else words[1:2]
+            if not all(_IDENTIFIER.fullmatch(target) for target in targets):
+                raise self._malformed(line, kind)
+            self.references += [(line, target) for target in targets]
+
+    def _malformed(self, line: int, kind: str) -> DataError:
+        return DataError(self.path, f"malformed {kind} line", line=line, expected=_SHAPES[kind])
+
+    def _name(self, line: int, name: str) -> None:
+        if name in self.ids:
+            raise DataError(self.path, f"{name} is defined a second time", line=line)
+        self.ids.add(name)
+
+    def _take_text_bound(self, line: int, fields: list[str]) -> None:
+        head = _TEXT_BOUND.fullmatch(fields[1].rstrip()) if len(fields) == 3 else None
+        if head is None:
+            raise self._malformed(line, "T")
+        pieces = sorted(
+            (int(start), int(end)) for start, end in (piece.split() for piece in head[2].split(";"))
+        )
+        for start, end in pieces:
+            if start >= end:
+                raise DataError(
+                    self.path,
+                    f"{fields[0]}: {start} {end} is no stretch of text",
+                    line=line,
+                    expected="START < END",
+                )
+        for before, after in pairwise(pieces):
+            if after[0] < before[1]:
+                raise DataError(
+                    self.path,
+                    f"{fields[0]}: its pieces {before[0]} {before[1]} and {after[0]} {after[1]} overlap",
+                    line=line,
+                )
+        label = label_from_file(head[1])
+        self.text_bound[fields[0]] = _TextBound(fields[0], line, label, tuple(pieces), fields[2])
+
+    def _take_event(self, line: int, name: str, words: list[str]) -> None:
+        (_, trigger), *arguments = self._arguments(line, "E", words) or [("", "")]
+        if not trigger:
+            raise self._malformed(line, "E")
+        self.triggers[name] = (line, trigger)
+        for role, target in arguments:
+            self.links.append(_Link(line, label_from_file(role), head=name, tail=target))
+
+    def _take_relation(self, line: int, words: list[str]) -> None:
+        arguments = self._arguments(line, "R", words[1:])
+        if len(arguments) != 2:
+            raise self._malformed(line, "R")
+        if [role for role, _ in arguments] == ["Arg2", "Arg1"]:
+            arguments.reverse()
+        (_, tail), (_, head) = arguments
+        self.links.append(_Link(line, label_from_file(words[0]), head=head, tail=tail))
+
+    def _arguments(self, line: int, kind: str, words: list[str]) -> list[tuple[str, str]]:
+        """Returns the role and the identifier of each `ROLE:ID` word."""
+        matches = [_ARGUMENT.fullmatch(word) for word in words]
+        if not all(matches):
+            raise self._malformed(line, kind)
+        return [(match[1], match[2]) for match in matches if match]
+
+    def resolve(self, line: int, name: str) -> str:
+        """Returns the `T` identifier that a `T` or `E` identifier stands for."""
+        defined_in, target = self.triggers.get(name, (line, name))
+        if target not in self.text_bound:
+            raise DataError(
+                self.path, f"{target} is not defined in this file", line=defined_in, expected="a T line"
+            )
+        return target
+
+    def check_references(self) -> None:
+        """Checks that every event has its trigger and every left-out annotation its target."""
+        for name, (line, _) in self.triggers.items():
+            self.resolve(line, name)
+        for line, name in self.references:
+            if name not in self.ids:
+                raise DataError(self.path, f"{name} is not defined in this file", line=line)
+
+
+def _ways_of_counting(decoded: str) -> Iterator[str]:
+    r"""Yields the texts that offsets may count: without and with a mark, and with `\r\n` as two or as one."""
+    bare = decoded.removeprefix(BYTE_ORDER_MARK)
+    for text in (bare, decoded) if bare != decoded else (bare,):
+        yield text
+        if "\r\n" in text:
+            yield text.replace("\r\n", "\n")
+
+
+def _mismatch(text: str, annotation: _TextBound) -> str:
+    """Returns what is wrong with a `T` line under one way of counting; empty if nothing is."""
+    end = annotation.pieces[-1][1]
+    if end > len(text):
+        return f"{annotation.id} ({annotation.label}) ends at {end}, after the text's {len(text)} characters"
+    found = " ".join(text[start:end] for start, end in annotation.pieces).split()
+    # A comment may follow the quoted text after a further tab.
+    if found in (annotation.quote.split(), annotation.quote.split("\t")[0].split()):
+        return ""
+    offsets = ";".join(f"{start} {end}" for start, end in annotation.pieces)
+    return f"{annotation.id} ({annotation.label}) does not quote the text at {offsets}"
+
+
+def _counted_text(decoded: str, annotations: _AnnotationFile) -> str:
+    """Returns the text as the offsets count it."""
+    problems = []
+    for text in _ways_of_counting(decoded):
+        wrong = ((line, _mismatch(text, line)) for line in annotations.text_bound.values())
+        problem = next(((line.line, message) for line, message in wrong if message), None)
+        if problem is None:
+            return text
+        problems.append(problem)
+    number, message = problems[0]
+    raise DataError(
+        annotations.path, message, line=number, expected="offsets in characters of the .txt file, from 0"
+    )
+
+
+def read(source: Source) -> list[Document]:
+    """Reads one text and its annotations.
+
+    Args:
+        source: The `.txt` file, with its `.ann` file or without one.
+
+    Returns:
+        One document, its id the file's name without the suffix.
+
+    Raises:
+        DataError: A line does not follow the format, refers to nothing, or quotes another text.
+    """
+    name = stem(source.path, FORMAT.suffixes)
+    decoded = read_text(source.path, keep_mark=True)
+    if source.annotations is None:
+        return [Document(name, decoded.removeprefix(BYTE_ORDER_MARK))]
+    annotations = _AnnotationFile(source.annotations)
+    for number, line in numbered_lines(read_text(source.annotations)):
+        if line.strip():
+            annotations.take(number, line)
+    annotations.check_references()
+    text = _counted_text(decoded, annotations)
+    spans = {name: annotation.span() for name, annotation in annotations.text_bound.items()}
+    order = sorted(spans, key=lambda name: (spans[name].start, spans[name].end, spans[name].label))
+    index = {name: position for position, name in enumerate(order)}
+    relations = tuple(
+        Relation(
+            index[annotations.resolve(link.line, link.head)],
+            index[annotations.resolve(link.line, link.tail)],
+            link.label,
+        )
+        for link in annotations.links
+    )
+    return [Document(name, text, tuple(spans[name] for name in order), relations)]
+
+
+FORMAT = Format(read, suffixes=(".txt",), annotation_suffix=".ann")

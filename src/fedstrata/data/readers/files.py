@@ -1,0 +1,102 @@
+"""What every reader shares: where a document comes from, and decoding a file without losing an offset."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedstrata.core.documents import Document
+from fedstrata.core.errors import DataError
+
+BYTE_ORDER_MARK = "\ufeff"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One file to read documents from, and its place in the corpus.
+
+    Attributes:
+        path: The file that holds the text.
+        annotations: The file beside it that holds the annotations; none for a text that has none, and for the
+            formats that keep both in one file.
+        site: The site its sub-folder stands for; empty if none does.
+        split: `train`, `validation` or `test`; empty if the corpus is not split.
+        prefix: What makes the ids of its documents unique in the corpus, for example `site-1/`.
+    """
+
+    path: Path
+    annotations: Path | None = None
+    site: str = ""
+    split: str = ""
+    prefix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A file format: its reader, and how its files are laid out in a folder.
+
+    Attributes:
+        read: Reads one source; the ids it gives are unique within that source.
+        suffixes: How the names of the files that hold text end, in lower case.
+        annotation_suffix: How the names of the annotation files end; empty if the text file holds them.
+        text_folder: The sub-folder that may hold the texts alone; empty if the format knows none.
+        annotation_folders: The names the sub-folder of annotations beside `text_folder` may have.
+    """
+
+    read: Callable[[Source], list[Document]]
+    suffixes: tuple[str, ...]
+    annotation_suffix: str = ""
+    text_folder: str = ""
+    annotation_folders: tuple[str, ...] = ()
+
+    @property
+    def looked_for(self) -> str:
+        """The files of this format, in words, for messages."""
+        names = ", ".join(f"*{suffix}" for suffix in self.suffixes)
+        return f"{names} with *{self.annotation_suffix}" if self.annotation_suffix else names
+
+
+def stem(path: Path, suffixes: tuple[str, ...]) -> str:
+    """Returns a file's name without its suffix, `.gz` included."""
+    name = path.name
+    for suffix in sorted(suffixes, key=len, reverse=True):
+        if name.lower().endswith(suffix):
+            return name[: -len(suffix)]
+    return path.stem
+
+
+def read_text(path: Path, *, keep_mark: bool = False) -> str:
+    """Decodes a UTF-8 file, compressed if its name ends in `.gz`; line ends stay as they are.
+
+    Args:
+        path: The file.
+        keep_mark: Keep a byte order mark as the first character.
+
+    Returns:
+        Its characters.
+
+    Raises:
+        DataError: It cannot be read or decompressed, or is not UTF-8.
+    """
+    try:
+        content = path.read_bytes()
+        if path.name.lower().endswith(".gz"):
+            content = gzip.decompress(content)
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DataError(path, f"byte {error.start} is not UTF-8", line=line, expected="UTF-8 text") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(path, f"cannot be decompressed: {error}", expected="a whole gzip file") from None
+    except OSError as error:
+        raise DataError(path, f"cannot be read: {error.strerror}") from None
+    return text if keep_mark else text.removeprefix(BYTE_ORDER_MARK)
+
+
+def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
+    r"""Yields each line and its number, from 1; a line ends at `\n` or `\r\n` and nowhere else."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        yield number, line.removesuffix("\r")

@@ -1,0 +1,191 @@
+"""Which files of a folder hold documents, and what site and split each belongs to.
+
+    corpus/x.txt                       one site, not split
+    corpus/site-1/x.txt                a sub-folder is a site,
+    corpus/train/x.txt                 unless it is named like a split (`SPLITS`)
+    corpus/site-1/train/x.txt          both, in either order
+    corpus/train.tsv                   formats with many documents a file may name a split by the file
+
+Hidden files and folders are passed over; files are taken in the order of their names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedstrata.core.errors import DataError
+from fedstrata.data.readers.files import Format, Source, stem
+
+SPLITS = {
+    "train": "train",
+    "training": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "devel": "validation",
+    "development": "validation",
+    "test": "test",
+    "testing": "test",
+}
+"""The names a split's folder or file may have, in lower case, and the split each one means."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a folder stands in the corpus."""
+
+    site: str = ""
+    split: str = ""
+    prefix: str = ""
+
+    def enter(self, name: str) -> _Place:
+        """Returns the place of a sub-folder."""
+        prefix = f"{self.prefix}{name}/"
+        split = SPLITS.get(name.lower())
+        if split and not self.split:
+            return replace(self, split=split, prefix=prefix)
+        return replace(self, site=f"{self.site}/{name}" if self.site else name, prefix=prefix)
+
+
+def _listing(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    except OSError as error:
+        raise DataError(folder, f"cannot be listed: {error.strerror}") from None
+
+
+def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    found = [path for path in _listing(folder) if path.name.lower().endswith(suffixes) and path.is_file()]
+    return sorted(found, key=lambda path: stem(path, suffixes))
+
+
+def _annotation_folder(text_folder: Path, layout: Format) -> Path:
+    if layout.text_folder and text_folder.name == layout.text_folder:
+        for name in layout.annotation_folders:
+            if (text_folder.parent / name).is_dir():
+                return text_folder.parent / name
+    return text_folder
+
+
+def _annotations(text_folder: Path, layout: Format) -> dict[str, Path]:
+    """Returns the annotation files that belong to the texts of one folder, by the name of their text."""
+    if not layout.annotation_suffix:
+        return {}
+    suffixes = (layout.annotation_suffix,)
+    return {stem(path, suffixes): path for path in _files(_annotation_folder(text_folder, layout), suffixes)}
+
+
+def _paired(text_folder: Path, layout: Format) -> list[Source]:
+    """Returns the texts of one folder, each with its annotations if it has any."""
+    annotations = _annotations(text_folder, layout)
+    texts = _files(text_folder, layout.suffixes)
+    sources = [Source(path, annotations.pop(stem(path, layout.suffixes), None)) for path in texts]
+    for name, path in annotations.items():
+        wanted = f"{name}{layout.suffixes[0]} in {text_folder}"
+        raise DataError(path, "annotations without their text", expected=wanted)
+    return sources
+
+
+def _own_documents(folder: Path, place: _Place, layout: Format) -> list[Source]:
+    """Returns the documents that lie in the folder itself, or in its sub-folder of texts."""
+    apart = bool(layout.text_folder) and (folder / layout.text_folder).is_dir()
+    sources = _paired(folder / layout.text_folder if apart else folder, layout)
+    sources = [replace(source, site=place.site, split=place.split, prefix=place.prefix) for source in sources]
+    if layout.annotation_suffix or place.split:
+        return sources
+    splits = {source.path: SPLITS.get(stem(source.path, layout.suffixes).lower(), "") for source in sources}
+    _refuse_mixture(folder, {path.name: split for path, split in splits.items()})
+    return [
+        replace(source, split=split, prefix=f"{source.prefix}{stem(source.path, layout.suffixes)}/")
+        if (split := splits[source.path])
+        else source
+        for source in sources
+    ]
+
+
+def _refuse_mixture(folder: Path, splits: dict[str, str]) -> None:
+    """Refuses a folder in which only some names are splits: reading all could mix test into train."""
+    inside = [name for name, split in splits.items() if split]
+    outside = [name for name, split in splits.items() if not split]
+    if inside and outside:
+        raise DataError(
+            folder,
+            f"{inside[0]} is a split and {outside[0]} is none",
+            expected="either train, validation and test, or no split at all",
+        )
+
+
+def _walk(folder: Path, place: _Place, layout: Format) -> list[Source]:
+    own = _own_documents(folder, place, layout)
+    if layout.text_folder and (folder / layout.text_folder).is_dir():
+        return own
+    below: dict[str, list[Source]] = {}
+    for child in _listing(folder):
+        loops = child.is_symlink() and folder.resolve().is_relative_to(child.resolve())
+        if child.is_dir() and not loops and (sources := _walk(child, place.enter(child.name), layout)):
+            below[child.name] = sources
+    annotated_below = any(source.annotations for sources in below.values() for source in sources)
+    if annotated_below and not any(source.annotations for source in own):
+        own = []  # texts beside annotated sub-folders are a README or a licence
+    if own and below:
+        raise DataError(
+            folder,
+            f"holds documents ({own[0].path.name}) and a sub-folder of documents ({next(iter(below))})",
+            expected="one or the other, since each sub-folder is a site",
+        )
+    if not place.split:
+        _refuse_mixture(folder, {name: SPLITS.get(name.lower(), "") for name in below})
+    return own or [source for sources in below.values() for source in sources]
+
+
+def _one_file(path: Path, layout: Format) -> Source:
+    if not layout.annotation_suffix:
+        return Source(path)
+    if not path.name.lower().endswith(layout.suffixes):
+        raise DataError(path, "is not the text of a document", expected=f"*{layout.suffixes[0]}")
+    annotations = _annotations(path.parent, layout)
+    source = Source(path, annotations.get(stem(path, layout.suffixes)))
+    if annotations:
+        _refuse_unannotated([source], layout)
+    return source
+
+
+def _refuse_unannotated(sources: list[Source], layout: Format) -> None:
+    """Refuses a text without annotations, where others have some."""
+    for source in sources:
+        if source.annotations is None:
+            wanted = f"{stem(source.path, layout.suffixes)}{layout.annotation_suffix}"
+            message = "has no annotations, and other texts have"
+            raise DataError(source.path, message, expected=f"{wanted}, which may be empty")
+
+
+def find_sources(path: Path, layout: Format, *, skip_unannotated: bool = False) -> list[Source]:
+    """Finds the files of one format at a path.
+
+    Args:
+        path: A folder or one file.
+        layout: The format.
+        skip_unannotated: Leave out texts without annotations where others have some, and do not refuse them.
+
+    Returns:
+        The files with their site and split, sorted by path. Texts none of which has annotations are all
+        kept: they are the input of a prediction.
+
+    Raises:
+        DataError: There is no such path, it holds nothing of the format, or its layout is ambiguous.
+    """
+    if path.is_file():
+        return [_one_file(path, layout)]
+    if not path.is_dir():
+        raise DataError(path, "no such file or folder", expected=layout.looked_for)
+    sources = _walk(path, _Place(), layout)
+    if not sources:
+        wanted = f"{layout.looked_for}, in the folder itself or in one sub-folder a site"
+        raise DataError(path, "holds no documents", expected=wanted)
+    if any(source.annotations for source in sources):
+        if skip_unannotated:
+            return [source for source in sources if source.annotations]
+        _refuse_unannotated(sources, layout)
+    return sources

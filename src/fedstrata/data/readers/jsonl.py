@@ -1,0 +1,137 @@
+"""JSON lines: one document an object, the format that loses nothing.
+
+    {"id": "n1", "text": "No chest pain.", "spans": [{"start": 3, "end": 13, "label": "problem"}]}
+
+Only `text` is required. `relations` index into `spans` as they stand in the object (head is the main mention,
+tail its modifier); `labels` are those of the whole document. An object that names its own `site` keeps its id
+as it is; one that does not is given the site its folder stands for, which then prefixes the id. Unknown keys
+are refused.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedstrata.core.documents import Document, Relation, Span
+from fedstrata.core.errors import DataError
+from fedstrata.data.readers.files import Format, Source, numbered_lines, read_text, stem
+
+Offset = Annotated[int, Field(ge=0)]
+Name = Annotated[str, Field(min_length=1)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class SpanRecord(_Strict):
+    """A span of the object's text, in characters from 0; `fragments` for a discontinuous one."""
+
+    start: Offset
+    end: Offset
+    label: Name
+    fragments: tuple[tuple[Offset, Offset], ...] = ()
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.start >= self.end:
+            raise ValueError(f"start {self.start} is not before end {self.end}")
+        bounds = [bound for fragment in self.fragments for bound in fragment]
+        if bounds and (
+            (bounds[0], bounds[-1]) != (self.start, self.end)
+            or bounds != sorted(bounds)
+            or any(start == end for start, end in self.fragments)
+        ):
+            raise ValueError("fragments must be in order, apart, and reach from start to end")
+        return self
+
+
+class RelationRecord(_Strict):
+    """A relation between two of the object's spans, by their positions in `spans`."""
+
+    head: Offset
+    tail: Offset
+    label: Name
+
+
+class DocumentRecord(_Strict):
+    """One line of the file."""
+
+    id: Name | None = None
+    text: str
+    spans: list[SpanRecord] = []
+    relations: list[RelationRecord] = []
+    labels: list[Name] = []
+    site: Name | None = None
+    metadata: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _inside(self) -> Self:
+        for span in self.spans:
+            if span.end > len(self.text):
+                raise ValueError(f"a span ends at {span.end}, after the text's {len(self.text)} characters")
+        for relation in self.relations:
+            if max(relation.head, relation.tail) >= len(self.spans):
+                raise ValueError(
+                    f"a relation joins spans {relation.head} and {relation.tail} of {len(self.spans)}"
+                )
+        return self
+
+    def document(self, name: str) -> Document:
+        """Returns the document, its spans sorted; `name` is its id if it has none of its own."""
+        order = sorted(
+            range(len(self.spans)),
+            key=lambda item: (self.spans[item].start, self.spans[item].end, self.spans[item].label),
+        )
+        index = {item: position for position, item in enumerate(order)}
+        spans = (self.spans[item] for item in order)
+        return Document(
+            id=self.id or name,
+            text=self.text,
+            spans=tuple(Span(span.start, span.end, span.label, span.fragments) for span in spans),
+            relations=tuple(
+                Relation(index[item.head], index[item.tail], item.label) for item in self.relations
+            ),
+            labels=tuple(self.labels),
+            site=self.site or "",
+            metadata=self.metadata,
+        )
+
+
+def _parse(path: Path, number: int, line: str) -> DocumentRecord:
+    try:
+        return DocumentRecord.model_validate_json(line)
+    except ValidationError as error:
+        # Only where and why: pydantic's own message would quote the value, and so the note.
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        reason = first["msg"].removeprefix("Value error, ")
+        message = f"{where}: {reason}" if where else reason
+        keys = ", ".join(DocumentRecord.model_fields)
+        raise DataError(path, message, line=number, expected=f"one object of {keys}") from None
+
+
+def read(source: Source) -> list[Document]:
+    """Reads one file of JSON lines.
+
+    Args:
+        source: The file; `.gz` is decompressed.
+
+    Returns:
+        Its documents in order, each with its own id, or the file's name and its number.
+
+    Raises:
+        DataError: A line is no JSON, or not an object of the form above.
+    """
+    name = stem(source.path, FORMAT.suffixes)
+    lines = [item for item in numbered_lines(read_text(source.path)) if item[1].strip()]
+    return [
+        _parse(source.path, number, line).document(f"{name}-{count}")
+        for count, (number, line) in enumerate(lines, start=1)
+    ]
+
+
+FORMAT = Format(read, suffixes=(".jsonl", ".jsonl.gz"))

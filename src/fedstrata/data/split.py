@@ -1,0 +1,136 @@
+"""Training, validation and test documents: divided by document, before anything else happens to them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+from fedstrata.core.config import SplitSettings
+from fedstrata.core.documents import Document
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.seeding import Seed
+
+PARTS = ("train", "validation", "test")
+"""The parts of a split, in the order in which they are served when documents are few."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Documents by what they are used for; each part is sorted by document id.
+
+    Attributes:
+        train: Documents that are trained on.
+        validation: Documents that are scored during the rounds.
+        test: Documents that are scored at the end.
+    """
+
+    train: tuple[Document, ...] = ()
+    validation: tuple[Document, ...] = ()
+    test: tuple[Document, ...] = ()
+
+    @property
+    def all(self) -> tuple[Document, ...]:
+        """Every document, training first."""
+        return self.train + self.validation + self.test
+
+
+def split(documents: Sequence[Document], settings: SplitSettings, seed: Seed) -> Split:
+    """Divides a corpus into training, validation and test documents.
+
+    Where the data names its own parts (`metadata["split"]`, one of `train`, `validation`, `test`) those are
+    honoured; a part it does not have is cut off its training documents, in proportion to the settings' shares
+    (so with shares 0.7, 0.1 and 0.2 and no validation part, 0.1 / 0.8 of the training documents become
+    validation). Otherwise documents are divided at random within each site: a site of three or more documents
+    has at least one in each part whose share is above 0, and a smaller one has at least one training
+    document.
+
+    The rank of a document in the random order depends on the seed, its site and its id alone, never on the
+    order of the input.
+
+    Args:
+        documents: The corpus; ids are unique.
+        settings: The shares.
+        seed: The seed of this purpose.
+
+    Returns:
+        The parts; every document is in exactly one.
+
+    Raises:
+        ConfigurationError: If ids repeat, or the parts that the data names are incomplete or unknown.
+    """
+    _require_unique_ids(documents)
+    named: dict[str, list[Document]] = defaultdict(list)
+    for document in documents:
+        named[document.metadata.get("split", "")].append(document)
+    shares = {part: float(getattr(settings, part)) for part in PARTS}
+    if set(named) <= {""}:
+        return _make(_divide(documents, shares, seed))
+    _require_usable_names(named)
+    missing = {part: share for part, share in shares.items() if part == "train" or part not in named}
+    divided = _divide(named.pop("train"), missing, seed)
+    return _make({part: named.get(part) or divided[part] for part in PARTS})
+
+
+def _make(parts: Mapping[str, Sequence[Document]]) -> Split:
+    return Split(**{part: tuple(sorted(parts[part], key=attrgetter("id"))) for part in PARTS})
+
+
+def _divide(
+    documents: Sequence[Document], shares: Mapping[str, float], seed: Seed
+) -> dict[str, list[Document]]:
+    sites: dict[str, list[Document]] = defaultdict(list)
+    for document in documents:
+        sites[document.site].append(document)
+    parts: dict[str, list[Document]] = {part: [] for part in PARTS}
+    for site, members in sites.items():
+        members.sort(key=lambda document: seed.child(site, document.id).integer())
+        start = 0
+        for part, count in _counts(len(members), shares).items():
+            parts[part] += members[start : start + count]
+            start += count
+    return parts
+
+
+def _counts(total: int, shares: Mapping[str, float]) -> dict[str, int]:
+    """Apportions documents by largest remainders; no part with a share goes empty while documents suffice."""
+    whole = sum(shares.values())
+    quotas = {part: total * share / whole for part, share in shares.items()}
+    # The tiny term keeps a quota such as 2.9999999999999996 from losing a document to rounding.
+    counts = {part: int(quota + 1e-9) for part, quota in quotas.items()}
+    by_remainder = sorted(quotas, key=lambda part: counts[part] - quotas[part])
+    for part in by_remainder[: total - sum(counts.values())]:
+        counts[part] += 1
+    for part in [part for part in PARTS if shares.get(part, 0.0) > 0.0 and counts[part] == 0]:
+        richest = max(counts, key=lambda other: counts[other])
+        if counts[richest] > 1 or part == "train":
+            counts[richest] -= 1
+            counts[part] += 1
+    return counts
+
+
+def _require_unique_ids(documents: Sequence[Document]) -> None:
+    seen: set[str] = set()
+    for document in documents:
+        if document.id in seen:
+            raise ConfigurationError([Problem("data.path", f"two documents have the id {document.id!r}")])
+        seen.add(document.id)
+
+
+def _require_usable_names(named: Mapping[str, Sequence[Document]]) -> None:
+    problems = []
+    for name, documents in named.items():
+        which = f"{len(documents)} documents (for example {documents[0].id!r})"
+        if not name:
+            message = f"{which} name no split, while others do; name one for all documents, or for none"
+            problems.append(Problem("data.path", message))
+        elif name not in PARTS:
+            message = f"{which} name the split {name!r}; allowed are {', '.join(PARTS)}"
+            problems.append(Problem("data.path", message))
+    if "train" not in named:
+        problems.append(
+            Problem("data.path", "the data names its own splits, and no document is named 'train'")
+        )
+    if problems:
+        raise ConfigurationError(problems)

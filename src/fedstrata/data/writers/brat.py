@@ -1,0 +1,47 @@
+"""BRAT stand-off: a `.txt` and an `.ann` file a document, which give back its spans and relations.
+
+Labels are spelled as `fedstrata.data.readers.labels` says; a relation is `LABEL Arg1:tail Arg2:head`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from fedstrata.core.documents import Document
+from fedstrata.data.readers.files import BYTE_ORDER_MARK
+from fedstrata.data.writers.layout import FileLabels, WrittenFile, by_folder, file_name_of
+
+_LINE_BREAKS = re.compile(r"[\t\n\r]")
+
+
+def _annotations(document: Document, labels: FileLabels) -> Iterator[str]:
+    for number, span in enumerate(document.spans, start=1):
+        pieces = span.fragments or ((span.start, span.end),)
+        offsets = ";".join(f"{start} {end}" for start, end in pieces)
+        quote = " ".join(document.text[start:end] for start, end in pieces)
+        yield f"T{number}\t{labels(span.label)} {offsets}\t{_LINE_BREAKS.sub(' ', quote)}\n"
+    for number, relation in enumerate(document.relations, start=1):
+        yield f"R{number}\t{labels(relation.label)} Arg1:T{relation.tail + 1} Arg2:T{relation.head + 1}\n"
+
+
+def files(documents: Iterable[Document]) -> Iterator[WrittenFile]:
+    """Yields the files of a corpus.
+
+    Args:
+        documents: The documents; their labels and metadata other than the split have no place in the format.
+
+    Yields:
+        Path and text of each file.
+
+    Raises:
+        DataError: An id cannot name a file, or two labels would be written alike.
+    """
+    labels = FileLabels()
+    for folder, group in by_folder(documents).items():
+        for document in group:
+            name = file_name_of(document)
+            # A text that itself begins with a mark gets a second one, since readers take the first off.
+            mark = BYTE_ORDER_MARK if document.text.startswith(BYTE_ORDER_MARK) else ""
+            yield folder / f"{name}.txt", mark + document.text
+            yield folder / f"{name}.ann", "".join(_annotations(document, labels))

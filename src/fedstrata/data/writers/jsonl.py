@@ -1,0 +1,36 @@
+"""JSON lines, as `fedstrata.data.readers.jsonl` describes them: nothing of a document is lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+
+from fedstrata.core.documents import Document
+from fedstrata.data.writers.layout import WrittenFile, by_folder, name_of
+
+
+def _line(document: Document) -> str:
+    # A document that names its site keeps its id when it is read; another one gets its folders put before it.
+    record = {**asdict(document), "id": document.id if document.site else name_of(document)}
+    for span in record["spans"]:
+        if not span["fragments"]:
+            del span["fragments"]
+    filled = {key: value for key, value in record.items() if value or key == "text"}
+    return json.dumps(filled, ensure_ascii=False) + "\n"
+
+
+def files(documents: Iterable[Document]) -> Iterator[WrittenFile]:
+    """Yields the files of a corpus, one for each site and split.
+
+    Args:
+        documents: The documents.
+
+    Yields:
+        Path and text of each file.
+
+    Raises:
+        DataError: A site, a split or an id cannot be written.
+    """
+    for folder, group in by_folder(documents).items():
+        yield folder / "documents.jsonl", "".join(map(_line, group))

@@ -1,0 +1,108 @@
+"""What every writer shares: where a document goes, and the names it may have there.
+
+A document lies in `DIR/SITE/SPLIT/`, as far as it has a site and a split; the readers give both back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import PurePosixPath
+
+from fedstrata.core.documents import Document
+from fedstrata.core.errors import DataError
+from fedstrata.data.readers.folders import SPLITS
+from fedstrata.data.readers.labels import label_to_file
+
+WrittenFile = tuple[PurePosixPath, str]
+"""A file to write: its path below the target folder, and its text."""
+
+
+def _split_of(document: Document) -> str:
+    return document.metadata.get("split", "")
+
+
+def _checked(name: str, what: str) -> str:
+    if {"/", "\\"} & set(name) or name.startswith(".") or not name.isprintable() or len(name.encode()) > 200:
+        expected = "at most 200 bytes, no stroke, no leading dot, no line break"
+        raise DataError(what, "cannot name a file or folder", expected=expected)
+    return name
+
+
+def name_of(document: Document) -> str:
+    """Returns a document's id without the site and split in it, which its folder gives back.
+
+    Raises:
+        DataError: The id holds nothing, or a line break or other character that cannot be printed.
+    """
+    *folders, name = document.id.split("/")
+    if not name.strip() or not document.id.isprintable():
+        raise DataError(
+            f"document {document.id!r}", "its id cannot be written", expected="printable characters"
+        )
+    sites, split = set(document.site.split("/")), _split_of(document)
+    kept = [part for part in folders if part not in sites and SPLITS.get(part.lower(), part) != split]
+    return "/".join([*kept, name])
+
+
+def file_name_of(document: Document) -> str:
+    """Returns the name, without a suffix, of a document that has a file of its own.
+
+    Raises:
+        DataError: Its id cannot name a file.
+    """
+    return _checked(name_of(document), f"document {document.id!r}")
+
+
+def _folder_of(document: Document) -> PurePosixPath:
+    sites, split = [part for part in document.site.split("/") if part], _split_of(document)
+    for part in sites:
+        if part.lower() in SPLITS:
+            raise DataError(f"site {part!r}", "would be read as a split", expected="another name")
+    if split and split not in SPLITS.values():
+        raise DataError(f"split {split!r}", "is none", expected="train, validation or test")
+    return PurePosixPath(*(_checked(part, f"site {part!r}") for part in sites), split)
+
+
+def by_folder(documents: Iterable[Document]) -> dict[PurePosixPath, list[Document]]:
+    """Groups a corpus by the folder of each document's site and split, in the order the documents come.
+
+    Raises:
+        DataError: A site or split cannot name a folder, two documents would have one name there, or only some
+            documents have a site or a split, so that the folder could not be read back.
+    """
+    groups: dict[PurePosixPath, list[Document]] = {}
+    names: set[PurePosixPath] = set()
+    for document in documents:
+        folder = _folder_of(document)
+        name = folder / name_of(document)
+        if name in names:
+            raise DataError(f"document {document.id!r}", f"is the second one called {str(name)!r}")
+        names.add(name)
+        groups.setdefault(folder, []).append(document)
+    corpus = [document for group in groups.values() for document in group]
+    _all_or_none(corpus, "site", [document.site for document in corpus])
+    _all_or_none(corpus, "split", [_split_of(document) for document in corpus])
+    return groups
+
+
+def _all_or_none(corpus: Sequence[Document], what: str, values: Sequence[str]) -> None:
+    if any(values) and not all(values):
+        document = corpus[[bool(value) for value in values].index(False)]
+        raise DataError(f"document {document.id!r}", f"has no {what}, and others have one")
+
+
+class FileLabels:
+    """Labels in a format that allows no white space in them; refuses two that would become one."""
+
+    def __init__(self) -> None:
+        self._labels: dict[str, str] = {}
+
+    def __call__(self, label: str) -> str:
+        """Returns the label as the file spells it."""
+        written = label_to_file(label)
+        if not written:
+            raise DataError(f"label {label!r}", "cannot be written", expected="a label that is not blank")
+        first = self._labels.setdefault(written, label)
+        if first != label:
+            raise DataError(f"label {label!r}", f"would be written as {written!r}, as is {first!r}")
+        return written

@@ -1,0 +1,133 @@
+"""The tables of MIMIC-III that hold notes and diagnoses, with its column names and quoting.
+
+    NOTEEVENTS.csv      one row a document
+    DIAGNOSES_ICD.csv   one row a code of an admission, in the order of `Document.labels`, without the dot
+    ADMISSIONS.csv, PATIENTS.csv    their identifiers, so that the tables join
+
+Patients and admissions are `metadata["patient"]` and `metadata["admission"]`, numbered if they are no
+numbers; a document without them is a patient's only note. Codes of several notes of one admission are put
+together, as the database has them. What a document does not say (dates, sex, titles of codes) stays empty;
+sites, spans and relations have no place in the tables.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import PurePosixPath
+
+from fedstrata.core.documents import Document
+from fedstrata.core.errors import DataError
+from fedstrata.data.writers.layout import WrittenFile
+
+_COLUMNS = {
+    "NOTEEVENTS": "ROW_ID SUBJECT_ID HADM_ID CHARTDATE CHARTTIME STORETIME CATEGORY DESCRIPTION CGID ISERROR "
+    "TEXT",
+    "DIAGNOSES_ICD": "ROW_ID SUBJECT_ID HADM_ID SEQ_NUM ICD9_CODE",
+    "ADMISSIONS": "ROW_ID SUBJECT_ID HADM_ID ADMITTIME DISCHTIME DEATHTIME ADMISSION_TYPE ADMISSION_LOCATION "
+    "DISCHARGE_LOCATION INSURANCE LANGUAGE RELIGION MARITAL_STATUS ETHNICITY EDREGTIME EDOUTTIME DIAGNOSIS "
+    "HOSPITAL_EXPIRE_FLAG HAS_CHARTEVENTS_DATA",
+    "PATIENTS": "ROW_ID SUBJECT_ID GENDER DOB DOD DOD_HOSP DOD_SSN EXPIRE_FLAG",
+}
+
+_CATEGORIES = {
+    "discharge summary": ("Discharge summary", "Report"),
+    "progress note": ("Physician ", "Physician Resident Progress Note"),
+    "admission note": ("Physician ", "Physician Attending Admission Note"),
+    "consultation": ("Consult", "Consult Note"),
+    "nursing note": ("Nursing", "Nursing Progress Note"),
+    "radiology report": ("Radiology", "Report"),
+    "echocardiogram": ("Echo", "Report"),
+    "electrocardiogram": ("ECG", "Report"),
+}
+"""CATEGORY and DESCRIPTION of each `metadata["kind"]`, as MIMIC-III spells them, trailing blank included."""
+
+_CODE = re.compile(r"[0-9]{3,5}|V[0-9]{2,4}|E[0-9]{3,4}")
+
+Key = tuple[str, ...]
+
+
+def _row(*values: str | int | None) -> str:
+    # Text quoted, numbers not, missing values empty: csv can do this from Python 3.12 on (QUOTE_STRINGS).
+    cells = ('"' + value.replace('"', '""') + '"' if isinstance(value, str) else value for value in values)
+    return ",".join("" if cell is None else str(cell) for cell in cells) + "\n"
+
+
+def _table(name: str, rows: Iterable[Sequence[str | int | None]]) -> WrittenFile:
+    columns = _COLUMNS[name].split()
+    numbered = (_row(number, *row) for number, row in enumerate(rows, start=1))
+    return PurePosixPath(f"{name}.csv"), "".join([_row(*columns), *numbered])
+
+
+def _patient(document: Document) -> Key:
+    return (document.site, document.metadata.get("patient", document.id))
+
+
+def _admission(document: Document) -> Key:
+    return (*_patient(document), document.metadata.get("admission", document.id))
+
+
+def _numbers(keys: Iterable[Key], first: int) -> dict[Key, int]:
+    """Returns a number for each key: its last part, if those are distinct numbers; else one counted on."""
+    distinct = list(dict.fromkeys(keys))
+    if all(key[-1].isascii() and key[-1].isdecimal() for key in distinct):
+        own = {key: int(key[-1]) for key in distinct}
+        if len(set(own.values())) == len(own):
+            return own
+    return {key: number for number, key in enumerate(distinct, start=first)}
+
+
+def _codes(document: Document) -> list[str]:
+    codes = [label.replace(".", "").upper() for label in document.labels]
+    for label, code in zip(document.labels, codes, strict=True):
+        if not _CODE.fullmatch(code):
+            raise DataError(f"document {document.id!r}", f"the label {label!r} is no ICD-9-CM diagnosis code")
+    return codes
+
+
+def _category(document: Document) -> tuple[str, str]:
+    kind = document.metadata.get("kind", "discharge summary")
+    return _CATEGORIES.get(kind.lower(), ("General", kind))
+
+
+def files(documents: Iterable[Document]) -> Iterator[WrittenFile]:
+    """Yields the tables of a corpus.
+
+    Args:
+        documents: The documents, of all sites: the tables know none.
+
+    Yields:
+        Path and text of each file.
+
+    Raises:
+        DataError: A label is no ICD-9-CM code.
+    """
+    corpus = list(documents)
+    subjects = _numbers(map(_patient, corpus), first=10_001)
+    admissions = _numbers(map(_admission, corpus), first=100_001)
+    codes: dict[Key, dict[str, None]] = {key: {} for key in admissions}
+    for document in corpus:
+        codes[_admission(document)].update(dict.fromkeys(_codes(document)))
+    stays = [(subjects[key[:2]], number, key) for key, number in admissions.items()]
+    yield _table(
+        "NOTEEVENTS",
+        (
+            (
+                *(subjects[_patient(document)], admissions[_admission(document)]),
+                *(None, None, None),
+                *_category(document),
+                *(None, None, document.text),
+            )
+            for document in corpus
+        ),
+    )
+    yield _table(
+        "DIAGNOSES_ICD",
+        (
+            (subject, stay, position, code)
+            for subject, stay, key in stays
+            for position, code in enumerate(codes[key], start=1)
+        ),
+    )
+    yield _table("ADMISSIONS", ((subject, stay, *[None] * 16) for subject, stay, _ in stays))
+    yield _table("PATIENTS", ((subject, *[None] * 6) for subject in subjects.values()))

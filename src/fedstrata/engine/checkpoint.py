@@ -1,0 +1,109 @@
+"""Checkpoints and client stores: what a resumed run needs, and nothing is ever half-written.
+
+A round is committed when its event is in the record, which is after its checkpoint was renamed into place. Client stores are written under the number of the round that
+wrote them, so a run killed within a round finds, for every client, the store of the last committed round.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import quote
+
+from fedstrata.core.errors import FedstrataError, FrameError
+from fedstrata.core.types import Message, State
+from fedstrata.wire import frame
+
+_KEEP = 2  # the newest may be the one under which the machine died
+
+
+class Checkpoints:
+    """The committed rounds of a run.
+
+    Args:
+        folder: `RUN/checkpoints`; made when needed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def rounds(self) -> list[int]:
+        """Returns the numbers of the rounds that have a checkpoint, oldest first."""
+        return sorted(_number(path) for path in self._folder.glob("round-*.safetensors"))
+
+    def save(self, number: int, state: State) -> None:
+        """Commits a round and removes all but the newest checkpoints."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        frame.encode(state).write(self._path(number))
+        for old in self.rounds()[:-_KEEP]:
+            self._path(old).unlink()
+
+    def load(self, committed: int) -> tuple[int, State]:
+        """Returns the newest readable checkpoint of a committed round, and that round.
+
+        Args:
+            committed: The last round whose event is in the record.
+
+        Raises:
+            FedstrataError: None of them can be read.
+        """
+        failures = []
+        for number in sorted((number for number in self.rounds() if number <= committed), reverse=True):
+            try:
+                return number, frame.decode(frame.read(self._path(number)), State)
+            except FrameError as error:
+                failures.append(str(error))
+        reasons = "; ".join(failures) or f"{self._folder} holds none"
+        raise FedstrataError(f"no checkpoint up to round {committed} can be read: {reasons}")
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"round-{number:05d}.safetensors"
+
+
+class ClientStore:
+    """One client's private tensors on disk.
+
+    Args:
+        folder: `RUN/clients/ID`; made when first written.
+        number: The round under way.
+    """
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self._folder, self._number = folder, number
+
+    def read(self) -> Message:
+        """Returns the newest version up to the round under way; an empty message at first."""
+        versions = [number for number in self._versions() if number <= self._number]
+        if not versions:
+            return Message()
+        return frame.decode(frame.read(self._path(versions[-1])), Message)
+
+    def write(self, message: Message) -> None:
+        """Writes this round's version and removes those no resumed run can need."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        frame.encode(message).write(self._path(self._number))
+        older = [number for number in self._versions() if number < self._number]
+        for number in older[:-_KEEP]:
+            self._path(number).unlink()
+
+    def _versions(self) -> list[int]:
+        return sorted(_number(path) for path in self._folder.glob("store-*.safetensors"))
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"store-{number:05d}.safetensors"
+
+
+def discard_uncommitted(run: Path, committed: int) -> None:
+    """Removes what clients stored in rounds after the last committed one, before a run is resumed."""
+    for path in run.glob("clients/*/store-*.safetensors"):
+        if _number(path) > committed:
+            path.unlink()
+
+
+def client_folder(run: Path, client: str) -> Path:
+    """Returns a client's folder; a name that is no safe file name is percent-encoded."""
+    name = quote(client, safe=" ")
+    return run / "clients" / (name.replace(".", "%2E") if set(name) == {"."} else name)
+
+
+def _number(path: Path) -> int:
+    return int(path.stem.rpartition("-")[2])

@@ -1,0 +1,93 @@
+"""Run directories: making one, and going on with one."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.sources import Source, read_source
+from fedstrata.engine.rounds import Run
+from fedstrata.engine.setup import check_settings, prepare
+from fedstrata.engine.simulate import Listener
+
+MAY_CHANGE = frozenset({"name", "federation.rounds", "threads", "device"})
+"""Settings a resumed run may change: they do not change the numbers of the rounds that were committed."""
+
+
+def open_run(source: Source, folder: Path | None, listen: Listener, *, resume: bool) -> Run:
+    """Prepares an experiment and its run directory.
+
+    Args:
+        source: The configuration.
+        folder: The run directory; `runs/NAME`, numbered if taken, when none.
+        listen: Told of every event.
+        resume: Whether the directory holds a run to go on with.
+
+    Raises:
+        ConfigurationError: The configuration is wrong, or the directory holds something already.
+    """
+    if folder is not None and not resume and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigurationError(
+            [Problem("--out", f"{folder} holds something already; name another folder, or go on with --resume")]
+        )
+    experiment = prepare(source)
+    if folder is None:
+        folder = _free(Path("runs"), experiment.settings.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_yaml(experiment.settings.model_dump(mode="json"), folder / "config.yaml")
+    return Run(experiment, folder, listen)
+
+
+def resumable(folder: Path, file: Path | None, overrides: Sequence[str]) -> Source:
+    """Returns the configuration to go on with: the run's own, with overrides, or a given one that agrees with it.
+
+    Raises:
+        ConfigurationError: The directory holds no run, or a setting differs that would change committed rounds.
+    """
+    stored = folder / "config.yaml"
+    if not stored.is_file():
+        raise ConfigurationError([Problem("--out", f"{folder} holds no run: there is no config.yaml in it")])
+    before, _, broken = check_settings(read_source(stored, []))
+    source = read_source(file or stored, overrides)
+    now, _, problems = check_settings(source)
+    old, new = dict(_flat(before.model_dump(mode="json"))), dict(_flat(now.model_dump(mode="json")))
+    changed = sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path) and path not in MAY_CHANGE)
+    for path in [] if problems or broken else changed:
+        problems.append(
+            source.problem(path, f"is {new.get(path)!r}, the run to go on with has {old.get(path)!r}; it cannot change")
+        )
+    if problems or broken:
+        raise ConfigurationError([*broken, *problems])
+    return source
+
+
+def _free(parent: Path, name: str) -> Path:
+    """Returns the first of NAME, NAME-2, NAME-3 ... that is not taken."""
+    number, folder = 1, parent / name
+    while folder.exists():
+        number += 1
+        folder = parent / f"{name}-{number}"
+    return folder
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{path}.")
+        else:
+            yield path, value
+
+
+def _write_yaml(settings: Mapping[str, Any], path: Path) -> None:
+    text = io.StringIO()
+    YAML(typ="safe", pure=True).dump(dict(settings), text)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text.getvalue(), encoding="utf-8")
+    temporary.replace(path)

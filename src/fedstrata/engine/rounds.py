@@ -1,0 +1,203 @@
+"""The rounds of a run: sample, let the method do its round, score, record, commit.
+
+A round is committed when its `round` event is in the record, which is written after its checkpoint. A killed run therefore loses at most
+the round under way, and a resumed one goes on to the same numbers: every random decision is derived from the seed and its name
+(`core.seeding`), never from a generator's past.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedstrata.core.errors import FedstrataError
+from fedstrata.core.types import Message, State
+from fedstrata.data.split import Split
+from fedstrata.engine.checkpoint import Checkpoints, client_folder, discard_uncommitted
+from fedstrata.engine.scoring import Scorer
+from fedstrata.engine.simulate import Listener, SimulatedCohort, Site, sample
+from fedstrata.metrics.cost import peak_gpu_bytes, peak_rss_bytes
+from fedstrata.record.log import RecordLog, committed_rounds, read_events
+from fedstrata.record.summary import summarise, write_summary
+from fedstrata.wire import frame
+
+if TYPE_CHECKING:
+    from fedstrata.engine.setup import Experiment
+
+RECORDED = frozenset({"run", "resumed", "client", "round", "final", "failed"})
+"""Events that go into the record; the others only concern whoever watches."""
+
+
+class Run:
+    """One run of an experiment in a run directory.
+
+    Args:
+        experiment: What to run.
+        folder: The run directory; exists.
+        listen: Told of every event.
+    """
+
+    def __init__(self, experiment: Experiment, folder: Path, listen: Listener) -> None:
+        self.experiment, self.folder = experiment, folder
+        self._listen = listen
+        self._log = RecordLog(folder / "record.jsonl")
+        self._checkpoints = Checkpoints(folder / "checkpoints")
+        task, tokenizer = experiment.task, experiment.model.tokenizer
+        self._sites = [Site(name, data, task, tokenizer) for name, data in experiment.clients.items()]
+        self._trainers = [_pool(self._sites)] if experiment.method.pooled else self._sites
+
+    def execute(self, *, resume: bool = False) -> dict[str, Any]:
+        """Runs all rounds that are not yet committed and returns the summary.
+
+        Raises:
+            FedstrataError: A client failed; the record says so, and what was committed stays.
+        """
+        try:
+            committed, state = self._resume() if resume else (0, None)
+            if state is None:
+                state = self.experiment.method.start(self.experiment.model)
+                self._emit("run", self._facts())
+            scorer = self._scorer("validation")
+            for number in range(committed + 1, self.experiment.settings.federation.rounds + 1):
+                state = self._round(number, state, scorer)
+            return self._finish(state)
+        except FedstrataError as error:
+            self._emit("failed", {"error": type(error).__name__, "message": str(error)})
+            raise
+        finally:
+            self._log.close()
+
+    def _resume(self) -> tuple[int, State | None]:
+        """Returns the last committed round and its state; round 0 and no state if none was committed."""
+        rounds = committed_rounds(read_events(self.folder / "record.jsonl"))
+        loaded = self._checkpoints.load(rounds[-1]["round"]) if rounds else None
+        discard_uncommitted(self.folder, loaded[0] if loaded else 0)
+        if loaded is None:
+            return 0, None
+        settings, task = self.experiment.settings, self.experiment.task
+        self._emit("resumed", {"round": loaded[0], "rounds": settings.federation.rounds, "metric": task.metric})
+        return loaded
+
+    def _round(self, number: int, state: State, scorer: Scorer) -> State:
+        started = time.perf_counter()
+        settings, method = self.experiment.settings, self.experiment.method
+        rng = self.experiment.seed.child("round", number)
+        cohort = self._cohort(number, sample(self._trainers, settings.federation.sample, rng.child("sample")))
+        self._emit("round_started", {"round": number, "rounds": settings.federation.rounds, "clients": len(cohort.sites)})
+        state = method.round(state, cohort, rng)
+        before_scoring = time.perf_counter()
+        due = number % settings.federation.evaluate_every == 0 or number == settings.federation.rounds
+        scores = self._score(scorer, cohort, state, final=False) if due and scorer.documents else {}
+        evaluate_seconds = time.perf_counter() - before_scoring
+        self._checkpoints.save(number, state)
+        facts = {
+            "round": number,
+            "loss": cohort.loss,
+            **scores,
+            "exchanges": cohort.meter.exchanges(),
+            "seconds": time.perf_counter() - started,
+            "train_seconds": cohort.train_seconds,
+            "evaluate_seconds": evaluate_seconds,
+        }
+        self._emit("round", facts)
+        return state
+
+    def _finish(self, state: State) -> dict[str, Any]:
+        """Scores the test split, saves what was learnt and writes the summary."""
+        started = time.perf_counter()
+        self._emit("finishing", {})
+        rounds = self.experiment.settings.federation.rounds
+        cohort = self._cohort(rounds, self._trainers)
+        scores = self._score(self._scorer("test"), cohort, state, final=True)
+        self._save_models(cohort, state)
+        facts = {
+            **scores,
+            "seconds": time.perf_counter() - started,
+            "peak_rss_bytes": peak_rss_bytes(),
+            "peak_gpu_bytes": peak_gpu_bytes(),
+        }
+        self._emit("final", facts)
+        summary = summarise(read_events(self.folder / "record.jsonl"))
+        write_summary(summary, self.folder / "summary.json")
+        return summary
+
+    def _score(self, scorer: Scorer, cohort: SimulatedCohort, state: State, *, final: bool) -> dict[str, Any]:
+        if not self.experiment.method.personal:
+            return scorer.shared(state)
+        sites = {site.id: site for site in self._sites}
+        return scorer.personal(lambda client: self._become(cohort, sites[client], state), pooled=final)
+
+    def _become(self, cohort: SimulatedCohort, site: Site, state: State) -> None:
+        """Makes the shared model the client's own: its store and the global state."""
+        cohort.enter(site)
+        self.experiment.model.load(state.tensors)
+
+    def _save_models(self, cohort: SimulatedCohort, state: State) -> None:
+        model = self.experiment.model
+        if self.experiment.method.personal:  # there is no model that is everybody's
+            for site in self._sites:
+                self._become(cohort, site, state)
+                model.save(client_folder(self.folder, site.id) / "model")
+            return
+        model.restore()
+        model.load(state.tensors)
+        model.save(self.folder / "model")
+
+    def _cohort(self, number: int, sites: list[Site]) -> SimulatedCohort:
+        return SimulatedCohort(
+            method=self.experiment.method,
+            model=self.experiment.model,
+            sites=sites,
+            training=self.experiment.settings.training,
+            folder=self.folder,
+            number=number,
+            rng=self.experiment.seed.child("round", number),
+            listen=self._emit,
+        )
+
+    def _scorer(self, part: str) -> Scorer:
+        experiment = self.experiment
+        return Scorer(self._sites, part, experiment.model, experiment.task, experiment.settings.training)
+
+    def _facts(self) -> dict[str, Any]:
+        """What the record's `run` event says of the whole run."""
+        experiment, model = self.experiment, self.experiment.model
+        layout = model.layout
+        trainable = model.parameters(experiment.method.trainable(layout))
+        whole = frame.encode(Message(model.tensors(layout.all)))
+        return {
+            "name": experiment.settings.name,
+            "method": experiment.method.name,
+            "pooled": experiment.method.pooled,
+            "personal": experiment.method.personal,
+            "task": experiment.settings.task.name,
+            "metric": experiment.task.metric,
+            "seed": experiment.settings.seed,
+            "rounds": experiment.settings.federation.rounds,
+            "model": {
+                "name": experiment.settings.model.name,
+                "parameters": sum(parameter.numel() for parameter in model.parameters(layout.all)),
+                "blocks": len(layout.blocks),
+                "bytes": whole.nbytes,
+            },
+            "trainable_parameters": sum(parameter.numel() for parameter in trainable),
+            "clients": {
+                site.id: {
+                    part: len(getattr(site.documents, part)) for part in ("train", "validation", "test")
+                }
+                for site in self._sites
+            },
+        }
+
+    def _emit(self, event: str, facts: Mapping[str, Any]) -> None:
+        if event in RECORDED:
+            self._log.append(event, facts)
+        self._listen(event, facts)
+
+
+def _pool(sites: list[Site]) -> Site:
+    """Returns one client that holds all training documents; scores stay those of the sites."""
+    documents = tuple(document for site in sites for document in site.documents.train)
+    return Site("pooled", Split(train=documents), sites[0].task, sites[0].tokenizer)

@@ -1,0 +1,169 @@
+"""In-process simulation: one copy of the model, and clients that take turns with it.
+
+Every plan and update passes through a frame, so bytes are counted as they would travel. Between clients the model is put
+back to its base values, so a client sees what its own process would hold: base weights, its store, and the plan it just received.
+Memory does not grow with the number of clients: what a client keeps between rounds lies on disk.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedstrata.aggregate.mean import MeanResult, StreamingMean
+from fedstrata.core.types import ClientInfo, Plan, Update
+from fedstrata.engine.checkpoint import ClientStore, client_folder
+from fedstrata.wire import frame
+from fedstrata.wire.meter import Meter
+
+if TYPE_CHECKING:
+    from fedstrata.core.config import TrainingSettings
+    from fedstrata.core.documents import Document
+    from fedstrata.core.method import Method, Task
+    from fedstrata.core.seeding import Seed
+    from fedstrata.data.split import Split
+    from fedstrata.models.state import Model
+
+Listener = Callable[[str, Mapping[str, Any]], None]
+"""Told `(event, facts)` as a run goes on."""
+
+
+@dataclass
+class Site:
+    """One client's documents, encoded when first needed.
+
+    Attributes:
+        id: The client's name.
+        documents: Its documents by split.
+        task: What encodes them.
+        tokenizer: The model's tokenizer.
+    """
+
+    id: str
+    documents: Split
+    task: Task
+    tokenizer: Any
+
+    @cached_property
+    def examples(self) -> list[Any]:
+        """Encoded training documents."""
+        return self.task.encode(self.documents.train, self.tokenizer)
+
+
+@dataclass
+class SimulatedClient:
+    """One client's turn with the shared model; implements `core.method.Client`."""
+
+    id: str
+    model: Model
+    task: Task
+    examples: Sequence[Any]
+    training: TrainingSettings
+    store: ClientStore
+    report: Callable[[Mapping[str, float]], None]
+
+
+@dataclass
+class SimulatedCohort:
+    """The clients of one round; implements `core.method.Cohort`.
+
+    Attributes:
+        method: Whose handlers run at the clients.
+        model: The one shared model.
+        sites: The clients that take part, in order.
+        training: How they train.
+        folder: The run directory, for stores.
+        number: The round, counted from 1.
+        rng: Seed of the round.
+        listen: Told of progress.
+        meter: Counts the round's bytes.
+        train_seconds: Time spent in client handlers so far.
+    """
+
+    method: Method
+    model: Model
+    sites: Sequence[Site]
+    training: TrainingSettings
+    folder: Path
+    number: int
+    rng: Seed
+    listen: Listener
+    meter: Meter = field(default_factory=Meter)
+    train_seconds: float = 0.0
+    _losses: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def loss(self) -> float | None:
+        """The clients' mean training loss, weighted like their updates; none before the first update."""
+        total = sum(weight for _, weight in self._losses.values())
+        return sum(loss * weight for loss, weight in self._losses.values()) / total if total else None
+
+    @property
+    def clients(self) -> list[ClientInfo]:
+        """Who takes part."""
+        return [ClientInfo(site.id, len(site.examples)) for site in self.sites]
+
+    def mean(self, handler: str, plan_of: Callable[[ClientInfo], Plan]) -> MeanResult:
+        """Folds every update into one running sum per tensor."""
+        mean = StreamingMean()
+        for _, update in self.each(handler, plan_of):
+            mean.add(update)
+        return mean.finish()
+
+    def each(
+        self, handler: str, plan_of: Callable[[ClientInfo], Plan]
+    ) -> Iterator[tuple[ClientInfo, Update]]:
+        """Yields updates one at a time; their tensors alias the shared model until the next one is asked for."""
+        for info, site in zip(self.clients, self.sites, strict=True):
+            sent = frame.encode(plan_of(info))
+            bytes_down = self.meter.count_down(info.id, sent)
+            self.listen("client_started", {"round": self.number, "client": info.id})
+            client = self.enter(site)
+            handle = getattr(self.method, handler)
+            started = time.perf_counter()
+            update = handle(frame.decode(sent, Plan), client, self.rng.child("client", info.id))
+            seconds = time.perf_counter() - started
+            self.train_seconds += seconds
+            received = frame.encode(update)
+            loss = update.values.get("loss")
+            if isinstance(loss, float):
+                self._losses[info.id] = (loss, update.weight)
+            facts = {
+                "round": self.number,
+                "client": info.id,
+                "examples": info.examples,
+                "loss": loss,
+                "bytes_down": bytes_down,
+                "bytes_up": self.meter.count_up(info.id, received),
+                "seconds": seconds,
+            }
+            self.listen("client", facts)
+            yield info, frame.decode(received, Update)
+
+    def enter(self, site: Site) -> SimulatedClient:
+        """Makes the shared model this client's own: base weights overlaid with its store."""
+        store = ClientStore(client_folder(self.folder, site.id), self.number)
+        self.model.restore()
+        self.model.load(store.read().tensors)
+
+        def report(progress: Mapping[str, float]) -> None:
+            self.listen("client_progress", {"round": self.number, "client": site.id, **progress})
+
+        return SimulatedClient(site.id, self.model, site.task, site.examples, self.training, store, report)
+
+
+def sample(sites: Sequence[Site], share: float, rng: Seed) -> list[Site]:
+    """Draws the clients of a round without replacement, in their usual order.
+
+    Args:
+        sites: All clients.
+        share: Share of them that takes part; at least one does.
+        rng: Seed of the draw.
+    """
+    count = max(1, round(share * len(sites)))
+    chosen = rng.numpy().choice(len(sites), size=count, replace=False)
+    return [sites[index] for index in sorted(chosen.tolist())]

@@ -1,0 +1,247 @@
+"""Which parameters of a transformer belong to its embedding, its blocks, its final norm and its head.
+
+Everything fedstrata freezes, trains, skips, sends or merges is named by these groups. The families people
+use most are listed below; any other architecture works if it has one list of blocks of one class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from fedstrata.core.errors import ConfigurationError, Problem
+
+EMBEDDING, FINAL_NORM, HEAD = "embedding", "final norm", "head"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Where an architecture keeps its parts, as paths inside its base model.
+
+    The base model is `bert` in `BertForTokenClassification`. What else it holds is embedding, apart from a
+    pooler; what lies outside it is head.
+
+    Attributes:
+        blocks: The list of blocks.
+        final_norm: The norm after the last block, if there is one.
+    """
+
+    blocks: str
+    final_norm: str | None = None
+
+
+_LLAMA_LIKE = Family("layers", "norm")
+_BERT_LIKE = Family("encoder.layer")
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": _LLAMA_LIKE,
+    "mistral": _LLAMA_LIKE,
+    "qwen2": _LLAMA_LIKE,
+    "qwen3": _LLAMA_LIKE,
+    "gemma": _LLAMA_LIKE,
+    "gemma2": _LLAMA_LIKE,
+    "gemma3_text": _LLAMA_LIKE,
+    "gemma3": Family("language_model.layers", "language_model.norm"),
+    "phi": Family("layers", "final_layernorm"),
+    "phi3": _LLAMA_LIKE,
+    "gpt2": Family("h", "ln_f"),
+    "gpt_neox": Family("layers", "final_layer_norm"),
+    "bert": _BERT_LIKE,
+    "roberta": _BERT_LIKE,
+    "xlm-roberta": _BERT_LIKE,
+    "camembert": _BERT_LIKE,
+    "deberta": _BERT_LIKE,
+    "deberta-v2": _BERT_LIKE,
+    "distilbert": Family("transformer.layer"),
+    "modernbert": Family("layers", "final_norm"),
+}
+"""The known families by `model_type`; DeBERTa-v3 is a `deberta-v2`. Others are found by their shape."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A model's parameter names by part. Names are those of `named_parameters()`: a tied parameter has one.
+
+    Attributes:
+        blocks_path: Where the list of blocks is, for example `model.layers`.
+        blocks: Names of every block, lowest first, each in model order.
+        embedding: Names below the blocks or shared by all of them: input and position embeddings, their norm,
+            DeBERTa's relative positions, soft prompts. Includes the head's weight when it is tied to the
+            input embedding.
+        final_norm: Names of the norm after the last block; empty for BERT and its kin.
+        head: Names of the task head, with the pooler or dense layer in front of it; empty when it is tied.
+    """
+
+    blocks_path: str
+    blocks: tuple[tuple[str, ...], ...]
+    embedding: tuple[str, ...]
+    final_norm: tuple[str, ...]
+    head: tuple[str, ...]
+
+    def group_of(self, name: str) -> str:
+        """Returns `embedding`, `block 3` (counted from 0), `final norm` or `head`.
+
+        Raises:
+            KeyError: The model has no parameter of this name.
+        """
+        return self._groups[name]
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """Every parameter name, in the order of the data: embedding, blocks, final norm, head."""
+        return tuple(self._groups)
+
+    @cached_property
+    def _groups(self) -> dict[str, str]:
+        groups = dict.fromkeys(self.embedding, EMBEDDING)
+        for index, names in enumerate(self.blocks):
+            groups |= dict.fromkeys(names, f"block {index}")
+        return groups | dict.fromkeys(self.final_norm, FINAL_NORM) | dict.fromkeys(self.head, HEAD)
+
+
+def find_layout(model: nn.Module) -> Layout:
+    """Finds the parts of a transformers model, also inside a wrapper such as PEFT's.
+
+    Args:
+        model: A transformers model, or a module around one.
+
+    Returns:
+        Its layout; every parameter of `model` is in exactly one group.
+
+    Raises:
+        ConfigurationError: There is no single list of blocks, or the blocks share their weights.
+    """
+    inner = transformers_model(model)
+    base = inner.base_model
+    blocks, final_norm = _known_parts(inner) or _generic_parts(inner)
+    groups = _groups_of_blocks(inner, blocks)
+    for parameter in final_norm.parameters() if final_norm is not None else ():
+        groups.setdefault(id(parameter), FINAL_NORM)
+    for name, parameter in base.named_parameters():
+        groups.setdefault(id(parameter), HEAD if name.split(".")[0] == "pooler" else EMBEDDING)
+    for parameter in inner.parameters():
+        groups.setdefault(id(parameter), HEAD)
+    names: dict[str, list[str]] = {}
+    for name, parameter in model.named_parameters():
+        # What a wrapper adds outside the transformers model are soft prompts, which feed the blocks.
+        names.setdefault(groups.get(id(parameter), EMBEDDING), []).append(name)
+    return Layout(
+        blocks_path=next(path for path, module in model.named_modules() if module is blocks),
+        blocks=tuple(tuple(names.get(f"block {index}", ())) for index in range(len(blocks))),
+        embedding=tuple(names.get(EMBEDDING, ())),
+        final_norm=tuple(names.get(FINAL_NORM, ())),
+        head=tuple(names.get(HEAD, ())),
+    )
+
+
+def block_modules(model: nn.Module, layout: Layout) -> nn.ModuleList:
+    """Returns the live list of blocks.
+
+    Args:
+        model: The model the layout was found in.
+        layout: Its layout.
+    """
+    blocks = model.get_submodule(layout.blocks_path)
+    assert isinstance(blocks, nn.ModuleList)  # noqa: S101 - find_layout saw one at this path
+    return blocks
+
+
+def block_count(config: Any) -> int:
+    """Returns the number of blocks a transformers configuration asks for; no weights are needed.
+
+    Args:
+        config: A `PretrainedConfig`; for a composite model the text part counts.
+
+    Raises:
+        ConfigurationError: The configuration does not say.
+    """
+    count = getattr(config.get_text_config(), "num_hidden_layers", None)
+    if not isinstance(count, int):
+        raise _refused(f"{config.model_type!r}: its configuration has no num_hidden_layers")
+    return count
+
+
+def transformers_model(model: nn.Module) -> PreTrainedModel:
+    """Returns the transformers model inside any wrapper.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            return module
+    raise _refused(f"{type(model).__name__} holds no transformers model")
+
+
+def _known_parts(inner: PreTrainedModel) -> tuple[nn.ModuleList, nn.Module | None] | None:
+    family = FAMILIES.get(inner.config.model_type)
+    if family is None:
+        return None
+    try:
+        blocks = inner.base_model.get_submodule(family.blocks)
+        final_norm = inner.base_model.get_submodule(family.final_norm) if family.final_norm else None
+    except AttributeError:  # a later transformers moved it, or one of its rarer classes differs
+        return None
+    return (blocks, final_norm) if isinstance(blocks, nn.ModuleList) else None
+
+
+def _generic_parts(inner: PreTrainedModel) -> tuple[nn.ModuleList, nn.Module | None]:
+    """Returns the one list of blocks and the norm beside it."""
+    lists = _outermost_lists(inner)
+    expected = block_count(inner.config)
+    found = [path for path, blocks in lists.items() if len(blocks) == expected and len(_classes(blocks)) == 1]
+    if len(found) != 1 or inner.config.is_encoder_decoder:
+        seen = "; ".join(
+            f"{path}: {len(blocks)} x {' and '.join(_classes(blocks)) or 'nothing'}"
+            for path, blocks in lists.items()
+        )
+        raise _refused(
+            f"{type(inner).__name__} has no single stack of blocks. Looked for one torch.nn.ModuleList of "
+            f"num_hidden_layers = {expected} modules of one class, in a model that is no encoder-decoder; "
+            f"found {seen or 'no list'}. Known families: {', '.join(FAMILIES)}"
+        )
+    parent = inner.get_submodule(found[0].rpartition(".")[0])
+    # A norm whose name speaks of embeddings stands in front of the blocks (BLOOM, BART).
+    norms = [
+        child
+        for name, child in parent.named_children()
+        if "norm" in type(child).__name__.lower() and "emb" not in name.lower()
+    ]
+    return lists[found[0]], norms[-1] if norms else None
+
+
+def _outermost_lists(inner: PreTrainedModel) -> dict[str, nn.ModuleList]:
+    """Lists by path, without those inside a block (experts, T5's sublayers)."""
+    lists: dict[str, nn.ModuleList] = {}
+    for path, module in inner.named_modules():
+        if isinstance(module, nn.ModuleList) and not any(path.startswith(f"{outer}.") for outer in lists):
+            lists[path] = module
+    return lists
+
+
+def _classes(blocks: nn.ModuleList) -> list[str]:
+    return sorted({type(block).__name__ for block in blocks})
+
+
+def _groups_of_blocks(inner: PreTrainedModel, blocks: nn.ModuleList) -> dict[int, str]:
+    """Returns group by parameter identity; what several blocks share counts as embedding."""
+    groups: dict[int, str] = {}
+    for index, block in enumerate(blocks):
+        for parameter in block.parameters():
+            group = EMBEDDING if id(parameter) in groups else f"block {index}"
+            groups[id(parameter)] = group
+    own: Collection[str] = set(groups.values())
+    if any(f"block {index}" not in own for index in range(len(blocks))):
+        raise _refused(
+            f"the blocks of {type(inner).__name__} share their weights, so no block can be told apart"
+        )
+    return groups
+
+
+def _refused(message: str) -> ConfigurationError:
+    return ConfigurationError([Problem("model.name", message)])

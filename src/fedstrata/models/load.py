@@ -1,0 +1,338 @@
+"""Loading any Hugging Face causal language model, token classifier or sequence classifier.
+
+Weights come from safetensors files only; nothing is unpickled and no code of a repository runs. What no file
+holds (usually the task head) is drawn from a seed, so that all sites start from the same numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.utils import logging as transformers_logging
+
+from fedstrata.core.config import ModelSettings
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.seeding import Seed
+from fedstrata.models.blocks import HEAD, block_count, find_layout
+from fedstrata.models.locate import check_weights, locate, refused
+from fedstrata.models.state import Model
+
+AUTO_CLASSES: dict[str, Any] = {
+    "token-classification": AutoModelForTokenClassification,
+    "sequence-classification": AutoModelForSequenceClassification,
+    "causal-lm": AutoModelForCausalLM,
+}
+
+_VOCABULARY_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tekken.json", "*.model")
+_TRANSFORMERS_ERRORS = (
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    ImportError,
+    RuntimeError,
+    StrictDataclassError,
+    SafetensorError,
+)
+
+
+def load(settings: ModelSettings, *, kind: str, labels: Sequence[str] = (), seed: Seed) -> Model:
+    """Loads or creates a model and its tokenizer on the CPU, in evaluation mode, every parameter frozen.
+
+    Args:
+        settings: Which model.
+        kind: `token-classification`, `sequence-classification` or `causal-lm`.
+        labels: The output classes in order; a causal language model has none.
+        seed: Where new parameters come from. The global random state is left as it was.
+
+    Returns:
+        The model; `new_parameters` names what no file held.
+
+    Raises:
+        ConfigurationError: There is no such model here or on the hub, it is broken, it has no head of this
+            kind or no single stack of blocks, or its tokenizer cannot give offsets.
+    """
+    with _quiet():
+        config = _for_kind(read_config(settings), settings, kind, labels)
+        tokenizer = read_tokenizer(settings)
+        _check_vocabulary(config, tokenizer, settings)
+        with _seeded(seed):
+            if settings.init == "random":
+                module = _create(config, settings, kind)
+                new = tuple(name for name, _ in module.named_parameters())
+            else:
+                module, new = _load_weights(config, settings, kind)
+    model = Model(module.eval(), tokenizer, name=settings.name, new_parameters=new)
+    # After the model is built: an embedding made with a padding index keeps that row at zero.
+    config = module.config.get_text_config()
+    config.pad_token_id = tokenizer.pad_token_id
+    config.use_cache = False
+    if module.can_generate():
+        module.generation_config.pad_token_id = tokenizer.pad_token_id
+    return model
+
+
+def skeleton(settings: ModelSettings, *, kind: str, labels: Sequence[str] = ()) -> PreTrainedModel:
+    """Builds the model `load` would give, without weights: names, shapes and layout at no cost in memory.
+
+    Args:
+        settings: Which model.
+        kind: As for `load`.
+        labels: As for `load`.
+
+    Returns:
+        The model on torch's `meta` device.
+
+    Raises:
+        ConfigurationError: As for `load`, as far as weights and tokenizer are not concerned.
+    """
+    with _quiet(), torch.device("meta"):
+        module = _create(_for_kind(read_config(settings), settings, kind, labels), settings, kind)
+    find_layout(module)
+    return module
+
+
+def read_config(settings: ModelSettings) -> PretrainedConfig:
+    """Reads a model's configuration with the settings' overrides; no weights are touched.
+
+    Args:
+        settings: Which model. With `init: random` and a `model_type` the configuration is made from the
+            settings alone, with the vocabulary of the tokenizer unless `vocab_size` is given.
+
+    Raises:
+        ConfigurationError: It cannot be found or read, or an override is unknown or of the wrong type.
+    """
+    overrides = dict(settings.config)
+    with _quiet():
+        if "model_type" not in overrides:
+            folder = locate(settings.name, revision=settings.revision, weights=False)
+            return _config_of_folder(folder, settings.name, overrides)
+        if settings.init != "random":
+            raise refused("model.config.model_type", "can be given only with `init: random`")
+        return _config_from_scratch(settings, overrides)
+
+
+def read_tokenizer(settings: ModelSettings) -> Any:
+    """Reads the model's tokenizer; one without a padding token pads with its end-of-sequence token.
+
+    Raises:
+        ConfigurationError: There is none, it cannot give character offsets, or it has neither token.
+    """
+    name = settings.tokenizer or settings.name
+    setting = "model.tokenizer" if settings.tokenizer else "model.name"
+    revision = settings.revision if name == settings.name else None
+    folder = locate(name, revision=revision, weights=False, setting=setting)
+    with _quiet(), _explained(setting, f"{name!r} has no readable tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    if not tokenizer.is_fast:
+        raise refused(
+            setting,
+            f"{name!r} has a {type(tokenizer).__name__}, which gives no character offsets; "
+            "a tokenizer with a tokenizer.json (a 'fast' one) is needed",
+        )
+    if not any(path for pattern in _VOCABULARY_FILES for path in folder.glob(pattern)):
+        raise refused(setting, f"{name!r} holds no vocabulary: none of {', '.join(_VOCABULARY_FILES)}")
+    if tokenizer.pad_token is None:
+        if tokenizer.eos_token is None:
+            raise refused(setting, f"the tokenizer of {name!r} has no padding and no end-of-sequence token")
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _config_of_folder(folder: Path, name: str, overrides: dict[str, Any]) -> PretrainedConfig:
+    if not folder.is_dir():
+        raise refused("model.name", f"{name!r}: the folder {folder} does not exist")
+    if not (folder / "config.json").is_file():
+        adapter = (folder / "adapter_config.json").is_file()
+        found = "; it holds a PEFT adapter: name its base model" if adapter else ""
+        raise refused("model.name", f"{name!r} has no config.json{found}")
+    with _explained("model.name", f"the config.json of {name!r} is not usable"):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    _refuse_strays(config, [key for key in overrides if not hasattr(config, key)])
+    for key, value in overrides.items():
+        with _explained(f"model.config.{key}", f"{value!r} does not fit"):
+            setattr(config, key, value)
+    with _explained("model.config", "the values do not fit together"):
+        config.validate()
+    config.transformers_weights = None  # would name another file of weights, maybe a pickled one
+    return config
+
+
+def _config_from_scratch(settings: ModelSettings, overrides: dict[str, Any]) -> PretrainedConfig:
+    model_type = overrides.pop("model_type")
+    if model_type not in CONFIG_MAPPING:
+        close = difflib.get_close_matches(str(model_type), CONFIG_MAPPING, n=3)
+        hint = f", for example {', '.join(close)}" if close else ", for example llama, gpt2 or bert"
+        raise refused("model.config.model_type", f"{model_type!r} is no model_type of transformers{hint}")
+    config_class = CONFIG_MAPPING[model_type]
+    if "vocab_size" not in overrides and hasattr(config_class, "vocab_size"):
+        overrides["vocab_size"] = _rows_needed(read_tokenizer(settings))
+    with _explained("model.config", f"no {model_type} can be made with these values"):
+        config = AutoConfig.for_model(model_type, **overrides)
+    # A configuration takes any key; what it does not know it keeps as an attribute that nobody reads.
+    _refuse_strays(config, [key for key in overrides if key in vars(config)])
+    return config
+
+
+def _refuse_strays(config: PretrainedConfig, keys: Sequence[str]) -> None:
+    """Refuses the keys among these that nothing would ever read, all at once."""
+    known = {field.name for field in dataclasses.fields(config)} | set(config.attribute_map)
+    problems = []
+    for key in keys:
+        if key not in known and not _is_read_by_family(config, key):
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            problems.append(
+                Problem(f"model.config.{key}", f"{type(config).__name__} has no such setting{hint}")
+            )
+    if problems:
+        raise ConfigurationError(problems)
+
+
+def _is_read_by_family(config: PretrainedConfig, key: str) -> bool:
+    """Whether the family's source names an undeclared key, as in `getattr(config, "position_buckets", -1)`."""
+    sources = Path(inspect.getfile(type(config))).parent.glob("*.py")
+    return any(f'"{key}"' in source.read_text(encoding="utf-8") for source in sources)
+
+
+def _for_kind(config: Any, settings: ModelSettings, kind: str, labels: Sequence[str]) -> Any:
+    """Checks that transformers has such a head for this architecture, and sets its labels."""
+    if kind not in AUTO_CLASSES:
+        raise ValueError(f"kind must be one of {', '.join(AUTO_CLASSES)}, not {kind!r}")
+    if type(config) not in AUTO_CLASSES[kind]._model_mapping:
+        having = [other for other, auto in AUTO_CLASSES.items() if type(config) in auto._model_mapping]
+        raise refused(
+            "model.name",
+            f"{settings.name!r} is a {config.model_type}, for which transformers has no {kind} model "
+            f"(it has: {', '.join(having) or 'none of the three kinds'})",
+        )
+    block_count(config)
+    if kind == "causal-lm":
+        if getattr(config, "is_decoder", None) is False:
+            config.is_decoder = True  # BERT and its kin would otherwise see the tokens they are to predict
+        return config
+    if not labels:
+        raise ValueError(f"a {kind} model needs labels")
+    for part in (
+        config,
+        config.get_text_config(),
+    ):  # transformers builds some composite models from the latter
+        part.id2label = dict(enumerate(labels))
+        part.label2id = {label: index for index, label in enumerate(labels)}
+    return config
+
+
+def _check_vocabulary(config: Any, tokenizer: Any, settings: ModelSettings) -> None:
+    rows, needed = config.get_text_config().vocab_size, _rows_needed(tokenizer)
+    if needed > rows:
+        raise refused(
+            "model.tokenizer" if settings.tokenizer else "model.name",
+            f"the tokenizer of {settings.tokenizer or settings.name!r} has {needed} tokens, "
+            f"but the model's vocabulary has {rows}",
+        )
+
+
+def _rows_needed(tokenizer: Any) -> int:
+    return int(max(tokenizer.get_vocab().values())) + 1
+
+
+def _create(config: Any, settings: ModelSettings, kind: str) -> PreTrainedModel:
+    dtype = torch.float32 if settings.dtype == "auto" else getattr(torch, settings.dtype)
+    with _explained("model", f"no {kind} model can be made"):
+        return AUTO_CLASSES[kind].from_config(
+            config, dtype=dtype, trust_remote_code=False, **_attention_arguments(settings)
+        )
+
+
+def _load_weights(config: Any, settings: ModelSettings, kind: str) -> tuple[PreTrainedModel, tuple[str, ...]]:
+    folder = locate(settings.name, revision=settings.revision, weights=True)
+    check_weights(folder, settings.name, AUTO_CLASSES[kind].__name__)
+    with _explained("model", f"{settings.name!r} cannot be loaded"):
+        module, report = AUTO_CLASSES[kind].from_pretrained(
+            folder,
+            config=config,
+            dtype=settings.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype),
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **_attention_arguments(settings),
+        )
+    return module, _new_parameters(module, report, settings.name)
+
+
+def _new_parameters(module: PreTrainedModel, report: dict[str, Any], name: str) -> tuple[str, ...]:
+    """Returns the parameters that no file held, in model order; only the task head may lack any."""
+    layout = find_layout(module)
+    shapes = {key: (tuple(stored), tuple(wanted)) for key, stored, wanted in report["mismatched_keys"]}
+    absent = set(report["missing_keys"]) | set(shapes)
+    new = tuple(key for key, _ in module.named_parameters() if key in absent)
+    lacking = [key for key in new if layout.group_of(key) != HEAD]
+    if lacking:
+        held, wanted = shapes.get(lacking[0], ((), ()))
+        detail = f"is {held} in the file, not {wanted}" if wanted else "is not there"
+        raise refused(
+            "model.name",
+            f"the weights of {name!r} do not fit its configuration: {len(lacking)} tensors outside the task "
+            f"head are missing or of another shape; the first, {lacking[0]}, {detail}",
+        )
+    return new
+
+
+def _attention_arguments(settings: ModelSettings) -> dict[str, str]:
+    return {} if settings.attention == "auto" else {"attn_implementation": settings.attention}
+
+
+@contextmanager
+def _seeded(seed: Seed) -> Iterator[None]:
+    """Draws from a seed inside, and leaves torch's random state as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed.integer())
+        yield
+
+
+@contextmanager
+def _explained(setting: str, what: str) -> Iterator[None]:
+    """Turns what transformers raises about its input into one line about a setting."""
+    try:
+        yield
+    except _TRANSFORMERS_ERRORS as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        detail = (lines[-1] if isinstance(error, StrictDataclassError) else lines[0]) if lines else ""
+        reason = detail if len(detail) <= 300 else f"{detail[:300]}..."
+        raise refused(setting, f"{what}: {reason or type(error).__name__}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silences transformers' progress bars and warnings; what matters in them is on the `Model` or raised."""
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()

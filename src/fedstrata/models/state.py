@@ -1,0 +1,250 @@
+"""A model whose parameters are read, set, trained and put back by name.
+
+One backbone serves hundreds of simulated clients: a client's tensors are loaded into it, some of them train,
+and `Model.restore` brings back the model as it was. Only what was touched is ever copied.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tempfile
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from fedstrata.core.errors import FedstrataError, FrameError
+from fedstrata.models.blocks import Layout, find_layout, transformers_model
+
+
+class Model:
+    """A handle around a transformers model, or around a PEFT wrapper of one.
+
+    Every parameter starts frozen; `train_only` unfreezes. Parameters must change through `load` or by
+    training what `train_only` was given, since `restore` undoes nothing else. After wrapping the module make
+    a new handle: wrapping renames the parameters.
+
+    Args:
+        module: The model; frozen in place.
+        tokenizer: Its tokenizer.
+        name: What the user calls it.
+        new_parameters: Parameters that no file held and that were drawn at random.
+
+    Attributes:
+        module: The model.
+        tokenizer: Its tokenizer.
+        layout: Its parameter names by part.
+        name: What the user calls it.
+        new_parameters: Parameters that no file held and that were drawn at random.
+    """
+
+    def __init__(
+        self, module: nn.Module, tokenizer: Any, *, name: str, new_parameters: Iterable[str] = ()
+    ) -> None:
+        self.module = module.requires_grad_(False)
+        self.tokenizer = tokenizer
+        self.name = name
+        self.new_parameters = tuple(new_parameters)
+        self.layout: Layout = find_layout(module)
+        self._parameters = dict(module.named_parameters())
+        self._base: dict[str, Tensor] = {}  # copies of parameters as they were, made when first touched
+        self._trainable: set[str] = set()
+        self._dirty: set[str] = set()  # may differ from its base value
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return next(iter(self._parameters.values())).device
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether a token sees only the tokens before it."""
+        config = transformers_model(self.module).config.get_text_config()
+        return (
+            type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+            and getattr(config, "is_decoder", True) is not False  # BERT and its kin can be either
+            and getattr(config, "is_causal", True) is not False
+            and not getattr(config, "use_bidirectional_attention", False)
+        )
+
+    @property
+    def parameter_count(self) -> int:
+        """Numbers in all parameters; tied ones count once."""
+        return sum(parameter.numel() for parameter in self._parameters.values())
+
+    @property
+    def full_bytes(self) -> int:
+        """Bytes of all parameters: what sending the whole model costs."""
+        return self.bytes_of(self._parameters)
+
+    @property
+    def trainable(self) -> tuple[str, ...]:
+        """What trains at present, in model order."""
+        return tuple(name for name in self._parameters if name in self._trainable)
+
+    @property
+    def remembered(self) -> tuple[str, ...]:
+        """Parameters whose base value is kept as a copy: all that was ever loaded or trained."""
+        return tuple(self._base)
+
+    def bytes_of(self, names: Iterable[str]) -> int:
+        """Returns the bytes of these parameters in the model's own dtype."""
+        return sum(parameter.numel() * parameter.element_size() for parameter in self.parameters(names))
+
+    def parameters(self, names: Iterable[str]) -> list[nn.Parameter]:
+        """Returns the live parameters of these names, in the order given.
+
+        Raises:
+            FrameError: The model has no parameter of such a name.
+        """
+        return [self._parameter(name) for name in names]
+
+    def tensors(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Returns detached views by name, on the model's device.
+
+        They share the parameters' memory: nothing is copied, and they change when the model does.
+
+        Raises:
+            FrameError: The model has no parameter of such a name.
+        """
+        return {name: self._parameter(name).detach() for name in names}
+
+    def snapshot(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Returns contiguous copies by name, on the CPU, in the model's dtype.
+
+        Raises:
+            FrameError: The model has no parameter of such a name.
+        """
+        return {
+            name: tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
+            for name, tensor in self.tensors(names).items()
+        }
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copies values into the parameters of the same names; all of them, or none when one does not fit.
+
+        Args:
+            tensors: Values by parameter name, on any device; rounded to the parameter's dtype.
+
+        Raises:
+            FrameError: A name is unknown, a shape differs, or numbers would land in a quantised weight.
+        """
+        for name, value in tensors.items():
+            self._check(name, value)
+        self._remember(tensors)
+        self._dirty.update(tensors)
+        self._copy(tensors)
+
+    def train_only(self, names: Collection[str]) -> None:
+        """Makes exactly these parameters trainable and drops every other gradient.
+
+        A tied weight has one name (that of the input embedding in most models): training it trains both ends.
+
+        Args:
+            names: Parameter names.
+
+        Raises:
+            FrameError: The model has no parameter of such a name.
+        """
+        wanted = set(names)
+        self.parameters(wanted)  # all names are known before anything changes
+        self._remember(wanted)
+        for name in self._trainable - wanted:
+            parameter = self._parameters[name].requires_grad_(False)
+            parameter.grad = None
+        for name in wanted:
+            self._parameters[name].requires_grad_(True)
+        self._trainable = wanted
+        self._dirty |= wanted
+
+    def restore(self, keep: Collection[str] = ()) -> None:
+        """Puts back the base value of what was loaded or trained since the last restore; drops gradients.
+
+        Afterwards the model is bit-equal to the one this handle was made with, except in `keep`. What trains
+        stays the same.
+
+        Args:
+            keep: Names that keep their present value; a later restore without them puts them back.
+        """
+        kept = set(keep)
+        self._copy({name: self._base[name] for name in self._dirty - kept})
+        for name in self._trainable:
+            self._parameters[name].grad = None
+        self._dirty = (self._dirty & kept) | self._trainable
+
+    def to(self, device: torch.device | str) -> Model:
+        """Moves the model and its remembered base values; returns the same handle."""
+        self.module.to(device)
+        self._base = {name: tensor.to(device) for name, tensor in self._base.items()}
+        return self
+
+    def save(self, folder: Path) -> None:
+        """Writes model and tokenizer as a folder that transformers (or PEFT) loads; safetensors only.
+
+        The folder appears complete or not at all; an earlier model in its place is replaced.
+
+        Args:
+            folder: Where to; its parents are created.
+
+        Raises:
+            FedstrataError: The place is taken by something that is no saved model.
+        """
+        folder = Path(folder)
+        saved_before = any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
+        if folder.exists() and not saved_before and (not folder.is_dir() or any(folder.iterdir())):
+            raise FedstrataError(f"{folder} exists and holds no saved model; it is left as it is")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".saving-") as work:
+            complete, replaced = Path(work, "new"), Path(work, "old")
+            self._write(complete)
+            if folder.exists():
+                folder.rename(replaced)
+            complete.rename(folder)
+
+    def _write(self, folder: Path) -> None:
+        config = transformers_model(self.module).config.get_text_config()
+        # Training runs without a cache; whoever loads the folder to generate wants one.
+        config.use_cache, before = self.is_causal, config.use_cache
+        module: Any = self.module  # transformers' and PEFT's models share this method
+        try:
+            module.save_pretrained(folder)
+        finally:
+            config.use_cache = before
+        self.tokenizer.save_pretrained(folder)
+
+    def _parameter(self, name: str) -> nn.Parameter:
+        try:
+            return self._parameters[name]
+        except KeyError:
+            raise FrameError(self._unknown(name)) from None
+
+    def _unknown(self, name: str) -> str:
+        aliases = dict(self.module.named_parameters(remove_duplicate=False))
+        if name in aliases:
+            own = next(known for known, parameter in self._parameters.items() if parameter is aliases[name])
+            return f"{name} is tied to {own} in model {self.name}; use that name"
+        close = difflib.get_close_matches(name, self._parameters, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        return f"model {self.name} has no parameter {name}{hint}"
+
+    def _check(self, name: str, value: Tensor) -> None:
+        parameter = self._parameter(name)
+        if value.shape != parameter.shape:
+            raise FrameError(
+                f"{name} has shape {tuple(value.shape)}, but {tuple(parameter.shape)} in model {self.name}"
+            )
+        if value.is_floating_point() != parameter.is_floating_point():
+            raise FrameError(f"{name} is {value.dtype}, but {parameter.dtype} in model {self.name}")
+
+    def _remember(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self._base:
+                self._base[name] = self._parameters[name].detach().clone()
+
+    @torch.no_grad()
+    def _copy(self, tensors: Mapping[str, Tensor]) -> None:
+        if tensors:
+            torch._foreach_copy_([self._parameters[name] for name in tensors], list(tensors.values()))

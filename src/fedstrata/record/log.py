@@ -1,0 +1,60 @@
+"""The record of a run: one event a line, appended and flushed as things happen.
+
+An event is a JSON object with `event`, `time` (UTC, ISO 8601) and the facts. The file is only ever appended to: a resumed run adds a
+`resumed` event, and for a round that was run twice the later `round` event counts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+
+class RecordLog:
+    """Appends events to a JSONL file.
+
+    Args:
+        path: The file; a line that a killed run left half-written is closed first, so that it spoils no later one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        torn = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
+        self._file = path.open("a", encoding="utf-8")
+        if torn:
+            self._file.write("\n")
+
+    def append(self, event: str, facts: Mapping[str, Any]) -> None:
+        """Appends one event and flushes it.
+
+        Raises:
+            ValueError: A fact is not JSON; NaN is not.
+        """
+        line = {"event": event, "time": datetime.now(UTC).isoformat(timespec="milliseconds"), **facts}
+        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Returns the events of a record; half-written lines are left out."""
+    events = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and "event" in event:
+            events.append(event)
+    return events
+
+
+def committed_rounds(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns one `round` event for each round, the last one recorded, in order."""
+    rounds = {event["round"]: event for event in events if event["event"] == "round"}
+    return [rounds[number] for number in sorted(rounds)]

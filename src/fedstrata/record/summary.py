@@ -1,0 +1,120 @@
+"""The summary of a run: a fixed set of keys, derived from its record alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedstrata.record.log import committed_rounds
+
+CONVERGED = 0.9
+"""Share of the best score whose first round is reported as convergence (Layer-Skipping FL, Table V)."""
+
+
+def summarise(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Builds `summary.json` from the events of a finished run; what does not apply is null."""
+    start = [event for event in events if event["event"] == "run"][-1]
+    final = [event for event in events if event["event"] == "final"][-1]
+    rounds = committed_rounds(list(events))
+    metric = start["metric"]
+    return {
+        "method": start["method"],
+        "task": start["task"],
+        "model": start["model"],
+        "seed": start["seed"],
+        "rounds": len(rounds),
+        "clients": len(start["clients"]),
+        "metrics": {
+            "global": final["global"],
+            "best": _best(rounds, metric),
+            "clients": final["clients"],
+            "mean_client": mean_of(list(final["clients"].values())),
+        },
+        "trainable_parameters": start["trainable_parameters"],
+        "communication": _communication(start, rounds),
+        "convergence": {"metric": metric, "rounds_to_90_percent": _rounds_to(rounds, metric)},
+        "time": _time(rounds, final),
+        "memory": {
+            "peak_rss_bytes": final["peak_rss_bytes"],
+            "peak_gpu_bytes": final["peak_gpu_bytes"],
+        },
+        "energy_joules": None,
+        "privacy": {"epsilon": None, "delta": None, "sigma": None, "mechanism": None, "clients": None},
+    }
+
+
+def write_summary(summary: Mapping[str, Any], path: Path) -> None:
+    """Writes the summary to a temporary file and renames it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def mean_of(scores: Sequence[Mapping[str, float] | None]) -> dict[str, float] | None:
+    """Returns the mean of each score over the clients that have it."""
+    present = [score for score in scores if score]
+    names = dict.fromkeys(name for score in present for name in score)
+    means = {name: statistics.fmean(score[name] for score in present if name in score) for name in names}
+    return means or None
+
+
+def headline(scores: Mapping[str, Any], metric: str) -> float | None:
+    """Returns the score a round is judged by: the global one, or the clients' mean where there is no global model."""
+    for group in ("global", "mean_client"):
+        if scores.get(group):
+            return float(scores[group][metric])
+    return None
+
+
+def _evaluated(rounds: Sequence[Mapping[str, Any]], metric: str) -> list[tuple[int, float]]:
+    scored = [(event["round"], headline(event, metric)) for event in rounds]
+    return [(number, score) for number, score in scored if score is not None]
+
+
+def _best(rounds: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float] | None:
+    evaluated = _evaluated(rounds, metric)
+    if not evaluated:
+        return None
+    number, score = max(evaluated, key=lambda item: item[1])
+    return {metric: score, "round": number}
+
+
+def _rounds_to(rounds: Sequence[Mapping[str, Any]], metric: str) -> int | None:
+    evaluated = _evaluated(rounds, metric)
+    if not evaluated:
+        return None
+    target = CONVERGED * max(score for _, score in evaluated)
+    return next(number for number, score in evaluated if score >= target)
+
+
+def _communication(start: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    if start["pooled"]:  # the notes travel, not a model
+        return dict.fromkeys(("bytes_up", "bytes_down", "bytes_up_per_client_round", "percent_of_full_model"))
+    up = sum(client["bytes_up"] for event in rounds for client in event["exchanges"].values())
+    down = sum(client["bytes_down"] for event in rounds for client in event["exchanges"].values())
+    exchanges = sum(len(event["exchanges"]) for event in rounds)
+    per_client = up / exchanges if exchanges else 0.0
+    return {
+        "bytes_up": up,
+        "bytes_down": down,
+        "bytes_up_per_client_round": per_client,
+        "percent_of_full_model": 100.0 * per_client / start["model"]["bytes"],
+    }
+
+
+def _time(rounds: Sequence[Mapping[str, Any]], final: Mapping[str, Any]) -> dict[str, Any]:
+    train = sum(event["train_seconds"] for event in rounds)
+    total = sum(event["seconds"] for event in rounds)
+    evaluation = sum(event["evaluate_seconds"] for event in rounds)
+    exchanges = sum(len(event["exchanges"]) for event in rounds)
+    return {
+        "total_seconds": total + final["seconds"],
+        "train_seconds": train,
+        "engine_overhead_seconds": total - train - evaluation,
+        "seconds_per_client_round": train / exchanges if exchanges else None,
+        "simulated_seconds": None,
+    }

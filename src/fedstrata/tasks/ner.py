@@ -1,0 +1,247 @@
+"""Named entity recognition: mentions as B-, I- and O tags on subword tokens.
+
+A token has the tag of the mention it touches. Flat tags hold one mention per token, so where mentions
+overlap, nest, or share a token the longest is tagged; a discontinuous one is tagged as the stretch that
+encloses it, where no continuous one is in the way. Scores are taken against all annotated mentions, tagged or
+not, and `reachability` says how many can be found at all.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from fedstrata.core.documents import Document, Span
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.data.select import mention_types
+from fedstrata.metrics.spans import span_scores
+from fedstrata.tasks.windows import IGNORED, Window, encode_windows, pad
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from fedstrata.core.config import TaskSettings
+    from fedstrata.data.split import Split
+
+
+@dataclass(frozen=True, slots=True)
+class Reachability:
+    """How many annotated mentions perfect tags would give back exactly, and why the others are lost.
+
+    Attributes:
+        mentions: Distinct annotated mentions.
+        discontinuous: Lost: in several pieces.
+        overlapping: Lost: continuous, and overlapping another mention.
+        misaligned: Lost: neither; they begin or end within a token or at a blank, or share a token with a
+            neighbour.
+    """
+
+    mentions: int
+    discontinuous: int
+    overlapping: int
+    misaligned: int
+
+    @property
+    def unreachable(self) -> int:
+        """Mentions that no prediction can match, whatever the model."""
+        return self.discontinuous + self.overlapping + self.misaligned
+
+
+class NamedEntityRecognition:
+    """Tags subword tokens, and scores the mentions they spell, by character offsets.
+
+    Args:
+        settings: Length and overlap of the windows.
+        types: The mention types.
+    """
+
+    kind: ClassVar[str] = "token-classification"
+    metric: ClassVar[str] = "f1"
+    metrics: ClassVar[tuple[str, ...]] = ("f1", "precision", "recall")
+
+    def __init__(self, settings: TaskSettings, types: Sequence[str]) -> None:
+        self.settings = settings
+        self.types = tuple(sorted(set(types)))
+
+    @classmethod
+    def from_documents(cls, settings: TaskSettings, clients: Mapping[str, Split]) -> NamedEntityRecognition:
+        """Makes the task for a corpus: its types are those of all clients' training documents.
+
+        Raises:
+            ConfigurationError: If no training document has a mention, or another document has a type that no
+                training document has.
+        """
+        parts = {
+            part: [document for own in clients.values() for document in getattr(own, part)]
+            for part in ("train", "validation", "test")
+        }
+        types = mention_types(parts["train"])
+        if not types:
+            count = len(parts["train"])
+            raise ConfigurationError(
+                [Problem("data.types", f"none of the {count} training documents has a mention")]
+            )
+        problems = [
+            problem for part, documents in parts.items() for problem in _unknown(documents, types, f"{part} ")
+        ]
+        if problems:
+            raise ConfigurationError(problems)
+        return cls(settings, types)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """`O`, then `B-` and `I-` of every type: B- tags are odd and I- tags even."""
+        return ("O", *(f"{prefix}-{label}" for label in self.types for prefix in "BI"))
+
+    def encode(self, documents: Sequence[Document], tokenizer: Any) -> list[Window]:
+        """Tokenizes and tags documents.
+
+        Raises:
+            ConfigurationError: If a document has a type that the task does not know.
+        """
+        problems = _unknown(documents, self.types)
+        if problems:
+            raise ConfigurationError(problems)
+        return encode_windows(documents, tokenizer, self.settings, self._tags)
+
+    def collate(self, examples: Sequence[Window]) -> dict[str, Tensor]:
+        """Pads windows on the right; see `fedstrata.tasks.windows.pad`."""
+        return pad(examples)
+
+    def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Returns the sum of the cross entropies of owned tokens, float32, and their number."""
+        logits = _logits(module, batch).float()
+        labels = batch["labels"]
+        total = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+        return total, (labels != IGNORED).sum()
+
+    def predict(self, module: nn.Module, batch: Mapping[str, Tensor]) -> list[np.ndarray]:
+        """Returns the likeliest tag of every token of each window, (tokens,) int16."""
+        with torch.no_grad():
+            tags = _logits(module, batch).argmax(dim=-1).to(torch.int16).cpu().numpy()
+        lengths = batch["attention_mask"].sum(dim=1).tolist()
+        return [row[:length] for row, length in zip(tags, lengths, strict=True)]
+
+    def decode(
+        self, documents: Sequence[Document], examples: Sequence[Window], predictions: Sequence[np.ndarray]
+    ) -> list[tuple[Span, ...]]:
+        """Reads mentions off the tags of owned tokens.
+
+        A mention begins at a B-, and at an I- that continues no mention of its type; it runs on across
+        windows. Mentions of nothing but blanks are left out.
+
+        Args:
+            documents: The documents that were encoded.
+            examples: All their windows, in the order in which `encode` gave them.
+            predictions: The tags of each window, (tokens,).
+
+        Returns:
+            The mentions of each document, sorted.
+        """
+        answers: list[tuple[Span, ...]] = [() for _ in documents]
+        pairs = zip(examples, predictions, strict=True)
+        for index, group in groupby(pairs, key=lambda pair: pair[0].document):
+            windows, tags = zip(*group, strict=True)
+            own_tags = [each[window.owned] for window, each in zip(windows, tags, strict=True)]
+            offsets = [window.offsets[window.owned] for window in windows]
+            answers[index] = self._spans(np.concatenate(own_tags), np.concatenate(offsets))
+        return answers
+
+    def score(self, documents: Sequence[Document], answers: Sequence[Sequence[Span]]) -> dict[str, float]:
+        """Scores the mentions of each document; see `fedstrata.metrics.spans.span_scores`."""
+        return span_scores([document.spans for document in documents], answers, self.types)
+
+    def reachability(self, documents: Sequence[Document], examples: Sequence[Window]) -> Reachability:
+        """Counts the annotated mentions that this tokenizer and flat tags cannot give back.
+
+        Args:
+            documents: The documents that were encoded.
+            examples: All their windows, in the order in which `encode` gave them.
+        """
+        mentions = discontinuous = overlapping = misaligned = 0
+        best = self.decode(documents, examples, [window.tags for window in examples])
+        for document, reached in zip(documents, best, strict=True):
+            gold = set(document.spans)
+            mentions += len(gold)
+            for lost in gold.difference(reached):
+                if lost.fragments:
+                    discontinuous += 1
+                elif any(other.start < lost.end and lost.start < other.end for other in gold - {lost}):
+                    overlapping += 1
+                else:
+                    misaligned += 1
+        return Reachability(mentions, discontinuous, overlapping, misaligned)
+
+    def _tags(self, document: Document, offsets: np.ndarray) -> np.ndarray:
+        """Returns the tag of each token of a document, (tokens,) int16, from their offsets, (tokens, 2)."""
+        tags = np.zeros(len(offsets), dtype=np.int16)
+        solid = np.flatnonzero(offsets[:, 1] > offsets[:, 0])
+        spans = sorted(document.spans, key=_precedence)
+        starts, ends = [span.start for span in spans], [span.end for span in spans]
+        firsts = np.searchsorted(offsets[solid, 1], starts, side="right")
+        lasts = np.searchsorted(offsets[solid, 0], ends, side="left") - 1
+        for span, first, last in zip(spans, firsts, lasts, strict=True):
+            if first > last:
+                continue  # nothing of it is in any token
+            begin, end = solid[first], solid[last] + 1
+            if not tags[begin:end].any():
+                tags[begin:end] = 2 * self.types.index(span.label) + 2
+                tags[begin] -= 1
+        return tags
+
+    def _spans(self, tags: np.ndarray, offsets: np.ndarray) -> tuple[Span, ...]:
+        """Returns the mentions that the tags of a document's tokens spell, (tokens,) and (tokens, 2)."""
+        types = (tags.astype(np.int64) + 1) // 2  # 0 for O, else the number of the type from 1
+        continues = (tags % 2 == 0) & (types == np.concatenate([[0], types[:-1]]))
+        mentions = np.cumsum(~continues)  # the number of the run of tokens that each one belongs to
+        counted = (types > 0) & (offsets[:, 1] > offsets[:, 0])
+        if not counted.any():
+            return ()
+        _, first = np.unique(mentions[counted], return_index=True)
+        starts = np.minimum.reduceat(offsets[counted, 0], first).tolist()
+        ends = np.maximum.reduceat(offsets[counted, 1], first).tolist()
+        labels = [self.types[number - 1] for number in types[counted][first].tolist()]
+        return tuple(
+            sorted(map(Span, starts, ends, labels), key=lambda span: (span.start, span.end, span.label))
+        )
+
+
+def _precedence(span: Span) -> tuple[bool, int, int, str]:
+    """Sorts continuous spans first, since no other can be decoded, and then the longest."""
+    return bool(span.fragments), span.start - span.end, span.start, span.label
+
+
+def _unknown(documents: Sequence[Document], types: Sequence[str], part: str = "") -> list[Problem]:
+    """Returns a problem for each mention type of these documents that is not among `types`."""
+    found: dict[str, str] = {}
+    for document in documents:
+        for span in document.spans:
+            if span.label not in types:
+                found.setdefault(span.label, document.id)
+    return [
+        Problem(
+            "data.types",
+            f"mention type {label!r} ({part}document {id_!r}) occurs in no training document, whose types "
+            f"are: {', '.join(types)}; name the types to keep, or map this one to one of them",
+        )
+        for label, id_ in sorted(found.items())
+    ]
+
+
+def _logits(module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """Runs the model: (windows, tokens) to (windows, tokens, classes)."""
+    # A causal model would else build a key-value cache, which nothing reads. PEFT's wrapper hides the
+    # signature.
+    unwrap = getattr(module, "get_base_model", lambda: module)
+    cached = "use_cache" in inspect.signature(unwrap().forward).parameters
+    cache = {"use_cache": False} if cached else {}
+    output = module(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], **cache)
+    logits: Tensor = output.logits
+    return logits

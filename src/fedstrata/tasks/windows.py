@@ -1,0 +1,216 @@
+"""Long documents as overlapping windows of tokens, in which every token counts exactly once.
+
+A note is longer than what a model reads at a time. It is cut into windows that overlap by `task.stride`
+tokens, so that every token has context on both sides, and the overlap of two neighbours is shared out at its
+middle: its first half is owned by the earlier window, its second half by the later one. Losses and answers
+use owned tokens only.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fedstrata.core.errors import ConfigurationError, Problem
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedstrata.core.config import TaskSettings
+    from fedstrata.core.documents import Document
+
+IGNORED = -100
+"""The tag of a token that counts in no loss; what torch's cross entropy ignores by default."""
+
+DOCUMENTS_PER_CALL = 64
+"""Documents given to the tokenizer at a time: enough for its threads, few enough for its Python lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A stretch of a document's tokens, special tokens included.
+
+    Attributes:
+        document: Index of the document in the sequence that was encoded.
+        input_ids: Token ids, (tokens,) int32.
+        tags: The class of each token that this window owns, else -100; (tokens,) int16.
+        offsets: First and one past the last character of each token without the blanks around it, (tokens, 2)
+            int32; both are equal for a token of blanks and for a special token.
+        owned: Which tokens this window answers for, (tokens,) bool.
+        pad_id: The id with which this window is padded.
+    """
+
+    document: int
+    input_ids: np.ndarray
+    tags: np.ndarray
+    offsets: np.ndarray
+    owned: np.ndarray
+    pad_id: int
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+
+def encode_windows(
+    documents: Sequence[Document],
+    tokenizer: Any,
+    settings: TaskSettings,
+    tag: Callable[[Document, np.ndarray], np.ndarray],
+) -> list[Window]:
+    """Tokenizes documents and cuts them into windows.
+
+    Args:
+        documents: The documents; one without tokens gets no window.
+        tokenizer: A fast transformers tokenizer.
+        settings: Length and overlap of the windows.
+        tag: Returns the tag of each token of a document from the offsets of all its tokens, (tokens, 2) to
+            (tokens,).
+
+    Returns:
+        The windows, by document and then from left to right.
+
+    Raises:
+        ConfigurationError: If the tokenizer cannot give offsets, or the windows are too short.
+    """
+    _require_usable(tokenizer, settings)
+    padding = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    pad_id = next(id_ for id_ in padding if id_ is not None)
+    windows: list[Window] = []
+    for index, pieces in enumerate(_tokenize(documents, tokenizer, settings)):
+        own_offsets = [piece.offsets[piece.owned] for piece in pieces]
+        sizes = [len(offsets) for offsets in own_offsets]
+        if not any(sizes):
+            continue
+        tags = tag(documents[index], np.concatenate(own_offsets))
+        for piece, own_tags in zip(pieces, np.split(tags, np.cumsum(sizes)[:-1]), strict=True):
+            window_tags = np.full(len(piece.input_ids), IGNORED, dtype=np.int16)
+            window_tags[piece.owned] = own_tags
+            windows.append(Window(index, piece.input_ids, window_tags, piece.offsets, piece.owned, pad_id))
+    return windows
+
+
+def pad(windows: Sequence[Window]) -> dict[str, Tensor]:
+    """Pads windows on the right to the longest one.
+
+    Args:
+        windows: The windows of a batch.
+
+    Returns:
+        `input_ids`, `attention_mask` and `labels`, each (windows, tokens) int64.
+    """
+    shape = (len(windows), max(map(len, windows)))
+    input_ids = np.zeros(shape, dtype=np.int64)
+    attention_mask = np.zeros(shape, dtype=np.int64)
+    labels = np.full(shape, IGNORED, dtype=np.int64)
+    for row, window in enumerate(windows):
+        input_ids[row] = window.pad_id
+        input_ids[row, : len(window)] = window.input_ids
+        attention_mask[row, : len(window)] = 1
+        labels[row, : len(window)] = window.tags
+    arrays = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A window before its tokens have tags."""
+
+    input_ids: np.ndarray
+    offsets: np.ndarray
+    owned: np.ndarray
+
+
+def _tokenize(
+    documents: Sequence[Document], tokenizer: Any, settings: TaskSettings
+) -> Iterator[list[_Piece]]:
+    """Yields the pieces of each document, from left to right."""
+    for start in range(0, len(documents), DOCUMENTS_PER_CALL):
+        batch = documents[start : start + DOCUMENTS_PER_CALL]
+        encoded = tokenizer(
+            [document.text for document in batch],
+            truncation=True,
+            max_length=settings.max_length,
+            stride=settings.stride,
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+            return_special_tokens_mask=True,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+        )
+        rows: dict[int, list[int]] = defaultdict(list)
+        for row, index in enumerate(encoded["overflow_to_sample_mapping"]):
+            rows[index].append(row)
+        for index, document in enumerate(batch):
+            # A tokenizer that truncates on the left gives the end of the text first.
+            ordered = rows[index] if tokenizer.truncation_side == "right" else rows[index][::-1]
+            ids = [np.array(encoded["input_ids"][row], dtype=np.int32) for row in ordered]
+            specials = [np.array(encoded["special_tokens_mask"][row], dtype=bool) for row in ordered]
+            raw = [np.array(encoded["offset_mapping"][row], dtype=np.int32) for row in ordered]
+            offsets, owned = _without_blanks(document.text, raw), _owned(specials, settings.stride)
+            yield [_Piece(*parts) for parts in zip(ids, offsets, owned, strict=True)]
+
+
+def _owned(specials: Sequence[np.ndarray], stride: int) -> list[np.ndarray]:
+    """Shares out the overlaps of a document's windows.
+
+    Args:
+        specials: Which tokens of each window are special, (tokens,) bool each.
+        stride: Tokens that neighbouring windows share.
+
+    Returns:
+        Which tokens of each window are its own, (tokens,) bool each.
+    """
+    masks = []
+    for number, special in enumerate(specials):
+        text = np.flatnonzero(~special)
+        first = stride // 2 if number > 0 else 0
+        last = len(text) - (stride - stride // 2) if number < len(specials) - 1 else len(text)
+        mask = np.zeros(len(special), dtype=bool)
+        mask[text[first:last]] = True
+        masks.append(mask)
+    return masks
+
+
+def _without_blanks(text: str, offsets: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Narrows offsets to the text without the white space around it.
+
+    Byte-level tokenizers count the blank before a word as part of its token.
+
+    Args:
+        text: The document's text.
+        offsets: Characters of the tokens of each window, (tokens, 2) each.
+
+    Returns:
+        The same; both ends of a token are equal where nothing is left of it.
+    """
+    solid = np.flatnonzero(~np.fromiter(map(str.isspace, text), dtype=bool, count=len(text)))
+    at_or_after, before = np.append(solid, len(text)), np.insert(solid, 0, -1)
+    narrowed = []
+    for window in offsets:
+        starts, ends = window.reshape(-1, 2).T
+        first = np.minimum(at_or_after[np.searchsorted(solid, starts)], ends)
+        last = np.maximum(before[np.searchsorted(solid, ends)] + 1, first)
+        narrowed.append(np.stack([first, last], axis=1).astype(np.int32))
+    return narrowed
+
+
+def _require_usable(tokenizer: Any, settings: TaskSettings) -> None:
+    if not tokenizer.is_fast:
+        problem = Problem(
+            "model.tokenizer",
+            f"{type(tokenizer).__name__} gives no character offsets; a fast tokenizer is needed",
+        )
+        raise ConfigurationError([problem])
+    special = tokenizer.num_special_tokens_to_add()
+    if settings.max_length - special <= settings.stride:
+        problem = Problem(
+            "task.max_length",
+            f"{settings.max_length} leaves {settings.max_length - special} tokens besides the {special} that "
+            f"the tokenizer adds to every window; that must be more than task.stride ({settings.stride})",
+        )
+        raise ConfigurationError([problem])

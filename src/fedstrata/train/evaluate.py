@@ -1,0 +1,43 @@
+"""Scoring a model: one pass over the examples, then a score for any subset of their documents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fedstrata.train.local import autocast, to_device
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from fedstrata.core.config import TrainingSettings
+    from fedstrata.core.method import Model, Task
+
+
+@torch.inference_mode()
+def predict(model: Model, task: Task, examples: Sequence[Any], settings: TrainingSettings) -> list[np.ndarray]:
+    """Returns the model's answer to every example, in order.
+
+    Examples run sorted by length, so that a batch holds little padding.
+
+    Args:
+        model: The model; left in evaluation mode.
+        task: The task that made the examples.
+        examples: Encoded examples; `len(example)` is its number of tokens.
+        settings: Batch size and precision.
+    """
+    module = model.module
+    module.eval()
+    device = next(module.parameters()).device
+    order = sorted(range(len(examples)), key=lambda index: len(examples[index]))
+    answers: list[Any] = [None] * len(examples)
+    for start in range(0, len(order), settings.eval_batch_size):
+        chosen = order[start : start + settings.eval_batch_size]
+        batch = to_device(task.collate([examples[index] for index in chosen]), device)
+        with autocast(settings, device):
+            outputs = task.predict(module, batch)
+        for index, output in zip(chosen, outputs, strict=True):
+            answers[index] = output
+    return answers

@@ -1,0 +1,206 @@
+"""The only client training loop.
+
+Every method trains through `fit`, so optimisers, schedules, clipping, accumulation, precision and determinism are decided in one
+place. `train_and_send` is the client half that FedAvg-like methods share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.utils.data import DataLoader
+
+from fedstrata.core.errors import TrainingError
+from fedstrata.core.types import Message, Plan, Update
+from fedstrata.models.blocks import transformers_model
+
+if TYPE_CHECKING:
+    from fedstrata.core.config import TrainingSettings
+    from fedstrata.core.method import Client, Model
+    from fedstrata.core.seeding import Seed
+
+
+@dataclass(frozen=True, slots=True)
+class FitResult:
+    """What a local training did.
+
+    Attributes:
+        loss: Mean loss over all terms (for token tasks: tokens) of the last epoch.
+        steps: Optimiser steps taken.
+    """
+
+    loss: float
+    steps: int
+
+
+def train_and_send(
+    plan: Plan,
+    client: Client,
+    rng: Seed,
+    *,
+    trainable: Collection[str],
+    private: Collection[str] = (),
+    proximal: float = 0.0,
+) -> Update:
+    """Loads a plan, trains, keeps the private tensors and returns the others.
+
+    Args:
+        plan: The global values of the shared tensors.
+        client: The client.
+        rng: Seed of this client in this round.
+        trainable: Names of all parameters that train.
+        private: Those of them that stay in the client's store.
+        proximal: FedProx's mu.
+    """
+    client.model.load(plan.tensors)
+    result = fit(client, trainable, rng, proximal=proximal)
+    if private:
+        client.store.write(Message(client.model.tensors(private)))
+    shared = [name for name in trainable if name not in set(private)]
+    return Update(client.model.tensors(shared), {"loss": result.loss}, weight=float(len(client.examples)))
+
+
+def fit(client: Client, trainable: Collection[str], rng: Seed, *, proximal: float = 0.0) -> FitResult:
+    """Trains the named parameters of a client's model on its examples.
+
+    The gradient of a step is that of the mean loss over all terms of its batches, however they are divided by
+    `training.accumulation`. Bias and norm parameters (fewer than two dimensions) have no weight decay.
+
+    Args:
+        client: The client; its model is changed in place.
+        trainable: Names of the parameters that train; all others are frozen.
+        rng: Seed of the order of the examples and of dropout.
+        proximal: FedProx's mu: (mu/2) ||w - w_0||^2 is added to the loss (Li et al. 2020, equation 2).
+
+    Raises:
+        TrainingError: The loss or the gradient is not finite.
+    """
+    settings, model = client.training, client.model
+    model.train_only(trainable)
+    parameters = model.parameters(trainable)
+    anchors = [parameter.detach().clone() for parameter in parameters] if proximal else []
+    loader: DataLoader[Any] = DataLoader(
+        client.examples,  # type: ignore[arg-type]  # a sequence serves as a dataset
+        batch_size=settings.batch_size,
+        shuffle=True,
+        generator=rng.child("order").torch(),
+        collate_fn=client.task.collate,
+    )
+    from transformers import get_scheduler  # noqa: PLC0415 - seconds to import, and the cards import this module
+
+    steps_per_epoch = math.ceil(len(loader) / settings.accumulation)
+    steps = steps_per_epoch * settings.epochs
+    optimizer = _optimizer(parameters, settings)
+    schedule = get_scheduler(
+        settings.schedule, optimizer, num_warmup_steps=round(settings.warmup * steps), num_training_steps=steps
+    )
+    loss = math.nan
+    with seeded(rng.child("dropout")):
+        _train_mode(model)
+        for epoch in range(settings.epochs):
+            loss_sum = term_count = 0.0
+            for index, batches in enumerate(_groups(loader, settings.accumulation)):
+                step = epoch * steps_per_epoch + index
+                step_loss, terms = _accumulate(client, batches, parameters)
+                if not math.isfinite(step_loss):
+                    raise _diverged(client, step_loss, step, steps)
+                if proximal:
+                    _pull(parameters, anchors, proximal)
+                if settings.clip_norm is not None:
+                    torch.nn.utils.clip_grad_norm_(parameters, settings.clip_norm)
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad(set_to_none=True)
+                loss_sum, term_count = loss_sum + step_loss * terms, term_count + terms
+                loss = loss_sum / term_count
+                client.report({"step": step + 1, "steps": steps, "loss": loss})
+    return FitResult(loss, steps)
+
+
+@contextmanager
+def seeded(rng: Seed) -> Iterator[None]:
+    """Seeds torch's global generators within the block and puts them back after it."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(rng.integer())
+        yield
+
+
+def autocast(settings: TrainingSettings, device: torch.device) -> torch.autocast:
+    """Returns the context in which forward passes run (`training.precision`)."""
+    low = settings.precision == "bfloat16" or (settings.precision == "auto" and device.type == "cuda")
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=low)
+
+
+def to_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Returns the batch on the device."""
+    return {key: value.to(device, non_blocking=True) for key, value in batch.items()}
+
+
+def _train_mode(model: Model) -> None:
+    """Switches on dropout in what trains; frozen blocks, and a frozen embedding, run as in evaluation.
+
+    What is frozen is then a fixed function of the text, which is what a cache of its output relies on.
+    """
+    body = transformers_model(model.module).base_model
+    model.module.train()
+    body.train(any(parameter.requires_grad for parameter in model.parameters(model.layout.embedding)))
+    for block in model.module.get_submodule(model.layout.blocks_path).children():
+        block.train(any(parameter.requires_grad for parameter in block.parameters()))
+
+
+def _optimizer(parameters: Sequence[Parameter], settings: TrainingSettings) -> torch.optim.Optimizer:
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum, fused=True)
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=True)
+
+
+def _groups(loader: DataLoader[Any], size: int) -> Iterator[list[Mapping[str, Tensor]]]:
+    batches = iter(loader)
+    while group := list(islice(batches, size)):
+        yield group
+
+
+def _accumulate(
+    client: Client, batches: Sequence[Mapping[str, Tensor]], parameters: Sequence[Parameter]
+) -> tuple[float, float]:
+    """Leaves the gradient of the mean loss of all batches in the parameters; returns the loss and its number of terms."""
+    device = parameters[0].device
+    losses, counts = [], []
+    for batch in batches:
+        with autocast(client.training, device):
+            loss, count = client.task.loss(client.model.module, to_device(batch, device))
+        loss.backward()
+        losses.append(loss.detach())
+        counts.append(count)
+    terms = max(float(torch.stack(counts).sum()), 1.0)
+    torch._foreach_mul_([parameter.grad for parameter in parameters if parameter.grad is not None], 1.0 / terms)
+    return float(torch.stack(losses).sum()) / terms, terms
+
+
+def _pull(parameters: Sequence[Parameter], anchors: Sequence[Tensor], proximal: float) -> None:
+    """Adds the gradient of FedProx's proximal term, mu (w - w_0)."""
+    for parameter, anchor in zip(parameters, anchors, strict=True):
+        if parameter.grad is not None:  # what no batch reaches has not moved from its anchor either
+            parameter.grad.add_(parameter.detach() - anchor, alpha=proximal)
+
+
+def _diverged(client: Client, loss: float, step: int, steps: int) -> TrainingError:
+    settings = client.training
+    return TrainingError(
+        f"client {client.id}: the loss became {loss} at step {step + 1} of {steps} of its local training. "
+        f"training.learning_rate is {settings.learning_rate:g} and training.clip_norm is {settings.clip_norm}: "
+        f"lower the first, or check this client's data"
+    )

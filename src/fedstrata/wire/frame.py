@@ -1,0 +1,208 @@
+"""Frames: one message as one valid safetensors file.
+
+Layout (https://huggingface.co/docs/safetensors): 8 bytes with the header's length, little-endian; the header, a JSON
+object of `{name: {dtype, shape, data_offsets}}` padded with blanks to 8 bytes; then the tensors' bytes. The message's values
+are JSON text in the header's `__metadata__` under `values`.
+
+A frame is a list of buffers that alias the tensors, so making one costs the header only; `safetensors.save` would
+cost twice the payload in memory. Reading aliases the buffers in the same way. bf16 stays bf16.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedstrata.core.errors import FrameError
+from fedstrata.core.types import JSON, Message, Update
+
+_LENGTH = struct.Struct("<Q")
+_ALIGNMENT = 8
+_HEADER_LIMIT = 100 * 2**20  # safetensors' own bound
+_NAME_OF = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+}
+_DTYPE_OF = {name: dtype for dtype, name in _NAME_OF.items()}
+
+MessageType = TypeVar("MessageType", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One encoded message.
+
+    Attributes:
+        head: Length field and header.
+        bodies: The bytes of each tensor, in header order; they alias the tensors they were made from.
+    """
+
+    head: bytes
+    bodies: tuple[memoryview, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the wire."""
+        return len(self.head) + sum(body.nbytes for body in self.bodies)
+
+    def buffers(self) -> Iterator[bytes | memoryview]:
+        """Yields what to write, in order."""
+        yield self.head
+        yield from self.bodies
+
+    def tobytes(self) -> bytes:
+        """Returns the frame as one piece; copies the payload."""
+        return b"".join(self.buffers())
+
+    def write(self, path: Path) -> None:
+        """Writes the frame durably: to a temporary file, flushed to disk, then renamed."""
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        with temporary.open("wb") as file:
+            for buffer in self.buffers():
+                file.write(buffer)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+
+
+def encode(message: Message) -> Frame:
+    """Encodes a message without copying its tensors.
+
+    Args:
+        message: Contiguous CPU tensors are aliased; others are copied to the CPU first.
+
+    Raises:
+        FrameError: A dtype that safetensors does not know, or values that are not JSON (NaN included).
+    """
+    header: dict[str, Any] = {}
+    bodies, offset = [], 0
+    for name, tensor in message.tensors.items():
+        if tensor.dtype not in _NAME_OF:
+            raise FrameError(f"tensor {name}: dtype {tensor.dtype} cannot travel; allowed: {', '.join(_DTYPE_OF)}")
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        body = memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+        header[name] = {
+            "dtype": _NAME_OF[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + body.nbytes],
+        }
+        bodies.append(body)
+        offset += body.nbytes
+    values = dict(message.values)
+    if isinstance(message, Update):
+        values["weight"] = message.weight
+    try:
+        header["__metadata__"] = {"values": json.dumps(values, allow_nan=False, separators=(",", ":"))}
+    except (TypeError, ValueError) as error:
+        raise FrameError(f"the values of a message must be JSON: {error}") from None
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return Frame(_LENGTH.pack(len(text)) + text, tuple(bodies))
+
+
+def decode(frame: Frame, kind: type[MessageType]) -> MessageType:
+    """Returns the message in a frame; its tensors alias the frame's buffers.
+
+    Raises:
+        FrameError: The frame is cut short or malformed.
+    """
+    header, values = _parse_header(frame.head)
+    tensors = {
+        name: _tensor(name, entry, body)
+        for (name, entry), body in zip(header.items(), frame.bodies, strict=True)
+    }
+    if issubclass(kind, Update):
+        weight = values.pop("weight", None)
+        if not isinstance(weight, int | float):
+            raise FrameError("an update must carry its weight")
+        return kind(tensors, values, weight=float(weight))
+    return kind(tensors, values)
+
+
+def split(data: bytes | bytearray | memoryview) -> Frame:
+    """Returns the frame in one piece of bytes, without copying its tensors.
+
+    Raises:
+        FrameError: The bytes are cut short, too long, or not a frame.
+    """
+    view = memoryview(data)
+    if view.nbytes < _LENGTH.size:
+        raise FrameError(f"a frame has at least {_LENGTH.size} bytes, this one has {view.nbytes}")
+    (length,) = _LENGTH.unpack(view[: _LENGTH.size])
+    start = _LENGTH.size + length
+    if length > _HEADER_LIMIT or start > view.nbytes:
+        raise FrameError(f"a frame of {view.nbytes} bytes cannot have a header of {length}; it is cut short or damaged")
+    head = bytes(view[:start])
+    header, _ = _parse_header(head)
+    ends = [entry["data_offsets"][1] for entry in header.values()]
+    expected = start + (ends[-1] if ends else 0)
+    if view.nbytes != expected:
+        state = "cut short" if view.nbytes < expected else "too long"
+        raise FrameError(f"a frame is {state}: its header announces {expected} bytes, it has {view.nbytes}")
+    bodies = (view[start + a : start + b] for a, b in (entry["data_offsets"] for entry in header.values()))
+    return Frame(head, tuple(bodies))
+
+
+def read(path: Path) -> Frame:
+    """Reads a frame from a file.
+
+    Raises:
+        FrameError: The file is missing, cut short or malformed; the message names it.
+    """
+    try:
+        return split(bytearray(path.read_bytes()))
+    except OSError as error:
+        raise FrameError(f"cannot read {path}: {error.strerror}") from None
+    except FrameError as error:
+        raise FrameError(f"{path}: {error}") from None
+
+
+def _parse_header(head: bytes) -> tuple[dict[str, dict[str, Any]], dict[str, JSON]]:
+    """Returns the tensor entries, checked to be contiguous and in order, and the values."""
+    try:
+        header = json.loads(head[_LENGTH.size :])
+        metadata = header.pop("__metadata__", {})
+        values = json.loads(metadata.get("values", "{}"))
+        position = 0
+        for name, entry in header.items():
+            begin, end = entry["data_offsets"]
+            size = _DTYPE_OF[entry["dtype"]].itemsize
+            for extent in entry["shape"]:
+                if not isinstance(extent, int) or extent < 0:
+                    raise FrameError(f"tensor {name}: {extent!r} is no extent of a shape")
+                size *= extent
+            if begin != position or end - begin != size:
+                raise FrameError(f"tensor {name}: {size} bytes expected at {position}, the header says {begin} to {end}")
+            position = end
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FrameError(f"a frame's header is damaged ({type(error).__name__})") from None
+    if not isinstance(values, dict):
+        raise FrameError("a frame's values must be a JSON object")
+    return header, values
+
+
+def _tensor(name: str, entry: Mapping[str, Any], body: memoryview) -> Tensor:
+    dtype, shape = _DTYPE_OF[entry["dtype"]], entry["shape"]
+    if body.nbytes != entry["data_offsets"][1] - entry["data_offsets"][0]:
+        raise FrameError(f"tensor {name} is cut short: {body.nbytes} bytes")
+    if body.nbytes == 0:
+        return torch.empty(shape, dtype=dtype)
+    if body.readonly:  # torch wants to be able to write; a received frame is a bytearray and is aliased
+        body = memoryview(bytearray(body))
+    return torch.frombuffer(body, dtype=dtype).reshape(shape)

@@ -1,0 +1,35 @@
+"""Counts the bytes of every frame, by client and direction."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from fedstrata.wire.frame import Frame
+
+
+@dataclass(slots=True)
+class Meter:
+    """Totals of what travelled in a round.
+
+    Attributes:
+        up: Bytes from each client to the server.
+        down: Bytes from the server to each client.
+    """
+
+    up: Counter[str] = field(default_factory=Counter)
+    down: Counter[str] = field(default_factory=Counter)
+    
+    def count_down(self, client: str, frame: Frame) -> int:
+        """Counts a plan and returns its bytes."""
+        self.down[client] += frame.nbytes
+        return frame.nbytes
+
+    def count_up(self, client: str, frame: Frame) -> int:
+        """Counts an update and returns its bytes."""
+        self.up[client] += frame.nbytes
+        return frame.nbytes
+
+    def exchanges(self) -> dict[str, dict[str, int]]:
+        """Returns `bytes_up` and `bytes_down` of every client that took part."""
+        return {client: {"bytes_up": self.up[client], "bytes_down": self.down[client]} for client in self.down}

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedstrata.core.config import RunSettings
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.sources import read_source, validate
+
+
+def problems_of(tmp_path: Path, text: str, *overrides: str) -> dict[str, str]:
+    file = tmp_path / "site.yaml"
+    file.write_text(text)
+    settings, problems = validate(RunSettings, read_source(file, overrides))
+    assert (settings is None) == bool(problems)
+    return {problem.path: str(problem) for problem in problems}
+
+
+def test_numbers_are_read_as_yaml_1_2(tmp_path: Path) -> None:
+    file = tmp_path / "site.yaml"
+    file.write_text("training:\n  learning_rate: 2e-5\nname: off\n")
+    settings, problems = validate(RunSettings, read_source(file, ["training.batch_size=3"]))
+    assert not problems
+    assert settings is not None
+    assert settings.training.learning_rate == 2e-5
+    assert settings.training.batch_size == 3
+    assert settings.name == "off"
+
+
+def test_every_problem_is_reported_with_its_place(tmp_path: Path) -> None:
+    text = "seed: x\ntraining:\n  epochs: 0\n  learning_rte: 0.1\nmodel:\n  dtype: float8\n"
+    found = problems_of(tmp_path, text, "federation.rounds=many")
+    assert found.keys() == {"seed", "training.epochs", "training.learning_rte", "model.dtype", "federation.rounds"}
+    assert "site.yaml, line 1" in found["seed"]
+    assert "not 0" in found["training.epochs"]
+    assert "site.yaml, line 3" in found["training.epochs"]
+    assert "did you mean 'learning_rate'?" in found["training.learning_rte"]
+    assert "float32" in found["model.dtype"]
+    assert "the command line" in found["federation.rounds"]
+
+
+def test_nothing_is_coerced(tmp_path: Path) -> None:
+    assert problems_of(tmp_path, "training:\n  epochs: '3'\n  batch_size: 2.0\n").keys() == {
+        "training.epochs",
+        "training.batch_size",
+    }
+
+
+def test_an_override_wins_and_takes_the_blame(tmp_path: Path) -> None:
+    found = problems_of(tmp_path, "training:\n  epochs: 2\n", "training.epochs=-1")
+    assert "the command line" in found["training.epochs"]
+
+
+def test_conditions_between_settings_are_checked(tmp_path: Path) -> None:
+    assert "path" in problems_of(tmp_path, "data:\n  format: brat\n")["data"]
+    assert "must be 1" in problems_of(tmp_path, "data:\n  split: {train: 0.5}\n")["data.split"]
+    assert "clients" in problems_of(tmp_path, "partition: {by: iid}\n")["partition"]
+    assert "half" in problems_of(tmp_path, "task: {max_length: 16, stride: 9}\n")["task"]
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "message"),
+    [
+        (None, [], "cannot read the configuration"),
+        ("a: [1", [], "not valid YAML"),
+        ("- 1\n- 2\n", [], "key: value"),
+        ("seed: 1", ["seed"], "key.path=value"),
+        ("seed: 1", ["seed.deeper=1"], "single value"),
+        ("seed: 1", ["=1"], "key.path=value"),
+        ("seed: 1", ["seed=[1"], "not a YAML value"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path: Path, text: str | None, overrides: list[str], message: str) -> None:
+    file = tmp_path / "site.yaml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigurationError, match=message):
+        read_source(file, overrides)
+
+
+def test_an_empty_file_means_all_defaults(tmp_path: Path) -> None:
+    assert problems_of(tmp_path, "") == {}

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedstrata.core.config import SplitSettings
+from fedstrata.core.documents import Document
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.seeding import Seed
+from fedstrata.data.split import PARTS, Split, split
+
+SHARES = SplitSettings()
+
+
+def corpus(sites: list[int]) -> list[Document]:
+    return [
+        Document(f"{site}/{number}", "text", site=f"site-{site}")
+        for site, count in enumerate(sites)
+        for number in range(count)
+    ]
+
+
+def named(**parts: int) -> list[Document]:
+    return [
+        Document(f"{part}-{number}", "text", metadata={"split": part})
+        for part, count in parts.items()
+        for number in range(count)
+    ]
+
+
+def ids(parts: Split) -> dict[str, list[str]]:
+    return {part: [document.id for document in getattr(parts, part)] for part in PARTS}
+
+
+@st.composite
+def shares(draw: st.DrawFn) -> SplitSettings:
+    """Shares in hundredths; validation and test may be 0."""
+    train = draw(st.integers(1, 100))
+    validation = draw(st.integers(0, min(99, 100 - train)))
+    return SplitSettings(
+        train=train / 100, validation=validation / 100, test=(100 - train - validation) / 100
+    )
+
+
+@given(sites=st.lists(st.integers(0, 30), min_size=1, max_size=5), shares=shares(), seed=st.integers(0, 9))
+def test_every_document_is_in_one_part_and_no_site_is_left_out(
+    sites: list[int], shares: SplitSettings, seed: int
+) -> None:
+    documents = corpus(sites)
+    parts = split(documents, shares, Seed(seed))
+    assert Counter(document.id for document in parts.all) == Counter(document.id for document in documents)
+    for site, count in enumerate(sites):
+        in_part = {part: sum(d.site == f"site-{site}" for d in getattr(parts, part)) for part in PARTS}
+        assert in_part["train"] >= min(count, 1)
+        for part in PARTS:
+            share = getattr(shares, part)
+            if share == 0.0:
+                assert in_part[part] == 0
+            elif count >= 3:
+                assert in_part[part] >= 1
+            # One document off for rounding, and one for each other part that would have been empty.
+            assert abs(in_part[part] - count * share) < 3
+
+
+@given(order=st.permutations(corpus([5, 9, 3])), seed=st.integers(0, 3))
+def test_the_order_of_the_input_does_not_matter(order: list[Document], seed: int) -> None:
+    assert split(order, SHARES, Seed(seed)) == split(corpus([5, 9, 3]), SHARES, Seed(seed))
+
+
+def test_shares_are_those_asked_for_and_the_seed_changes_who_is_where() -> None:
+    documents = corpus([100, 50])
+    parts = split(documents, SHARES, Seed(0))
+    assert [len(getattr(parts, part)) for part in PARTS] == [105, 15, 30]
+    assert ids(split(documents, SHARES, Seed(0))) == ids(parts)
+    assert ids(split(documents, SHARES, Seed(1))) != ids(parts)
+
+
+def test_a_site_that_joins_does_not_change_the_others() -> None:
+    before, after = split(corpus([20]), SHARES, Seed(0)), split(corpus([20, 20]), SHARES, Seed(0))
+    for part in PARTS:
+        assert set(ids(before)[part]) <= set(ids(after)[part])
+
+
+@settings(max_examples=25)
+@given(counts=st.tuples(*[st.integers(1, 20)] * 3))
+def test_the_data_s_own_parts_are_honoured(counts: tuple[int, int, int]) -> None:
+    documents = named(**dict(zip(PARTS, counts, strict=True)))
+    assert split(documents, SHARES, Seed(0)) == Split(
+        *(
+            tuple(sorted((d for d in documents if d.metadata["split"] == part), key=lambda d: d.id))
+            for part in PARTS
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("given_parts", "expected"),
+    [
+        ({"train": 80, "test": 7}, (70, 10, 7)),  # 0.1 of 0.7 + 0.1
+        ({"train": 90, "validation": 7}, (70, 7, 20)),  # 0.2 of 0.7 + 0.2
+        ({"train": 100}, (70, 10, 20)),
+    ],
+)
+def test_a_part_the_data_does_not_have_is_cut_off_its_training_documents(
+    given_parts: dict[str, int], expected: tuple[int, int, int]
+) -> None:
+    parts = split(named(**given_parts), SHARES, Seed(0))
+    assert tuple(len(getattr(parts, part)) for part in PARTS) == expected
+    for part in given_parts:
+        if part != "train":
+            assert all(id_.startswith(part) for id_ in ids(parts)[part])
+
+
+def test_no_part_is_cut_off_that_the_shares_do_not_ask_for() -> None:
+    parts = split(named(train=10, test=2), SplitSettings(train=0.8, validation=0.0, test=0.2), Seed(0))
+    assert [len(getattr(parts, part)) for part in PARTS] == [10, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("documents", "words"),
+    [
+        (named(train=3, dev=2), ["2 documents", "'dev-0'", "'dev'", "train, validation, test"]),
+        (named(train=3) + corpus([2]), ["2 documents", "'0/0'", "no split"]),
+        (named(test=3), ["'train'"]),
+        (corpus([2]) + corpus([1]), ["'0/0'", "two documents"]),
+    ],
+)
+def test_what_cannot_be_split_is_refused(documents: list[Document], words: list[str]) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        split(documents, SHARES, Seed(0))
+    for word in words:
+        assert word in str(error.value)
+    assert [problem.path for problem in error.value.problems] == ["data.path"]

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nervaluate import Evaluator
+from seqeval.metrics import f1_score, precision_score, recall_score
+from seqeval.scheme import IOB2
+
+from fedstrata.core.documents import Span
+from fedstrata.metrics.spans import Counts, span_scores, strict_counts
+
+TYPES = ("drug", "problem", "test")
+
+TAGS = st.lists(
+    st.sampled_from(["O", *(f"{prefix}-{label}" for prefix in "BI" for label in TYPES)]),
+    min_size=12,
+    max_size=12,
+)
+CORPUS = st.lists(st.tuples(TAGS, TAGS), min_size=1, max_size=6)
+
+
+def valid(tags: list[str]) -> list[str]:
+    """Turns an I- that continues nothing into a B-, so that every scheme reads the same mentions."""
+    fixed: list[str] = []
+    for tag in tags:
+        follows = bool(fixed) and fixed[-1] != "O" and fixed[-1][2:] == tag[2:]
+        fixed.append(f"B-{tag[2:]}" if tag[0] == "I" and not follows else tag)
+    return fixed
+
+
+def spans(tags: list[str]) -> list[Span]:
+    """Reads spans off valid tags; a token is one character."""
+    found: list[Span] = []
+    for position, tag in enumerate(tags):
+        if tag[0] == "B":
+            found.append(Span(position, position + 1, tag[2:]))
+        elif tag[0] == "I":
+            found[-1] = Span(found[-1].start, position + 1, tag[2:])
+    return found
+
+
+@given(CORPUS)
+def test_scores_equal_seqeval_s_strict_mode(corpus: list[tuple[list[str], list[str]]]) -> None:
+    gold, predicted = ([valid(pair[side]) for pair in corpus] for side in (0, 1))
+    scores = span_scores(list(map(spans, gold)), list(map(spans, predicted)), TYPES)
+    for name, function in {"f1": f1_score, "precision": precision_score, "recall": recall_score}.items():
+        arguments = {"mode": "strict", "scheme": IOB2, "zero_division": 0}
+        assert scores[name] == pytest.approx(function(gold, predicted, average="micro", **arguments))
+        present = sorted({tag[2:] for tags in gold + predicted for tag in tags if tag != "O"})
+        by_type = function(gold, predicted, average=None, **arguments) if present else []
+        for label, expected in zip(present, by_type, strict=True):
+            assert scores[f"{name}/{label}"] == pytest.approx(expected)
+
+
+@given(CORPUS)
+def test_scores_equal_nervaluate_s_strict_scheme(corpus: list[tuple[list[str], list[str]]]) -> None:
+    gold, predicted = ([spans(valid(pair[side])) for pair in corpus] for side in (0, 1))
+    scores = span_scores(gold, predicted, TYPES)
+    rows = [
+        [[{"label": s.label, "start": s.start, "end": s.end - 1} for s in document] for document in side]
+        for side in (gold, predicted)
+    ]
+    result = Evaluator(*rows, tags=list(TYPES), loader="dict").evaluate()
+    assert scores["f1"] == pytest.approx(result["overall"]["strict"].f1)
+    assert scores["precision"] == pytest.approx(result["overall"]["strict"].precision)
+    assert scores["recall"] == pytest.approx(result["overall"]["strict"].recall)
+    for label, schemes in result["entities"].items():
+        assert scores[f"f1/{label}"] == pytest.approx(schemes["strict"].f1)
+
+
+def test_micro_scores_count_mentions_and_not_documents() -> None:
+    gold = [[Span(0, 3, "drug"), Span(5, 9, "test")], [Span(0, 3, "drug")]]
+    predicted = [[Span(0, 3, "drug"), Span(5, 8, "test"), Span(10, 12, "test")], []]
+    scores = span_scores(gold, predicted, ("drug", "test"))
+    assert scores == {
+        "f1": pytest.approx(2 / 6),
+        "precision": pytest.approx(1 / 3),
+        "recall": pytest.approx(1 / 3),
+        "f1/drug": pytest.approx(2 / 3),
+        "precision/drug": 1.0,
+        "recall/drug": 0.5,
+        "f1/test": 0.0,
+        "precision/test": 0.0,
+        "recall/test": 0.0,
+    }
+
+
+def test_a_span_of_another_document_is_not_found() -> None:
+    assert span_scores([[Span(0, 3, "drug")], []], [[], [Span(0, 3, "drug")]], ())["f1"] == 0.0
+
+
+def test_the_type_counts() -> None:
+    assert span_scores([[Span(0, 3, "drug")]], [[Span(0, 3, "test")]], ())["f1"] == 0.0
+
+
+def test_equal_spans_count_once() -> None:
+    once, twice = [Span(0, 3, "drug")], [Span(0, 3, "drug")] * 2
+    assert (
+        span_scores([twice], [once], ())
+        == span_scores([once], [twice], ())
+        == span_scores([once], [once], ())
+    )
+
+
+def test_order_within_a_document_does_not_matter_even_where_predictions_overlap() -> None:
+    """nervaluate's strict scheme gives 0 here: the wrong prediction, seen first, uses up the gold span."""
+    gold, predicted = [Span(0, 5, "drug")], [Span(0, 6, "drug"), Span(0, 5, "drug")]
+    for order in permutations(predicted):
+        assert strict_counts([gold], [order]) == {"drug": Counts(1, 2, 1)}
+
+
+def test_nested_spans_count_each_for_itself() -> None:
+    nested = [Span(0, 9, "problem"), Span(0, 5, "problem"), Span(0, 5, "drug")]
+    assert span_scores([nested], [nested], ())["f1"] == 1.0
+    assert span_scores([nested], [nested[:1]], ())["recall"] == pytest.approx(1 / 3)
+
+
+def test_a_discontinuous_span_is_not_found_by_the_stretch_around_it() -> None:
+    pieces = Span(0, 9, "problem", ((0, 3), (6, 9)))
+    assert span_scores([[pieces]], [[pieces]], ())["f1"] == 1.0
+    assert span_scores([[pieces]], [[Span(0, 9, "problem")]], ())["f1"] == 0.0
+
+
+def test_nothing_to_find_scores_0_and_every_type_asked_for_has_a_score() -> None:
+    empty = dict.fromkeys(["f1", "precision", "recall", "f1/drug", "precision/drug", "recall/drug"], 0.0)
+    assert span_scores([[], []], [[], []], ("drug",)) == empty
+    assert span_scores([], [], ("drug",)) == empty
+
+
+def test_spans_of_other_types_count_in_the_micro_scores_alone() -> None:
+    scores = span_scores([[Span(0, 3, "drug")]], [[Span(0, 3, "drug"), Span(4, 5, "test")]], ("drug",))
+    assert (scores["precision"], scores["precision/drug"]) == (0.5, 1.0)
+    assert "f1/test" not in scores
+
+
+def test_documents_must_be_paired() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        span_scores([[]], [], ())

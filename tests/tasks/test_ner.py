@@ -1,0 +1,336 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedstrata.core.config import TaskSettings
+from fedstrata.core.documents import Document, Span
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.data.split import Split
+from fedstrata.tasks.ner import NamedEntityRecognition, Reachability
+from fedstrata.tasks.windows import Window
+
+TYPES = ("drug", "problem", "test")
+SHORT, LONG = TaskSettings(max_length=16, stride=4), TaskSettings(max_length=512, stride=0)
+WORDS = ["chest", "pain", "5mg", "aspirin", "b.i.d.", "naïve", "体温38", "😀", "metoprolol,", "(CT)", "I"]
+BLANKS = [" ", "  ", "\n", "\r\n", "\t", "\u00a0", " \r\n\r\n "]
+
+
+def ner(task_settings: TaskSettings = SHORT, types: tuple[str, ...] = TYPES) -> NamedEntityRecognition:
+    return NamedEntityRecognition(task_settings, types)
+
+
+def gold_tags(windows: list[Window]) -> list[np.ndarray]:
+    return [window.tags for window in windows]
+
+
+@st.composite
+def annotated_words(draw: st.DrawFn) -> Document:
+    """A note whose mentions are runs of whole words, some adjacent, none overlapping."""
+    text, mentions, start = "", [], None
+    label = ""
+    for word in draw(st.lists(st.sampled_from(WORDS), max_size=40)):
+        text += draw(st.sampled_from(BLANKS))
+        if start is not None and draw(st.booleans()):
+            mentions.append(Span(start, len(text.rstrip()), label))
+            start = None
+        if start is None and draw(st.booleans()):
+            start, label = len(text), draw(st.sampled_from(TYPES))
+        text += word
+    if start is not None:
+        mentions.append(Span(start, len(text), label))
+    return Document("note", text + draw(st.sampled_from(["", *BLANKS])), tuple(mentions))
+
+
+@st.composite
+def annotated_anywhere(draw: st.DrawFn) -> Document:
+    """A note whose mentions begin and end at any character, and may overlap, nest or be discontinuous."""
+    pieces = draw(st.lists(st.sampled_from(WORDS + BLANKS), min_size=1, max_size=20))
+    text = "".join(pieces)
+    mentions = set()
+    for _ in range(draw(st.integers(0, 6))):
+        start, end = sorted(draw(st.lists(st.integers(0, len(text)), min_size=2, max_size=2)))
+        if end - start >= 3 and draw(st.booleans()):
+            mentions.add(Span(start, end, draw(st.sampled_from(TYPES)), ((start, start + 1), (end - 1, end))))
+        elif start < end:
+            mentions.add(Span(start, end, draw(st.sampled_from(TYPES))))
+    ordered = sorted(mentions, key=lambda span: (span.start, span.end, span.label, span.fragments))
+    return Document("note", text, tuple(ordered))
+
+
+def naive_tags(document: Document, offsets: list[tuple[int, int]], labels: tuple[str, ...]) -> list[str]:
+    """Tags token by token and mention by mention."""
+    tags = ["O"] * len(offsets)
+    for span in sorted(
+        document.spans, key=lambda s: (bool(s.fragments), -(s.end - s.start), s.start, s.label)
+    ):
+        touched = [i for i, (a, b) in enumerate(offsets) if a < b and a < span.end and b > span.start]
+        tokens = range(touched[0], touched[-1] + 1) if touched else range(0)
+        if all(tags[token] == "O" for token in tokens):
+            for token in tokens:
+                tags[token] = f"{'B' if token == tokens[0] else 'I'}-{span.label}"
+    assert set(tags) <= set(labels)
+    return tags
+
+
+def naive_spans(tags: list[str], offsets: list[tuple[int, int]]) -> list[Span]:
+    """Reads mentions off tags with a loop over tokens."""
+    runs: list[tuple[str, list[int]]] = []
+    previous = "O"
+    for token, tag in enumerate(tags):
+        if tag != "O" and (tag[0] == "B" or previous == "O" or previous[2:] != tag[2:]):
+            runs.append((tag[2:], [token]))
+        elif tag != "O":
+            runs[-1][1].append(token)
+        previous = tag
+    found = []
+    for label, tokens in runs:
+        solid = [offsets[token] for token in tokens if offsets[token][0] < offsets[token][1]]
+        if solid:
+            found.append(Span(min(a for a, _ in solid), max(b for _, b in solid), label))
+    return sorted(found, key=lambda span: (span.start, span.end, span.label))
+
+
+def own(windows: list[Window], attribute: str) -> list[Any]:
+    return [value for window in windows for value in getattr(window, attribute)[window.owned].tolist()]
+
+
+@settings(max_examples=80, deadline=None)
+@given(documents=st.lists(annotated_words(), min_size=1, max_size=3))
+def test_gold_tags_decode_to_the_annotated_mentions(tokenizer: Any, documents: list[Document]) -> None:
+    task = ner()
+    windows = task.encode(documents, tokenizer)
+    answers = task.decode(documents, windows, gold_tags(windows))
+    assert answers == [document.spans for document in documents]
+    assert task.reachability(documents, windows).unreachable == 0
+    scores = task.score(documents, answers)
+    assert scores["f1"] == (1.0 if any(document.spans for document in documents) else 0.0)
+
+
+@settings(max_examples=80, deadline=None)
+@given(document=annotated_anywhere())
+def test_tags_equal_those_of_a_loop_over_tokens(tokenizer: Any, document: Document) -> None:
+    task = ner()
+    windows = task.encode([document], tokenizer)
+    offsets = [tuple(pair) for pair in own(windows, "offsets")]
+    tags = [task.labels[tag] for tag in own(windows, "tags")]
+    assert tags == naive_tags(document, offsets, task.labels)
+
+
+@settings(max_examples=80, deadline=None)
+@given(document=annotated_anywhere())
+def test_reachability_counts_what_gold_tags_do_not_give_back(tokenizer: Any, document: Document) -> None:
+    task = ner()
+    windows = task.encode([document], tokenizer)
+    answers = task.decode([document], windows, gold_tags(windows))
+    reach = task.reachability([document], windows)
+    lost = set(document.spans) - set(answers[0])
+    assert (reach.mentions, reach.unreachable) == (len(document.spans), len(lost))
+    assert reach.discontinuous == sum(bool(span.fragments) for span in document.spans)
+    if document.spans:
+        assert task.score([document], answers)["recall"] == pytest.approx(1 - len(lost) / len(document.spans))
+
+
+@settings(max_examples=80, deadline=None)
+@given(text=annotated_words().map(lambda d: d.text), data=st.data())
+def test_any_tags_decode_as_in_a_loop_however_the_text_is_cut(
+    tokenizer: Any, text: str, data: st.DataObject
+) -> None:
+    documents = [Document("note", text)]
+    answers = []
+    tags = np.zeros(0, dtype=np.int16)
+    for task in (ner(LONG), ner(SHORT)):
+        windows = task.encode(documents, tokenizer)
+        offsets = [tuple(pair) for pair in own(windows, "offsets")]
+        if task.settings is LONG:
+            count = len(offsets)
+            tags = np.array(data.draw(st.lists(st.integers(0, 6), min_size=count, max_size=count)), np.int16)
+        predictions, done = [], 0
+        for window in windows:
+            row = np.full(len(window), 3, dtype=np.int16)  # what is not owned must not count
+            row[window.owned] = tags[done : done + window.owned.sum()]
+            done += window.owned.sum()
+            predictions.append(row)
+        answers.append(task.decode(documents, windows, predictions)[0])
+        assert list(answers[-1]) == naive_spans([task.labels[tag] for tag in tags], offsets)
+    assert answers[0] == answers[1]
+
+
+def test_labels_are_o_and_a_pair_for_every_type_in_order() -> None:
+    assert ner(types=("test", "body location")).labels == (
+        "O",
+        "B-body location",
+        "I-body location",
+        "B-test",
+        "I-test",
+    )
+
+
+def test_where_mentions_overlap_the_longest_is_tagged_and_all_are_scored(tokenizer: Any) -> None:
+    spans = (Span(0, 5, "problem"), Span(0, 17, "problem"), Span(6, 17, "test"), Span(18, 23, "drug"))
+    documents = [Document("note", "chest pain severe fever", spans)]
+    task = ner()
+    windows = task.encode(documents, tokenizer)
+    answers = task.decode(documents, windows, gold_tags(windows))
+    assert answers == [(Span(0, 17, "problem"), Span(18, 23, "drug"))]
+    assert task.score(documents, answers)["recall"] == 0.5
+    assert task.reachability(documents, windows) == Reachability(4, 0, 2, 0)
+
+
+def test_a_discontinuous_mention_is_tagged_as_its_envelope_unless_a_continuous_one_is_there(
+    tokenizer: Any,
+) -> None:
+    first = Span(0, 18, "problem", ((0, 4), (15, 18)))
+    documents = [
+        Document("alone", "left and right arm", (first,)),
+        Document("beside", "left and right arm", (first, Span(9, 14, "test"))),
+    ]
+    task = ner()
+    windows = task.encode(documents, tokenizer)
+    answers = task.decode(documents, windows, gold_tags(windows))
+    assert answers == [(Span(0, 18, "problem"),), (Span(9, 14, "test"),)]
+    assert task.reachability(documents, windows) == Reachability(3, 2, 0, 0)
+
+
+def test_mentions_within_one_token_are_misaligned(word_piece: Any) -> None:
+    documents = [Document("note", "pain", (Span(0, 3, "problem"),))]
+    task = ner()
+    windows = task.encode(documents, word_piece)
+    assert task.reachability(documents, windows) == Reachability(1, 0, 0, 1)
+
+
+def test_a_mention_may_be_longer_than_a_window(tokenizer: Any) -> None:
+    text = "severe chest pain " * 12
+    documents = [Document("note", text, (Span(7, len(text) - 1, "problem"),))]
+    task = ner()
+    windows = task.encode(documents, tokenizer)
+    assert len(windows) > 3
+    assert task.decode(documents, windows, gold_tags(windows)) == [documents[0].spans]
+
+
+def test_notes_without_a_token_have_no_mentions(tokenizer: Any) -> None:
+    documents = [
+        Document("empty", ""),
+        Document("note", "fever", (Span(0, 5, "problem"),)),
+        Document("none", ""),
+    ]
+    task = ner()
+    windows = task.encode(documents, tokenizer)
+    assert [window.document for window in windows] == [1]
+    assert task.decode(documents, windows, gold_tags(windows)) == [(), documents[1].spans, ()]
+    assert task.encode(documents[:1], tokenizer) == []
+    assert task.decode(documents[:1], [], []) == [()]
+    assert task.score(documents[:1], [()])["f1"] == 0.0
+
+
+def test_a_mention_of_blanks_is_none(byte_level: Any) -> None:
+    documents = [Document("note", "a \n\n b")]
+    task = ner()
+    windows = task.encode(documents, byte_level)
+    everything = [np.ones(len(window), dtype=np.int16) for window in windows]
+    assert task.decode(documents, windows, everything) == [(Span(0, 1, "drug"), Span(5, 6, "drug"))]
+
+
+def test_the_task_of_a_corpus_has_the_types_of_all_clients_training_documents() -> None:
+    drug, test = (Document(label, "abc", (Span(0, 2, label),)) for label in ("drug", "test"))
+    clients = {"north": Split((test,), (drug,)), "south": Split((drug,), (), (test,))}
+    task = NamedEntityRecognition.from_documents(SHORT, clients)
+    assert task.types == ("drug", "test")
+
+
+def test_a_type_that_training_never_saw_is_refused_with_every_other(tokenizer: Any) -> None:
+    drug, test, dose = (
+        Document(f"a-{label}", "abc", (Span(0, 2, label),)) for label in ("drug", "test", "dose")
+    )
+    with pytest.raises(ConfigurationError) as error:
+        NamedEntityRecognition.from_documents(SHORT, {"north": Split((drug,), (test, test), (drug, dose))})
+    assert [problem.path for problem in error.value.problems] == ["data.types"] * 2
+    for words in ("'test' (validation document 'a-test')", "'dose' (test document 'a-dose')", "are: drug"):
+        assert words in str(error.value)
+    with pytest.raises(ConfigurationError, match=r"'dose' \(document 'a-dose'\)"):
+        ner().encode([drug, dose], tokenizer)
+
+
+def test_a_corpus_without_mentions_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="none of the 1 training documents has a mention"):
+        NamedEntityRecognition.from_documents(SHORT, {"north": Split((Document("a", "abc"),))})
+
+
+NOTES = [
+    Document("a", "severe chest pain, given aspirin 5mg", (Span(7, 17, "problem"), Span(25, 32, "drug"))),
+    Document("b", "CT of the chest; no fever. " * 3, (Span(0, 2, "test"), Span(20, 25, "problem"))),
+]
+
+
+def test_the_loss_is_the_sum_over_owned_tokens(tokenizer: Any, make_model: Callable[[int], Any]) -> None:
+    task, module = ner(), make_model(len(ner().labels))
+    windows = task.encode(NOTES, tokenizer)
+    loss, count = task.loss(module, task.collate(windows))
+    expected = 0.0
+    for window in windows:
+        ids = torch.from_numpy(window.input_ids.astype(np.int64))[None]
+        log_probabilities = module(ids).logits[0].log_softmax(-1).detach()
+        for token in np.flatnonzero(window.owned):
+            expected -= float(log_probabilities[token, window.tags[token]])
+    assert float(loss) == pytest.approx(expected, rel=1e-5)
+    assert int(count) == sum(len(tokenizer(note.text, add_special_tokens=False).input_ids) for note in NOTES)
+    loss.backward()
+    assert all(torch.isfinite(p.grad).all() for p in module.parameters() if p.grad is not None)
+
+
+def test_the_loss_of_a_bfloat16_model_is_summed_in_float32(
+    byte_level: Any, make_model: Callable[[int], Any]
+) -> None:
+    task, module = ner(), make_model(len(ner().labels)).to(torch.bfloat16)
+    windows = task.encode(NOTES, byte_level)
+    loss, _ = task.loss(module, task.collate(windows))
+    assert loss.dtype == torch.float32
+
+
+def test_padding_changes_no_prediction(tokenizer: Any, make_model: Callable[[int], Any]) -> None:
+    task, module = ner(), make_model(len(ner().labels))
+    windows = task.encode([*NOTES, Document("c", "pain")], tokenizer)
+    together = task.predict(module, task.collate(windows))
+    for window, tags in zip(windows, together, strict=True):
+        ids = torch.from_numpy(window.input_ids.astype(np.int64))[None]
+        assert tags.tolist() == module(ids).logits[0].argmax(-1).tolist()
+
+
+def test_a_causal_model_builds_no_cache_even_inside_a_peft_wrapper(byte_level: Any) -> None:
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForTokenClassification
+
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    module = LlamaForTokenClassification(LlamaConfig(vocab_size=400, num_labels=7, **shape))
+    asked: list[Any] = []
+    module.model.register_forward_pre_hook(
+        lambda _, __, kwargs: asked.append(kwargs.get("use_cache")), with_kwargs=True
+    )
+    task = ner()
+    batch = task.collate(task.encode(NOTES, byte_level))
+    task.predict(module, batch)
+    task.predict(get_peft_model(module, LoraConfig(target_modules=["q_proj"])), batch)
+    assert asked == [False, False]
+
+
+def test_a_model_learns_the_mentions(tokenizer: Any, make_model: Callable[[int], Any]) -> None:
+    task, module = ner(), make_model(len(ner().labels))
+    windows = task.encode(NOTES, tokenizer)
+    batch = task.collate(windows)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=5e-3)
+    for _ in range(60):
+        loss, count = task.loss(module, batch)
+        (loss / count).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    answers = task.decode(NOTES, windows, task.predict(module, batch))
+    scores = task.score(NOTES, answers)
+    assert scores["f1"] == 1.0
+    assert {name for name in scores if "/" not in name} == set(task.metrics)
+    assert {name.split("/")[1] for name in scores if "/" in name} == set(task.types)

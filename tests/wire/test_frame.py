@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load as safetensors_load
+from safetensors.torch import save as safetensors_save
+
+from fedstrata.core.errors import FrameError
+from fedstrata.core.types import Message, Plan, Update
+from fedstrata.wire import frame
+from fedstrata.wire.meter import Meter
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool]
+
+names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12).filter(
+    lambda name: name != "__metadata__"
+)
+json_values = st.dictionaries(
+    st.text(max_size=8),
+    st.one_of(st.integers(-(2**53), 2**53), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=8)),
+    max_size=4,
+)
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> Message:
+    tensors = {}
+    for name in draw(st.lists(names, unique=True, max_size=5)):
+        shape = draw(st.lists(st.integers(0, 4), max_size=3))
+        generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+        tensors[name] = (torch.randn(shape, generator=generator) * 3).to(draw(st.sampled_from(DTYPES)))
+    return Message(tensors, draw(json_values))
+
+
+@given(messages())
+def test_a_message_survives_the_wire(message: Message) -> None:
+    data = frame.encode(message).tobytes()
+    received = frame.decode(frame.split(data), Plan)
+    assert received.values == message.values
+    assert list(received.tensors) == list(message.tensors)
+    for name, tensor in message.tensors.items():
+        assert received.tensors[name].dtype == tensor.dtype
+        assert torch.equal(received.tensors[name], tensor)
+
+
+@given(messages())
+def test_a_frame_is_a_valid_safetensors_file_of_the_counted_size(message: Message) -> None:
+    encoded = frame.encode(message)
+    data = encoded.tobytes()
+    loaded = safetensors_load(data)
+    assert len(data) == encoded.nbytes
+    assert loaded.keys() == message.tensors.keys()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in message.tensors.items())
+
+
+@given(messages(), st.data())
+def test_a_frame_cut_anywhere_is_refused(message: Message, data: st.DataObject) -> None:
+    whole = frame.encode(message).tobytes()
+    cut = data.draw(st.integers(0, len(whole) - 1))
+    with pytest.raises(FrameError):
+        frame.split(whole[:cut])
+
+
+def test_a_frame_with_bytes_to_spare_is_refused() -> None:
+    data = frame.encode(Message({"a": torch.ones(3)})).tobytes()
+    with pytest.raises(FrameError, match="too long"):
+        frame.split(data + b"\0")
+
+
+def test_reads_what_safetensors_writes() -> None:
+    data = safetensors_save({"a": torch.arange(6).reshape(2, 3)})
+    assert torch.equal(frame.decode(frame.split(data), Message).tensors["a"], torch.arange(6).reshape(2, 3))
+
+
+def test_encoding_copies_nothing() -> None:
+    tensor = torch.zeros(4)
+    encoded = frame.encode(Message({"a": tensor}))
+    tensor[0] = 7.0
+    assert frame.decode(encoded, Message).tensors["a"][0] == 7.0
+
+
+def test_an_update_carries_its_weight() -> None:
+    encoded = frame.encode(Update({}, {"loss": 0.5}, weight=12.0))
+    received = frame.decode(encoded, Update)
+    assert received.weight == 12.0
+    assert received.values == {"loss": 0.5}
+
+
+def test_an_update_without_a_weight_is_refused() -> None:
+    with pytest.raises(FrameError, match="weight"):
+        frame.decode(frame.encode(Message()), Update)
+
+
+def test_a_value_that_is_not_json_is_refused() -> None:
+    with pytest.raises(FrameError, match="JSON"):
+        frame.encode(Message(values={"loss": math.nan}))
+
+
+def test_a_dtype_that_cannot_travel_is_named() -> None:
+    with pytest.raises(FrameError, match=r"weights.*complex64"):
+        frame.encode(Message({"weights": torch.ones(1, dtype=torch.complex64)}))
+
+
+def test_a_damaged_file_is_named(tmp_path) -> None:
+    path = tmp_path / "state.safetensors"
+    frame.encode(Message({"a": torch.ones(100)})).write(path)
+    assert torch.equal(frame.decode(frame.read(path), Message).tensors["a"], torch.ones(100))
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(FrameError, match=r"state\.safetensors.*cut short"):
+        frame.read(path)
+    with pytest.raises(FrameError, match=r"missing\.safetensors"):
+        frame.read(tmp_path / "missing.safetensors")
+
+
+def test_a_header_that_overlaps_tensors_is_refused() -> None:
+    data = frame.encode(Message({"a": torch.ones(2), "b": torch.ones(2)})).tobytes()
+    with pytest.raises(FrameError):
+        frame.split(data.replace(b"[8,16]", b"[0, 8]"))
+
+
+def test_the_meter_counts_frames_by_client_and_direction() -> None:
+    meter = Meter()
+    down, up = frame.encode(Plan({"a": torch.ones(10)})), frame.encode(Update({"a": torch.ones(5)}))
+    assert meter.count_down("one", down) == len(down.tobytes())
+    assert meter.count_up("one", up) == len(up.tobytes())
+    meter.count_down("two", down)
+    assert meter.exchanges() == {
+        "one": {"bytes_up": up.nbytes, "bytes_down": down.nbytes},
+        "two": {"bytes_up": 0, "bytes_down": down.nbytes},
+    }
