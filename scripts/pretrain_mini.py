@@ -2,10 +2,11 @@
 
     python scripts/pretrain_mini.py --out src/fedstrata/models/mini
 
-The corpus is generated from seeds that no run uses by default (`CORPUS_SEED` and up); its notes never overlap a demo's, which a test
-asserts. The log of the run that made the shipped weights is `scripts/pretrain_mini.log.jsonl`, one JSON object a line, the settings
-first. The result depends on the number of threads and the CPU's bfloat16 arithmetic, so a repeat gives an equivalent model rather
-than equal bytes.
+The corpus is generated from seeds that no run uses by default (`CORPUS_SEED` and up); its notes never
+overlap a demo's, which a test asserts. The log of the run that made the shipped weights is
+`scripts/pretrain_mini.log.jsonl`, one JSON object a line, the settings first. The result depends on the
+number of threads and the CPU's bfloat16 arithmetic, so a repeat gives an equivalent model rather than equal
+bytes.
 """
 
 from __future__ import annotations
@@ -72,7 +73,11 @@ def train_tokenizer(texts: list[str], vocabulary: int) -> PreTrainedTokenizerFas
         single="<s> $A", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>", model_max_length=1024
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        model_max_length=1024,
     )
 
 
@@ -107,7 +112,9 @@ def loss_of(model: LlamaForCausalLM, batch: torch.Tensor) -> torch.Tensor:
         return model(input_ids=batch, labels=batch, use_cache=False).loss
 
 
-def train(model: LlamaForCausalLM, rows: torch.Tensor, held_out: torch.Tensor, options: Any, log: Any) -> None:
+def train(
+    model: LlamaForCausalLM, rows: torch.Tensor, held_out: torch.Tensor, options: Any, log: Any
+) -> None:
     steps = math.floor(options.epochs * len(rows) / options.batch)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=options.learning_rate, weight_decay=0.1, betas=(0.9, 0.95), fused=True
@@ -128,9 +135,17 @@ def train(model: LlamaForCausalLM, rows: torch.Tensor, held_out: torch.Tensor, o
         if (step + 1) % 100 == 0 or step + 1 == steps:
             model.eval()
             with torch.inference_mode():
-                held = torch.stack([loss_of(model, part.long()) for part in held_out.split(options.batch)]).mean()
+                held = torch.stack(
+                    [loss_of(model, part.long()) for part in held_out.split(options.batch)]
+                ).mean()
             seconds = time.perf_counter() - started
-            log(step=step + 1, steps=steps, loss=total / (step % 100 + 1), held_out=held.item(), seconds=round(seconds))
+            log(
+                step=step + 1,
+                steps=steps,
+                loss=total / (step % 100 + 1),
+                held_out=held.item(),
+                seconds=round(seconds),
+            )
             total = 0.0
 
 
@@ -145,7 +160,9 @@ def main() -> None:
             file.flush()
 
         torch.manual_seed(options.seed)
-        log(**vars(options), corpus_seed=CORPUS_SEED, torch=torch.__version__, threads=torch.get_num_threads())
+        log(
+            **vars(options), corpus_seed=CORPUS_SEED, torch=torch.__version__, threads=torch.get_num_threads()
+        )
         texts = corpus(options)
         tokenizer = train_tokenizer(texts, options.vocabulary)
         rows = pack(texts, tokenizer, options.length)

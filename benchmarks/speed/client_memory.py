@@ -2,8 +2,8 @@
 
     python benchmarks/speed/client_memory.py
 
-Runs the same federation with 5 and with 50 clients of equal size, each run in a process of its own, and compares their peak resident
-memory. Last line: one JSON object.
+Runs the same federation with 5 and with 50 clients of equal size, each run in a process of its own, and
+compares their peak resident memory. Last line: one JSON object.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def peak_rss(clients: int, options: argparse.Namespace, folder: Path) -> int:
         f"data.synthetic.sites={clients}",
         f"data.synthetic.notes={clients * options.notes}",
         f"method={{name: {options.method}}}",
-        "partition={by: iid, clients: %d}" % clients,
+        f"partition={{by: iid, clients: {clients}}}",
         f"federation.rounds={options.rounds}",
     ]
     subprocess.run([sys.executable, "-m", "fedstrata", "run", *overrides, "--out", str(out)], check=True)

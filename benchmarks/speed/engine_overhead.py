@@ -2,8 +2,10 @@
 
     python benchmarks/speed/engine_overhead.py
 
-Runs the demo for a few rounds in a process of its own. `overhead_fraction` is the share of the rounds' time that is neither local
-training nor scoring: restoring and loading the model, frames, the mean, the record and the checkpoint. Last line: one JSON object.
+Runs the demo for a few rounds in a process of its own. `overhead_fraction` is the share of the rounds' time
+that is neither local training nor scoring: restoring and loading the model, frames, the mean, the record
+and the checkpoint. Last
+line: one JSON object.
 """
 
 from __future__ import annotations
@@ -26,9 +28,13 @@ def main() -> None:
         overrides = [f"federation.rounds={options.rounds}", f"method={{name: {options.method}}}"]
         command = [sys.executable, "-m", "fedstrata", "run", *overrides, "--out", str(out)]
         subprocess.run(command, check=True)
-        events = [json.loads(line) for line in (out / "record.jsonl").read_text(encoding="utf-8").splitlines()]
+        events = [
+            json.loads(line) for line in (out / "record.jsonl").read_text(encoding="utf-8").splitlines()
+        ]
     rounds = [event for event in events if event["event"] == "round"]
-    seconds = {key: sum(event[key] for event in rounds) for key in ("seconds", "train_seconds", "evaluate_seconds")}
+    seconds = {
+        key: sum(event[key] for event in rounds) for key in ("seconds", "train_seconds", "evaluate_seconds")
+    }
     overhead = seconds["seconds"] - seconds["train_seconds"] - seconds["evaluate_seconds"]
     result = {
         "overhead_fraction": round(overhead / seconds["seconds"], 4),

@@ -2,9 +2,10 @@
 
     python benchmarks/speed/streaming_mean.py
 
-Folds bfloat16 updates into the running float32 sum. `fraction_of_copy` is the mean's GB/s (bytes of the updates it reads) over that of
-a plain copy of the same bytes, the two timed in turn in one run; `peak_payloads` is the memory above the inputs at the peak, in units
-of one float32 payload. Last line: one JSON object.
+Folds bfloat16 updates into the running float32 sum. `fraction_of_copy` is the mean's GB/s (bytes of the
+updates it reads) over that of a plain copy of the same bytes, the two timed in turn in one run;
+`peak_payloads` is the memory above the inputs at the peak, in units of one float32 payload. Last line: one
+JSON object.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ def main() -> None:
     options = parser.parse_args()
     dtype = getattr(torch, options.dtype)
     updates = [
-        Update(payload(options.tensors, options.rows, seed, dtype), weight=10.0 + seed) for seed in range(options.clients)
+        Update(payload(options.tensors, options.rows, seed, dtype), weight=10.0 + seed)
+        for seed in range(options.clients)
     ]
     targets = {name: torch.empty_like(tensor) for name, tensor in updates[0].tensors.items()}
     one_payload = 4 * sum(tensor.numel() for tensor in updates[0].tensors.values())
@@ -76,7 +78,10 @@ def main() -> None:
     seconds_of_copy(updates, targets)
     pairs = [(seconds_of_mean(updates), seconds_of_copy(updates, targets)) for _ in range(options.repeats)]
     ratios = [copy / mean for mean, copy in pairs]
-    print(f"{options.clients} clients, {one_payload / 4e6:.0f} M parameters, {options.dtype}, {torch.get_num_threads()} threads")
+    print(
+        f"{options.clients} clients, {one_payload / 4e6:.0f} M parameters, {options.dtype}, "
+        f"{torch.get_num_threads()} threads"
+    )
     result = {
         "fraction_of_copy": round(statistics.median(ratios), 3),
         "fraction_of_copy_range": [round(min(ratios), 3), round(max(ratios), 3)],

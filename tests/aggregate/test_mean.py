@@ -26,7 +26,9 @@ def cohorts(draw: st.DrawFn) -> list[Update]:
 
 
 @given(cohorts())
-def test_the_streaming_mean_equals_the_naive_mean_over_the_clients_that_sent_a_tensor(cohort: list[Update]) -> None:
+def test_the_streaming_mean_equals_the_naive_mean_over_the_clients_that_sent_a_tensor(
+    cohort: list[Update],
+) -> None:
     mean = StreamingMean()
     for update in cohort:
         mean.add(update)

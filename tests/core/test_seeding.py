@@ -9,7 +9,9 @@ paths = st.lists(st.one_of(st.text(max_size=5), st.integers(0, 9)), max_size=3)
 
 
 @given(st.integers(0, 10), paths, st.integers(0, 10), paths)
-def test_seeds_are_equal_exactly_when_root_and_path_are(root: int, path: list, other: int, other_path: list) -> None:
+def test_seeds_are_equal_exactly_when_root_and_path_are(
+    root: int, path: list, other: int, other_path: list
+) -> None:
     same = (root, path) == (other, other_path)
     assert (Seed(root).child(*path).integer() == Seed(other).child(*other_path).integer()) == same
 

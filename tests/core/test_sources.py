@@ -31,7 +31,13 @@ def test_numbers_are_read_as_yaml_1_2(tmp_path: Path) -> None:
 def test_every_problem_is_reported_with_its_place(tmp_path: Path) -> None:
     text = "seed: x\ntraining:\n  epochs: 0\n  learning_rte: 0.1\nmodel:\n  dtype: float8\n"
     found = problems_of(tmp_path, text, "federation.rounds=many")
-    assert found.keys() == {"seed", "training.epochs", "training.learning_rte", "model.dtype", "federation.rounds"}
+    assert found.keys() == {
+        "seed",
+        "training.epochs",
+        "training.learning_rte",
+        "model.dtype",
+        "federation.rounds",
+    }
     assert "site.yaml, line 1" in found["seed"]
     assert "not 0" in found["training.epochs"]
     assert "site.yaml, line 3" in found["training.epochs"]
@@ -71,7 +77,9 @@ def test_conditions_between_settings_are_checked(tmp_path: Path) -> None:
         ("seed: 1", ["seed=[1"], "not a YAML value"),
     ],
 )
-def test_what_cannot_be_read_is_named(tmp_path: Path, text: str | None, overrides: list[str], message: str) -> None:
+def test_what_cannot_be_read_is_named(
+    tmp_path: Path, text: str | None, overrides: list[str], message: str
+) -> None:
     file = tmp_path / "site.yaml"
     if text is not None:
         file.write_text(text)

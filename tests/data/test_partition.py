@@ -55,7 +55,7 @@ RULES = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rule=RULES, seed=st.integers(0, 99), count=st.integers(100, 150), data=st.data())
 def test_every_document_goes_to_one_client_whatever_the_order(
     rule: PartitionSettings, seed: int, count: int, data: st.DataObject

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from fedstrata.core.config import ModelSettings
+from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.seeding import Seed
 from fedstrata.models.load import load
 from fedstrata.models.state import Model
@@ -115,25 +116,22 @@ VARIANTS = [
 """Every family with every kind of model that transformers has for it."""
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Runs a test that asks for `family` and `kind` on every variant."""
-    if {"family", "kind"} <= set(metafunc.fixturenames):
-        metafunc.parametrize(("family", "kind"), VARIANTS)
+@pytest.fixture(params=VARIANTS, ids="-".join)
+def variant(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """Every family with every kind in turn."""
+    return request.param
 
 
 @pytest.fixture(scope="session")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A word-level tokenizer of 40 tokens, saved; it has an end-of-sequence token and no padding token."""
-    special = ["[UNK]", "[CLS]", "<s>", "</s>"]
-    vocabulary = {
-        token: index for index, token in enumerate(special + [f"w{number}" for number in range(36)])
-    }
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokens = ["[UNK]", "[CLS]", "<s>", "</s>", *(f"w{number}" for number in range(36))]
+    names = {"unk_token": tokens[0], "bos_token": tokens[2], "eos_token": tokens[3]}
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=tokens[0]))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     folder = tmp_path_factory.mktemp("tokenizer")
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token="[UNK]", bos_token="<s>", eos_token="</s>"
-    ).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
     return folder
 
 
@@ -157,3 +155,29 @@ def tiny_model(settings_of: Callable[..., ModelSettings]) -> Callable[..., Model
         return load(settings_of(family, **changes), kind=kind, labels=labels, seed=Seed(seed))
 
     return make
+
+
+@pytest.fixture
+def saved(tiny_model: Callable[..., Model], tmp_path: Path) -> Callable[..., Path]:
+    """Saves a tiny model of a family and returns its folder."""
+
+    def make(family: str = "llama", kind: str = "causal-lm", **changes: object) -> Path:
+        folder = tmp_path / f"{family}-{kind}"
+        tiny_model(family, kind, **changes).save(folder)
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def refusal() -> Callable[..., Problem]:
+    """Loads what must be refused and returns the one problem, a single line."""
+
+    def attempt(settings: ModelSettings, kind: str = "token-classification") -> Problem:
+        with pytest.raises(ConfigurationError) as caught:
+            load(settings, kind=kind, labels=LABELS, seed=Seed(0))
+        (problem,) = caught.value.problems
+        assert "\n" not in problem.message
+        return problem
+
+    return attempt

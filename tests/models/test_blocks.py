@@ -9,6 +9,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from fedstrata.core.errors import ConfigurationError
+from fedstrata.models import blocks
 from fedstrata.models.blocks import Layout, block_count, block_modules, find_layout
 from fedstrata.models.state import Model
 
@@ -81,8 +82,9 @@ def assert_partition(model: nn.Module, layout: Layout) -> None:
 
 
 def test_every_parameter_is_in_the_group_it_belongs_to(
-    tiny_model: Callable[..., Model], family: str, kind: str
+    tiny_model: Callable[..., Model], variant: tuple[str, str]
 ) -> None:
+    family, kind = variant
     model = tiny_model(family, kind).module
     layout = find_layout(model)
     path, embedding, final_norm = EXPECTED[family]
@@ -94,6 +96,26 @@ def test_every_parameter_is_in_the_group_it_belongs_to(
     assert set(layout.final_norm) == names_under(model, final_norm)
     assert set(layout.embedding) == names_under(model, embedding)
     assert bool(layout.head) != (kind == "causal-lm" and family in WHOLLY_TIED)
+
+
+def test_known_families_are_also_found_by_their_shape(
+    tiny_model: Callable[..., Model], variant: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family, kind = variant
+    model = tiny_model(family, kind)
+    monkeypatch.setattr(blocks, "FAMILIES", {})
+    found = find_layout(model.module)
+    assert (found.blocks_path, found.blocks) == (model.layout.blocks_path, model.layout.blocks)
+    if family != "deberta-v2":  # the norm beside its blocks is that of the relative positions
+        assert found == model.layout
+
+
+def test_a_norm_of_the_embeddings_is_no_final_norm() -> None:
+    config = AutoConfig.for_model("bart", d_model=32, vocab_size=64, encoder_layers=2, decoder_layers=2)
+    with torch.device("meta"):
+        layout = find_layout(AutoModelForCausalLM.from_config(config))
+    assert layout.final_norm == ()
+    assert layout.group_of("model.decoder.layernorm_embedding.weight") == "embedding"
 
 
 def test_a_pooler_is_part_of_the_head(tiny_model: Callable[..., Model]) -> None:
@@ -160,8 +182,8 @@ def test_a_soft_prompt_counts_as_embedding(tiny_model: Callable[..., Model]) -> 
 
 def test_a_parameter_shared_by_all_blocks_counts_as_embedding(tiny_model: Callable[..., Model]) -> None:
     model = tiny_model("opt", "causal-lm").module
-    blocks = model.model.decoder.layers
-    blocks[1].fc1.weight = blocks[0].fc1.weight
+    lower, upper = model.model.decoder.layers
+    upper.fc1.weight = lower.fc1.weight
     layout = find_layout(model)
     assert_partition(model, layout)
     assert "model.decoder.layers.0.fc1.weight" in layout.embedding

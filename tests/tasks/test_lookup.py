@@ -54,6 +54,7 @@ def test_equally_frequent_types_are_taken_in_alphabetical_order() -> None:
 
 def test_a_known_mention_cut_off_at_the_end_of_the_text_is_not_found() -> None:
     assert predict("at rest: chest pain at") == [("chest pain", "problem")]
+    assert predict("chest pain") == [("chest pain", "problem")]
     assert predict("chest") == []
 
 

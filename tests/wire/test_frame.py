@@ -21,7 +21,9 @@ names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=
 )
 json_values = st.dictionaries(
     st.text(max_size=8),
-    st.one_of(st.integers(-(2**53), 2**53), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=8)),
+    st.one_of(
+        st.integers(-(2**53), 2**53), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=8)
+    ),
     max_size=4,
 )
 

@@ -68,7 +68,8 @@ class StreamingMean:
                 known = self._sums[name] = torch.zeros(tensor.shape, dtype=torch.float32)
             if known.shape != tensor.shape:
                 raise TrainingError(
-                    f"tensor {name}: shape {tuple(tensor.shape)} from one client, {tuple(known.shape)} from another"
+                    f"tensor {name}: shape {tuple(tensor.shape)} from one client, "
+                    f"{tuple(known.shape)} from another"
                 )
             self._fold(known, tensor, update.weight)
             self._weights[name] = self._weights.get(name, 0.0) + update.weight
@@ -79,19 +80,19 @@ class StreamingMean:
                 total[1] += update.weight
 
     def _fold(self, total: Tensor, tensor: Tensor, weight: float) -> None:
-        """total += weight * tensor, computed in float32.
+        """Adds weight times tensor to the total, computed in float32.
 
-        torch's own mixed-dtype `add_` runs at a sixth of this speed, so other dtypes pass through a small float32 buffer
-        that stays in the cache.
+        torch's own mixed-dtype `add_` runs at a sixth of this speed, so other dtypes pass through a small
+        float32 buffer that stays in the cache.
         """
         if tensor.dtype == torch.float32:
             total.add_(tensor, alpha=weight)
             return
         if self._scratch is None:
             self._scratch = torch.empty(_SCRATCH_ELEMENTS)
-        for part, target in zip(
-            tensor.reshape(-1).split(_SCRATCH_ELEMENTS), total.view(-1).split(_SCRATCH_ELEMENTS), strict=True
-        ):
+        parts = torch.split(tensor.reshape(-1), _SCRATCH_ELEMENTS)
+        targets = torch.split(total.view(-1), _SCRATCH_ELEMENTS)
+        for part, target in zip(parts, targets, strict=True):
             target.add_(self._scratch[: part.numel()].copy_(part), alpha=weight)
 
     def finish(self) -> MeanResult:

@@ -98,11 +98,17 @@ class Display:
         """Prints the final table and the path of the run directory."""
         scores = summary["metrics"]
         names = [name for name in _first(scores) if "/" not in name]
-        table = Table(title=f"{summary['method']} on {summary['task']}, {summary['model']['name']}: test split")
+        table = Table(
+            title=f"{summary['method']} on {summary['task']}, {summary['model']['name']}: test split"
+        )
         table.add_column("")
         for name in names:
             table.add_column(name, justify="right")
-        rows = {"global model": scores["global"], "mean of clients": scores["mean_client"], **scores["clients"]}
+        rows = {
+            "global model": scores["global"],
+            "mean of clients": scores["mean_client"],
+            **scores["clients"],
+        }
         for name, row in rows.items():
             table.add_row(name, *(f"{row[key]:.4f}" if row and key in row else "-" for key in names))
         self._console.print(table)
@@ -124,9 +130,11 @@ def _cost(summary: Mapping[str, Any]) -> list[str]:
     lines = [f"trained {summary['trainable_parameters']:,} of {parameters:,} parameters ({share:.1f} %)"]
     if sent["bytes_up"] is not None:
         lines.append(
-            f"sent {decimal(sent['bytes_up'])} up and {decimal(sent['bytes_down'])} down in {summary['rounds']} rounds; "
-            f"an update is {sent['percent_of_full_model']:.1f} % of the full model"
+            f"sent {decimal(sent['bytes_up'])} up and {decimal(sent['bytes_down'])} down in "
+            f"{summary['rounds']} rounds; an update is {sent['percent_of_full_model']:.1f} % of the model"
         )
     seconds = summary["time"]
-    lines.append(f"took {seconds['total_seconds']:.0f} s, of which {seconds['train_seconds']:.0f} s of training")
+    lines.append(
+        f"took {seconds['total_seconds']:.0f} s, of which {seconds['train_seconds']:.0f} s of training"
+    )
     return lines

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import sys
 import traceback
-from typing import Annotated
+from typing import Annotated, NoReturn
 
-import click
 import typer
 
 from fedstrata import __version__
 from fedstrata.core.errors import FedstrataError
-
-INTERRUPTED = 130
 
 
 class _Flags:
@@ -27,7 +24,10 @@ def _set_debug(value: bool) -> bool:
 
 
 Debug = Annotated[
-    bool, typer.Option("--debug", callback=_set_debug, help="Show a traceback when something fails.", is_eager=True)
+    bool,
+    typer.Option(
+        "--debug", callback=_set_debug, help="Show a traceback when something fails.", is_eager=True
+    ),
 ]
 
 app = typer.Typer(
@@ -63,33 +63,20 @@ def _add_commands() -> None:
 def main() -> None:
     """Runs the command line; errors become one message and an exit status.
 
-    Exit status: 0 success, 1 a failure while running, 2 a wrong configuration, input or usage, 130 interrupted.
+    Exit status: 0 success, 1 a failure while running, 2 a wrong configuration, input or usage, 130
+        interrupted.
     """
-    sys.exit(_status())
-
-
-def _status() -> int:
     try:
         _add_commands()
-        result = app(standalone_mode=False)
-        return result if isinstance(result, int) else 0
-    except click.exceptions.Exit as error:
-        return error.exit_code
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        _say("stopped")
-        return INTERRUPTED
+        app()
     except FedstrataError as error:
-        _say(str(error))
-        return error.exit_status
+        _fail(str(error), error.exit_status)
     except Exception as error:  # a bug; its text may quote a note, so only its type is shown
-        _say(f"unexpected {type(error).__name__}; run again with --debug to see where")
-        return 1
+        _fail(f"unexpected {type(error).__name__}; run again with --debug to see where", 1)
 
 
-def _say(message: str) -> None:
-    if _Flags.debug and sys.exc_info()[0] is not None:
+def _fail(message: str, status: int) -> NoReturn:
+    if _Flags.debug:
         traceback.print_exc()
     print(f"fedstrata: {message}", file=sys.stderr)
+    sys.exit(status)

@@ -12,6 +12,9 @@ import typer
 from fedstrata.cli.main import Debug
 from fedstrata.core.errors import ConfigurationError, Problem
 
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it."""
+
 
 def run(
     arguments: Annotated[
@@ -25,7 +28,9 @@ def run(
     out: Annotated[
         Path | None, typer.Option(help="The run directory; runs/NAME, numbered if taken, when not given.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on after the last committed round of --out.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on after the last committed round of --out.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Fine-tune a model across clients.
@@ -44,14 +49,18 @@ def run(
     display.say("preparing the data and the model ...")
     if resume and out is not None:
         source = resumable(out, file, overrides)
-        run_object = open_run(source, out, display, resume=True)
+        opened = open_run(source, out, display, resume=True)
     else:
         with as_file(files("fedstrata.cli") / "demo.yaml") as demo:
             source = read_source(file or demo, overrides)
-        run_object = open_run(source, out, display, resume=False)
-    with display:
-        summary = run_object.execute(resume=resume)
-    display.show(summary, run_object.folder)
+        opened = open_run(source, out, display, resume=False)
+    try:
+        with display:
+            summary = opened.execute(resume=resume)
+    except KeyboardInterrupt:
+        display.say(f"stopped; go on with: fedstrata run --resume --out {opened.folder}")
+        raise typer.Exit(INTERRUPTED) from None
+    display.show(summary, opened.folder)
 
 
 def _sort(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:

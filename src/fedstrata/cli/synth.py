@@ -14,7 +14,7 @@ def synth(
     out: Annotated[Path, typer.Option(help="The folder to write; must not exist yet or be empty.")],
     sites: Annotated[int, typer.Option(help="Number of sites (hospitals).", min=1)] = 4,
     notes: Annotated[int, typer.Option(help="Notes in all, over all sites.", min=1)] = 200,
-    format: Annotated[  # noqa: A002 - it is the option's name
+    format: Annotated[
         Literal["i2b2", "brat", "conll", "jsonl", "mimic"], typer.Option(help="The format.")
     ] = "brat",
     seed: Annotated[int, typer.Option(help="The same seed gives the same notes.")] = 0,

@@ -1,7 +1,8 @@
 """The one configuration of a run: strict, complete, and every problem reported at once.
 
-A configuration is a YAML file plus `key.path=value` overrides. Unknown keys are refused, nothing is coerced, and each
-problem says where the offending value was set (`fedstrata.core.settings_file` remembers that).
+A configuration is a YAML file plus `key.path=value` overrides. Unknown keys are refused, nothing is
+coerced, and each problem says where the offending value was set (`fedstrata.core.settings_file` remembers
+that).
 """
 
 from __future__ import annotations
@@ -51,10 +52,13 @@ class DataSettings(Settings):
     format: Literal["synthetic", "i2b2", "brat", "conll", "jsonl"] = "synthetic"
     path: str | None = Field(default=None, description="A file or folder; sub-folders are sites.")
     synthetic: SyntheticSettings = SyntheticSettings()
+    unannotated: Literal["refuse", "skip"] = Field(
+        default="refuse", description="Texts without an annotation file where others have one (i2b2, BRAT)."
+    )
     split: SplitSettings = SplitSettings()
     types: dict[str, str] | list[str] | None = Field(
         default=None,
-        description="Mention types to keep: a list, or a mapping from the corpus's types to the task's. All when null.",
+        description="Mention types to keep: a list, or a mapping to the task's. All if null.",
     )
 
     @model_validator(mode="after")
@@ -70,9 +74,15 @@ class PartitionSettings(Settings):
     """How documents come to clients."""
 
     by: Literal["site", "iid", "dirichlet", "quantity", "speciality"] = "site"
-    clients: Count | None = Field(default=None, description="Number of clients; the number of sites when by site.")
-    alpha: Positive = Field(default=1.0, description="Concentration of `dirichlet` and `quantity`: smaller is more skewed.")
-    lean: Fraction = Field(default=0.8, description="Chance that a document goes to the client of its kind (`speciality`).")
+    clients: Count | None = Field(
+        default=None, description="Number of clients; the number of sites when by site."
+    )
+    alpha: Positive = Field(
+        default=1.0, description="Concentration of `dirichlet` and `quantity`: smaller is more skewed."
+    )
+    lean: Fraction = Field(
+        default=0.8, description="Chance that a document goes to the client of its kind (`speciality`)."
+    )
 
     @model_validator(mode="after")
     def _clients_where_needed(self) -> PartitionSettings:
@@ -88,7 +98,7 @@ class ModelSettings(Settings):
     init: Literal["pretrained", "random"] = "pretrained"
     config: dict[str, Any] = Field(
         default_factory=dict,
-        description="With init random: the transformers config, `model_type` included. Otherwise overrides of it.",
+        description="With init random: the transformers config, `model_type` included; else overrides.",
     )
     tokenizer: str | None = Field(default=None, description="Where the tokenizer is, if not with the model.")
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
@@ -101,12 +111,16 @@ class TaskSettings(Settings):
 
     name: Literal["ner"] = "ner"
     max_length: Annotated[int, Field(ge=8)] = Field(default=256, description="Tokens in a window.")
-    stride: Annotated[int, Field(ge=0)] = Field(default=32, description="Tokens that neighbouring windows share.")
+    stride: Annotated[int, Field(ge=0)] = Field(
+        default=32, description="Tokens that neighbouring windows share."
+    )
 
     @model_validator(mode="after")
     def _stride_below_length(self) -> TaskSettings:
         if self.stride > self.max_length // 2:
-            raise ValueError(f"stride must be at most half of max_length ({self.max_length}), not {self.stride}")
+            raise ValueError(
+                f"stride must be at most half of max_length ({self.max_length}), not {self.stride}"
+            )
         return self
 
 
@@ -123,10 +137,13 @@ class TrainingSettings(Settings):
     schedule: Literal["constant", "linear", "cosine"] = Field(
         default="constant", description="Within a client's local training of one round."
     )
-    warmup: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(default=0.0, description="Share of the steps warmed up.")
+    warmup: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+        default=0.0, description="Share of the steps warmed up."
+    )
     clip_norm: Positive | None = 1.0
     precision: Literal["auto", "float32", "bfloat16"] = Field(
-        default="auto", description="Of the arithmetic: bfloat16 autocast on a GPU and float32 on a CPU when auto."
+        default="auto",
+        description="Of the arithmetic: bfloat16 autocast on a GPU and float32 on a CPU when auto.",
     )
     eval_batch_size: Count = 32
 
@@ -144,7 +161,7 @@ class FederationSettings(Settings):
     sample: Fraction = Field(default=1.0, description="Share of the clients that takes part in a round.")
     evaluate_every: Count = Field(
         default=1,
-        description="Rounds between evaluations on the validation split; the final scores are those of the test split.",
+        description="Rounds between scorings of the validation split; the test split is scored at the end.",
     )
 
 

@@ -56,7 +56,9 @@ class ConfigurationError(FedstrataError):
         self.problems = tuple(problems)
         count = len(self.problems)
         head = "1 problem" if count == 1 else f"{count} problems"
-        super().__init__("\n".join([f"{head} in the configuration:", *(f"  - {item}" for item in self.problems)]))
+        super().__init__(
+            "\n".join([f"{head} in the configuration:", *(f"  - {item}" for item in self.problems)])
+        )
 
 
 class DataError(FedstrataError):
@@ -71,7 +73,9 @@ class DataError(FedstrataError):
 
     exit_status = 2
 
-    def __init__(self, path: Path | str, message: str, *, line: int | None = None, expected: str = "") -> None:
+    def __init__(
+        self, path: Path | str, message: str, *, line: int | None = None, expected: str = ""
+    ) -> None:
         self.path, self.line, self.expected = Path(path), line, expected
         where = f"{path}, line {line}" if line is not None else f"{path}"
         tail = f" (expected {expected})" if expected else ""

@@ -181,14 +181,14 @@ class Cohort(Protocol):
     def each(
         self, handler: str, plan_of: Callable[[ClientInfo], Plan]
     ) -> Iterator[tuple[ClientInfo, Update]]:
-        """Runs a client handler everywhere and yields single updates, valid until the next one is asked for."""
+        """Runs a client handler everywhere and yields updates, each valid until the next is asked for."""
 
 
 class Method(Protocol):
     """A federated method, both halves.
 
-    `round` is the server half. The handlers it names in `cohort.mean` and `cohort.each` are the client half: methods of
-    the same object with the signature of `train`. The class of its settings is `Settings`.
+    `round` is the server half. The handlers it names in `cohort.mean` and `cohort.each` are the client
+    half: methods of the same object with the signature of `train`. The class of its settings is `Settings`.
     """
 
     name: ClassVar[str]

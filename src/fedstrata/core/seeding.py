@@ -1,13 +1,16 @@
 """One seed per purpose, derived and never consumed.
 
-Every random decision of a run has a name: `Seed(0).child("train", round, client)`. A child depends only on that name
-and not on what was drawn before, so a resumed run, another order of clients, or another engine draws the same numbers.
-The idea is FedJAX's (https://github.com/google/fedjax), which threads one key per purpose through a round.
+Every random decision of a run has a name: `Seed(0).child("train", round, client)`. A child depends only on
+that name and not on what was drawn before, so a resumed run, another order of clients, or another engine
+draws the same numbers. The idea is FedJAX's (https://github.com/google/fedjax), which threads one key per
+purpose through a round.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -53,3 +56,13 @@ class Seed:
         import torch  # noqa: PLC0415 - heavy, and `fedstrata synth` does without it
 
         return torch.Generator().manual_seed(self.integer())
+
+    @contextmanager
+    def everywhere(self) -> Iterator[None]:
+        """Seeds torch's global generators, on every device, within the block; puts them back after it."""
+        import torch  # noqa: PLC0415
+
+        devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(self.integer())
+            yield

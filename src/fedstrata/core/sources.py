@@ -50,7 +50,8 @@ def read_source(file: Path | None, overrides: Sequence[str]) -> Source:
     """Reads a YAML file and `key.path=value` overrides, which win.
 
     Raises:
-        ConfigurationError: The file cannot be read or an override is not of that form; all such problems at once.
+        ConfigurationError: The file cannot be read or an override is not of that form; all such problems at
+            once.
     """
     source, problems = Source(), []
     if file is not None:

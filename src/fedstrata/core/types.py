@@ -1,7 +1,7 @@
 """What travels and what is kept: named tensors plus a small JSON mapping.
 
-A plan, an update and the server's state have one shape, so one frame format serves the wire, the checkpoint and a
-client's private store (see `fedstrata.wire.frame`).
+A plan, an update and the server's state have one shape, so one frame format serves the wire, the checkpoint
+and a client's private store (see `fedstrata.wire.frame`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from torch import Tensor
 
-JSON: TypeAlias = "None | bool | int | float | str | list[JSON] | dict[str, JSON]"
+JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 Tensors: TypeAlias = "Mapping[str, Tensor]"
 
 

@@ -1,7 +1,8 @@
 """Checkpoints and client stores: what a resumed run needs, and nothing is ever half-written.
 
-A round is committed when its event is in the record, which is after its checkpoint was renamed into place. Client stores are written under the number of the round that
-wrote them, so a run killed within a round finds, for every client, the store of the last committed round.
+A round is committed when its event is in the record, which is after its checkpoint was renamed into place.
+Client stores are written under the number of the round that wrote them, so a run killed within a round
+finds, for every client, the store of the last committed round.
 """
 
 from __future__ import annotations

@@ -32,9 +32,18 @@ def open_run(source: Source, folder: Path | None, listen: Listener, *, resume: b
     Raises:
         ConfigurationError: The configuration is wrong, or the directory holds something already.
     """
-    if folder is not None and not resume and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if (
+        folder is not None
+        and not resume
+        and folder.exists()
+        and (not folder.is_dir() or any(folder.iterdir()))
+    ):
         raise ConfigurationError(
-            [Problem("--out", f"{folder} holds something already; name another folder, or go on with --resume")]
+            [
+                Problem(
+                    "--out", f"{folder} holds something already; name another folder, or go on with --resume"
+                )
+            ]
         )
     experiment = prepare(source)
     if folder is None:
@@ -45,10 +54,11 @@ def open_run(source: Source, folder: Path | None, listen: Listener, *, resume: b
 
 
 def resumable(folder: Path, file: Path | None, overrides: Sequence[str]) -> Source:
-    """Returns the configuration to go on with: the run's own, with overrides, or a given one that agrees with it.
+    """Returns the configuration to go on with: the run's own, or a given one that agrees with it.
 
     Raises:
-        ConfigurationError: The directory holds no run, or a setting differs that would change committed rounds.
+        ConfigurationError: The directory holds no run, or a setting differs that would change committed
+            rounds.
     """
     stored = folder / "config.yaml"
     if not stored.is_file():
@@ -57,10 +67,14 @@ def resumable(folder: Path, file: Path | None, overrides: Sequence[str]) -> Sour
     source = read_source(file or stored, overrides)
     now, _, problems = check_settings(source)
     old, new = dict(_flat(before.model_dump(mode="json"))), dict(_flat(now.model_dump(mode="json")))
-    changed = sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path) and path not in MAY_CHANGE)
+    changed = sorted(
+        path for path in old.keys() | new.keys() if old.get(path) != new.get(path) and path not in MAY_CHANGE
+    )
     for path in [] if problems or broken else changed:
         problems.append(
-            source.problem(path, f"is {new.get(path)!r}, the run to go on with has {old.get(path)!r}; it cannot change")
+            source.problem(
+                path, f"is {new.get(path)!r}, the run to go on with has {old.get(path)!r}; it cannot change"
+            )
         )
     if problems or broken:
         raise ConfigurationError([*broken, *problems])

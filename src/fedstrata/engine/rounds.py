@@ -1,8 +1,8 @@
 """The rounds of a run: sample, let the method do its round, score, record, commit.
 
-A round is committed when its `round` event is in the record, which is written after its checkpoint. A killed run therefore loses at most
-the round under way, and a resumed one goes on to the same numbers: every random decision is derived from the seed and its name
-(`core.seeding`), never from a generator's past.
+A round is committed when its `round` event is in the record, which is written after its checkpoint. A
+killed run therefore loses at most the round under way, and a resumed one goes on to the same numbers: every
+random decision is derived from the seed and its name (`core.seeding`), never from a generator's past.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ class Run:
         if loaded is None:
             return 0, None
         settings, task = self.experiment.settings, self.experiment.task
-        self._emit("resumed", {"round": loaded[0], "rounds": settings.federation.rounds, "metric": task.metric})
+        self._emit(
+            "resumed", {"round": loaded[0], "rounds": settings.federation.rounds, "metric": task.metric}
+        )
         return loaded
 
     def _round(self, number: int, state: State, scorer: Scorer) -> State:
@@ -85,7 +87,10 @@ class Run:
         settings, method = self.experiment.settings, self.experiment.method
         rng = self.experiment.seed.child("round", number)
         cohort = self._cohort(number, sample(self._trainers, settings.federation.sample, rng.child("sample")))
-        self._emit("round_started", {"round": number, "rounds": settings.federation.rounds, "clients": len(cohort.sites)})
+        self._emit(
+            "round_started",
+            {"round": number, "rounds": settings.federation.rounds, "clients": len(cohort.sites)},
+        )
         state = method.round(state, cohort, rng)
         before_scoring = time.perf_counter()
         due = number % settings.federation.evaluate_every == 0 or number == settings.federation.rounds

@@ -30,7 +30,9 @@ class Scorer:
         settings: Batch size and precision.
     """
 
-    def __init__(self, sites: Sequence[Site], part: str, model: Model, task: Task, settings: TrainingSettings) -> None:
+    def __init__(
+        self, sites: Sequence[Site], part: str, model: Model, task: Task, settings: TrainingSettings
+    ) -> None:
         self._model, self._task, self._settings = model, task, settings
         self._documents: dict[str, list[Document]] = {
             site.id: list(getattr(site.documents, part)) for site in sites
@@ -73,14 +75,20 @@ class Scorer:
             answers = {other: self._answers(other) for other in wanted}
             clients[client] = self._score([client], answers)
             everywhere.append(self._score(wanted, answers) if pooled else None)
-        return {"global": mean_of(everywhere), "clients": clients, "mean_client": mean_of(list(clients.values()))}
+        return {
+            "global": mean_of(everywhere),
+            "clients": clients,
+            "mean_client": mean_of(list(clients.values())),
+        }
 
     def _answers(self, client: str) -> list[Any]:
         documents = self._documents[client]
         if client not in self._examples:
             self._examples[client] = self._task.encode(documents, self._model.tokenizer)
         examples = self._examples[client]
-        return self._task.decode(documents, examples, predict(self._model, self._task, examples, self._settings))
+        return self._task.decode(
+            documents, examples, predict(self._model, self._task, examples, self._settings)
+        )
 
     def _score(self, clients: Sequence[str], answers: Mapping[str, Sequence[Any]]) -> Scores | None:
         documents = [document for client in clients for document in self._documents[client]]

@@ -17,7 +17,8 @@ from fedstrata.data.partition import partition
 from fedstrata.data.select import select_types
 from fedstrata.data.split import Split, split
 from fedstrata.methods import METHODS
-from fedstrata.models.load import block_count, load, read_config
+from fedstrata.models.blocks import block_count
+from fedstrata.models.load import load, read_config
 from fedstrata.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -51,8 +52,8 @@ def prepare(source: Source) -> Experiment:
     """Checks a configuration and loads what it names.
 
     Raises:
-        ConfigurationError: With every problem that could be found; sections that are wrong in themselves do not keep the
-            others from being checked against the data and the model.
+        ConfigurationError: With every problem that could be found; sections that are wrong in themselves do
+            not keep the others from being checked against the data and the model.
     """
     settings, method, problems = check_settings(source)
     sound = _sound_sections(problems)
@@ -82,7 +83,9 @@ def prepare(source: Source) -> Experiment:
     try:
         model = load(settings.model, kind=task.kind, labels=task.labels, seed=seed.child("model"))
     except ConfigurationError as error:
-        raise ConfigurationError([source.problem(item.path, item.message) for item in error.problems]) from None
+        raise ConfigurationError(
+            [source.problem(item.path, item.message) for item in error.problems]
+        ) from None
     return Experiment(settings, method, task, model.to(_device(settings, source)), clients, seed)
 
 
@@ -90,12 +93,17 @@ def check_settings(source: Source) -> tuple[RunSettings, Method | None, list[Pro
     """Checks a configuration in itself, without looking at data or models.
 
     Returns:
-        The settings, with defaults in place of sections that have problems; the method, if its section is sound; the problems.
+        The settings, with defaults in place of sections that have problems; the method, if its section is
+        sound; the problems.
     """
     settings, problems = validate(RunSettings, source)
     if settings is None:
         sound = _sound_sections(problems)
-        rest = {key: value for key, value in source.values.items() if key in RunSettings.model_fields and sound(key)}
+        rest = {
+            key: value
+            for key, value in source.values.items()
+            if key in RunSettings.model_fields and sound(key)
+        }
         settings = RunSettings.model_validate(rest)
     name = settings.method.get("name")
     if not isinstance(name, str) or name not in METHODS:
@@ -103,7 +111,9 @@ def check_settings(source: Source) -> tuple[RunSettings, Method | None, list[Pro
         problems.append(source.problem("method.name", f"must be one of {allowed}, not {name!r}"))
         return settings, None, problems
     card = METHODS[name]
-    method_settings, wrong = validate(card.Settings, Source({"method": settings.method}, source.origins), section="method")
+    method_settings, wrong = validate(
+        card.Settings, Source({"method": settings.method}, source.origins), section="method"
+    )
     problems += wrong
     if method_settings is None:
         return settings, None, problems
@@ -122,7 +132,8 @@ def read_documents(settings: DataSettings, seed: Seed) -> list[Document]:
     else:
         from fedstrata.data.readers import read  # noqa: PLC0415
 
-        documents = read(Path(str(settings.path)).expanduser(), settings.format)
+        path = Path(str(settings.path)).expanduser()
+        documents = read(path, settings.format, skip_unannotated=settings.unannotated == "skip")
     return list(select_types(documents, settings.types))
 
 
@@ -133,7 +144,9 @@ def _device(settings: RunSettings, source: Source) -> torch.device:
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         found = f"torch sees {torch.cuda.device_count()} GPUs here"
-        raise ConfigurationError([source.problem("device", f"{name!r} is not available: {found}; cpu always is")])
+        raise ConfigurationError(
+            [source.problem("device", f"{name!r} is not available: {found}; cpu always is")]
+        )
     return device
 
 

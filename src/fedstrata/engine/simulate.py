@@ -1,8 +1,9 @@
 """In-process simulation: one copy of the model, and clients that take turns with it.
 
-Every plan and update passes through a frame, so bytes are counted as they would travel. Between clients the model is put
-back to its base values, so a client sees what its own process would hold: base weights, its store, and the plan it just received.
-Memory does not grow with the number of clients: what a client keeps between rounds lies on disk.
+Every plan and update passes through a frame, so bytes are counted as they would travel. Between clients the
+model is put back to its base values, so a client sees what its own process would hold: base weights, its
+store, and the plan it just received. Memory does not grow with the number of clients: what a client keeps
+between rounds lies on disk.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from fedstrata.wire.meter import Meter
 
 if TYPE_CHECKING:
     from fedstrata.core.config import TrainingSettings
-    from fedstrata.core.documents import Document
     from fedstrata.core.method import Method, Task
     from fedstrata.core.seeding import Seed
     from fedstrata.data.split import Split
@@ -117,7 +117,7 @@ class SimulatedCohort:
     def each(
         self, handler: str, plan_of: Callable[[ClientInfo], Plan]
     ) -> Iterator[tuple[ClientInfo, Update]]:
-        """Yields updates one at a time; their tensors alias the shared model until the next one is asked for."""
+        """Yields updates one at a time; their tensors alias the shared model until the next is asked for."""
         for info, site in zip(self.clients, self.sites, strict=True):
             sent = frame.encode(plan_of(info))
             bytes_down = self.meter.count_down(info.id, sent)

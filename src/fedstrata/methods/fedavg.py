@@ -5,7 +5,8 @@ Travels: the whole model, both ways.
 Server half: weighted mean, weights n_k.
 Client half: local training of every parameter.
 Reduces to: plain training when there is one client.
-Deviations: the local optimiser is a setting (AdamW by default) rather than SGD; its state starts anew each round.
+Deviations: the local optimiser is a setting (AdamW by default) rather than SGD; its state starts anew each
+round.
 """
 
 from __future__ import annotations

@@ -60,4 +60,6 @@ class FedProx:
 
     def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
         """Trains every parameter, pulled towards the plan."""
-        return train_and_send(plan, client, rng, trainable=self.trainable(client.model.layout), proximal=self.settings.mu)
+        return train_and_send(
+            plan, client, rng, trainable=self.trainable(client.model.layout), proximal=self.settings.mu
+        )

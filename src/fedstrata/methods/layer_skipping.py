@@ -1,14 +1,16 @@
 """Layer-Skipping FL: freeze the lower blocks, train and send only the top k.
 
 Source: Zhang and Li, "Federated Learning with Layer Skipping", equations 1 to 3 and section IV.C.
-Travels: the top k blocks, the final norm and, with a shared head, the head; the same both ways. On LLaMA-3.2-1B (16
+Travels: the top k blocks, the final norm and, with a shared head, the head; the same both ways. On
+LLaMA-3.2-1B (16
     blocks, tied embedding) top 8 is 39.4 % of the parameters and top 4 is 19.7 %.
 Server half: weighted mean of what travels, weights n_k (equation 2).
 Client half: local training of what travels and of the head (equation 1).
 Reduces to: FedAvg at k = L, where nothing is left to freeze and the embedding trains too.
-Deviations: the paper does not say where the final norm belongs (here it trains and travels with the blocks), nor
-    whether its "head added and trained per client" is shared: `head: shared` is the default, `head: local` keeps it at the
-    client. The paper gives LLaMA-3.2-1B 32 blocks; it has 16.
+Deviations: the paper does not say where the final norm belongs (here it trains and travels with the
+blocks), nor
+    whether its "head added and trained per client" is shared: `head: shared` is the default, `head: local`
+    keeps it at the client. The paper gives LLaMA-3.2-1B 32 blocks; it has 16.
 """
 
 from __future__ import annotations
@@ -56,9 +58,12 @@ class LayerSkipping:
         return self.settings.head == "local"
 
     def check(self, blocks: int) -> Iterable[tuple[str, str]]:
-        """k must not be greater than the number of blocks."""
+        """Refuses a k greater than the number of blocks."""
         if isinstance(self.settings.top, int) and self.settings.top > blocks:
-            yield "top", f"must be at most {blocks}, the number of blocks of the model, not {self.settings.top}"
+            yield (
+                "top",
+                f"must be at most {blocks}, the number of blocks of the model, not {self.settings.top}",
+            )
 
     def trainable(self, layout: Layout) -> tuple[str, ...]:
         """The top k blocks, the final norm and the head."""

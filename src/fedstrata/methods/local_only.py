@@ -5,7 +5,8 @@ Travels: no tensors; an update carries the client's loss only.
 Server half: none.
 Client half: local training of the whole model, which persists in the client's store.
 Reduces to: plain training on one client's data.
-Deviations: none. "Global" scores of a run are the mean, over clients, of each client's model on everybody's test data.
+Deviations: none. "Global" scores of a run are the mean, over clients, of each client's model on everybody's
+test data.
 """
 
 from __future__ import annotations

@@ -27,14 +27,13 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
-from transformers.utils import logging as transformers_logging
 
 from fedstrata.core.config import ModelSettings
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.seeding import Seed
 from fedstrata.models.blocks import HEAD, block_count, find_layout
 from fedstrata.models.locate import check_weights, locate, refused
-from fedstrata.models.state import Model
+from fedstrata.models.state import Model, quiet
 
 AUTO_CLASSES: dict[str, Any] = {
     "token-classification": AutoModelForTokenClassification,
@@ -72,16 +71,15 @@ def load(settings: ModelSettings, *, kind: str, labels: Sequence[str] = (), seed
         ConfigurationError: There is no such model here or on the hub, it is broken, it has no head of this
             kind or no single stack of blocks, or its tokenizer cannot give offsets.
     """
-    with _quiet():
-        config = _for_kind(read_config(settings), settings, kind, labels)
-        tokenizer = read_tokenizer(settings)
-        _check_vocabulary(config, tokenizer, settings)
-        with _seeded(seed):
-            if settings.init == "random":
-                module = _create(config, settings, kind)
-                new = tuple(name for name, _ in module.named_parameters())
-            else:
-                module, new = _load_weights(config, settings, kind)
+    config = _for_kind(read_config(settings), settings, kind, labels)
+    tokenizer = read_tokenizer(settings)
+    _check_vocabulary(config, tokenizer, settings)
+    with seed.everywhere():
+        if settings.init == "random":
+            module = _create(config, settings, kind)
+            new = tuple(name for name, _ in module.named_parameters())
+        else:
+            module, new = _load_weights(config, settings, kind)
     model = Model(module.eval(), tokenizer, name=settings.name, new_parameters=new)
     # After the model is built: an embedding made with a padding index keeps that row at zero.
     config = module.config.get_text_config()
@@ -106,7 +104,7 @@ def skeleton(settings: ModelSettings, *, kind: str, labels: Sequence[str] = ()) 
     Raises:
         ConfigurationError: As for `load`, as far as weights and tokenizer are not concerned.
     """
-    with _quiet(), torch.device("meta"):
+    with torch.device("meta"):
         module = _create(_for_kind(read_config(settings), settings, kind, labels), settings, kind)
     find_layout(module)
     return module
@@ -123,7 +121,7 @@ def read_config(settings: ModelSettings) -> PretrainedConfig:
         ConfigurationError: It cannot be found or read, or an override is unknown or of the wrong type.
     """
     overrides = dict(settings.config)
-    with _quiet():
+    with quiet():
         if "model_type" not in overrides:
             folder = locate(settings.name, revision=settings.revision, weights=False)
             return _config_of_folder(folder, settings.name, overrides)
@@ -142,7 +140,7 @@ def read_tokenizer(settings: ModelSettings) -> Any:
     setting = "model.tokenizer" if settings.tokenizer else "model.name"
     revision = settings.revision if name == settings.name else None
     folder = locate(name, revision=revision, weights=False, setting=setting)
-    with _quiet(), _explained(setting, f"{name!r} has no readable tokenizer"):
+    with quiet(), _explained(setting, f"{name!r} has no readable tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     if not tokenizer.is_fast:
         raise refused(
@@ -160,8 +158,6 @@ def read_tokenizer(settings: ModelSettings) -> Any:
 
 
 def _config_of_folder(folder: Path, name: str, overrides: dict[str, Any]) -> PretrainedConfig:
-    if not folder.is_dir():
-        raise refused("model.name", f"{name!r}: the folder {folder} does not exist")
     if not (folder / "config.json").is_file():
         adapter = (folder / "adapter_config.json").is_file()
         found = "; it holds a PEFT adapter: name its base model" if adapter else ""
@@ -196,21 +192,20 @@ def _config_from_scratch(settings: ModelSettings, overrides: dict[str, Any]) -> 
 
 def _refuse_strays(config: PretrainedConfig, keys: Sequence[str]) -> None:
     """Refuses the keys among these that nothing would ever read, all at once."""
-    known = {field.name for field in dataclasses.fields(config)} | set(config.attribute_map)
+    known = {field.name for field in dataclasses.fields(config)} | set(config.attribute_map) | {"is_causal"}
     problems = []
     for key in keys:
         if key not in known and not _is_read_by_family(config, key):
             close = difflib.get_close_matches(key, known, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
-            problems.append(
-                Problem(f"model.config.{key}", f"{type(config).__name__} has no such setting{hint}")
-            )
+            message = f"{type(config).__name__} has no such setting{hint}"
+            problems.append(Problem(f"model.config.{key}", message))
     if problems:
         raise ConfigurationError(problems)
 
 
 def _is_read_by_family(config: PretrainedConfig, key: str) -> bool:
-    """Whether the family's source names an undeclared key, as in `getattr(config, "position_buckets", -1)`."""
+    """Whether the family's source names an undeclared key, as in `getattr(config, "conv_act", "tanh")`."""
     sources = Path(inspect.getfile(type(config))).parent.glob("*.py")
     return any(f'"{key}"' in source.read_text(encoding="utf-8") for source in sources)
 
@@ -258,16 +253,16 @@ def _rows_needed(tokenizer: Any) -> int:
 
 def _create(config: Any, settings: ModelSettings, kind: str) -> PreTrainedModel:
     dtype = torch.float32 if settings.dtype == "auto" else getattr(torch, settings.dtype)
-    with _explained("model", f"no {kind} model can be made"):
+    with quiet(), _explained("model", f"no {kind} model can be made"):
         return AUTO_CLASSES[kind].from_config(
             config, dtype=dtype, trust_remote_code=False, **_attention_arguments(settings)
         )
 
 
 def _load_weights(config: Any, settings: ModelSettings, kind: str) -> tuple[PreTrainedModel, tuple[str, ...]]:
-    folder = locate(settings.name, revision=settings.revision, weights=True)
+    folder = locate(settings.name, revision=settings.revision, weights=True)  # a download shows its progress
     check_weights(folder, settings.name, AUTO_CLASSES[kind].__name__)
-    with _explained("model", f"{settings.name!r} cannot be loaded"):
+    with quiet(), _explained("model", f"{settings.name!r} cannot be loaded"):
         module, report = AUTO_CLASSES[kind].from_pretrained(
             folder,
             config=config,
@@ -305,14 +300,6 @@ def _attention_arguments(settings: ModelSettings) -> dict[str, str]:
 
 
 @contextmanager
-def _seeded(seed: Seed) -> Iterator[None]:
-    """Draws from a seed inside, and leaves torch's random state as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed.integer())
-        yield
-
-
-@contextmanager
 def _explained(setting: str, what: str) -> Iterator[None]:
     """Turns what transformers raises about its input into one line about a setting."""
     try:
@@ -322,17 +309,3 @@ def _explained(setting: str, what: str) -> Iterator[None]:
         detail = (lines[-1] if isinstance(error, StrictDataclassError) else lines[0]) if lines else ""
         reason = detail if len(detail) <= 300 else f"{detail[:300]}..."
         raise refused(setting, f"{what}: {reason or type(error).__name__}") from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silences transformers' progress bars and warnings; what matters in them is on the `Model` or raised."""
-    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if bars:
-            transformers_logging.enable_progress_bar()

@@ -40,14 +40,16 @@ def locate(name: str, *, revision: str | None = None, weights: bool, setting: st
         ConfigurationError: There is no such thing, or the hub does not give it.
     """
     if name == "mini":
+        if not MINI.is_dir():
+            raise refused(setting, "'mini' is not part of this installation of fedstrata")
         return MINI
     if name.startswith(PACKAGE_PREFIX):
         return _in_package(name, setting)
     folder = Path(name).expanduser()
-    if folder.is_dir():
+    if name and folder.is_dir():
         return folder
     if not _HUB_ID.fullmatch(name) or folder.exists():
-        found = "is a file" if folder.exists() else "is no folder, and cannot be a hub id"
+        found = "is a file" if folder.is_file() else "is no folder, and cannot be a hub id"
         raise refused(setting, f"{name!r} {found}; allowed are {_ALLOWED}")
     return _from_hub(name, revision, weights, setting)
 

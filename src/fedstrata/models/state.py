@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import difflib
 import tempfile
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.utils import logging as transformers_logging
 
 from fedstrata.core.errors import FedstrataError, FrameError
-from fedstrata.models.blocks import Layout, find_layout, transformers_model
+from fedstrata.models.blocks import Layout, block_modules, find_layout, transformers_model
 
 
 class Model:
@@ -39,6 +41,7 @@ class Model:
         layout: Its parameter names by part.
         name: What the user calls it.
         new_parameters: Parameters that no file held and that were drawn at random.
+        is_causal: Whether a token sees only the tokens before it.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Model:
         self.name = name
         self.new_parameters = tuple(new_parameters)
         self.layout: Layout = find_layout(module)
+        self.is_causal = _is_causal(module, self.layout)
         self._parameters = dict(module.named_parameters())
         self._base: dict[str, Tensor] = {}  # copies of parameters as they were, made when first touched
         self._trainable: set[str] = set()
@@ -58,17 +62,6 @@ class Model:
     def device(self) -> torch.device:
         """Where the parameters are."""
         return next(iter(self._parameters.values())).device
-
-    @property
-    def is_causal(self) -> bool:
-        """Whether a token sees only the tokens before it."""
-        config = transformers_model(self.module).config.get_text_config()
-        return (
-            type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
-            and getattr(config, "is_decoder", True) is not False  # BERT and its kin can be either
-            and getattr(config, "is_causal", True) is not False
-            and not getattr(config, "use_bidirectional_attention", False)
-        )
 
     @property
     def parameter_count(self) -> int:
@@ -210,7 +203,8 @@ class Model:
         config.use_cache, before = self.is_causal, config.use_cache
         module: Any = self.module  # transformers' and PEFT's models share this method
         try:
-            module.save_pretrained(folder)
+            with quiet():
+                module.save_pretrained(folder)
         finally:
             config.use_cache = before
         self.tokenizer.save_pretrained(folder)
@@ -248,3 +242,28 @@ class Model:
     def _copy(self, tensors: Mapping[str, Tensor]) -> None:
         if tensors:
             torch._foreach_copy_([self._parameters[name] for name in tensors], list(tensors.values()))
+
+
+def _is_causal(module: nn.Module, layout: Layout) -> bool:
+    config = transformers_model(module).config.get_text_config()
+    if getattr(config, "is_causal", None) is False:  # how a decoder is made to look both ways
+        return False
+    flags = [getattr(part, "is_causal", None) for part in block_modules(module, layout).modules()]
+    told = [flag for flag in flags if isinstance(flag, bool)]
+    if told:
+        return any(told)
+    return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and getattr(config, "is_decoder", True) is not False
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silences transformers' progress bars and warnings; what matters in them is on the `Model` or raised."""
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()

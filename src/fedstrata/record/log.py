@@ -1,13 +1,13 @@
 """The record of a run: one event a line, appended and flushed as things happen.
 
-An event is a JSON object with `event`, `time` (UTC, ISO 8601) and the facts. The file is only ever appended to: a resumed run adds a
-`resumed` event, and for a round that was run twice the later `round` event counts.
+An event is a JSON object with `event`, `time` (UTC, ISO 8601) and the facts. The file is only ever appended
+to: a resumed run adds a `resumed` event, and for a round that was run twice the later `round` event counts.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ class RecordLog:
     """Appends events to a JSONL file.
 
     Args:
-        path: The file; a line that a killed run left half-written is closed first, so that it spoils no later one.
+        path: The file; a line that a killed run left half-written is closed first, so that it spoils no
+            later one.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,7 +55,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     return events
 
 
-def committed_rounds(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def committed_rounds(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Returns one `round` event for each round, the last one recorded, in order."""
     rounds = {event["round"]: event for event in events if event["event"] == "round"}
     return [rounds[number] for number in sorted(rounds)]

@@ -19,7 +19,7 @@ def summarise(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Builds `summary.json` from the events of a finished run; what does not apply is null."""
     start = [event for event in events if event["event"] == "run"][-1]
     final = [event for event in events if event["event"] == "final"][-1]
-    rounds = committed_rounds(list(events))
+    rounds = committed_rounds(events)
     metric = start["metric"]
     return {
         "method": start["method"],
@@ -63,7 +63,7 @@ def mean_of(scores: Sequence[Mapping[str, float] | None]) -> dict[str, float] | 
 
 
 def headline(scores: Mapping[str, Any], metric: str) -> float | None:
-    """Returns the score a round is judged by: the global one, or the clients' mean where there is no global model."""
+    """Returns the score a round is judged by: the global one, or the clients' mean if nothing is global."""
     for group in ("global", "mean_client"):
         if scores.get(group):
             return float(scores[group][metric])

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 @torch.inference_mode()
-def predict(model: Model, task: Task, examples: Sequence[Any], settings: TrainingSettings) -> list[np.ndarray]:
+def predict(
+    model: Model, task: Task, examples: Sequence[Any], settings: TrainingSettings
+) -> list[np.ndarray]:
     """Returns the model's answer to every example, in order.
 
     Examples run sorted by length, so that a batch holds little padding.

@@ -1,14 +1,13 @@
 """The only client training loop.
 
-Every method trains through `fit`, so optimisers, schedules, clipping, accumulation, precision and determinism are decided in one
-place. `train_and_send` is the client half that FedAvg-like methods share.
+Every method trains through `fit`, so optimisers, schedules, clipping, accumulation, precision and
+determinism are decided in one place. `train_and_send` is the client half that FedAvg-like methods share.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -100,10 +99,13 @@ def fit(client: Client, trainable: Collection[str], rng: Seed, *, proximal: floa
     steps = steps_per_epoch * settings.epochs
     optimizer = _optimizer(parameters, settings)
     schedule = get_scheduler(
-        settings.schedule, optimizer, num_warmup_steps=round(settings.warmup * steps), num_training_steps=steps
+        settings.schedule,
+        optimizer,
+        num_warmup_steps=round(settings.warmup * steps),
+        num_training_steps=steps,
     )
     loss = math.nan
-    with seeded(rng.child("dropout")):
+    with rng.child("dropout").everywhere():
         _train_mode(model)
         for epoch in range(settings.epochs):
             loss_sum = term_count = 0.0
@@ -123,15 +125,6 @@ def fit(client: Client, trainable: Collection[str], rng: Seed, *, proximal: floa
                 loss = loss_sum / term_count
                 client.report({"step": step + 1, "steps": steps, "loss": loss})
     return FitResult(loss, steps)
-
-
-@contextmanager
-def seeded(rng: Seed) -> Iterator[None]:
-    """Seeds torch's global generators within the block and puts them back after it."""
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(rng.integer())
-        yield
 
 
 def autocast(settings: TrainingSettings, device: torch.device) -> torch.autocast:
@@ -176,17 +169,19 @@ def _groups(loader: DataLoader[Any], size: int) -> Iterator[list[Mapping[str, Te
 def _accumulate(
     client: Client, batches: Sequence[Mapping[str, Tensor]], parameters: Sequence[Parameter]
 ) -> tuple[float, float]:
-    """Leaves the gradient of the mean loss of all batches in the parameters; returns the loss and its number of terms."""
+    """Leaves the gradient of all batches' mean loss behind; returns that loss and its number of terms."""
     device = parameters[0].device
     losses, counts = [], []
     for batch in batches:
         with autocast(client.training, device):
             loss, count = client.task.loss(client.model.module, to_device(batch, device))
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         losses.append(loss.detach())
         counts.append(count)
     terms = max(float(torch.stack(counts).sum()), 1.0)
-    torch._foreach_mul_([parameter.grad for parameter in parameters if parameter.grad is not None], 1.0 / terms)
+    torch._foreach_mul_(
+        [parameter.grad for parameter in parameters if parameter.grad is not None], 1.0 / terms
+    )
     return float(torch.stack(losses).sum()) / terms, terms
 
 
@@ -201,6 +196,6 @@ def _diverged(client: Client, loss: float, step: int, steps: int) -> TrainingErr
     settings = client.training
     return TrainingError(
         f"client {client.id}: the loss became {loss} at step {step + 1} of {steps} of its local training. "
-        f"training.learning_rate is {settings.learning_rate:g} and training.clip_norm is {settings.clip_norm}: "
-        f"lower the first, or check this client's data"
+        f"training.learning_rate is {settings.learning_rate:g} and training.clip_norm is "
+        f"{settings.clip_norm}: lower the first, or check this client's data"
     )

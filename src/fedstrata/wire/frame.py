@@ -1,11 +1,11 @@
 """Frames: one message as one valid safetensors file.
 
-Layout (https://huggingface.co/docs/safetensors): 8 bytes with the header's length, little-endian; the header, a JSON
-object of `{name: {dtype, shape, data_offsets}}` padded with blanks to 8 bytes; then the tensors' bytes. The message's values
-are JSON text in the header's `__metadata__` under `values`.
+Layout (https://huggingface.co/docs/safetensors): 8 bytes with the header's length, little-endian; the
+header, a JSON object of `{name: {dtype, shape, data_offsets}}` padded with blanks to 8 bytes; then the
+tensors' bytes. The message's values are JSON text in the header's `__metadata__` under `values`.
 
-A frame is a list of buffers that alias the tensors, so making one costs the header only; `safetensors.save` would
-cost twice the payload in memory. Reading aliases the buffers in the same way. bf16 stays bf16.
+A frame is a list of buffers that alias the tensors, so making one costs the header only; `safetensors.save`
+would cost twice the payload in memory. Reading aliases the buffers in the same way. bf16 stays bf16.
 """
 
 from __future__ import annotations
@@ -94,9 +94,12 @@ def encode(message: Message) -> Frame:
     bodies, offset = [], 0
     for name, tensor in message.tensors.items():
         if tensor.dtype not in _NAME_OF:
-            raise FrameError(f"tensor {name}: dtype {tensor.dtype} cannot travel; allowed: {', '.join(_DTYPE_OF)}")
+            raise FrameError(
+                f"tensor {name}: dtype {tensor.dtype} cannot travel; allowed: {', '.join(_DTYPE_OF)}"
+            )
         flat = tensor.detach().cpu().contiguous().reshape(-1)
-        body = memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+        array: Any = flat.view(torch.uint8).numpy() if flat.numel() else b""
+        body = memoryview(array)
         header[name] = {
             "dtype": _NAME_OF[tensor.dtype],
             "shape": list(tensor.shape),
@@ -147,7 +150,9 @@ def split(data: bytes | bytearray | memoryview) -> Frame:
     (length,) = _LENGTH.unpack(view[: _LENGTH.size])
     start = _LENGTH.size + length
     if length > _HEADER_LIMIT or start > view.nbytes:
-        raise FrameError(f"a frame of {view.nbytes} bytes cannot have a header of {length}; it is cut short or damaged")
+        raise FrameError(
+            f"a frame of {view.nbytes} bytes cannot have a header of {length}; it is cut short or damaged"
+        )
     head = bytes(view[:start])
     header, _ = _parse_header(head)
     ends = [entry["data_offsets"][1] for entry in header.values()]
@@ -188,7 +193,9 @@ def _parse_header(head: bytes) -> tuple[dict[str, dict[str, Any]], dict[str, JSO
                     raise FrameError(f"tensor {name}: {extent!r} is no extent of a shape")
                 size *= extent
             if begin != position or end - begin != size:
-                raise FrameError(f"tensor {name}: {size} bytes expected at {position}, the header says {begin} to {end}")
+                raise FrameError(
+                    f"tensor {name}: {size} bytes expected at {position}, the header says {begin} to {end}"
+                )
             position = end
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FrameError(f"a frame's header is damaged ({type(error).__name__})") from None

@@ -19,7 +19,7 @@ class Meter:
 
     up: Counter[str] = field(default_factory=Counter)
     down: Counter[str] = field(default_factory=Counter)
-    
+
     def count_down(self, client: str, frame: Frame) -> int:
         """Counts a plan and returns its bytes."""
         self.down[client] += frame.nbytes
@@ -32,4 +32,6 @@ class Meter:
 
     def exchanges(self) -> dict[str, dict[str, int]]:
         """Returns `bytes_up` and `bytes_down` of every client that took part."""
-        return {client: {"bytes_up": self.up[client], "bytes_down": self.down[client]} for client in self.down}
+        return {
+            client: {"bytes_up": self.up[client], "bytes_down": self.down[client]} for client in self.down
+        }

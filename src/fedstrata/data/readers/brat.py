@@ -33,7 +33,7 @@ from fedstrata.data.readers.files import (
 )
 from fedstrata.data.readers.labels import label_from_file
 
-_TEXT_BOUND = re.compile(r"(\S+) ([0-9]+ [0-9]+(?:;[0-9]+ [0-9]+)*)")
+_TEXT_BOUND = re.compile(r"(\S+) ([0-9]{1,12} [0-9]{1,12}(?:;[0-9]{1,12} [0-9]{1,12})*)")
 _IDENTIFIER = re.compile(r"[A-Z][0-9]\S*")
 _ARGUMENT = re.compile(r"(\S+):([TE][0-9]\S*)")
 _SHAPES = {
@@ -93,7 +93,7 @@ class _AnnotationFile:
         fields = content.split("\t", 2)
         words = fields[1].split() if len(fields) > 1 else []
         if kind in "TER":
-            self._name(line, fields[0])
+            self._name(line, kind, fields[0])
         if kind == "T":
             self._take_text_bound(line, fields)
         elif kind == "E":
@@ -111,7 +111,9 @@ class _AnnotationFile:
     def _malformed(self, line: int, kind: str) -> DataError:
         return DataError(self.path, f"malformed {kind} line", line=line, expected=_SHAPES[kind])
 
-    def _name(self, line: int, name: str) -> None:
+    def _name(self, line: int, kind: str, name: str) -> None:
+        if not _IDENTIFIER.fullmatch(name):
+            raise self._malformed(line, kind)
         if name in self.ids:
             raise DataError(self.path, f"{name} is defined a second time", line=line)
         self.ids.add(name)
@@ -232,10 +234,10 @@ def read(source: Source) -> list[Document]:
     Raises:
         DataError: A line does not follow the format, refers to nothing, or quotes another text.
     """
-    name = stem(source.path, FORMAT.suffixes)
+    document_id = stem(source.path, FORMAT.suffixes)
     decoded = read_text(source.path, keep_mark=True)
     if source.annotations is None:
-        return [Document(name, decoded.removeprefix(BYTE_ORDER_MARK))]
+        return [Document(document_id, decoded.removeprefix(BYTE_ORDER_MARK))]
     annotations = _AnnotationFile(source.annotations)
     for number, line in numbered_lines(read_text(source.annotations)):
         if line.strip():
@@ -253,7 +255,7 @@ def read(source: Source) -> list[Document]:
         )
         for link in annotations.links
     )
-    return [Document(name, text, tuple(spans[name] for name in order), relations)]
+    return [Document(document_id, text, tuple(spans[name] for name in order), relations)]
 
 
 FORMAT = Format(read, suffixes=(".txt",), annotation_suffix=".ann")

@@ -21,7 +21,7 @@ from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import DataError
 from fedstrata.data.readers.files import Format, Source, numbered_lines, read_text, stem
 
-_CONCEPT = re.compile(r'c="(.*)" ([0-9]+):([0-9]+) ([0-9]+):([0-9]+)\|\|t="([^"]+)"')
+_CONCEPT = re.compile(r'c="(.*)" ([0-9]{1,9}):([0-9]{1,9}) ([0-9]{1,9}):([0-9]{1,9})\|\|t="([^"]+)"')
 _SHAPE = 'c="TEXT" LINE:TOKEN LINE:TOKEN||t="TYPE"'
 _TOKEN = re.compile(r"[^ \t\r\f\v]+")
 _TOKEN_OR_EMPTY_START = re.compile(r"^(?=[ \t\r\f\v])|[^ \t\r\f\v]+")

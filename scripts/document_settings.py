@@ -1,0 +1,103 @@
+"""Writes docs/configuration.md from the settings themselves.
+
+    python scripts/document_settings.py
+
+A test holds the file equal to what this prints, so the document cannot fall behind the code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from fedstrata.core.config import RunSettings
+from fedstrata.methods import METHODS
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "configuration.md"
+
+HEAD = """# Configuration
+
+A configuration is a YAML file (YAML 1.2) plus `key.path=value` overrides on the command line, which win.
+Every setting has a default; unknown keys and values of the wrong type are refused, all problems at once. A
+run writes the resolved configuration to its `config.yaml`, which is itself a configuration.
+
+This page is written by `python scripts/document_settings.py`.
+"""
+
+
+def allowed(schema: dict[str, Any], definitions: dict[str, Any]) -> str:
+    """Says in words which values a JSON schema allows."""
+    if "anyOf" in schema:
+        return " or ".join(allowed(option, definitions) for option in schema["anyOf"])
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    bounds = {
+        "minimum": "at least",
+        "exclusiveMinimum": "above",
+        "maximum": "at most",
+        "exclusiveMaximum": "below",
+    }
+    limits = [f"{words} {schema[key]:g}" for key, words in bounds.items() if key in schema]
+    words = {"integer": "whole number", "object": "mapping", "array": "list", "string": "text"}
+    words |= {"boolean": "true or false"}
+    name = words.get(schema.get("type", ""), schema.get("type", "any"))
+    return " ".join([name, ", ".join(limits)]).strip()
+
+
+def cell(value: object) -> str:
+    """Returns a default as YAML would have it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return "{}" if value == {} else str(value)
+
+
+def rows(model: type[BaseModel]) -> Iterator[str]:
+    """Yields a table row for every plain setting of a section."""
+    schema = model.model_json_schema()
+    for name, field in model.model_fields.items():
+        if is_section(field):
+            continue
+        values = allowed(schema["properties"][name], schema.get("$defs", {}))
+        default = cell(field.get_default(call_default_factory=True))
+        yield f"| `{name}` | {default} | {values} | {field.description or ''} |"
+
+
+def is_section(field: FieldInfo) -> bool:
+    """Whether a field holds a section of its own."""
+    return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+
+
+def sections(model: type[BaseModel], path: str = "") -> Iterator[str]:
+    """Yields the lines of a section and of those within it."""
+    body = [row for row in rows(model) if path or not row.startswith("| `method`")]
+    if body:
+        about = " ".join((model.__doc__ or "").split("\n")[0].split())
+        yield from ["", f"## {path or 'Top level'}", "", about, ""]
+        yield from ["| setting | default | allowed | |", "|---|---|---|---|", *body]
+    for name, field in model.model_fields.items():
+        if is_section(field):
+            yield from sections(field.annotation, f"{path}.{name}" if path else name)
+
+
+def document() -> str:
+    """Returns the whole page."""
+    lines = [HEAD.rstrip(), *sections(RunSettings)]
+    for name, card in METHODS.items():
+        body = [row for row in rows(card.Settings) if not row.startswith("| `name`")]
+        lines += ["", f"## method, with `name: {name}`", "", f"Travels: {card.travels}.", ""]
+        lines += (
+            ["| setting | default | allowed | |", "|---|---|---|---|", *body]
+            if body
+            else ["No settings of its own."]
+        )
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(document(), encoding="utf-8")

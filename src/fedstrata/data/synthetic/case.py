@@ -1,0 +1,133 @@
+"""The patient behind a note: who it is, what they have, what they do not have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedstrata.core.seeding import Seed
+from fedstrata.data.synthetic.draw import Draw
+from fedstrata.data.synthetic.lexicon import Condition, Lexicon, Speciality
+from fedstrata.data.synthetic.style import HouseStyle
+
+CHILD_AGE = 17
+YEARS = (2001, 2013)
+"""Notes are of these years: ICD-9-CM codes were in use until 2015."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patient:
+    """What stays the same from one note to the next.
+
+    Attributes:
+        number: Unique over all sites.
+        speciality: The speciality that follows the patient.
+        sex: `male` or `female`.
+        age: In years, at the first note.
+        months: Months beyond `age`.
+        year: Of the first note.
+        chronic: Comorbidities, coded when mentioned.
+    """
+
+    number: int
+    speciality: Speciality
+    sex: str
+    age: int
+    months: int
+    year: int
+    chronic: tuple[Condition, ...]
+
+    @property
+    def is_child(self) -> bool:
+        """Whether the words for children apply."""
+        return self.age < CHILD_AGE
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What one note is about.
+
+    Attributes:
+        patient: The patient.
+        age: In years, at this note.
+        year: Of the note.
+        month: Of the note.
+        day: First day of the stay.
+        principal: The main diagnosis.
+        present: All diagnoses the patient has, the main one first.
+        absent: Diagnoses of the speciality that the patient does not have: for negated, familial and uncertain mentions.
+    """
+
+    patient: Patient
+    age: int
+    year: int
+    month: int
+    day: int
+    principal: Condition
+    present: tuple[Condition, ...]
+    absent: tuple[Condition, ...]
+
+
+def draw_patient(seed: Seed, number: int, style: HouseStyle, lexicon: Lexicon) -> Patient:
+    """Draws a patient of a site.
+
+    Args:
+        seed: The patient's own seed.
+        number: The patient's number.
+        style: The site's style, which holds its speciality mix.
+        lexicon: The lexicons.
+    """
+    draw = Draw(seed)
+    speciality = lexicon.specialities[draw.index(style.specialities)]
+    sex = speciality.sex or draw.pick(("male", "female"))
+    age = draw.between(*speciality.ages)
+    pool = lexicon.child_comorbidities if age < CHILD_AGE else lexicon.comorbidities
+    chronic = draw.shuffled(pool)[: draw.between(0, 1 if age < CHILD_AGE else 3)]
+    return Patient(number, speciality, sex, age, draw.between(0, 11), draw.between(*YEARS), tuple(chronic))
+
+
+def draw_case(seed: Seed, patient: Patient, visit: int) -> Case:
+    """Draws the illness of one note.
+
+    Args:
+        seed: The note's own seed.
+        patient: Whose note it is.
+        visit: How many notes of the patient came before; one a year.
+    """
+    draw = Draw(seed)
+    possible = [item for item in patient.speciality.conditions if item.sex in ("", patient.sex)]
+    shuffled = draw.shuffled(possible)
+    principal, others = shuffled[0], shuffled[1:]
+    present = _distinct([principal, *others[: draw.between(0, 2)], *patient.chronic])
+    absent = tuple(item for item in others if not _clashes(item, present, whole_category=False))
+    return Case(
+        patient,
+        age=patient.age + visit,
+        year=patient.year + visit,
+        month=draw.between(1, 12),
+        day=draw.between(1, 20),
+        principal=principal,
+        present=present,
+        absent=absent,
+    )
+
+
+def _distinct(conditions: Sequence[Condition]) -> tuple[Condition, ...]:
+    """Leaves out conditions that repeat or contradict one that came before (type 1 and type 2 diabetes)."""
+    kept: list[Condition] = []
+    for condition in conditions:
+        if not _clashes(condition, kept, whole_category=True):
+            kept.append(condition)
+    return tuple(kept)
+
+
+def _clashes(condition: Condition, others: Sequence[Condition], *, whole_category: bool) -> bool:
+    """Whether a condition shares a wording with others, or its code (the part before the point if so asked)."""
+    length = 3 if whole_category else None
+    return any(
+        condition.code[:length] == other.code[:length]
+        or not {name.lower() for name in condition.surfaces}.isdisjoint(
+            name.lower() for name in other.surfaces
+        )
+        for other in others
+    )

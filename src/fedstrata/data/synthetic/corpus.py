@@ -1,0 +1,110 @@
+"""The corpus: how many notes each site has, whose notes they are, and the documents they become."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from fedstrata.core.documents import Document
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.seeding import Seed
+from fedstrata.data.synthetic.case import draw_case, draw_patient
+from fedstrata.data.synthetic.draw import Draw
+from fedstrata.data.synthetic.lexicon import Lexicon, lexicon
+from fedstrata.data.synthetic.notes import write_note
+from fedstrata.data.synthetic.style import HouseStyle, house_style
+
+READMISSION = 0.25
+SIZE_SPREAD = 0.6
+NUMBERS_PER_SITE = 1_000_000
+
+
+def generate(*, seed: int, sites: int, notes: int) -> list[Document]:
+    """Generates the corpus.
+
+    Note `i` of site `s` depends on `(seed, s, i)` and on nothing else: a larger corpus begins with the notes of a
+    smaller one at every site.
+
+    Args:
+        seed: Another seed gives other notes.
+        sites: How many sites.
+        notes: How many notes all sites have together; sites differ in size, and each has at least half of an equal
+            share.
+
+    Returns:
+        The documents, site by site. `labels` are ICD-9-CM codes, the main diagnosis first. `metadata` holds
+        `speciality`, `kind`, `patient` and `admission` (numbers, unique over the corpus) and `evidence`, a JSON object
+        from each code to the `[start, end]` offsets of the mentions that state it.
+
+    Raises:
+        ConfigurationError: `sites` is below 1, or `notes` below `sites`.
+    """
+    problems = []
+    if sites < 1:
+        problems.append(Problem("sites", f"{sites} sites; at least 1 is needed"))
+    if notes < max(sites, 1):
+        problems.append(
+            Problem("notes", f"{notes} notes; at least one for each of the {sites} sites is needed")
+        )
+    if problems:
+        raise ConfigurationError(problems)
+    root, loaded = Seed(seed).child("synthetic"), lexicon()
+    return [
+        document
+        for site, count in enumerate(_site_sizes(root, sites, notes), start=1)
+        for document in _site_documents(root, site, count, loaded)
+    ]
+
+
+def _site_sizes(root: Seed, sites: int, notes: int) -> list[int]:
+    """Splits the notes: half an equal share for each site, the rest by log-normal shares, largest remainders first."""
+    least = max(1, notes // (2 * sites))
+    rest = notes - least * sites
+    shares = [
+        2.718281828 ** (SIZE_SPREAD * Draw(root.child("site", site, "size")).normal())
+        for site in range(1, sites + 1)
+    ]
+    ideal = [rest * share / sum(shares) for share in shares]
+    sizes = [least + int(part) for part in ideal]
+    by_remainder = sorted(range(sites), key=lambda index: int(ideal[index]) - ideal[index])
+    for index in by_remainder[: notes - sum(sizes)]:
+        sizes[index] += 1
+    return sizes
+
+
+def _site_documents(root: Seed, site: int, count: int, loaded: Lexicon) -> Iterator[Document]:
+    style = house_style(root, site, loaded)
+    for index in range(count):
+        yield _document(root, site, index, style, loaded)
+
+
+def _document(root: Seed, site: int, index: int, style: HouseStyle, loaded: Lexicon) -> Document:
+    owner = _owner(root, site, index)
+    number = site * NUMBERS_PER_SITE
+    patient = draw_patient(root.child("site", site, "patient", owner), number + owner + 1, style, loaded)
+    seed = root.child("site", site, "note", index)
+    case = draw_case(seed.child("case"), patient, visit=index - owner)
+    note = write_note(case, style, loaded, seed)
+    return Document(
+        id=f"site-{site}-{index + 1:04d}",
+        text=note.text,
+        spans=note.spans,
+        relations=note.relations,
+        labels=tuple(note.evidence),
+        site=f"site-{site}",
+        metadata={
+            "speciality": patient.speciality.name,
+            "kind": note.kind,
+            "patient": str(patient.number),
+            "admission": str(number + index + 1),
+            "evidence": json.dumps(note.evidence),
+        },
+    )
+
+
+def _owner(root: Seed, site: int, index: int) -> int:
+    """Returns the index of the first note of the patient: every second note may be a readmission."""
+    is_readmission = index % 2 == 1 and Draw(root.child("site", site, "readmission", index)).chance(
+        READMISSION
+    )
+    return index - 1 if is_readmission else index

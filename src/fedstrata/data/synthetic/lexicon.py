@@ -1,0 +1,262 @@
+"""The clinical lexicons: conditions with their codes and what goes with them, drugs, tests, and the grammar's rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from importlib.resources import files
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from fedstrata.data.synthetic.template import Template, parse, without
+
+Rules = Mapping[str, tuple[Template, ...]]
+
+AUDIENCES = tuple((sex, child) for sex in ("male", "female") for child in (False, True))
+"""Patients that need grammars of their own: (sex, whether a child)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A diagnosis and what belongs to it.
+
+    Attributes:
+        name: Its full name.
+        code: Its ICD-9-CM code.
+        surfaces: Ways to write it (templates), the full name first.
+        sex: The only sex that has it; empty for both.
+        symptoms: Complaints it causes.
+        labs: Laboratory tests it is followed by.
+        studies: Other tests.
+        treatments: Procedures and therapies, without drugs.
+        drugs: Names in the drug table.
+    """
+
+    name: str
+    code: str
+    surfaces: tuple[str, ...]
+    sex: str = ""
+    symptoms: tuple[str, ...] = ()
+    labs: tuple[str, ...] = ()
+    studies: tuple[str, ...] = ()
+    treatments: tuple[str, ...] = ()
+    drugs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Drug:
+    """A drug and how it is given.
+
+    Attributes:
+        names: Its generic name, then trade names.
+        strengths: For example `40 mg`.
+        forms: For example `tablet`.
+        route: A route, a rule of the general words.
+        frequencies: Written out; sites shorten them.
+        dosages: Amounts taken at a time, for example `2 tablets`.
+    """
+
+    names: tuple[str, ...]
+    strengths: tuple[str, ...]
+    forms: tuple[str, ...]
+    route: str
+    frequencies: tuple[str, ...]
+    dosages: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lab:
+    """A laboratory test.
+
+    Attributes:
+        names: Its name, then variants.
+        unit: Of its values; may be empty.
+        reference: Lower and upper end of the normal range.
+        stray: Lower and upper end of what is ever drawn.
+        decimals: Digits after the point.
+        is_drug: Whether the same word is also a drug.
+    """
+
+    names: tuple[str, ...]
+    unit: str
+    reference: tuple[float, float]
+    stray: tuple[float, float]
+    decimals: int
+    is_drug: bool
+
+
+@dataclass(frozen=True)
+class Speciality:
+    """What one speciality writes about.
+
+    Attributes:
+        name: For example `cardiology`.
+        ages: Youngest and oldest patient, in years.
+        sex: The only sex it treats; empty for both.
+        conditions: Its diagnoses.
+        labs: Names in the laboratory table.
+        rules: For each of `AUDIENCES`, its own rules and the general ones.
+    """
+
+    name: str
+    ages: tuple[int, int]
+    sex: str
+    conditions: tuple[Condition, ...]
+    labs: tuple[str, ...]
+    rules: Mapping[tuple[str, bool], Rules]
+
+    @cached_property
+    def drugs(self) -> tuple[str, ...]:
+        """Names of all drugs its conditions need, in order of mention."""
+        return tuple(dict.fromkeys(name for condition in self.conditions for name in condition.drugs))
+
+    @cached_property
+    def dual_labs(self) -> tuple[str, ...]:
+        """Its laboratory tests whose name is also a drug's."""
+        return tuple(name for name in self.labs if lexicon().labs[name].is_drug)
+
+
+@dataclass(frozen=True, slots=True)
+class Lexicon:
+    """Everything that is loaded once."""
+
+    specialities: tuple[Speciality, ...]
+    comorbidities: tuple[Condition, ...]
+    child_comorbidities: tuple[Condition, ...]
+    drugs: Mapping[str, Drug]
+    labs: Mapping[str, Lab]
+    vitals: Mapping[str, Mapping[str, Any]]
+    syllables: Mapping[str, tuple[str, ...]]
+    shorthand: Mapping[str, tuple[str, ...]]
+    clips: Mapping[str, tuple[str, ...]]
+    british: Mapping[str, str]
+    annotated_rules: frozenset[str]
+    sections: Mapping[str, Mapping[str, Any]]
+    kinds: Mapping[str, Any]
+
+
+def icd9_titles() -> dict[str, str]:
+    """Returns the title of every ICD-9-CM code that notes carry, sorted by code."""
+    loaded = lexicon()
+    conditions = [item for speciality in loaded.specialities for item in speciality.conditions]
+    titles: dict[str, str] = {}
+    for condition in [*conditions, *loaded.comorbidities, *loaded.child_comorbidities]:
+        titles.setdefault(condition.code, condition.name)
+    return dict(sorted(titles.items()))
+
+
+@lru_cache(maxsize=1)
+def lexicon() -> Lexicon:
+    """Returns the lexicons, read from this package's YAML files on first use."""
+    words, notes = _load("shared/words.yaml"), _load("shared/notes.yaml")
+    tests, grammar = _load("shared/tests.yaml"), _load("shared/grammar.yaml")
+    labs = {name: _lab(name, entry) for name, entry in tests["labs"].items()}
+    general = {**{name: _items(text) for name, text in words["rules"].items()}, **grammar}
+    folder = files(__package__) / "lexicon"
+    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    drugs = _load("shared/drugs.yaml")
+    return Lexicon(
+        specialities=tuple(
+            _speciality(_load(f"lexicon/{name}"), general, words["unsuitable"], labs) for name in names
+        ),
+        comorbidities=_conditions(words["comorbidities"], labs),
+        child_comorbidities=_conditions(words["child comorbidities"], labs),
+        drugs=_drugs(drugs),
+        labs=labs,
+        vitals={
+            name: {**entry, "names": (name, *_items(entry["also"]))}
+            for name, entry in tests["vitals"].items()
+        },
+        syllables={place: _items(text) for place, text in drugs["syllables"].items()},
+        shorthand={wording: _items(text) for wording, text in words["shorthand"].items()},
+        clips={word: _items(text) for word, text in words["clips"].items()},
+        british=words["british"],
+        annotated_rules=frozenset(grammar),
+        sections=notes["sections"],
+        kinds=notes["kinds"],
+    )
+
+
+def _load(name: str) -> dict[str, Any]:
+    text = (files(__package__) / name).read_text(encoding="utf-8")
+    return dict(YAML(typ="safe").load(text))
+
+
+def _items(text: str) -> tuple[str, ...]:
+    """Splits a list written on one line."""
+    return tuple(item.strip() for item in text.split(";"))
+
+
+def _lab(name: str, entry: Mapping[str, Any]) -> Lab:
+    (low, high), (least, most) = entry["range"], entry["stray"]
+    return Lab(
+        (name, *_items(entry["also"])),
+        entry["unit"],
+        (low, high),
+        (least, most),
+        entry["decimals"],
+        entry.get("drug", False),
+    )
+
+
+def _drugs(table: Mapping[str, Any]) -> dict[str, Drug]:
+    brands = {name: _items(text) for name, text in table["brands"].items()}
+    drugs: dict[str, Drug] = {}
+    for group in table["groups"]:
+        how = (_items(group["form"]), group["route"], _items(group["often"]), _items(group["dosage"]))
+        for name, strengths in group["drugs"].items():
+            drugs[name] = Drug((name, *brands.get(name, ())), _items(strengths), *how)
+    return drugs
+
+
+def _conditions(table: Mapping[str, Mapping[str, str]], labs: Mapping[str, Lab]) -> tuple[Condition, ...]:
+    return tuple(_condition(name, entry, labs) for name, entry in table.items())
+
+
+def _condition(name: str, entry: Mapping[str, str], labs: Mapping[str, Lab]) -> Condition:
+    tests = _items(entry["tests"]) if "tests" in entry else ()
+    return Condition(
+        name=name,
+        code=entry["code"],
+        surfaces=(name, *_items(entry["also"])),
+        sex=entry.get("sex", ""),
+        symptoms=_items(entry["symptoms"]) if "symptoms" in entry else (),
+        labs=tuple(test for test in tests if test in labs),
+        studies=tuple(test for test in tests if test not in labs),
+        treatments=_items(entry["treatments"]) if "treatments" in entry else (),
+        drugs=_items(entry["drugs"]),
+    )
+
+
+def _speciality(
+    entry: Mapping[str, Any],
+    general: Mapping[str, Sequence[str]],
+    unsuitable: Mapping[str, str],
+    labs: Mapping[str, Lab],
+) -> Speciality:
+    low, high = (int(age) for age in entry["ages"].split("-"))
+    own = {name: _items(text) for name, text in entry["rules"].items()}
+    return Speciality(
+        name=entry["name"],
+        ages=(low, high),
+        sex=entry.get("sex", ""),
+        conditions=_conditions(entry["conditions"], labs),
+        labs=_items(entry["labs"]),
+        rules={
+            (sex, child): _rules(
+                {**general, **own}, _items(unsuitable[sex]), _items(unsuitable["child"]) * child
+            )
+            for sex, child in AUDIENCES
+        },
+    )
+
+
+def _rules(sources: Mapping[str, Sequence[str]], *unsuitable: Sequence[str]) -> Rules:
+    words = [word for group in unsuitable for word in group]
+    rules: dict[str, tuple[Template, ...]] = {}
+    for name, alternatives in sources.items():
+        fitting = [kept for kept in (without(str(source), words) for source in alternatives) if kept]
+        rules[name] = tuple(parse(source) for source in fitting or [str(source) for source in alternatives])
+    return rules

@@ -1,0 +1,177 @@
+"""House style: how one site writes. Sites differ in it, and a model that saw one site only knows one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from fedstrata.core.seeding import Seed
+from fedstrata.data.synthetic.draw import Draw
+from fedstrata.data.synthetic.lexicon import Lexicon
+
+CASINGS = ("sentence", "lower", "sentence", "upper", "sentence", "sentence", "lower", "sentence")
+HEADINGS = ("{}:", "## {}", "{} -", "<{}>", "{}", "[{}]", "{}.", "** {} **", "{}:", "{} :-")
+HEADING_CASES = ("upper", "title", "lower", "title")
+MARKERS = ("- ", "{}. ", "* ", "", "{}) ", "", "#{} ", ", ", "; ")
+DATES = (
+    "{y}-{m:02d}-{d:02d}",
+    "{m:02d}/{d:02d}/{y}",
+    "{d} {b} {y}",
+    "{y}/{m:02d}/{d:02d}",
+    "{m}/{d}",
+    "{b} {d}, {y}",
+)
+AGES = ("{} year-old", "{}-year-old", "{}yo", "{} y/o", "{} year old", "{} y.o", "{}Y")
+INFANT_AGES = ("{} month-old", "{}-month-old", "{}mo", "{} m/o", "{} month old", "{} mo old", "{}M")
+WIDTHS = (0, 78, 0, 0, 66, 0, 0)
+LISTING = (0.95, 0.35, 0.7, 0.1, 0.6)
+ABBREVIATION = (0.2, 0.75, 0.45, 0.9, 0.05)
+BRANDS = 40
+SPECIALITY_DECAY = (0.5, 0.2, 0.1)
+RULE_SHAPE = 0.9
+
+
+@dataclass(frozen=True)
+class HouseStyle:
+    """The habits of one site.
+
+    Attributes:
+        seed: Where its preferences between alternatives come from.
+        casing: `sentence`, `lower` or `upper`.
+        heading: Format of a heading.
+        heading_case: `upper`, `title` or `lower`.
+        marker: What a list item begins with; `, ` and `; ` run the items on in one line.
+        listing: How often a section that may be a list is one.
+        abbreviation: How often a condition or a wording is cut short.
+        date: Format of dates.
+        age: Format of ages in years.
+        infant_age: Format of ages in months.
+        width: Column at which lines break; 0 for never.
+        slips: Typing errors per piece of text.
+        british: Whether spelling is British.
+        clips: Words always clipped, and their clipped forms.
+        shorthand: The short form of each wording.
+        brands: Trade names of the local formulary, invented.
+        specialities: Running sums of the speciality mix.
+        kinds: Running sums of the mix of kinds of note.
+        replacements: Spelling changes.
+    """
+
+    seed: Seed
+    casing: str
+    heading: str
+    heading_case: str
+    marker: str
+    listing: float
+    abbreviation: float
+    date: str
+    age: str
+    infant_age: str
+    width: int
+    slips: float
+    british: bool
+    clips: Mapping[str, str]
+    shorthand: Mapping[str, str]
+    brands: Sequence[str]
+    specialities: Sequence[float]
+    kinds: Sequence[float]
+    replacements: Mapping[str, str]
+    _weights: dict[str, list[float]] = field(default_factory=dict)
+    _rewritten: dict[str, str] = field(default_factory=dict)
+
+    def weights(self, rule: str, count: int) -> Sequence[float]:
+        """Returns running sums of the site's liking for each of a rule's alternatives."""
+        key = f"{rule} {count}"
+        if key not in self._weights:
+            draw = Draw(self.seed.child("rule", rule))
+            self._weights[key] = list(accumulate(0.05 + draw.gamma(RULE_SHAPE) for _ in range(count)))
+        return self._weights[key]
+
+    def favourite(self, name: str, count: int) -> int:
+        """Returns which of `count` ways to write something the site likes best."""
+        return self.seed.child("favourite", name).integer() % count
+
+    def rewrite(self, text: str) -> str:
+        """Returns text in the site's spelling, clipping and casing."""
+        rewritten = self._rewritten.get(text)
+        if rewritten is None:
+            rewritten = self._rewritten[text] = self._rewrite(text)
+        return rewritten
+
+    def title(self, text: str) -> str:
+        """Returns a section heading in the site's format."""
+        cased = {"upper": text.upper(), "lower": text.lower()}.get(self.heading_case, text)
+        return self.heading.format(cased)
+
+    def _rewrite(self, text: str) -> str:
+        words = re.split(r"(?<=[A-Za-z])(?=[^A-Za-z-])|(?<=[^A-Za-z-])(?=[A-Za-z])", text)
+        text = "".join(self.clips.get(word.lower(), word) for word in words)
+        if self.british:
+            for american, british in self.replacements.items():
+                text = text.replace(american, british)
+        return {"lower": text.lower(), "upper": text.upper()}.get(self.casing, text)
+
+
+def house_style(seed: Seed, site: int, lexicon: Lexicon) -> HouseStyle:
+    """Draws the style of a site.
+
+    Categories are dealt out in turn from an order that the seed shuffles, so that neighbouring sites differ.
+
+    Args:
+        seed: The seed of the corpus.
+        site: Its number, from 1.
+        lexicon: What there is to have habits about.
+    """
+    own = seed.child("site", site, "style")
+    draw = Draw(own)
+
+    def deal(name: str, options: Sequence[str]) -> str:
+        return Draw(seed.child("deal", name)).shuffled(options)[site % len(options)]
+
+    def deal_number(name: str, options: Sequence[float]) -> float:
+        return Draw(seed.child("deal", name)).shuffled(options)[site % len(options)]
+
+    age = draw.between(0, len(AGES) - 1)
+    casing = deal("casing", CASINGS)
+    clipping = draw.uniform(0.0, 0.75)
+    return HouseStyle(
+        seed=own,
+        casing=casing,
+        heading=deal("heading", HEADINGS),
+        heading_case=deal("heading case", HEADING_CASES),
+        marker=deal("marker", MARKERS),
+        listing=deal_number("listing", LISTING),
+        abbreviation=deal_number("abbreviation", ABBREVIATION),
+        date=deal("date", DATES),
+        age=AGES[age],
+        infant_age=INFANT_AGES[age],
+        width=int(deal_number("width", WIDTHS)),
+        slips=draw.uniform(0.0, 0.006),
+        british=draw.chance(0.4),
+        clips={word: draw.pick(forms) for word, forms in lexicon.clips.items() if draw.chance(clipping)},
+        shorthand={wording: draw.pick(forms) for wording, forms in lexicon.shorthand.items()},
+        brands=tuple(dict.fromkeys(invented_brand(draw, lexicon) for _ in range(BRANDS))),
+        specialities=_speciality_mix(seed, site, len(lexicon.specialities), draw),
+        kinds=list(accumulate(0.15 + draw.gamma(1.0) for _ in lexicon.kinds)),
+        replacements=lexicon.british,
+    )
+
+
+def invented_brand(draw: Draw, lexicon: Lexicon) -> str:
+    """Returns a trade name that no drug has, built as trade names are."""
+    middle = "".join(draw.pick(lexicon.syllables["middle"]) for _ in range(draw.between(0, 1)))
+    return draw.pick(lexicon.syllables["first"]) + middle + draw.pick(lexicon.syllables["stem"])
+
+
+def _speciality_mix(seed: Seed, site: int, count: int, draw: Draw) -> list[float]:
+    """Returns running sums of a mix with a main, a second and a third speciality and some of everything else."""
+    order = Draw(seed.child("deal", "speciality")).shuffled(range(count))
+    weights = [draw.gamma(0.5) for _ in range(count)]
+    rest = (1 - sum(SPECIALITY_DECAY)) / sum(weights)
+    weights = [weight * rest for weight in weights]
+    start = (site * len(SPECIALITY_DECAY)) % count
+    for offset, share in enumerate(SPECIALITY_DECAY):
+        weights[order[(start + offset) % count]] += share
+    return list(accumulate(weights))

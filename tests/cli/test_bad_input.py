@@ -1,0 +1,218 @@
+"""Each kind of bad input: one clear message, the right exit status, no traceback, and never the text of a
+note."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support import TINY
+
+from fedstrata.cli import main as cli
+
+QUOTED = "Zebrafinch"
+"""Stands in every note; no message may contain it."""
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    """Two sites as JSONL, nine short notes each."""
+    folder = tmp_path / "notes"
+    for site in ("north", "south"):
+        (folder / site).mkdir(parents=True)
+        lines = [
+            {
+                "id": f"{number}",
+                "text": f"{QUOTED} has fever {number}.",
+                "spans": [{"start": 15, "end": 20, "label": "problem"}],
+            }
+            for number in range(9)
+        ]
+        (folder / site / "notes.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    return folder
+
+
+@pytest.fixture
+def fedstrata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Runs the command line in this process; returns exit status, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["fedstrata", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        out, err = capsys.readouterr()
+        assert QUOTED not in out + err
+        assert "Traceback" not in err
+        return int(stop.value.code or 0), out, err
+
+    return run
+
+
+def config(tmp_path: Path, text: str = "{}\n") -> str:
+    file = tmp_path / "site.yaml"
+    file.write_text(text)
+    return str(file)
+
+
+def jsonl(notes: Path) -> list[str]:
+    return [*TINY[3:], "data.format=jsonl", f"data.path={notes}"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["data.format=brat", "data.path=nowhere"], ["data.path", "nowhere", "the command line"]),
+        (["training.epoch=3"], ["training.epoch", "unknown key", "did you mean 'epochs'?"]),
+        (["method={name: layer_skipping, top: 9}"], ["method.top", "at most 3", "not 9", "the command line"]),
+        (["method={name: layer_skipping, top: 0}"], ["method.top", "not 0"]),
+        (["method={name: layer_skipping, top: 1.5}"], ["method.top", "not 1.5"]),
+        (["method.name=fedmagic"], ["method.name", "fedmagic", "layer_skipping", "fedavg"]),
+        (["method={name: fedavg, top: 2}"], ["method.top", "unknown key"]),
+        (["partition={by: iid, clients: 0}"], ["partition.clients", "not 0"]),
+        (["partition={by: iid, clients: 100}"], ["partition.clients", "100"]),
+        (["data.synthetic.sites=0"], ["data.synthetic.sites", "not 0"]),
+        (["federation.sample=0.0"], ["federation.sample", "not 0"]),
+        (["model.init=pretrained", "model.config={}", "model.name=./absent"], ["model.name", "absent"]),
+        (["model.config={model_type: lama}"], ["model.config", "lama"]),
+        (["data.types=[problem, gene]"], ["data.types", "gene"]),
+        (["device=cuda:7"], ["device", "cuda:7"]),
+    ],
+)
+def test_a_wrong_configuration_is_named_and_exits_2(fedstrata, tmp_path: Path, overrides, expected) -> None:
+    status, _, err = fedstrata("run", config(tmp_path), *TINY, *overrides)
+    assert status == 2
+    for part in expected:
+        assert part in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_problems_of_different_sections_come_together(fedstrata, tmp_path: Path) -> None:
+    overrides = [
+        "training.epochs=0",
+        "method={name: layer_skipping, top: 9}",
+        "data.types=[gene]",
+        "nonsense=1",
+    ]
+    status, _, err = fedstrata("run", config(tmp_path), *TINY, *overrides)
+    assert status == 2
+    assert "4 problems" in err
+    for part in ("training.epochs", "method.top", "data.types", "nonsense"):
+        assert part in err
+
+
+def test_a_missing_configuration_exits_2(fedstrata) -> None:
+    status, _, err = fedstrata("run", "absent.yaml")
+    assert status == 2
+    assert "absent.yaml" in err
+
+
+def test_two_configurations_exit_2(fedstrata) -> None:
+    status, _, err = fedstrata("run", "one.yaml", "two.yaml")
+    assert status == 2
+    assert "one.yaml, two.yaml" in err
+
+
+def test_a_hub_id_that_cannot_be_reached(fedstrata, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    overrides = [
+        "model.init=pretrained",
+        "model.config={}",
+        "model.tokenizer=null",
+        "model.name=acme/absent-model",
+    ]
+    status, _, err = fedstrata("run", config(tmp_path), *TINY, *overrides)
+    assert status == 2
+    assert "model.name" in err
+    assert "acme/absent-model" in err
+
+
+def test_a_client_without_data(fedstrata, tmp_path: Path, notes: Path) -> None:
+    (notes / "south" / "notes.jsonl").write_text("")
+    (notes / "north" / "train.jsonl").write_text((notes / "north" / "notes.jsonl").read_text())
+    (notes / "north" / "notes.jsonl").unlink()
+    (notes / "south" / "notes.jsonl").unlink()
+    (notes / "south" / "test.jsonl").write_text((notes / "north" / "train.jsonl").read_text())
+    status, _, err = fedstrata("run", config(tmp_path), *jsonl(notes))
+    assert status == 2
+    assert "south" in err
+    assert "train" in err
+
+
+def test_a_label_unseen_in_training(fedstrata, tmp_path: Path, notes: Path) -> None:
+    for site in ("north", "south"):
+        (notes / site / "notes.jsonl").rename(notes / site / "train.jsonl")
+    text = {
+        "id": "odd",
+        "text": f"{QUOTED} took aspirin",
+        "spans": [{"start": 16, "end": 23, "label": "drug"}],
+    }
+    (notes / "north" / "test.jsonl").write_text(json.dumps(text) + "\n")
+    status, _, err = fedstrata("run", config(tmp_path), *jsonl(notes))
+    assert status == 2
+    for part in ("data.types", "'drug'", "odd", "problem"):
+        assert part in err
+
+
+def test_a_malformed_document_is_named_without_its_text(fedstrata, tmp_path: Path, notes: Path) -> None:
+    with (notes / "north" / "notes.jsonl").open("a") as file:
+        file.write(
+            json.dumps({"id": "x", "text": QUOTED, "spans": [{"start": 0, "end": 99, "label": "problem"}]})
+            + "\n"
+        )
+    status, _, err = fedstrata("run", config(tmp_path), *jsonl(notes))
+    assert status == 2
+    assert "notes.jsonl" in err
+    assert "line 10" in err
+
+
+def test_a_loss_that_is_not_a_number_exits_1_and_is_recorded(fedstrata, tmp_path: Path) -> None:
+    overrides = ["training.optimizer=sgd", "training.learning_rate=1e38", "training.clip_norm=null"]
+    status, _, err = fedstrata("run", config(tmp_path), *TINY, *overrides, "--out", "run")
+    assert status == 1
+    assert "site-" in err
+    assert "1e+38" in err
+    assert "training.learning_rate" in err
+    last = json.loads((tmp_path / "run" / "record.jsonl").read_text().splitlines()[-1])
+    assert last["event"] == "failed"
+
+
+def test_a_checkpoint_cut_short_exits_1_and_is_named(fedstrata, tmp_path: Path) -> None:
+    arguments = ("run", config(tmp_path), *TINY, "federation.rounds=1", "--out", "run")
+    assert fedstrata(*arguments)[0] == 0
+    checkpoint = tmp_path / "run" / "checkpoints" / "round-00001.safetensors"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:100])
+    status, _, err = fedstrata("run", "--resume", "--out", "run", "federation.rounds=2")
+    assert status == 1
+    assert "round-00001.safetensors" in err
+    assert "cut short" in err
+
+
+def test_an_output_folder_in_use_exits_2(fedstrata, tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "thesis.txt").write_text("mine")
+    status, _, err = fedstrata("run", config(tmp_path), *TINY, "--out", "taken")
+    assert status == 2
+    assert "taken" in err
+    assert "--resume" in err
+
+
+def test_resume_needs_a_run(fedstrata, tmp_path: Path) -> None:
+    assert fedstrata("run", "--resume")[0] == 2
+    status, _, err = fedstrata("run", "--resume", "--out", str(tmp_path))
+    assert status == 2
+    assert "holds no run" in err
+
+
+def test_a_bug_shows_its_type_but_not_its_text(
+    fedstrata, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError(QUOTED)
+
+    monkeypatch.setattr("fedstrata.engine.setup.split", broken)
+    status, _, err = fedstrata("run", config(tmp_path), *TINY)
+    assert status == 1
+    assert "KeyError" in err
+    assert "--debug" in err

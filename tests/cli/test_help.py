@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import fedstrata
+
+HEAVY = ("torch", "transformers", "sklearn", "numpy", "rich.progress", "pydantic")
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\n"
+        "sys.argv = ['fedstrata', '--help']\n"
+        "from fedstrata.cli.main import main\n"
+        "try:\n    main()\nexcept SystemExit as stop:\n    assert not stop.code\n"
+        f"print('loaded:', [name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "loaded: []" in done.stdout
+    for verb in ("run", "methods", "synth"):
+        assert verb in done.stdout
+
+
+def test_the_version_is_shown() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fedstrata", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == fedstrata.__version__
+
+
+def test_methods_says_what_travels() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fedstrata", "methods"], capture_output=True, text=True, check=True
+    )
+    for name in ("layer_skipping", "fedavg", "fedprox", "local_only", "centralized"):
+        assert name in done.stdout
+    assert "whole model" in done.stdout
+
+
+def test_an_unknown_command_exits_2() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fedstrata", "federate"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "federate" in done.stderr

@@ -1,0 +1,142 @@
+"""BRAT stand-off files: spans, discontinuous spans, events, relations, and what counts as a character."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedstrata.core.documents import Document, Relation, Span
+from fedstrata.core.errors import DataError
+from fedstrata.data.readers import read
+
+TEXT = "Patient has severe chest pain and left or right arm weakness.\n"
+ANNOTATIONS = """\
+T1\tSeverity 12 18\tsevere
+T2\tSign_symptom 19 29\tchest pain
+E1\tSign_symptom:T2\x20
+T3\tBiological_structure 34 38;48 51\tleft arm
+R1\tMODIFY Arg1:T1 Arg2:E1\t
+R2\tMODIFY Arg2:T2 Arg1:T3
+A1\tPOLARITY E1 NEG
+M1\tNegation T2
+N1\tReference T2 UMLS:C0008031\tChest Pain
+#1\tAnnotatorNotes T2\tsee the
+#2\tAnnotatorNotes T99\tabout a line that was deleted
+*\tOVERLAP T1 E1
+"""
+
+
+def folder_with(tmp_path: Path, text: str | bytes, annotations: str | bytes | None) -> Path:
+    for suffix, content in (("txt", text), ("ann", annotations)):
+        if content is not None:
+            raw = content if isinstance(content, bytes) else content.encode()
+            (tmp_path / f"note.{suffix}").write_bytes(raw)
+    return tmp_path
+
+
+def read_one(tmp_path: Path, text: str | bytes, annotations: str | bytes | None) -> Document:
+    (document,) = read(folder_with(tmp_path, text, annotations), "brat")
+    return document
+
+
+def test_spans_relations_and_discontinuous_mentions(tmp_path: Path) -> None:
+    document = read_one(tmp_path, TEXT, ANNOTATIONS)
+    severe, pain = Span(12, 18, "Severity"), Span(19, 29, "Sign_symptom")
+    arm = Span(34, 51, "Biological_structure", ((34, 38), (48, 51)))
+    assert document == Document(
+        "note", TEXT, (severe, pain, arm), (Relation(1, 0, "MODIFY"), Relation(1, 2, "MODIFY"))
+    )
+
+
+def test_event_arguments_are_relations_from_the_trigger(tmp_path: Path) -> None:
+    annotations = (
+        "E2\tTreats:T1 Drug:T2 Cause:E1\n"  # before the lines it refers to
+        "E1\tIllness:T3\n"
+        "T1\tTreats 8 14\ttreats\n"
+        "T2\tDrug 0 7\tAspirin\n"
+        "T3\tIllness 15 19\tpain\n"
+        "R1\tLocated Part:E2 Whole:T2\n"
+    )
+    document = read_one(tmp_path, "Aspirin treats pain", annotations)
+    assert [span.label for span in document.spans] == ["Drug", "Treats", "Illness"]
+    assert set(document.relations) == {
+        Relation(1, 0, "Drug"),
+        Relation(1, 2, "Cause"),
+        Relation(0, 1, "Located"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("raw", "start", "kept"),
+    [
+        (b"No.\r\nCough today.\r\n", 5, "No.\r\nCough today.\r\n"),
+        (b"No.\r\nCough today.\r\n", 4, "No.\nCough today.\n"),
+        (b"\xef\xbb\xbfNo.\nCough", 4, "No.\nCough"),
+        (b"\xef\xbb\xbfNo.\nCough", 5, "\ufeffNo.\nCough"),
+        (b"\xef\xbb\xbfNo.\r\nCough", 5, "No.\r\nCough"),
+        (b"\xef\xbb\xbfNo.\r\nCough", 6, "\ufeffNo.\r\nCough"),
+    ],
+)
+def test_the_quoted_text_decides_what_counts_as_a_character(
+    tmp_path: Path, raw: bytes, start: int, kept: str
+) -> None:
+    document = read_one(tmp_path, raw, f"T1\tproblem {start} {start + 5}\tCough\r\n".encode("utf-8-sig"))
+    assert document.text == kept
+    (span,) = document.spans
+    assert document.text[span.start : span.end] == "Cough"
+
+
+def test_offsets_count_code_points(tmp_path: Path) -> None:
+    text = "\U0001f600 cafe\u0301 na\u00efve\u00a0fever\u2028x"
+    start = text.index("fever")
+    document = read_one(tmp_path, text, f"T1\tproblem {start} {start + 5}\tfever\n")
+    assert document.text == text
+    assert document.spans == (Span(14, 19, "problem"),)
+
+
+def test_a_mention_over_a_line_break_is_quoted_on_one_line(tmp_path: Path) -> None:
+    document = read_one(tmp_path, "chest\n  pain", "T1\tproblem 0 12\tchest pain\n")
+    assert document.spans == (Span(0, 12, "problem"),)
+
+
+def test_empty_files_are_empty_documents(tmp_path: Path) -> None:
+    assert read_one(tmp_path, "", "") == Document("note", "")
+
+
+def test_a_text_alone_is_the_input_of_a_prediction(tmp_path: Path) -> None:
+    assert read_one(tmp_path, "\ufeffFever.\r\n", None) == Document("note", "Fever.\r\n")
+
+
+@pytest.mark.parametrize(
+    ("annotations", "line", "says"),
+    [
+        ("T1\tproblem 0 6\tSECRET\nT1\tproblem 7 10\tone\n", 2, "T1 is defined a second time"),
+        ("T1\tproblem 0 6\n", 1, "malformed T line"),
+        ("T1 problem 0 6 SECRET\n", 1, "malformed T line"),
+        ("The SECRET\tproblem 6 6\tx\n", 1, "malformed T line"),
+        ("T1\tproblem 0-6\tSECRET\n", 1, "malformed T line"),
+        ("\nT1\tproblem 1 6\tSECRET\n", 2, "does not quote the text at 1 6"),
+        ("T1\tproblem 0 99\tSECRET\n", 1, "ends at 99, after the text's 10 characters"),
+        ("T1\tproblem 6 6\t\n", 1, "6 6 is no stretch of text"),
+        ("T1\tproblem 0 6;3 7\tSECRET\n", 1, "0 6 and 3 7 overlap"),
+        ("E1\tproblem:T7\n", 1, "T7 is not defined"),
+        ("E1\t\n", 1, "malformed E line"),
+        ("T1\tproblem 0 6\tSECRET\nR1\tis Arg1:T1 Arg2:T8\n", 2, "T8 is not defined"),
+        ("T1\tproblem 0 6\tSECRET\nR1\tis Arg1:T1\n", 2, "malformed R line"),
+        ("A1\tNegated T5\n", 1, "T5 is not defined"),
+        ("A1\tNegated\n", 1, "malformed A line"),
+        ("*\tEquiv SECRET one\n", 1, "malformed * line"),
+        ("SECRET one\n", 1, "no known kind of annotation"),
+    ],
+)
+def test_errors_name_the_line_and_never_the_text(
+    tmp_path: Path, annotations: str, line: int, says: str
+) -> None:
+    folder = folder_with(tmp_path, "SECRET one", annotations)
+    with pytest.raises(DataError) as raised:
+        read(folder, "brat")
+    assert raised.value.path == folder / "note.ann"
+    assert raised.value.line == line
+    assert says in str(raised.value)
+    assert "SECRET" not in str(raised.value)

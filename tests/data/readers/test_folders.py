@@ -1,0 +1,145 @@
+"""Sites, splits and what a folder may hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedstrata.core.errors import ConfigurationError, DataError
+from fedstrata.data.readers import FORMATS, read
+
+
+def tree(root: Path, *paths: str, text: str = "Fever") -> Path:
+    """Makes files; a `.tsv` holds one sentence, the others the text or nothing."""
+    for path in paths:
+        file = root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        content = {".txt": text, ".tsv": f"{text}\tB-problem\n"}.get(file.suffix, "")
+        file.write_text(content)
+    return root
+
+
+def places(root: Path, format: str) -> list[tuple[str, str, str]]:
+    return [(item.id, item.site, item.metadata.get("split", "")) for item in read(root, format)]
+
+
+def test_files_of_the_folder_itself_are_one_site_in_the_order_of_their_names(tmp_path: Path) -> None:
+    tree(tmp_path, "b-1.txt", "b-1.ann", "b.txt", "b.ann", "a.TXT", "a.ann", ".hidden.txt", ".old/c.txt")
+    assert places(tmp_path, "brat") == [("a", "", ""), ("b", "", ""), ("b-1", "", "")]
+
+
+def test_sub_folders_are_sites(tmp_path: Path) -> None:
+    tree(tmp_path, "north/a.txt", "north/a.ann", "south/a.txt", "south/a.ann", "empty/.keep", "README.txt")
+    assert places(tmp_path, "brat") == [("north/a", "north", ""), ("south/a", "south", "")]
+
+
+@pytest.mark.parametrize(
+    ("paths", "expected"),
+    [
+        (
+            ["train/a", "Dev/b", "test/c"],
+            [("Dev/b", "", "validation"), ("test/c", "", "test"), ("train/a", "", "train")],
+        ),
+        (
+            ["north/train/a", "north/test/a"],
+            [("north/test/a", "north", "test"), ("north/train/a", "north", "train")],
+        ),
+        (
+            ["train/north/a", "valid/south/a"],
+            [("train/north/a", "north", "train"), ("valid/south/a", "south", "validation")],
+        ),
+        (["north/ward/a", "south/b"], [("north/ward/a", "north/ward", ""), ("south/b", "south", "")]),
+    ],
+)
+def test_folders_named_like_splits(
+    tmp_path: Path, paths: list[str], expected: list[tuple[str, str, str]]
+) -> None:
+    tree(tmp_path, *(f"{path}{suffix}" for path in paths for suffix in (".txt", ".ann")))
+    assert places(tmp_path, "brat") == expected
+
+
+def test_files_named_like_splits(tmp_path: Path) -> None:
+    tree(tmp_path, "north/train.tsv", "north/devel.tsv", "south/TEST.tsv")
+    assert places(tmp_path, "conll") == [
+        ("north/devel/devel-1", "north", "validation"),
+        ("north/train/train-1", "north", "train"),
+        ("south/TEST/TEST-1", "south", "test"),
+    ]
+
+
+def test_a_text_called_test_is_a_document(tmp_path: Path) -> None:
+    tree(tmp_path, "test.txt", "test.ann", "x.txt", "x.ann")
+    assert places(tmp_path, "brat") == [("test", "", ""), ("x", "", "")]
+
+
+def test_one_file_has_no_site_and_no_split(tmp_path: Path) -> None:
+    tree(tmp_path, "train.tsv", "a.txt", "a.ann", "b.txt")
+    assert places(tmp_path / "train.tsv", "conll") == [("train-1", "", "")]
+    assert places(tmp_path / "a.txt", "brat") == [("a", "", "")]
+    with pytest.raises(DataError, match=r"b\.txt: has no annotations"):
+        read(tmp_path / "b.txt", "brat")
+    with pytest.raises(DataError, match=r"a\.ann: is not the text of a document \(expected \*\.txt\)"):
+        read(tmp_path / "a.ann", "brat")
+
+
+@pytest.mark.parametrize(
+    ("format", "paths", "says"),
+    [
+        ("brat", ["a.txt", "a.ann", "b.txt"], r"b\.txt: has no annotations.*b\.ann"),
+        ("brat", ["x/a.txt", "x/a.ann", "y/b.txt"], r"b\.txt: has no annotations"),
+        ("brat", ["a.txt", "b.ann"], r"b\.ann: annotations without their text \(expected b\.txt in"),
+        ("i2b2", ["txt/a.txt", "concept/b.con"], r"b\.con: annotations without their text"),
+        (
+            "brat",
+            ["a.txt", "a.ann", "x/b.txt", "x/b.ann"],
+            r"holds documents \(a\.txt\) and a sub-folder .* \(x\)",
+        ),
+        ("brat", ["train/a.txt", "north/b.txt"], "train is a split and north is none"),
+        ("conll", ["train.tsv", "train_dev.tsv"], r"train\.tsv is a split and train_dev\.tsv is none"),
+        ("conll", ["a.tsv/x.md", "notes.txt"], r"holds no documents \(expected \*\.conll, \*\.tsv"),
+        ("i2b2", ["a.con~", "b.text"], r"holds no documents \(expected \*\.txt with \*\.con"),
+    ],
+)
+def test_layouts_that_could_be_misread_are_refused(
+    tmp_path: Path, format: str, paths: list[str], says: str
+) -> None:
+    with pytest.raises(DataError, match=says):
+        read(tree(tmp_path, *paths), format)
+
+
+def test_texts_without_annotations_can_be_left_out(tmp_path: Path) -> None:
+    tree(tmp_path, "a.txt", "a.ann", "README.txt")
+    assert [item.id for item in read(tmp_path, "brat", skip_unannotated=True)] == ["a"]
+    (tmp_path / "a.ann").unlink()
+    assert [item.id for item in read(tmp_path, "brat", skip_unannotated=True)] == ["README", "a"]
+
+
+def test_two_documents_of_one_id_are_refused(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text('{"id": "n1", "text": ""}\n')
+    with pytest.raises(DataError, match=r"b\.jsonl: a second document with the id 'n1' .*a\.jsonl"):
+        read(tmp_path, "jsonl")
+
+
+def test_a_link_to_a_folder_above_does_not_repeat_documents(tmp_path: Path) -> None:
+    tree(tmp_path, "north/a.txt")
+    (tmp_path / "north" / "loop").symlink_to(tmp_path)
+    (tmp_path / "south").symlink_to(tmp_path / "north")
+    assert places(tmp_path, "brat") == [("north/a", "north", ""), ("south/a", "south", "")]
+
+
+@pytest.mark.parametrize("format", sorted(FORMATS))
+def test_bytes_that_are_not_utf8_are_found(tmp_path: Path, format: str) -> None:
+    path = tmp_path / f"note{FORMATS[format].suffixes[0]}"
+    path.write_bytes(b"SECRET\n\nna\xefve")
+    with pytest.raises(DataError, match=r"line 3: byte 10 is not UTF-8") as raised:
+        read(path, format)
+    assert "SECRET" not in str(raised.value)
+
+
+def test_paths_and_formats_that_do_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nowhere: no such file or folder"):
+        read(tmp_path / "nowhere", "brat")
+    with pytest.raises(ConfigurationError, match="'bioc' is none of i2b2, brat, conll, jsonl"):
+        read(tmp_path, "bioc")

@@ -1,0 +1,119 @@
+"""Writing a corpus: whole or not at all, and only what can be read back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedstrata.core.documents import Document, Relation, Span
+from fedstrata.core.errors import ConfigurationError, DataError
+from fedstrata.data.readers import read
+from fedstrata.data.writers import FORMATS, write
+
+
+def test_layout_of_each_format(tmp_path: Path) -> None:
+    document = Document("north/n1", "No fever.", (Span(3, 8, "problem"),), site="north")
+    files = {
+        "i2b2": ["north/n1.con", "north/n1.txt"],
+        "brat": ["north/n1.ann", "north/n1.txt"],
+        "conll": ["north/documents.conll"],
+        "jsonl": ["north/documents.jsonl"],
+        "mimic": ["ADMISSIONS.csv", "DIAGNOSES_ICD.csv", "NOTEEVENTS.csv", "PATIENTS.csv"],
+    }
+    assert sorted(files) == sorted(FORMATS)
+    for format, expected in files.items():
+        root = tmp_path / "new" / format
+        write([document], root, format)
+        assert sorted(str(path.relative_to(root)) for path in root.rglob("*.*")) == expected
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == sorted(files)
+
+
+def test_exact_contents(tmp_path: Path) -> None:
+    text = "No chest pain,\nfever 38.5"
+    spans = (Span(3, 13, "problem"), Span(3, 8, "body location"), Span(15, 20, "problem"))
+    document = Document(
+        "n1",
+        text,
+        tuple(sorted(spans, key=lambda span: (span.start, span.end))),
+        (Relation(1, 0, "body location"),),
+    )
+    for format in ("i2b2", "brat", "conll"):
+        write([document], tmp_path / format, format)
+    assert (tmp_path / "i2b2" / "n1.txt").read_text() == "No chest pain ,\nfever 38.5"
+    assert (tmp_path / "i2b2" / "n1.con").read_text() == (
+        'c="chest pain" 1:1 1:2||t="problem"\nc="fever" 2:0 2:0||t="problem"\n'
+    )
+    assert (tmp_path / "brat" / "n1.txt").read_text() == text
+    assert (tmp_path / "brat" / "n1.ann").read_text() == (
+        "T1\tbody_location 3 8\tchest\nT2\tproblem 3 13\tchest pain\nT3\tproblem 15 20\tfever\n"
+        "R1\tbody_location Arg1:T1 Arg2:T2\n"
+    )
+    assert (tmp_path / "conll" / "documents.conll").read_text() == (
+        "# newdoc id = n1\nNo\tO\nchest\tB-problem\npain\tI-problem\n,\tO\n\nfever\tB-problem\n38.5\tO\n\n"
+    )
+
+
+def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "kept.txt").write_text("kept")
+    for target in (tmp_path, tmp_path / "kept.txt"):
+        with pytest.raises(ConfigurationError, match="exists and is not an empty folder"):
+            write([Document("a", "x")], target, "brat")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("kept.txt", "kept")]
+
+
+def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
+    def documents() -> Iterator[Document]:
+        yield Document("a", "x")
+        raise KeyboardInterrupt
+
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        write(documents(), tmp_path / "empty", "mimic")
+    with pytest.raises(DataError, match=r"b\.txt: character 1 is half a surrogate pair"):
+        write([Document("a", "x"), Document("b", "x\ud800")], tmp_path / "new", "brat")
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+    assert not any((tmp_path / "empty").iterdir())
+
+
+def test_an_empty_folder_is_filled_with_the_usual_permissions(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    write([Document("a", "x")], tmp_path / "empty", "jsonl")
+    assert read(tmp_path / "empty", "jsonl") == [Document("a", "x")]
+    (tmp_path / "plain").mkdir()
+    assert (tmp_path / "empty").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+@pytest.mark.parametrize(
+    ("format", "documents", "says"),
+    [
+        ("brat", [Document("../a", "x")], "cannot name a file or folder"),
+        ("brat", [Document(".a", "x")], "cannot name a file or folder"),
+        ("i2b2", [Document("a\\b", "x")], "cannot name a file or folder"),
+        ("jsonl", [Document("a", "x", site="..")], "cannot name a file or folder"),
+        ("conll", [Document("a\nb", "x")], "its id cannot be written"),
+        ("conll", [Document("a", "x", site="test")], "would be read as a split"),
+        ("conll", [Document("a", "x", metadata={"split": "fold-1"})], "expected train, validation or test"),
+        (
+            "brat",
+            [Document("s/a", "x", site="s"), Document("a", "y", site="s")],
+            "is the second one called 's/a'",
+        ),
+        ("brat", [Document("a", "x", site="s"), Document("b", "y")], "has no site, and others have one"),
+        ("brat", [Document("a", "xyz", (Span(0, 1, "a b"), Span(1, 2, "a_b")))], "'a_b', as is 'a b'"),
+        ("i2b2", [Document("a", "x", (Span(0, 1, 'a"b'),))], "cannot be written in a .con file"),
+    ],
+)
+def test_what_could_not_be_read_back_is_refused(
+    tmp_path: Path, format: str, documents: list[Document], says: str
+) -> None:
+    with pytest.raises(DataError) as raised:
+        write(documents, tmp_path / "new", format)
+    assert says in str(raised.value)
+    assert not any(tmp_path.iterdir())
+
+
+def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="'bioc' is none of i2b2, brat, conll, jsonl, mimic"):
+        write([], tmp_path / "new", "bioc")

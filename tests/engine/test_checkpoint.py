@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedstrata.core.errors import FedstrataError
+from fedstrata.core.types import Message, State
+from fedstrata.engine.checkpoint import Checkpoints, ClientStore, client_folder, discard_uncommitted
+
+
+def state(value: float) -> State:
+    return State({"w": torch.full((3,), value)}, {"round": value})
+
+
+def test_only_committed_rounds_are_loaded(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    for number in (1, 2, 3):
+        checkpoints.save(number, state(number))
+    assert checkpoints.rounds() == [2, 3]
+    number, loaded = checkpoints.load(2)
+    assert number == 2
+    assert loaded.values == {"round": 2}
+    assert torch.equal(loaded.tensors["w"], torch.full((3,), 2.0))
+
+
+def test_no_readable_checkpoint_is_an_error_that_names_the_place(tmp_path: Path) -> None:
+    with pytest.raises(FedstrataError, match="checkpoints holds none"):
+        Checkpoints(tmp_path / "checkpoints").load(1)
+
+
+def test_a_store_reads_what_was_committed_before_the_round(tmp_path: Path) -> None:
+    assert ClientStore(tmp_path, 1).read() == Message()
+    for number in (1, 2, 3, 4):
+        ClientStore(tmp_path, number).write(Message({"head": torch.full((2,), float(number))}))
+    assert ClientStore(tmp_path, 4).read().tensors["head"][0] == 4.0
+    assert ClientStore(tmp_path, 3).read().tensors["head"][0] == 3.0
+    assert ClientStore(tmp_path, 9).read().tensors["head"][0] == 4.0
+
+
+def test_versions_of_a_round_that_was_not_committed_are_discarded(tmp_path: Path) -> None:
+    folder = client_folder(tmp_path, "site-1")
+    for number in (1, 2):
+        ClientStore(folder, number).write(Message({"head": torch.full((2,), float(number))}))
+    discard_uncommitted(tmp_path, 1)
+    assert ClientStore(folder, 2).read().tensors["head"][0] == 1.0
+
+
+@pytest.mark.parametrize("name", ["..", ".", "a/b", "../../etc", "St. Mary's", "北", "con:1"])
+def test_a_clients_name_never_leaves_the_run_directory(tmp_path: Path, name: str) -> None:
+    folder = client_folder(tmp_path, name)
+    assert folder.resolve().parent == (tmp_path / "clients").resolve()
+
+
+def test_different_names_have_different_folders(tmp_path: Path) -> None:
+    names = ["a b", "a%20b", "a/b", "a%2Fb", ".", "%2E"]
+    assert len({client_folder(tmp_path, name) for name in names}) == len(names)

@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support import TINY, RunTiny
+from transformers import AutoModelForTokenClassification, AutoTokenizer
+
+from fedstrata.core.seeding import Seed
+from fedstrata.core.sources import read_source
+from fedstrata.core.types import ClientInfo, Plan, State, Update
+from fedstrata.engine.folder import open_run
+from fedstrata.engine.setup import prepare
+from fedstrata.engine.simulate import sample
+
+SUMMARY_KEYS = {
+    "method": None,
+    "task": None,
+    "model": {"name", "parameters", "blocks", "bytes"},
+    "seed": None,
+    "rounds": None,
+    "clients": None,
+    "metrics": {"global", "best", "clients", "mean_client"},
+    "trainable_parameters": None,
+    "communication": {"bytes_up", "bytes_down", "bytes_up_per_client_round", "percent_of_full_model"},
+    "convergence": {"metric", "rounds_to_90_percent"},
+    "time": {
+        "total_seconds",
+        "train_seconds",
+        "engine_overhead_seconds",
+        "seconds_per_client_round",
+        "simulated_seconds",
+    },
+    "memory": {"peak_rss_bytes", "peak_gpu_bytes"},
+    "energy_joules": None,
+    "privacy": {"epsilon", "delta", "sigma", "mechanism", "clients"},
+}
+
+
+@pytest.mark.parametrize("method", ["layer_skipping", "fedavg", "fedprox", "local_only", "centralized"])
+def test_a_run_leaves_what_the_design_says(run_tiny: RunTiny, method: str) -> None:
+    run = run_tiny(f"method={{name: {method}}}")
+    assert run.summary.keys() == SUMMARY_KEYS.keys()
+    for key, inner in SUMMARY_KEYS.items():
+        if inner is not None:
+            assert run.summary[key].keys() == inner
+    assert json.loads((run.folder / "summary.json").read_text()) == run.summary
+    assert set(run.summary["metrics"]["clients"]) == {"site-1", "site-2", "site-3"}
+    assert {"f1", "precision", "recall", "f1/problem"} <= run.summary["metrics"]["global"].keys()
+    assert [event["round"] for event in run.of("round")] == [1, 2]
+    assert all(event["seconds"] >= event["train_seconds"] for event in run.of("round"))
+    leftovers = [path for path in run.folder.rglob("*") if ".tmp" in path.name or path.name.startswith(".")]
+    assert not leftovers
+
+
+def test_the_resolved_configuration_gives_the_same_run_again(run_tiny: RunTiny, tmp_path: Path) -> None:
+    first = run_tiny()
+    again = open_run(
+        read_source(first.folder / "config.yaml", []),
+        tmp_path / "again",
+        lambda event, facts: None,
+        resume=False,
+    )
+    assert again.execute()["metrics"] == first.summary["metrics"]
+
+
+def test_the_saved_model_loads_with_transformers_and_holds_the_global_state(run_tiny: RunTiny) -> None:
+    run = run_tiny("method={name: layer_skipping, top: 1}")
+    model = AutoModelForTokenClassification.from_pretrained(run.folder / "model")
+    tokenizer = AutoTokenizer.from_pretrained(run.folder / "model")
+    parameters = dict(model.named_parameters())
+    assert all(torch.equal(parameters[name], tensor) for name, tensor in run.state.tensors.items())
+    assert model.config.id2label[1] == "B-drug"
+    assert model(**tokenizer("Denies chest pain.", return_tensors="pt")).logits.shape[-1] == 9
+
+
+def test_a_personal_method_saves_a_model_for_every_client(run_tiny: RunTiny) -> None:
+    run = run_tiny("method={name: local_only}")
+    assert not (run.folder / "model").exists()
+    weights = [
+        AutoModelForTokenClassification.from_pretrained(run.folder / "clients" / site / "model").score.weight
+        for site in ("site-1", "site-2")
+    ]
+    assert not torch.equal(*weights)
+
+
+def test_clients_take_turns_without_leaving_traces(run_tiny: RunTiny) -> None:
+    """A client's result does not depend on who was before it: the others are left out of the second run."""
+    everybody = run_tiny("method={name: local_only}", out="everybody")
+    with_one_only = {}
+
+    class OnlyTheLast:
+        """Local-only, for the last client alone."""
+
+        def __init__(self, method) -> None:
+            self._method = method
+
+        def __getattr__(self, name: str):
+            return getattr(self._method, name)
+
+        def round(self, state: State, cohort, rng: Seed) -> State:
+            cohort.sites = cohort.sites[-1:]
+            return self._method.round(state, cohort, rng)
+
+    opened = open_run(
+        read_source(None, [*TINY, "method={name: local_only}"]),
+        everybody.folder.parent / "alone",
+        lambda event, facts: with_one_only.update(facts) if event == "client" else None,
+        resume=False,
+    )
+    object.__setattr__(opened.experiment, "method", OnlyTheLast(opened.experiment.method))
+    opened.execute()
+    last = [event for event in everybody.of("client") if event["round"] == 2][-1]
+    assert with_one_only["client"] == last["client"] == "site-3"
+    assert with_one_only["loss"] == last["loss"]
+
+
+def test_the_model_is_as_loaded_between_clients(tmp_path: Path) -> None:
+    experiment = prepare(read_source(None, [*TINY]))
+    before = experiment.model.snapshot(experiment.model.layout.all)
+    seen = []
+
+    class Watching(type(experiment.method)):
+        def train(self, plan: Plan, client, rng: Seed) -> Update:
+            seen.append(all(torch.equal(t, before[n]) for n, t in client.model.tensors(before).items()))
+            return super().train(plan, client, rng)
+
+    object.__setattr__(experiment, "method", Watching(experiment.method.settings))
+    from fedstrata.engine.rounds import Run
+
+    Run(experiment, tmp_path, lambda event, facts: None).execute()
+    assert seen == [True] * 6
+
+
+def test_only_sampled_clients_take_part(run_tiny: RunTiny) -> None:
+    run = run_tiny("federation.sample=0.34", "federation.rounds=4")
+    cohorts = [tuple(event["exchanges"]) for event in run.of("round")]
+    assert all(len(cohort) == 1 for cohort in cohorts)
+    assert len(set(cohorts)) > 1
+    assert set(run.summary["metrics"]["clients"]) == {"site-1", "site-2", "site-3"}
+
+
+@given(st.integers(1, 40), st.floats(0.01, 1.0), st.integers(0, 5))
+def test_sampling_is_without_replacement_and_reproducible(clients: int, share: float, seed: int) -> None:
+    sites = [ClientInfo(str(number), 1) for number in range(clients)]
+    drawn = sample(sites, share, Seed(seed))
+    assert len(drawn) == max(1, round(share * clients))
+    assert len({site.id for site in drawn}) == len(drawn)
+    assert drawn == sample(sites, share, Seed(seed))
+
+
+def test_rounds_between_evaluations_are_not_scored_but_the_last_is(run_tiny: RunTiny) -> None:
+    run = run_tiny("federation.evaluate_every=2", "federation.rounds=3")
+    assert ["global" in event for event in run.of("round")] == [False, True, True]
+
+
+def test_training_learns(run_tiny: RunTiny) -> None:
+    run = run_tiny("method={name: fedavg}", "federation.rounds=6", "training.epochs=3")
+    losses = [event["loss"] for event in run.of("round")]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_a_run_without_validation_documents_is_not_scored_until_the_end(run_tiny: RunTiny) -> None:
+    run = run_tiny("data.split={train: 0.7, validation: 0.0, test: 0.3}")
+    assert run.summary["metrics"]["best"] is None
+    assert run.summary["convergence"]["rounds_to_90_percent"] is None
+    assert run.summary["metrics"]["global"]["f1"] >= 0
+
+
+def test_weights_are_numbers_of_training_examples(run_tiny: RunTiny) -> None:
+    run = run_tiny("federation.rounds=1")
+    clients = run.of("client")
+    mean = sum(event["loss"] * event["examples"] for event in clients) / sum(
+        event["examples"] for event in clients
+    )
+    assert run.of("round")[0]["loss"] == pytest.approx(mean)

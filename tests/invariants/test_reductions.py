@@ -1,0 +1,64 @@
+"""What each method's card says it reduces to, held to the last bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support import RunTiny, assert_same_tensors
+
+FEDAVG = "method={name: fedavg}"
+
+
+def test_fedprox_with_mu_0_is_fedavg(run_tiny: RunTiny) -> None:
+    fedavg = run_tiny(FEDAVG, out="fedavg")
+    fedprox = run_tiny("method={name: fedprox, mu: 0.0}", out="fedprox")
+    assert_same_tensors(fedavg.state.tensors, fedprox.state.tensors)
+    assert fedavg.summary["metrics"]["global"] == fedprox.summary["metrics"]["global"]
+
+
+def test_fedprox_with_mu_above_0_is_not_fedavg_and_stays_nearer_to_the_start(run_tiny: RunTiny) -> None:
+    free = run_tiny(FEDAVG, "federation.rounds=1", out="free")
+    held = run_tiny("method={name: fedprox, mu: 100.0}", "federation.rounds=1", out="held")
+    start = run_tiny(FEDAVG, "federation.rounds=1", "training.learning_rate=1e-12", out="start")
+
+    def distance(state) -> float:
+        return sum(float((state.tensors[name] - start.state.tensors[name]).norm()) for name in state.tensors)
+
+    assert distance(held.state) < 0.9 * distance(free.state)
+
+
+@pytest.mark.parametrize("top", ["3", "1.0"])
+def test_layer_skipping_with_every_block_is_fedavg(run_tiny: RunTiny, top: str) -> None:
+    fedavg = run_tiny(FEDAVG, out="fedavg")
+    whole = run_tiny(f"method={{name: layer_skipping, top: {top}}}", out="whole")
+    assert_same_tensors(fedavg.state.tensors, whole.state.tensors)
+    assert whole.summary["communication"] == fedavg.summary["communication"]
+
+
+def test_fedavg_with_one_client_is_centralised_training_of_it(run_tiny: RunTiny) -> None:
+    one = ("data.synthetic.sites=1", "data.synthetic.notes=8")
+    fedavg = run_tiny(FEDAVG, *one, "partition={by: iid, clients: 1}", out="fedavg")
+    central = run_tiny("method={name: centralized}", *one, "partition={by: iid, clients: 1}", out="central")
+    # The client's name is part of its seeds, so the orders of the examples differ; the amount of work does
+    # not.
+    assert [event["exchanges"].keys() for event in fedavg.of("round")] == [{"client-01"}] * 2
+    assert [event["exchanges"].keys() for event in central.of("round")] == [{"pooled"}] * 2
+    examples = [[client["examples"] for client in run.of("client")] for run in (fedavg, central)]
+    assert examples[0] == examples[1]
+
+
+def test_accumulating_two_half_batches_is_one_whole_batch(run_tiny: RunTiny) -> None:
+    common = ("training.optimizer=sgd", "training.learning_rate=0.5", "federation.rounds=1")
+    whole = run_tiny("training.batch_size=8", *common, out="whole")
+    halves = run_tiny("training.batch_size=4", "training.accumulation=2", *common, out="halves")
+    for name, tensor in whole.state.tensors.items():
+        torch.testing.assert_close(tensor, halves.state.tensors[name], rtol=1e-4, atol=1e-6)
+
+
+def test_the_same_seed_gives_the_same_run_and_another_does_not(run_tiny: RunTiny) -> None:
+    first, again, other = (run_tiny(f"seed={seed}", out=f"{index}") for index, seed in enumerate((5, 5, 6)))
+    assert_same_tensors(first.state.tensors, again.state.tensors)
+    assert first.summary["metrics"] == again.summary["metrics"]
+    assert any(
+        not torch.equal(first.state.tensors[name], other.state.tensors[name]) for name in first.state.tensors
+    )

@@ -1,0 +1,121 @@
+"""A resumed run is the uninterrupted one, to the last bit."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from support import TINY, Finished, RunTiny, assert_same_tensors, finished
+
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.sources import read_source
+from fedstrata.engine.folder import open_run, resumable
+
+METHODS = ["{name: layer_skipping, top: 1, head: local}", "{name: fedavg}", "{name: local_only}"]
+
+
+class StoppedError(Exception):
+    """Stands for whatever ends a process."""
+
+
+def interrupt(folder: Path, overrides: list[str], *, after: int) -> None:
+    """Runs until a client of the round after `after` has finished, then breaks off."""
+
+    def listen(event: str, facts) -> None:
+        if event == "client" and facts["round"] == after + 1:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        open_run(read_source(None, [*TINY, *overrides]), folder, listen, resume=False).execute()
+
+
+def without_times(run: Finished) -> list[dict]:
+    ignored = {"time", "seconds", "train_seconds", "evaluate_seconds"}
+    return [{key: value for key, value in event.items() if key not in ignored} for event in run.of("round")]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("after", [0, 2])
+def test_resumed_is_uninterrupted(run_tiny: RunTiny, tmp_path: Path, method: str, after: int) -> None:
+    overrides = [f"method={method}", "federation.rounds=4", "federation.sample=0.67"]
+    whole = run_tiny(*overrides, out="whole")
+    interrupt(tmp_path / "broken", overrides, after=after)
+    resumed = run_tiny(out="broken", resume=True)
+    assert_same_tensors(whole.state.tensors, resumed.state.tensors)
+    assert resumed.summary["metrics"] == whole.summary["metrics"]
+    assert resumed.summary["communication"] == whole.summary["communication"]
+    assert without_times(resumed)[-2:] == without_times(whole)[-2:]
+
+
+def test_a_killed_process_loses_at_most_the_round_under_way(run_tiny: RunTiny, tmp_path: Path) -> None:
+    overrides = ["federation.rounds=4", "threads=1"]
+    whole = run_tiny(*overrides, out="whole")
+    folder = tmp_path / "killed"
+    command = [
+        sys.executable,
+        "-m",
+        "fedstrata",
+        "run",
+        str(_empty(tmp_path)),
+        *TINY,
+        *overrides,
+        "--out",
+        str(folder),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("round 2:"):
+                process.kill()
+                break
+    assert process.returncode == -9
+    with (folder / "record.jsonl").open("a") as record:
+        record.write('{"event": "round", "round": 3, "los')  # what a crash of the machine may leave
+    resume = [sys.executable, "-m", "fedstrata", "run", "--resume", "--out", str(folder)]
+    done = subprocess.run(resume, capture_output=True, text=True, check=True)
+    assert "going on after round" in done.stdout
+    resumed = finished(folder, json.loads((folder / "summary.json").read_text()))
+    assert_same_tensors(whole.state.tensors, resumed.state.tensors)
+    assert resumed.summary["metrics"] == whole.summary["metrics"]
+
+
+def test_more_rounds_can_be_added_to_a_finished_run(run_tiny: RunTiny) -> None:
+    whole = run_tiny("federation.rounds=3", out="whole")
+    run_tiny("federation.rounds=1", out="short")
+    longer = run_tiny("federation.rounds=3", out="short", resume=True)
+    assert_same_tensors(whole.state.tensors, longer.state.tensors)
+
+
+def test_a_newest_checkpoint_that_is_damaged_costs_one_round(run_tiny: RunTiny) -> None:
+    whole = run_tiny("federation.rounds=3", out="whole")
+    broken = run_tiny("federation.rounds=2", out="broken")
+    newest = max((broken.folder / "checkpoints").glob("*.safetensors"))
+    newest.write_bytes(newest.read_bytes()[:-1])
+    resumed = run_tiny("federation.rounds=3", out="broken", resume=True)
+    assert_same_tensors(whole.state.tensors, resumed.state.tensors)
+
+
+def test_a_setting_that_would_change_committed_rounds_is_refused(run_tiny: RunTiny, tmp_path: Path) -> None:
+    run_tiny("federation.rounds=1")
+    with pytest.raises(ConfigurationError, match=r"training\.learning_rate.*cannot change.*the command line"):
+        resumable(tmp_path / "run", None, ["training.learning_rate=0.1"])
+
+
+def test_a_folder_without_a_run_cannot_be_resumed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="holds no run"):
+        resumable(tmp_path, None, [])
+
+
+def _empty(folder: Path) -> Path:
+    """A configuration of nothing but defaults, in place of the demo."""
+    file = folder / "empty.yaml"
+    file.write_text("{}\n")
+    return file
+
+
+def test_one_thread_is_what_this_process_compares_against() -> None:
+    assert torch.get_num_threads() == 1

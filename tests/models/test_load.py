@@ -1,0 +1,356 @@
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForSequenceClassification
+
+from fedstrata.core.config import ModelSettings
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.seeding import Seed
+from fedstrata.models.load import load, read_config, read_tokenizer, skeleton
+from fedstrata.models.state import Model
+
+LABELS = ("O", "B-problem", "I-problem")
+
+
+def hidden_states(model: Model, tokens: Sequence[int]) -> Tensor:
+    """Shape: (length, hidden_size)."""
+    ids = torch.tensor([tokens])
+    base = model.module.base_model
+    with torch.no_grad():
+        return base(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0]
+
+
+def test_every_family_is_made_ready_to_train(
+    tiny_model: Callable[..., Model], variant: tuple[str, str]
+) -> None:
+    family, kind = variant
+    state = torch.get_rng_state()
+    model = tiny_model(family, kind)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert set(model.new_parameters) == set(model.layout.all)
+    assert not any(parameter.requires_grad for parameter in model.module.parameters())
+    assert not model.module.training
+    config = model.module.config.get_text_config()
+    assert config.use_cache is False
+    assert config.pad_token_id == model.tokenizer.pad_token_id == 3
+    ids = torch.tensor([[5, 6, 7, 8, 9], [5, 6, 7, 3, 3]])
+    logits = model.module(input_ids=ids, attention_mask=(ids != 3).long()).logits
+    outputs = {"causal-lm": (2, 5, 64), "token-classification": (2, 5, 3), "sequence-classification": (2, 3)}
+    assert tuple(logits.shape) == outputs[kind]
+    if kind != "causal-lm":
+        assert model.module.config.id2label == dict(enumerate(LABELS))
+        assert model.module.config.label2id["I-problem"] == 2
+
+
+def test_is_causal_says_whether_later_tokens_are_seen(
+    tiny_model: Callable[..., Model], variant: tuple[str, str]
+) -> None:
+    family, kind = variant
+    model = tiny_model(family, kind)
+    first = hidden_states(model, [5, 6, 7, 8, 9])[:4]
+    second = hidden_states(model, [5, 6, 7, 8, 30])[:4]
+    assert torch.allclose(first, second, atol=1e-6) == model.is_causal
+    if kind == "causal-lm":
+        assert model.is_causal
+
+
+def test_a_decoder_made_to_look_both_ways_is_not_causal(tiny_model: Callable[..., Model]) -> None:
+    model = tiny_model("llama", config={"is_causal": False})
+    first, second = hidden_states(model, [5, 6, 7, 8, 9]), hidden_states(model, [5, 6, 7, 8, 30])
+    assert not torch.allclose(first[:4], second[:4], atol=1e-6)
+    assert not model.is_causal
+
+
+def test_a_saved_model_loads_bit_equal_and_without_noise(
+    saved: Callable[..., Path],
+    tiny_model: Callable[..., Model],
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder = saved("gemma2", "token-classification")
+    capsys.readouterr()
+    with caplog.at_level(logging.WARNING):
+        model = load(
+            ModelSettings(name=str(folder)), kind="token-classification", labels=LABELS, seed=Seed(9)
+        )
+    assert capsys.readouterr() == ("", "")
+    assert not caplog.records
+    assert model.new_parameters == ()
+    original = tiny_model("gemma2", "token-classification")
+    assert all(
+        torch.equal(value, original.tensors([name])[name])
+        for name, value in model.tensors(model.layout.all).items()
+    )
+
+
+def test_a_new_head_comes_from_the_seed_alone(saved: Callable[..., Path]) -> None:
+    settings = ModelSettings(name=str(saved("llama", "causal-lm")))
+
+    def head(seed: int) -> dict[str, Tensor]:
+        torch.rand(seed + 1)  # whatever was drawn before has no influence
+        model = load(settings, kind="token-classification", labels=LABELS, seed=Seed(seed))
+        assert model.new_parameters == model.layout.head == ("score.weight", "score.bias")
+        return model.snapshot(["score.weight"])
+
+    torch.manual_seed(4)
+    first = head(0)["score.weight"]
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    assert torch.equal(
+        first,
+        load(settings, kind="token-classification", labels=LABELS, seed=Seed(0)).snapshot(["score.weight"])[
+            "score.weight"
+        ],
+    )
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not torch.equal(first, head(1)["score.weight"])
+
+
+def test_a_head_of_other_labels_is_replaced(saved: Callable[..., Path]) -> None:
+    settings = ModelSettings(name=str(saved("bert", "token-classification")))
+    model = load(settings, kind="token-classification", labels=("O", "X"), seed=Seed(0))
+    assert set(model.new_parameters) == {"classifier.weight", "classifier.bias"}
+    assert model.module.classifier.weight.shape == (2, 32)
+
+
+def test_a_tied_head_is_not_new(saved: Callable[..., Path]) -> None:
+    for family in ("gpt2", "llama-tied", "xlm-roberta"):
+        model = load(ModelSettings(name=str(saved(family))), kind="causal-lm", seed=Seed(0))
+        assert model.new_parameters == ()
+        assert model.module.get_output_embeddings().weight is model.module.get_input_embeddings().weight
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [("float32", torch.float32), ("bfloat16", torch.bfloat16), ("auto", torch.bfloat16)],
+)
+def test_dtype(saved: Callable[..., Path], dtype: str, expected: torch.dtype) -> None:
+    folder = saved("llama", "causal-lm", dtype="bfloat16")
+    assert {tensor.dtype for tensor in load_file(folder / "model.safetensors").values()} == {torch.bfloat16}
+    model = load(ModelSettings(name=str(folder), dtype=dtype), kind="causal-lm", seed=Seed(0))
+    assert {parameter.dtype for parameter in model.module.parameters()} == {expected}
+
+
+def test_attention(
+    refusal: Callable[..., Problem],
+    tiny_model: Callable[..., Model],
+    settings_of: Callable[..., ModelSettings],
+) -> None:
+    assert tiny_model("llama", attention="eager").module.config._attn_implementation == "eager"
+    assert tiny_model("llama").module.config._attn_implementation == "sdpa"
+    problem = refusal(settings_of("deberta-v2", attention="sdpa"))
+    assert "DebertaV2ForTokenClassification does not support" in problem.message
+
+
+def test_random_weights_for_the_architecture_of_a_folder(saved: Callable[..., Path]) -> None:
+    folder = saved("gpt2")
+    (folder / "model.safetensors").unlink()
+    settings = ModelSettings(name=str(folder), init="random", config={"num_hidden_layers": 5})
+    model = load(settings, kind="causal-lm", seed=Seed(0))
+    assert len(model.layout.blocks) == 5
+    again = load(settings, kind="causal-lm", seed=Seed(0))
+    assert torch.equal(model.module.lm_head.weight, again.module.lm_head.weight)
+
+
+def test_the_vocabulary_is_the_tokenizers_unless_given(
+    refusal: Callable[..., Problem], tokenizer_folder: Path
+) -> None:
+    config = {
+        "model_type": "llama",
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "intermediate_size": 32,
+    }
+    settings = ModelSettings(init="random", config=config, tokenizer=str(tokenizer_folder))
+    assert read_config(settings).vocab_size == 40
+    larger = ModelSettings(
+        init="random", config={**config, "vocab_size": 48}, tokenizer=str(tokenizer_folder)
+    )
+    assert read_config(larger).vocab_size == 48
+    smaller = ModelSettings(
+        init="random", config={**config, "vocab_size": 39}, tokenizer=str(tokenizer_folder)
+    )
+    problem = refusal(smaller)
+    assert problem.path == "model.tokenizer"
+    assert "40 tokens, but the model's vocabulary has 39" in problem.message
+
+
+def test_padding_with_the_end_token_leaves_its_embedding_trainable(tiny_model: Callable[..., Model]) -> None:
+    model = tiny_model("gpt_neox", "causal-lm", config={"pad_token_id": None})
+    assert model.tokenizer.pad_token_id == model.tokenizer.eos_token_id == 3
+    embedding = model.module.get_input_embeddings()
+    assert embedding.padding_idx is None
+    assert embedding.weight[3].any()
+
+
+def test_skeleton_has_the_layout_and_no_memory(
+    settings_of: Callable[..., ModelSettings], tiny_model: Callable[..., Model]
+) -> None:
+    module = skeleton(settings_of("bert"), kind="token-classification", labels=LABELS)
+    shapes = {name: (parameter.shape, parameter.device.type) for name, parameter in module.named_parameters()}
+    real = tiny_model("bert").module
+    assert shapes == {name: (parameter.shape, "meta") for name, parameter in real.named_parameters()}
+
+
+def test_skeleton_refuses_what_has_no_single_stack(tokenizer_folder: Path) -> None:
+    config = {"model_type": "t5", "d_model": 32, "d_kv": 8, "d_ff": 32, "num_heads": 4, "num_layers": 2}
+    settings = ModelSettings(init="random", config=config, tokenizer=str(tokenizer_folder))
+    with pytest.raises(ConfigurationError, match="no single stack of blocks"):
+        skeleton(settings, kind="sequence-classification", labels=LABELS)
+
+
+# What is refused, and what the message says.
+
+
+def test_a_folder_without_config(refusal: Callable[..., Problem], saved: Callable[..., Path]) -> None:
+    folder = saved()
+    (folder / "config.json").unlink()
+    assert "has no config.json" in refusal(ModelSettings(name=str(folder))).message
+    (folder / "adapter_config.json").write_text("{}")
+    assert "PEFT adapter: name its base model" in refusal(ModelSettings(name=str(folder))).message
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("{", "not a valid JSON file"),
+        ("{}", "Should have a `model_type` key"),
+        ('{"model_type": "not-yet-invented"}', "does not recognize this architecture"),
+        ('{"model_type": "llama", "hidden_size": "wide"}', "expected int, got str"),
+    ],
+)
+def test_an_unusable_config(
+    refusal: Callable[..., Problem], saved: Callable[..., Path], content: str, expected: str
+) -> None:
+    folder = saved()
+    (folder / "config.json").write_text(content)
+    problem = refusal(ModelSettings(name=str(folder)))
+    assert problem.path == "model.name"
+    assert expected in problem.message
+
+
+def test_a_config_cannot_point_at_pickled_weights(saved: Callable[..., Path]) -> None:
+    folder = saved()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "transformers_weights": "adapter_model.bin"}))
+    (folder / "adapter_model.bin").write_bytes(b"not to be opened")
+    assert load(ModelSettings(name=str(folder)), kind="causal-lm", seed=Seed(0)).new_parameters == ()
+
+
+def test_broken_weights(refusal: Callable[..., Problem], saved: Callable[..., Path]) -> None:
+    folder = saved()
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
+    problem = refusal(ModelSettings(name=str(folder)), kind="causal-lm")
+    assert "cannot be loaded" in problem.message
+
+
+def test_weights_that_do_not_fit_the_configuration(
+    refusal: Callable[..., Problem], saved: Callable[..., Path]
+) -> None:
+    folder = str(saved())
+    deeper = refusal(ModelSettings(name=folder, config={"num_hidden_layers": 3}), "causal-lm")
+    assert "9 tensors outside the task head are missing" in deeper.message
+    assert "model.layers.2" in deeper.message
+    wider = refusal(ModelSettings(name=folder, config={"intermediate_size": 64}), "causal-lm")
+    assert "is (48, 32) in the file, not (64, 32)" in wider.message
+    shallower = load(
+        ModelSettings(name=folder, config={"num_hidden_layers": 1}), kind="causal-lm", seed=Seed(0)
+    )
+    assert len(shallower.layout.blocks) == 1
+
+
+def test_overrides_are_checked(
+    refusal: Callable[..., Problem], saved: Callable[..., Path], settings_of: Callable[..., ModelSettings]
+) -> None:
+    folder = str(saved())
+    unknown = refusal(ModelSettings(name=folder, config={"num_hiden_layers": 3}), "causal-lm")
+    assert unknown.path == "model.config.num_hiden_layers"
+    assert unknown.message == "LlamaConfig has no such setting; did you mean num_hidden_layers?"
+    mistyped = refusal(ModelSettings(name=folder, config={"attention_dropout": "much"}), "causal-lm")
+    assert mistyped.path == "model.config.attention_dropout"
+    assert "'much' does not fit" in mistyped.message
+    model_type = refusal(ModelSettings(name=folder, config={"model_type": "bert"}), "causal-lm")
+    assert model_type.path == "model.config.model_type"
+    both = settings_of("llama", config={"num_layers": 3, "heads": 2})
+    with pytest.raises(ConfigurationError) as caught:
+        read_config(both)
+    assert [problem.path for problem in caught.value.problems] == [
+        "model.config.num_layers",
+        "model.config.heads",
+    ]
+    impossible = refusal(settings_of("llama", config={"hidden_size": 30}))
+    assert "(30) is not a multiple of the number of attention heads (4)" in impossible.message
+
+
+def test_older_names_of_a_setting_are_taken(settings_of: Callable[..., ModelSettings]) -> None:
+    assert read_config(settings_of("llama", config={"rope_theta": 5e5})).rope_parameters["rope_theta"] == 5e5
+    config = {"n_layer": 4, "num_hidden_layers": 4}
+    assert read_config(settings_of("gpt2", config=config)).num_hidden_layers == 4
+
+
+def test_an_unknown_model_type(refusal: Callable[..., Problem], tokenizer_folder: Path) -> None:
+    settings = ModelSettings(init="random", config={"model_type": "lama"}, tokenizer=str(tokenizer_folder))
+    problem = refusal(settings)
+    assert problem.path == "model.config.model_type"
+    assert "'lama' is no model_type of transformers, for example " in problem.message
+    assert "llama" in problem.message
+
+
+def test_an_architecture_without_such_a_head(
+    refusal: Callable[..., Problem], settings_of: Callable[..., ModelSettings]
+) -> None:
+    problem = refusal(settings_of("modernbert"), kind="causal-lm")
+    assert "no causal-lm model (it has: token-classification, sequence-classification)" in problem.message
+
+
+def test_a_slow_tokenizer(
+    refusal: Callable[..., Problem], saved: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "slow"
+    folder.mkdir()
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "CanineTokenizer"}')
+    problem = refusal(ModelSettings(name=str(saved()), tokenizer=str(folder)), kind="causal-lm")
+    assert problem.path == "model.tokenizer"
+    assert "CanineTokenizer, which gives no character offsets" in problem.message
+
+
+def test_a_folder_without_a_vocabulary(
+    refusal: Callable[..., Problem], saved: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = saved("bert", "token-classification")
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+    # transformers would make a BERT tokenizer of the five special tokens.
+    assert "holds no vocabulary" in refusal(ModelSettings(name=str(folder))).message
+    (folder / "tokenizer.json").write_text("{")
+    assert "has no readable tokenizer" in refusal(ModelSettings(name=str(folder))).message
+
+
+def test_a_tokenizer_that_cannot_pad(tokenizer_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "bare"
+    shutil.copytree(tokenizer_folder, folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({key: config[key] for key in config if key != "eos_token"})
+    )
+    with pytest.raises(ConfigurationError, match="no padding and no end-of-sequence token"):
+        read_tokenizer(ModelSettings(tokenizer=str(folder)))
+
+
+def test_reloading_in_transformers_gives_the_same_logits(saved: Callable[..., Path]) -> None:
+    folder = saved("modernbert", "sequence-classification")
+    ours = load(ModelSettings(name=str(folder)), kind="sequence-classification", labels=LABELS, seed=Seed(0))
+    theirs = AutoModelForSequenceClassification.from_pretrained(folder)
+    ids = torch.tensor([[5, 6, 7]])
+    assert torch.equal(ours.module(input_ids=ids).logits, theirs(input_ids=ids).logits)

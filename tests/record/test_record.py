@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from fedstrata.record.log import RecordLog, committed_rounds, read_events
+from fedstrata.record.summary import headline, mean_of, summarise
+
+
+def test_events_are_on_disk_as_they_happen(tmp_path: Path) -> None:
+    log = RecordLog(tmp_path / "record.jsonl")
+    log.append("round", {"round": 1})
+    assert [event["round"] for event in read_events(tmp_path / "record.jsonl")] == [1]
+
+
+def test_a_torn_line_spoils_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "record.jsonl"
+    path.write_text('{"event": "round", "round": 1}\n{"event": "rou')
+    RecordLog(path).append("round", {"round": 2})
+    assert [event["round"] for event in read_events(path)] == [1, 2]
+
+
+def test_what_is_not_json_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        RecordLog(tmp_path / "record.jsonl").append("round", {"loss": math.nan})
+
+
+def test_the_later_event_of_a_repeated_round_counts() -> None:
+    events = [{"event": "round", "round": number, "try": index} for index, number in enumerate((1, 2, 2, 3))]
+    assert [event["try"] for event in committed_rounds(events)] == [0, 2, 3]
+
+
+def test_means_leave_out_clients_without_a_score() -> None:
+    assert mean_of([{"f1": 0.5}, None, {"f1": 1.0, "auc": 0.7}]) == {"f1": 0.75, "auc": 0.7}
+    assert mean_of([None]) is None
+
+
+def test_the_headline_is_the_clients_mean_where_nothing_is_global() -> None:
+    assert headline({"global": {"f1": 0.4}, "mean_client": {"f1": 0.6}}, "f1") == 0.4
+    assert headline({"global": None, "mean_client": {"f1": 0.6}}, "f1") == 0.6
+    assert headline({}, "f1") is None
+
+
+def test_convergence_is_the_first_round_with_90_percent_of_the_best() -> None:
+    start = {
+        "event": "run", "metric": "f1", "method": "m", "task": "ner", "seed": 0, "pooled": False,
+        "model": {"name": "x", "parameters": 1, "blocks": 1, "bytes": 100},
+        "clients": {"a": {}}, "trainable_parameters": 1,
+    }  # fmt: skip
+    rounds = [
+        {
+            "event": "round", "round": number, "global": {"f1": score}, "seconds": 3.0, "train_seconds": 2.0,
+            "evaluate_seconds": 0.5, "exchanges": {"a": {"bytes_up": 50, "bytes_down": 70}},
+        }
+        for number, score in enumerate((0.2, 0.73, 0.8, 0.7), start=1)
+    ]  # fmt: skip
+    final = {
+        "event": "final", "global": {"f1": 0.7}, "clients": {"a": {"f1": 0.7}},
+        "seconds": 1.0, "peak_rss_bytes": 1, "peak_gpu_bytes": None,
+    }  # fmt: skip
+    summary = summarise([start, *rounds, final])
+    assert summary["convergence"] == {"metric": "f1", "rounds_to_90_percent": 2}
+    assert summary["metrics"]["best"] == {"f1": 0.8, "round": 3}
+    assert summary["communication"] == {
+        "bytes_up": 200, "bytes_down": 280, "bytes_up_per_client_round": 50.0, "percent_of_full_model": 50.0,
+    }  # fmt: skip
+    assert summary["time"]["engine_overhead_seconds"] == pytest.approx(2.0)
+    assert summary["time"]["total_seconds"] == pytest.approx(13.0)

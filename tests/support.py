@@ -1,0 +1,61 @@
+"""What tests of several folders share: a run of seconds, and how to look at what it left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedstrata.core.types import State
+from fedstrata.engine.checkpoint import Checkpoints
+from fedstrata.record.log import read_events
+
+REPOSITORY = Path(__file__).parents[1]
+
+TINY = (
+    "data.types=[problem, test, treatment, drug]",
+    "data.synthetic.sites=3",
+    "data.synthetic.notes=24",
+    "model.init=random",
+    "model.tokenizer=mini",
+    "model.config={model_type: llama, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 3, "
+    "num_attention_heads: 4, num_key_value_heads: 2, tie_word_embeddings: true}",
+    "task.max_length=64",
+    "task.stride=8",
+    "training.learning_rate=0.005",
+    "federation.rounds=2",
+)
+"""Overrides that make a run of seconds: three sites, a random model of three small blocks."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished tiny run."""
+
+    folder: Path
+    summary: dict[str, Any]
+    events: list[dict[str, Any]]
+    state: State
+
+    def of(self, event: str) -> list[dict[str, Any]]:
+        """Returns the recorded events of one kind."""
+        return [item for item in self.events if item["event"] == event]
+
+
+RunTiny = Callable[..., Finished]
+
+
+def finished(folder: Path, summary: dict[str, Any]) -> Finished:
+    """Reads back what a run left."""
+    _, state = Checkpoints(folder / "checkpoints").load(summary["rounds"])
+    return Finished(folder, summary, read_events(folder / "record.jsonl"), state)
+
+
+def assert_same_tensors(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> None:
+    """The same names and the same bits."""
+    assert one.keys() == other.keys()
+    different = [name for name in one if not torch.equal(one[name], other[name])]
+    assert not different

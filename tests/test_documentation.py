@@ -1,0 +1,95 @@
+"""Documents that describe the code are held equal to it, and the README's commands run."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import REPOSITORY
+
+from fedstrata.core.sources import read_source
+from fedstrata.engine.setup import check_settings
+
+CONFIGURATIONS = sorted(
+    path
+    for folder in ("src", "benchmarks", "examples")
+    for path in (REPOSITORY / folder).rglob("*.yaml")
+    if "synthetic" not in path.parts
+)
+
+
+def load_script(name: str):
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_settings_is_up_to_date() -> None:
+    script = load_script("document_settings")
+    assert script.DOCUMENT.read_text(encoding="utf-8") == script.document(), (
+        "run scripts/document_settings.py"
+    )
+
+
+@pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: path.name)
+def test_every_shipped_configuration_is_valid(path: Path) -> None:
+    _, method, problems = check_settings(read_source(path, []))
+    assert not problems
+    assert method is not None
+
+
+def readme_blocks() -> list[str]:
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    return re.findall(r"(?:^    .*\n)+", text, flags=re.MULTILINE)
+
+
+def readme_commands() -> list[str]:
+    lines = [line.strip() for block in readme_blocks() for line in block.splitlines()]
+    return [line for line in lines if line.startswith((".venv/bin/fedstrata", "make"))]
+
+
+def test_the_commands_of_the_readme_run_in_order(tmp_path: Path) -> None:
+    """As a new user: in a folder of its own, with the configuration the README shows. `make` is what
+    continuous integration calls."""
+    (shown,) = [block for block in readme_blocks() if "# site.yaml" in block]
+    (tmp_path / "site.yaml").write_text("\n".join(line[4:] for line in shown.splitlines()))
+    ran = []
+    for line in readme_commands():
+        program, *arguments = shlex.split(line)
+        if program == "make":
+            continue
+        command = [sys.executable, "-m", "fedstrata", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        ran.append(arguments[0])
+    assert ran == ["synth", "run", "run", "methods"]
+    assert (tmp_path / "runs" / "first" / "summary.json").exists()
+
+
+def test_the_make_targets_of_the_readme_exist() -> None:
+    targets = set(
+        re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    )
+    named = {line.split()[1] for line in readme_commands() if line.startswith("make")}
+    assert named
+    assert named <= targets
+
+
+def test_every_link_of_the_documentation_leads_somewhere() -> None:
+    pages = [
+        REPOSITORY / "README.md",
+        *(REPOSITORY / "docs").rglob("*.md"),
+        *(REPOSITORY / "benchmarks").rglob("*.md"),
+    ]
+    for page in pages:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
