@@ -26,6 +26,7 @@ from transformers import (
     AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
+    modeling_layers,
 )
 
 from fedstrata.core.config import ModelSettings
@@ -205,8 +206,11 @@ def _refuse_strays(config: PretrainedConfig, keys: Sequence[str]) -> None:
 
 
 def _is_read_by_family(config: PretrainedConfig, key: str) -> bool:
-    """Whether the family's source names an undeclared key, as in `getattr(config, "conv_act", "tanh")`."""
-    sources = Path(inspect.getfile(type(config))).parent.glob("*.py")
+    """Whether the family's source, or the heads all families share, name an undeclared key.
+
+    `getattr(config, "classifier_dropout", None)`, for one, decides the dropout of Llama's token classifier.
+    """
+    sources = [*Path(inspect.getfile(type(config))).parent.glob("*.py"), Path(modeling_layers.__file__)]
     return any(f'"{key}"' in source.read_text(encoding="utf-8") for source in sources)
 
 

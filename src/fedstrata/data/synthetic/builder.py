@@ -22,8 +22,8 @@ class _Scope:
 class NoteBuilder:
     """Appends text; the offsets of spans are counted as it grows, never searched for afterwards.
 
-    House style (casing, spelling, clipped words, line width) and slips of the keyboard are applied to each piece before
-    it is counted.
+    House style (casing, spelling, clipped words, line width) and typing errors are applied to each piece
+    before it is counted.
 
     Args:
         style: The house style of the site.
@@ -107,7 +107,7 @@ class NoteBuilder:
         self._scopes.append(_Scope())
 
     def pop(self) -> None:
-        """Closes a scope: its modifiers are related to its mentions; those that fit none pass to the scope around."""
+        """Closes a scope: its modifiers modify its mentions; what fits none passes to the scope around."""
         scope, outer = self._scopes.pop(), self._scopes[-1]
         for modifier in scope.modifiers:
             label = self._spans[modifier].label

@@ -55,7 +55,7 @@ class Case:
         day: First day of the stay.
         principal: The main diagnosis.
         present: All diagnoses the patient has, the main one first.
-        absent: Diagnoses of the speciality that the patient does not have: for negated, familial and uncertain mentions.
+        absent: Diagnoses that the patient does not have, for negated, familial and uncertain mentions.
     """
 
     patient: Patient
@@ -122,7 +122,7 @@ def _distinct(conditions: Sequence[Condition]) -> tuple[Condition, ...]:
 
 
 def _clashes(condition: Condition, others: Sequence[Condition], *, whole_category: bool) -> bool:
-    """Whether a condition shares a wording with others, or its code (the part before the point if so asked)."""
+    """Whether a condition shares a wording with others, or its code (or only the part before the point)."""
     length = 3 if whole_category else None
     return any(
         condition.code[:length] == other.code[:length]

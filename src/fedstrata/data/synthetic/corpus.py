@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 
 from fedstrata.core.documents import Document
@@ -15,26 +16,29 @@ from fedstrata.data.synthetic.notes import write_note
 from fedstrata.data.synthetic.style import HouseStyle, house_style
 
 READMISSION = 0.25
+"""How often the second note of a pair is about the same patient, a year later."""
 SIZE_SPREAD = 0.6
+"""Standard deviation of the logarithm of site sizes."""
 NUMBERS_PER_SITE = 1_000_000
+"""Patient and admission numbers of site `s` begin at `s` times this."""
 
 
 def generate(*, seed: int, sites: int, notes: int) -> list[Document]:
     """Generates the corpus.
 
-    Note `i` of site `s` depends on `(seed, s, i)` and on nothing else: a larger corpus begins with the notes of a
-    smaller one at every site.
+    Note `i` of site `s` depends on `(seed, s, i)` and on nothing else: at every site, a larger corpus begins
+    with the notes of a smaller one.
 
     Args:
         seed: Another seed gives other notes.
         sites: How many sites.
-        notes: How many notes all sites have together; sites differ in size, and each has at least half of an equal
-            share.
+        notes: How many notes all sites have together; sites differ in size, and each has at least half of an
+            equal share.
 
     Returns:
         The documents, site by site. `labels` are ICD-9-CM codes, the main diagnosis first. `metadata` holds
-        `speciality`, `kind`, `patient` and `admission` (numbers, unique over the corpus) and `evidence`, a JSON object
-        from each code to the `[start, end]` offsets of the mentions that state it.
+        `speciality`, `kind`, `patient` and `admission` (numbers, unique over the corpus) and `evidence`, a
+        JSON object from each code to the `[start, end]` offsets of the mentions that state it.
 
     Raises:
         ConfigurationError: `sites` is below 1, or `notes` below `sites`.
@@ -57,11 +61,11 @@ def generate(*, seed: int, sites: int, notes: int) -> list[Document]:
 
 
 def _site_sizes(root: Seed, sites: int, notes: int) -> list[int]:
-    """Splits the notes: half an equal share for each site, the rest by log-normal shares, largest remainders first."""
+    """Splits the notes: half an equal share each, the rest by log-normal shares and largest remainders."""
     least = max(1, notes // (2 * sites))
     rest = notes - least * sites
     shares = [
-        2.718281828 ** (SIZE_SPREAD * Draw(root.child("site", site, "size")).normal())
+        math.exp(SIZE_SPREAD * Draw(root.child("site", site, "size")).normal())
         for site in range(1, sites + 1)
     ]
     ideal = [rest * share / sum(shares) for share in shares]

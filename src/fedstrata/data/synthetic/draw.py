@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Draw:
-    """Draws from one seed; a thin layer over `random.Random`, which is ten times faster than NumPy for single draws.
+    """Draws from one seed, by `random.Random`: for single draws it is ten times faster than NumPy.
 
     Args:
         seed: The seed of this purpose.

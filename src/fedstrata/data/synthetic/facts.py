@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from fedstrata.data.synthetic.lexicon import Condition, Lab
+from fedstrata.data.synthetic.draw import Draw
+from fedstrata.data.synthetic.lexicon import Condition, Drug, Lab
 from fedstrata.data.synthetic.scene import Fact, Scene
 from fedstrata.data.synthetic.style import invented_brand
 from fedstrata.data.synthetic.template import Template, parse
@@ -20,7 +21,7 @@ PREFIXED = 0.17
 """How often a condition or a laboratory test is written with a word before it."""
 
 
-# ---- people and dates ------------------------------------------------------------------------------------------------
+# ---- people and dates --------------------------------------------------------------------------------
 def _age(scene: Scene) -> str:
     patient = scene.case.patient
     if scene.case.age == 0:
@@ -63,7 +64,7 @@ def _year(scene: Scene) -> str:
     return str(scene.draw.between(min(youngest, scene.case.year), scene.case.year))
 
 
-# ---- conditions ------------------------------------------------------------------------------------------------------
+# ---- conditions --------------------------------------------------------------------------------------
 def _surface(scene: Scene, names: Sequence[str], prefix: str = "") -> Template:
     """Chooses a wording: short ones as often as the site abbreviates, else mostly the site's favourite.
 
@@ -98,7 +99,7 @@ def _present(scene: Scene) -> Template:
 
 
 def _known(scene: Scene) -> Template:
-    """A condition from before this illness; where all are named, one of the specialities' earlier findings."""
+    """A condition from before this illness; where all are named, a finding."""
     earlier = [item for item in scene.unmentioned if item is not scene.case.principal]
     if not earlier:
         return parse("{own finding}")
@@ -118,7 +119,7 @@ def _possible(scene: Scene) -> Template:
     return _absent(scene) if scene.draw.chance(0.6) else parse("{unseen finding}")
 
 
-def _complaint(scene: Scene) -> Template:
+def _ailment(scene: Scene) -> Template:
     if scene.draw.chance(0.17):
         return parse("{aching}")
     if scene.draw.chance(0.4):
@@ -139,7 +140,7 @@ def _size(scene: Scene) -> str:
     return f"{size} {unit}"
 
 
-# ---- tests -----------------------------------------------------------------------------------------------------------
+# ---- tests -------------------------------------------------------------------------------------------
 def _choose_lab(scene: Scene, names: Sequence[str]) -> Lab:
     scene.lab = scene.lexicon.labs[scene.draw.pick(names)]
     low, high = scene.lab.reference
@@ -168,7 +169,9 @@ def _low_lab(scene: Scene) -> str:
 
 
 def _chosen_lab(scene: Scene) -> Lab:
-    return scene.lab or _choose_lab(scene, scene.case.patient.speciality.labs)
+    if scene.lab is None:
+        raise ValueError("the grammar gives a value before it names the test")
+    return scene.lab
 
 
 def _value(scene: Scene) -> str:
@@ -206,10 +209,17 @@ def _vital(scene: Scene) -> Template:
     return _surface(scene, scene.lexicon.vitals[scene.vital]["names"])
 
 
+def _adult_pressure(draw: Draw) -> str:
+    return f"{draw.between(84, 192)}/{draw.between(46, 108)}"
+
+
 def _vital_value(scene: Scene) -> str:
     entry, draw = scene.lexicon.vitals[scene.vital], scene.draw
+    child, age = scene.case.patient.is_child, scene.case.age
     if entry["form"] == "pressure":
-        value = f"{draw.between(84, 192)}/{draw.between(46, 108)}"
+        value = f"{draw.between(68, 118)}/{draw.between(36, 76)}" if child else _adult_pressure(draw)
+    elif child and entry["form"] == "mass":
+        value = str(round((4 + 2.6 * age) * draw.uniform(0.8, 1.4)))
     elif entry["form"] == "degree":
         value = f"{draw.uniform(96.4, 103.8):.1f}"
     else:
@@ -220,7 +230,7 @@ def _vital_value(scene: Scene) -> str:
     return f"{value}{unit}" if len(unit) == 1 else f"{value} {unit}"
 
 
-# ---- treatments and drugs --------------------------------------------------------------------------------------------
+# ---- treatments and drugs ----------------------------------------------------------------------------
 def _operation(scene: Scene) -> Template:
     own = scene.case.principal.treatments
     return parse(scene.draw.pick(own) if own and scene.draw.chance(0.3) else "{operation}")
@@ -253,31 +263,37 @@ def _same_substance(scene: Scene) -> str:
     return name
 
 
-def _of_drug(attribute: str) -> Fact:
-    def fact(scene: Scene) -> str:
-        drug = scene.drug or next(iter(scene.lexicon.drugs.values()))
-        return scene.draw.pick(tuple(getattr(drug, attribute)))
-
-    return fact
+def _named_drug(scene: Scene) -> Drug:
+    if scene.drug is None:
+        raise ValueError("the grammar describes how a drug is given before it names the drug")
+    return scene.drug
 
 
 def _strength(scene: Scene) -> str:
-    strength = _of_drug("strengths")(scene)
+    strength = scene.draw.pick(_named_drug(scene).strengths)
     return strength.replace(" ", "") if scene.style.favourite("strength", 3) == 0 else strength
 
 
+def _form(scene: Scene) -> str:
+    return scene.draw.pick(_named_drug(scene).forms)
+
+
+def _dosage(scene: Scene) -> str:
+    return scene.draw.pick(_named_drug(scene).dosages)
+
+
 def _frequency(scene: Scene) -> str:
-    return scene.shorten(_of_drug("frequencies")(scene))
+    return scene.shorten(scene.draw.pick(_named_drug(scene).frequencies))
 
 
 def _route(scene: Scene) -> Template:
-    return parse("{" + (scene.drug.route if scene.drug else "oral") + "}")
+    return parse("{" + _named_drug(scene).route + "}")
 
 
 def _route_before(scene: Scene) -> Template:
     """A route as an adjective: the drug that will follow is chosen first."""
     scene.coming_drug = _choose_drug(scene)
-    return parse("{" + (scene.drug.route if scene.drug else "oral") + " before}")
+    return parse("{" + _named_drug(scene).route + " before}")
 
 
 def _half(rule: str, *, present: bool) -> Fact:
@@ -307,7 +323,7 @@ FACTS: Mapping[str, Fact] = {
     "absent problem": _absent,
     "family problem": _absent,
     "possible problem": _possible,
-    "ailment": _complaint,
+    "ailment": _ailment,
     "own symptom": _half("symptom", present=True),
     "own sign": _half("sign", present=True),
     "own finding": _half("finding", present=True),
@@ -331,8 +347,8 @@ FACTS: Mapping[str, Fact] = {
     "dual drug": _dual_drug,
     "same substance": _same_substance,
     "strength": _strength,
-    "form": _of_drug("forms"),
-    "dosage": _of_drug("dosages"),
+    "form": _form,
+    "dosage": _dosage,
     "frequency": _frequency,
     "route": _route,
     "route before": _route_before,

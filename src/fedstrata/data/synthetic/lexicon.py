@@ -1,4 +1,4 @@
-"""The clinical lexicons: conditions with their codes and what goes with them, drugs, tests, and the grammar's rules."""
+"""The clinical lexicons: conditions with codes and what goes with them, drugs, tests, the grammar's rules."""
 
 from __future__ import annotations
 
@@ -97,6 +97,7 @@ class Speciality:
         sex: The only sex it treats; empty for both.
         conditions: Its diagnoses.
         labs: Names in the laboratory table.
+        dual_labs: Those of them that name a drug too.
         rules: For each of `AUDIENCES`, its own rules and the general ones.
     """
 
@@ -105,17 +106,13 @@ class Speciality:
     sex: str
     conditions: tuple[Condition, ...]
     labs: tuple[str, ...]
+    dual_labs: tuple[str, ...]
     rules: Mapping[tuple[str, bool], Rules]
 
     @cached_property
     def drugs(self) -> tuple[str, ...]:
         """Names of all drugs its conditions need, in order of mention."""
         return tuple(dict.fromkeys(name for condition in self.conditions for name in condition.drugs))
-
-    @cached_property
-    def dual_labs(self) -> tuple[str, ...]:
-        """Its laboratory tests whose name is also a drug's."""
-        return tuple(name for name in self.labs if lexicon().labs[name].is_drug)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,24 +234,26 @@ def _speciality(
     labs: Mapping[str, Lab],
 ) -> Speciality:
     low, high = (int(age) for age in entry["ages"].split("-"))
-    own = {name: _items(text) for name, text in entry["rules"].items()}
+    sources = {**general, **{name: _items(text) for name, text in entry["rules"].items()}}
+    names = _items(entry["labs"])
+    words = {sex: _items(unsuitable[sex]) for sex in ("male", "female")}
+    for_children = _items(unsuitable["child"])
     return Speciality(
         name=entry["name"],
         ages=(low, high),
         sex=entry.get("sex", ""),
         conditions=_conditions(entry["conditions"], labs),
-        labs=_items(entry["labs"]),
+        labs=names,
+        dual_labs=tuple(name for name in names if labs[name].is_drug),
         rules={
-            (sex, child): _rules(
-                {**general, **own}, _items(unsuitable[sex]), _items(unsuitable["child"]) * child
-            )
+            (sex, child): _rules(sources, (*words[sex], *(for_children if child else ())))
             for sex, child in AUDIENCES
         },
     )
 
 
-def _rules(sources: Mapping[str, Sequence[str]], *unsuitable: Sequence[str]) -> Rules:
-    words = [word for group in unsuitable for word in group]
+def _rules(sources: Mapping[str, Sequence[str]], words: Sequence[str]) -> Rules:
+    """Parses all rules, without the alternatives that hold an unsuitable word."""
     rules: dict[str, tuple[Template, ...]] = {}
     for name, alternatives in sources.items():
         fitting = [kept for kept in (without(str(source), words) for source in alternatives) if kept]

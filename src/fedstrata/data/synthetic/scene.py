@@ -1,4 +1,4 @@
-"""One note while it is being written: the grammar is expanded here, and mentioned diagnoses are kept for the codes."""
+"""One note while it is being written: expands the grammar and remembers which diagnoses were mentioned."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ class Scene:
         """Writes one alternative of a rule, as a scope of its own.
 
         Args:
-            name: The rule. The site's liking weighs the alternatives of annotated rules; those used before are
-                avoided.
+            name: The rule. Alternatives of annotated rules are weighed by the site's liking, and used
+                ones are avoided.
         """
         patient = self.case.patient
         alternatives = patient.speciality.rules[patient.sex, patient.is_child][name]

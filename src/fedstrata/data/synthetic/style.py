@@ -11,6 +11,7 @@ from fedstrata.core.seeding import Seed
 from fedstrata.data.synthetic.draw import Draw
 from fedstrata.data.synthetic.lexicon import Lexicon
 
+# Categories are repeated here as often as they should be met.
 CASINGS = ("sentence", "lower", "sentence", "upper", "sentence", "sentence", "lower", "sentence")
 HEADINGS = ("{}:", "## {}", "{} -", "<{}>", "{}", "[{}]", "{}.", "** {} **", "{}:", "{} :-")
 HEADING_CASES = ("upper", "title", "lower", "title")
@@ -29,8 +30,10 @@ WIDTHS = (0, 78, 0, 0, 66, 0, 0)
 LISTING = (0.95, 0.35, 0.7, 0.1, 0.6)
 ABBREVIATION = (0.2, 0.75, 0.45, 0.9, 0.05)
 BRANDS = 40
-SPECIALITY_DECAY = (0.5, 0.2, 0.1)
+MAIN_SPECIALITIES = (0.5, 0.2, 0.1)
+"""Shares of a site's three main specialities."""
 RULE_SHAPE = 0.9
+"""Shape of the gamma distribution of a site's liking for an alternative; if smaller, sites differ more."""
 
 
 @dataclass(frozen=True)
@@ -166,12 +169,12 @@ def invented_brand(draw: Draw, lexicon: Lexicon) -> str:
 
 
 def _speciality_mix(seed: Seed, site: int, count: int, draw: Draw) -> list[float]:
-    """Returns running sums of a mix with a main, a second and a third speciality and some of everything else."""
+    """Returns running sums of a mix: a main, a second, a third speciality, and some of everything else."""
     order = Draw(seed.child("deal", "speciality")).shuffled(range(count))
     weights = [draw.gamma(0.5) for _ in range(count)]
-    rest = (1 - sum(SPECIALITY_DECAY)) / sum(weights)
+    rest = (1 - sum(MAIN_SPECIALITIES)) / sum(weights)
     weights = [weight * rest for weight in weights]
-    start = (site * len(SPECIALITY_DECAY)) % count
-    for offset, share in enumerate(SPECIALITY_DECAY):
+    start = (site * len(MAIN_SPECIALITIES)) % count
+    for offset, share in enumerate(MAIN_SPECIALITIES):
         weights[order[(start + offset) % count]] += share
     return list(accumulate(weights))

@@ -1,8 +1,8 @@
 """The notation of the grammar: sentences with slots, annotations, scopes and alternatives.
 
-{slot}            a rule of the grammar, or a fact about the patient (slots.py)
+{slot}            a rule of the grammar, or a fact about the patient (facts.py)
 <label:...>       a mention (label in MENTION_TYPES) or a modifier (any other label)
-[...]             a scope: a modifier applies to the mentions of the smallest scope that holds some it may modify
+[...]             a scope: a modifier applies to the mentions of the smallest scope that has any for it
 (one|or another)  alternatives; parentheses without a bar are plain text
 %wording%         a wording that a site may cut short (`shorthand` in words.yaml)
 """
@@ -96,9 +96,9 @@ def _sequence(tokens: Sequence[str], at: int, closing: str) -> tuple[Template, i
 
 def _part(tokens: Sequence[str], at: int) -> tuple[Part, int]:
     token = tokens[at]
-    if token == "(":
+    if token[0] == "(":
         return _choice(tokens, at + 1)
-    if token == "[":
+    if token[0] == "[":
         parts, end = _sequence(tokens, at + 1, closing="]")
         return Scope(parts), end + 1
     if token[0] == "<":
