@@ -12,6 +12,7 @@ bytes.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import time
@@ -30,7 +31,7 @@ CORPUS_SEED = 700_001
 SPECIAL = ("<pad>", "<s>", "</s>")
 
 
-def arguments() -> argparse.Namespace:
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for the model and its tokenizer")
     parser.add_argument("--log", type=Path, default=Path("scripts/pretrain_mini.log.jsonl"))
@@ -43,7 +44,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=1)
-    return parser.parse_args()
+    return parser.parse_args(given)
 
 
 def corpus(options: argparse.Namespace) -> list[str]:
@@ -154,15 +155,14 @@ def main() -> None:
     with options.log.open("w", encoding="utf-8") as file:
 
         def log(**facts: Any) -> None:
-            line = json.dumps(facts, default=str)
+            line = json.dumps(facts)
             print(line, flush=True)
             file.write(line + "\n")
             file.flush()
 
         torch.manual_seed(options.seed)
-        log(
-            **vars(options), corpus_seed=CORPUS_SEED, torch=torch.__version__, threads=torch.get_num_threads()
-        )
+        settings = {name: value for name, value in vars(options).items() if not isinstance(value, Path)}
+        log(**settings, corpus_seed=CORPUS_SEED, torch=torch.__version__, threads=torch.get_num_threads())
         texts = corpus(options)
         tokenizer = train_tokenizer(texts, options.vocabulary)
         rows = pack(texts, tokenizer, options.length)
@@ -173,7 +173,8 @@ def main() -> None:
         train(model, rows, held_out, options, log)
         model.to(torch.bfloat16).save_pretrained(options.out)
         tokenizer.save_pretrained(options.out)
-        log(saved=options.out, bytes=(options.out / "model.safetensors").stat().st_size)
+        weights = (options.out / "model.safetensors").read_bytes()
+        log(bytes=len(weights), sha256=hashlib.sha256(weights).hexdigest())
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shlex
 import subprocess
@@ -10,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import REPOSITORY
+from support import REPOSITORY, load_script
 
 from fedstrata.core.sources import read_source
 from fedstrata.engine.setup import check_settings
@@ -21,15 +20,6 @@ CONFIGURATIONS = sorted(
     for path in (REPOSITORY / folder).rglob("*.yaml")
     if "synthetic" not in path.parts
 )
-
-
-def load_script(name: str):
-    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "scripts" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_page_of_settings_is_up_to_date() -> None:

@@ -84,7 +84,7 @@ def test_only_the_named_parameters_move() -> None:
 
 
 def test_the_proximal_term_adds_its_gradient() -> None:
-    """After one SGD step from w_0 the term is zero; after the second it has pulled back by lr * mu * (w_1 - w_0)."""
+    """In the first SGD step the term is zero; in the second it pulls back by lr * mu * (w_1 - w_0)."""
     common = ("training.optimizer=sgd", "training.learning_rate=0.1", "training.batch_size=1000",
               "training.weight_decay=0.0", "training.clip_norm=null")  # fmt: skip
     ends = {}
@@ -108,7 +108,7 @@ def test_progress_is_reported_for_every_step() -> None:
 
 
 def test_the_learning_rate_follows_its_schedule() -> None:
-    """With linear decay the last of two steps has half the rate: the head moves less than at a constant rate."""
+    """With linear decay the last of two steps has half the rate: the head moves less than without."""
     moves = {}
     for schedule in ("constant", "linear"):
         experiment, client, _ = make_client(

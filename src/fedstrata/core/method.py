@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from fedstrata.core.types import ClientInfo, Message, Plan, State, Tensors, Update
@@ -205,11 +205,12 @@ class Method(Protocol):
     def personal(self) -> bool:
         """Whether a client's model is the global one overlaid with its private store."""
 
-    def check(self, blocks: int) -> Iterable[tuple[str, str]]:
-        """Yields `(setting, what is wrong)` for settings that do not fit a model with this many blocks."""
-
     def trainable(self, layout: Layout) -> tuple[str, ...]:
-        """Returns the names of all parameters that clients train, shared or private."""
+        """Returns the names of all parameters that clients train, shared or private.
+
+        Raises:
+            ConfigurationError: The settings do not fit this model; asked before anything is loaded.
+        """
 
     def start(self, model: Model) -> State:
         """Returns the state before the first round."""

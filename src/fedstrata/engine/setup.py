@@ -17,8 +17,8 @@ from fedstrata.data.partition import partition
 from fedstrata.data.select import select_types
 from fedstrata.data.split import Split, split
 from fedstrata.methods import METHODS
-from fedstrata.models.blocks import block_count
-from fedstrata.models.load import load, read_config
+from fedstrata.models.blocks import find_layout
+from fedstrata.models.load import load, skeleton
 from fedstrata.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def prepare(source: Source) -> Experiment:
     task: Task | None = None
     if sound("data", "partition", "seed", "task"):
         try:
-            clients = _divide(settings)
+            clients = divide(settings)
             task = TASKS[settings.task.name].from_documents(settings.task, clients)
         except ConfigurationError as error:
             problems += [source.problem(problem.path, problem.message) for problem in error.problems]
@@ -69,12 +69,11 @@ def prepare(source: Source) -> Experiment:
             problems.append(source.problem("data.path", str(error)))
     if sound("model"):
         try:
-            blocks = block_count(read_config(settings.model))
+            layout = find_layout(skeleton(settings.model, kind=TASKS[settings.task.name].kind, labels=("O",)))
+            if method is not None:
+                method.trainable(layout)
         except ConfigurationError as error:
             problems += [source.problem(problem.path, problem.message) for problem in error.problems]
-        else:
-            wrong = method.check(blocks) if method else ()
-            problems += [source.problem(f"method.{path}", message) for path, message in wrong]
     if problems or method is None or task is None:
         raise ConfigurationError(problems)
     seed = Seed(settings.seed)
@@ -150,7 +149,7 @@ def _device(settings: RunSettings, source: Source) -> torch.device:
     return device
 
 
-def _divide(settings: RunSettings) -> dict[str, Split]:
+def divide(settings: RunSettings) -> dict[str, Split]:
     """Reads, splits by document, then partitions among clients."""
     seed = Seed(settings.seed)
     documents = read_documents(settings.data, seed)

@@ -13,7 +13,6 @@ as the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fedstrata.aggregate.mean import average
@@ -43,10 +42,6 @@ class Centralized:
 
     def __init__(self, settings: CentralizedSettings) -> None:
         self.settings = settings
-
-    def check(self, blocks: int) -> Iterable[tuple[str, str]]:
-        """Fits every model."""
-        return ()
 
     def trainable(self, layout: Layout) -> tuple[str, ...]:
         """Every parameter."""

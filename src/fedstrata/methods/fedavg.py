@@ -11,7 +11,6 @@ round.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fedstrata.aggregate.mean import average
@@ -41,10 +40,6 @@ class FedAvg:
 
     def __init__(self, settings: FedAvgSettings) -> None:
         self.settings = settings
-
-    def check(self, blocks: int) -> Iterable[tuple[str, str]]:
-        """Fits every model."""
-        return ()
 
     def trainable(self, layout: Layout) -> tuple[str, ...]:
         """Every parameter."""

@@ -15,13 +15,13 @@ blocks), nor
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from fedstrata.aggregate.mean import average
 from fedstrata.core.config import Count, MethodSettings
+from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.types import Plan, State, Update
 from fedstrata.policies.freeze import top_count, train_top
 from fedstrata.train.local import train_and_send
@@ -57,17 +57,17 @@ class LayerSkipping:
         """With a local head every client has a model of its own."""
         return self.settings.head == "local"
 
-    def check(self, blocks: int) -> Iterable[tuple[str, str]]:
-        """Refuses a k greater than the number of blocks."""
-        if isinstance(self.settings.top, int) and self.settings.top > blocks:
-            yield (
-                "top",
-                f"must be at most {blocks}, the number of blocks of the model, not {self.settings.top}",
-            )
-
     def trainable(self, layout: Layout) -> tuple[str, ...]:
-        """The top k blocks, the final norm and the head."""
-        return train_top(layout, top_count(self.settings.top, len(layout.blocks)))
+        """The top k blocks, the final norm and the head.
+
+        Raises:
+            ConfigurationError: k is greater than the number of blocks.
+        """
+        k, blocks = top_count(self.settings.top, len(layout.blocks)), len(layout.blocks)
+        if k > blocks:
+            message = f"must be at most {blocks}, the number of blocks of the model, not {k}"
+            raise ConfigurationError([Problem("method.top", message)])
+        return train_top(layout, k)
 
     def start(self, model: Model) -> State:
         """The shared parameters as they are before the first round."""

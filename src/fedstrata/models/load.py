@@ -81,7 +81,7 @@ def load(settings: ModelSettings, *, kind: str, labels: Sequence[str] = (), seed
             new = tuple(name for name, _ in module.named_parameters())
         else:
             module, new = _load_weights(config, settings, kind)
-    model = Model(module.eval(), tokenizer, name=settings.name, new_parameters=new)
+    model = Model(module.train(False), tokenizer, name=settings.name, new_parameters=new)
     # After the model is built: an embedding made with a padding index keeps that row at zero.
     config = module.config.get_text_config()
     config.pad_token_id = tokenizer.pad_token_id

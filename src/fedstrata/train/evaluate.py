@@ -31,7 +31,7 @@ def predict(
         settings: Batch size and precision.
     """
     module = model.module
-    module.eval()
+    module.train(False)
     device = next(module.parameters()).device
     order = sorted(range(len(examples)), key=lambda index: len(examples[index]))
     answers: list[Any] = [None] * len(examples)

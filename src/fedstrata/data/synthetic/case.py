@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedstrata.core.seeding import Seed
 from fedstrata.data.synthetic.draw import Draw
-from fedstrata.data.synthetic.lexicon import Condition, Lexicon, Speciality
+from fedstrata.data.synthetic.lexicons import Condition, Lexicon, Speciality
 from fedstrata.data.synthetic.style import HouseStyle
 
 CHILD_AGE = 17

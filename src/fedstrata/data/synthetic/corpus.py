@@ -11,7 +11,7 @@ from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.seeding import Seed
 from fedstrata.data.synthetic.case import draw_case, draw_patient
 from fedstrata.data.synthetic.draw import Draw
-from fedstrata.data.synthetic.lexicon import Lexicon, lexicon
+from fedstrata.data.synthetic.lexicons import Lexicon, lexicon
 from fedstrata.data.synthetic.notes import write_note
 from fedstrata.data.synthetic.style import HouseStyle, house_style
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from fedstrata.data.synthetic.draw import Draw
-from fedstrata.data.synthetic.lexicon import Condition, Drug, Lab
+from fedstrata.data.synthetic.lexicons import Condition, Drug, Lab
 from fedstrata.data.synthetic.scene import Fact, Scene
 from fedstrata.data.synthetic.style import invented_brand
 from fedstrata.data.synthetic.template import Template, parse

@@ -12,7 +12,7 @@ from fedstrata.data.synthetic.builder import NoteBuilder
 from fedstrata.data.synthetic.case import Case
 from fedstrata.data.synthetic.draw import Draw
 from fedstrata.data.synthetic.facts import FACTS
-from fedstrata.data.synthetic.lexicon import Lexicon
+from fedstrata.data.synthetic.lexicons import Lexicon
 from fedstrata.data.synthetic.scene import Scene
 from fedstrata.data.synthetic.style import HouseStyle
 

@@ -9,7 +9,7 @@ from fedstrata.core.documents import MENTION_TYPES
 from fedstrata.data.synthetic.builder import NoteBuilder
 from fedstrata.data.synthetic.case import Case
 from fedstrata.data.synthetic.draw import Draw
-from fedstrata.data.synthetic.lexicon import Condition, Drug, Lab, Lexicon
+from fedstrata.data.synthetic.lexicons import Condition, Drug, Lab, Lexicon
 from fedstrata.data.synthetic.style import HouseStyle
 from fedstrata.data.synthetic.template import Annotation, Choice, Literal, Scope, Shorthand, Slot, Template
 

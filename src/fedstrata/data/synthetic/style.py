@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from fedstrata.core.seeding import Seed
 from fedstrata.data.synthetic.draw import Draw
-from fedstrata.data.synthetic.lexicon import Lexicon
+from fedstrata.data.synthetic.lexicons import Lexicon
 
 # Categories are repeated here as often as they should be met.
 CASINGS = ("sentence", "lower", "sentence", "upper", "sentence", "sentence", "lower", "sentence")

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedstrata.data.readers import read
+from fedstrata.data.synthetic import generate
+
+
+def synth(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fedstrata", "synth", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("form", ["i2b2", "brat", "conll", "jsonl"])
+def test_what_is_written_is_read_back_site_by_site(tmp_path: Path, form: str) -> None:
+    done = synth("--sites", "3", "--notes", "12", "--format", form, "--out", str(tmp_path / "notes"))
+    assert done.returncode == 0, done.stderr
+    assert "12 notes of 3 sites" in done.stdout
+    documents = read(tmp_path / "notes", form)
+    written = generate(seed=0, sites=3, notes=12)
+    assert len(documents) == 12
+    assert {document.site for document in documents} == {"site-1", "site-2", "site-3"}
+    types = {"problem", "test", "treatment", "drug"}
+    mentions = [
+        sorted(
+            (span.label, "".join(document.text[span.start : span.end].split()))
+            for document in corpus
+            for span in document.spans
+            if span.label in types
+        )
+        for corpus in (documents, written)
+    ]
+    assert mentions[0] == mentions[1]
+
+
+def test_mimic_tables_have_their_real_columns_and_join(tmp_path: Path) -> None:
+    assert synth("--notes", "12", "--format", "mimic", "--out", str(tmp_path)).returncode == 0
+    with (tmp_path / "NOTEEVENTS.csv").open(newline="", encoding="utf-8") as file:
+        notes = list(csv.DictReader(file))
+    with (tmp_path / "DIAGNOSES_ICD.csv").open(newline="", encoding="utf-8") as file:
+        codes = list(csv.DictReader(file))
+    assert list(notes[0]) == [
+        "ROW_ID", "SUBJECT_ID", "HADM_ID", "CHARTDATE", "CHARTTIME", "STORETIME", "CATEGORY", "DESCRIPTION",
+        "CGID", "ISERROR", "TEXT",
+    ]  # fmt: skip
+    assert len(notes) == 12
+    assert {code["HADM_ID"] for code in codes} <= {note["HADM_ID"] for note in notes}
+
+
+def test_the_seed_decides_and_a_used_folder_is_refused(tmp_path: Path) -> None:
+    texts = {}
+    for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
+        assert (
+            synth(
+                "--notes", "4", "--seed", seed, "--format", "jsonl", "--out", str(tmp_path / name)
+            ).returncode
+            == 0
+        )
+        texts[name] = "".join(path.read_text() for path in sorted((tmp_path / name).rglob("*.jsonl")))
+    assert texts["a"] == texts["b"] != texts["c"]
+    again = synth("--notes", "4", "--format", "jsonl", "--out", str(tmp_path / "a"))
+    assert again.returncode == 2
+    assert str(tmp_path / "a") in again.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--sites", "0"), ("--sites", "9", "--notes", "4"), ("--format", "word")]
+)
+def test_bad_numbers_and_formats_exit_2(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    done = synth(*arguments, "--out", str(tmp_path / "notes"))
+    assert done.returncode == 2
+    assert not (tmp_path / "notes").exists()

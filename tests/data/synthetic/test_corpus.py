@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedstrata.core.documents import MENTION_TYPES, MODIFIER_TYPES, MODIFIERS_OF, Document
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.data.synthetic import generate, icd9_titles
+from fedstrata.data.synthetic.lexicons import lexicon
+
+KINDS = {"discharge summary", "progress note", "transcription"}
+PUNCTUATION = ".,;:!?()[]{}<>\"'#*-"
+WORD = re.compile(r"\w+|[^\w\s]")
+ABSENT = {"negation", "subject", "uncertain"}
+"""A problem with one of these is none that the patient is known to have."""
+
+
+@pytest.fixture(scope="module")
+def corpus() -> list[Document]:
+    return generate(seed=0, sites=4, notes=300)
+
+
+def modifiers_of(document: Document, head: int) -> set[str]:
+    return {relation.label for relation in document.relations if relation.head == head}
+
+
+# ---- what holds for every corpus -----------------------------------------------------------------------
+sizes = st.integers(1, 5).flatmap(lambda sites: st.tuples(st.just(sites), st.integers(sites, sites + 8)))
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32), size=sizes)
+def test_a_corpus_is_well_formed(seed: int, size: tuple[int, int]) -> None:
+    sites, notes = size
+    documents = generate(seed=seed, sites=sites, notes=notes)
+    assert len(documents) == notes
+    assert len({document.id for document in documents}) == notes
+    assert {document.site for document in documents} == {f"site-{site}" for site in range(1, sites + 1)}
+    for document in documents:
+        assert_spans_are_clean(document)
+        assert_relations_are_allowed(document)
+        assert_codes_are_stated(document)
+        assert document.metadata["kind"] in KINDS
+        assert document.metadata["patient"].isdigit()
+        assert document.metadata["admission"].isdigit()
+
+
+def assert_spans_are_clean(document: Document) -> None:
+    assert list(document.spans) == sorted(document.spans, key=lambda span: (span.start, span.end, span.label))
+    end_before = 0
+    for span in document.spans:
+        text = document.text[span.start : span.end]
+        assert span.label in {*MENTION_TYPES, *MODIFIER_TYPES}
+        assert span.start >= end_before, "spans neither overlap nor cross"
+        assert text == text.strip()
+        assert "\n" not in text
+        assert text[0] not in PUNCTUATION, text
+        assert text[-1] not in PUNCTUATION, text
+        assert not document.text[: span.start][-1:].isalnum(), "begins at a word"
+        assert not document.text[span.end :][:1].isalnum(), "ends at a word"
+        end_before = span.end
+
+
+def assert_relations_are_allowed(document: Document) -> None:
+    for relation in document.relations:
+        head, tail = document.spans[relation.head], document.spans[relation.tail]
+        assert relation.label == tail.label
+        assert relation.label in MODIFIERS_OF[head.label]
+    modified = {relation.tail for relation in document.relations}
+    loose = [
+        span
+        for index, span in enumerate(document.spans)
+        if span.label in MODIFIER_TYPES and index not in modified
+    ]
+    assert not loose
+
+
+def assert_codes_are_stated(document: Document) -> None:
+    evidence = json.loads(document.metadata["evidence"])
+    assert tuple(evidence) == document.labels
+    assert document.labels
+    assert set(document.labels) <= set(icd9_titles())
+    place = {
+        (span.start, span.end): index for index, span in enumerate(document.spans) if span.label == "problem"
+    }
+    for offsets in evidence.values():
+        assert offsets
+        for start, end in offsets:
+            assert not modifiers_of(document, place[start, end]) & ABSENT
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**32), size=sizes)
+def test_the_seed_decides_everything(seed: int, size: tuple[int, int]) -> None:
+    sites, notes = size
+    first = generate(seed=seed, sites=sites, notes=notes)
+    assert first == generate(seed=seed, sites=sites, notes=notes)
+    other = generate(seed=seed + 1, sites=sites, notes=notes)
+    assert not {document.text for document in first} & {document.text for document in other}
+
+
+def test_more_notes_begin_with_the_same_notes() -> None:
+    few = {document.id: document for document in generate(seed=3, sites=3, notes=20)}
+    many = {document.id: document for document in generate(seed=3, sites=3, notes=60)}
+    assert all(many[name] == document for name, document in few.items())
+
+
+@pytest.mark.parametrize(("sites", "notes"), [(0, 10), (-1, 10), (3, 2), (1, 0)])
+def test_impossible_sizes_are_refused(sites: int, notes: int) -> None:
+    with pytest.raises(ConfigurationError, match=str(min(sites, notes))):
+        generate(seed=0, sites=sites, notes=notes)
+
+
+# ---- what a corpus of a few hundred notes holds --------------------------------------------------------
+def test_texts_are_unique_and_of_moderate_length(corpus: list[Document]) -> None:
+    assert len({document.text for document in corpus}) == len(corpus)
+    lengths = [len(WORD.findall(document.text)) for document in corpus]
+    assert 170 <= sum(lengths) / len(lengths) <= 240
+    assert max(lengths) <= 600
+
+
+def test_every_modifier_modifies_every_type_it_may(corpus: list[Document]) -> None:
+    seen = {
+        (document.spans[relation.head].label, relation.label)
+        for document in corpus
+        for relation in document.relations
+    }
+    assert seen == {(mention, modifier) for mention, allowed in MODIFIERS_OF.items() for modifier in allowed}
+
+
+def test_specialities_and_kinds_occur(corpus: list[Document]) -> None:
+    assert len({document.metadata["speciality"] for document in corpus}) >= 8
+    assert {document.metadata["kind"] for document in corpus} == KINDS
+
+
+def test_a_code_is_stated_by_one_of_its_conditions_wordings() -> None:
+    """In a site that neither clips words nor respells them, the span holds a wording of the lexicon."""
+    wordings: dict[str, set[str]] = defaultdict(set)
+    known = lexicon()
+    conditions = [*known.comorbidities, *known.child_comorbidities]
+    for condition in [
+        *conditions,
+        *(item for speciality in known.specialities for item in speciality.conditions),
+    ]:
+        wordings[condition.code].update(re.sub(r"\{\w+\} ?", "", text).lower() for text in condition.surfaces)
+    found = total = 0
+    for document in generate(seed=2, sites=6, notes=120):
+        for code, offsets in json.loads(document.metadata["evidence"]).items():
+            for start, end in offsets:
+                total += 1
+                found += any(wording in document.text[start:end].lower() for wording in wordings[code])
+    assert found / total > 0.7
+
+
+def test_patients_come_back_with_the_same_chronic_illness(corpus: list[Document]) -> None:
+    notes: dict[str, list[Document]] = defaultdict(list)
+    for document in corpus:
+        notes[document.metadata["patient"]].append(document)
+    readmitted = [documents for documents in notes.values() if len(documents) > 1]
+    assert 10 <= len(readmitted) <= len(corpus) / 4
+    for documents in readmitted:
+        assert len({document.site for document in documents}) == 1
+        assert len({document.metadata["speciality"] for document in documents}) == 1
+    admissions = [document.metadata["admission"] for document in corpus]
+    assert len(set(admissions)) == len(admissions)
+
+
+# ---- sites differ --------------------------------------------------------------------------------------
+def by_site(documents: Sequence[Document]) -> dict[str, list[Document]]:
+    sites: dict[str, list[Document]] = defaultdict(list)
+    for document in documents:
+        sites[document.site].append(document)
+    return dict(sites)
+
+
+def headings(documents: Sequence[Document]) -> set[str]:
+    """Short lines or beginnings of lines met in at least a fifth of the notes."""
+    starts = Counter(
+        start for document in documents for start in {line[:12] for line in document.text.split("\n") if line}
+    )
+    return {start for start, count in starts.items() if count >= len(documents) / 5}
+
+
+def test_sites_differ_in_size_speciality_and_headings() -> None:
+    sites = by_site(generate(seed=1, sites=6, notes=400))
+    assert len({len(documents) for documents in sites.values()}) > 3
+    assert min(len(documents) for documents in sites.values()) >= 400 // 12
+    main = {
+        Counter(item.metadata["speciality"] for item in documents).most_common(1)[0][0]
+        for documents in sites.values()
+    }
+    assert len(main) >= 4
+    kept = [headings(documents) for documents in sites.values()]
+    assert all(len(own) >= 3 for own in kept)
+    for index, own in enumerate(kept):
+        for other in kept[:index]:
+            assert len(own & other) <= 0.5 * min(len(own), len(other))
+
+
+def test_sites_differ_in_casing() -> None:
+    sites = by_site(generate(seed=0, sites=8, notes=80))
+    lower = [
+        all(item.text[item.spans[0].start : item.spans[0].end].islower() for item in documents)
+        for documents in sites.values()
+    ]
+    upper = [
+        all(item.text[item.spans[0].start : item.spans[0].end].isupper() for item in documents)
+        for documents in sites.values()
+    ]
+    assert any(lower)
+    assert any(upper)
+    assert sum(lower) + sum(upper) < len(sites)
+
+
+def test_many_sites_are_no_harder_than_few() -> None:
+    documents = generate(seed=0, sites=200, notes=250)
+    assert len(by_site(documents)) == 200
+
+
+# ---- no look-up table solves it ------------------------------------------------------------------------
+def words(document: Document, start: int, end: int) -> tuple[str, ...]:
+    return tuple(WORD.findall(document.text[start:end].lower()))
+
+
+def mentions(document: Document) -> set[tuple[int, int, str]]:
+    return {(span.start, span.end, span.label) for span in document.spans if span.label in MENTION_TYPES}
+
+
+class LookUpTagger:
+    """Tags the longest wording seen in training with the label it mostly had there."""
+
+    def __init__(self, training: Sequence[Document]) -> None:
+        seen: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
+        for document in training:
+            for start, end, label in mentions(document):
+                seen[words(document, start, end)][label] += 1
+        self.labels = {wording: counts.most_common(1)[0][0] for wording, counts in seen.items()}
+        self.longest = max(map(len, self.labels))
+
+    def tag(self, document: Document) -> set[tuple[int, int, str]]:
+        tokens = [(match[0].lower(), match.start(), match.end()) for match in WORD.finditer(document.text)]
+        tagged, at = set(), 0
+        while at < len(tokens):
+            for length in range(min(self.longest, len(tokens) - at), 0, -1):
+                label = self.labels.get(tuple(token for token, _, _ in tokens[at : at + length]))
+                if label:
+                    tagged.add((tokens[at][1], tokens[at + length - 1][2], label))
+                    at += length - 1
+                    break
+            at += 1
+        return tagged
+
+
+def split(documents: Sequence[Document]) -> tuple[list[Document], list[Document]]:
+    """70 % and 30 %, of every site."""
+    train = [document for index, document in enumerate(documents) if index % 10 < 7]
+    return train, [document for index, document in enumerate(documents) if index % 10 >= 7]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_dictionary_of_training_mentions_is_far_from_enough(seed: int) -> None:
+    train, test = split(generate(seed=seed, sites=4, notes=200))
+    tagger = LookUpTagger(train)
+    right = found = wanted = unseen = 0
+    for document in test:
+        gold, tagged = mentions(document), tagger.tag(document)
+        right, found, wanted = right + len(gold & tagged), found + len(tagged), wanted + len(gold)
+        unseen += sum(words(document, start, end) not in tagger.labels for start, end, _ in gold)
+    assert 0.45 <= 2 * right / (found + wanted) <= 0.70
+    assert 0.30 <= unseen / wanted <= 0.48
+
+
+def test_one_wording_has_several_labels_and_none(corpus: list[Document]) -> None:
+    labels: dict[tuple[str, ...], set[str]] = defaultdict(set)
+    for document in corpus:
+        for start, end, label in mentions(document):
+            labels[words(document, start, end)].add(label)
+    assert {"test", "drug"} <= labels["potassium",]
+    assert sum({"test", "drug"} <= found for found in labels.values()) >= 10
+    assert sum({"test", "treatment"} <= found for found in labels.values()) >= 10
+    tagger = LookUpTagger(corpus)
+    passed_over = {
+        words(document, start, end)
+        for document in corpus
+        for start, end, _ in tagger.tag(document)
+        if not any(span.start < end and start < span.end for span in document.spans)
+    }
+    assert len(passed_over) >= 200

@@ -1,0 +1,69 @@
+"""The model in the package: its size, its shape, and that it never saw a note of the demo."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from importlib.resources import files
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from support import REPOSITORY, load_script
+from transformers import AutoConfig, AutoTokenizer
+
+from fedstrata.core.config import ModelSettings
+from fedstrata.core.seeding import Seed
+from fedstrata.data.synthetic import generate
+from fedstrata.models.load import load
+
+FOLDER = files("fedstrata.models") / "mini"
+
+
+def test_it_is_small_bf16_llama_with_8_blocks() -> None:
+    assert (FOLDER / "model.safetensors").stat().st_size <= 8_000_000
+    with safe_open(FOLDER / "model.safetensors", "pt") as file:
+        assert {file.get_slice(name).get_dtype() for name in file.keys()} == {"BF16"}  # noqa: SIM118
+    config = AutoConfig.from_pretrained(FOLDER)
+    assert (config.model_type, config.num_hidden_layers, config.tie_word_embeddings) == ("llama", 8, True)
+
+
+def test_it_loads_as_a_tagger_with_only_the_head_new() -> None:
+    model = load(
+        ModelSettings(name="mini"), kind="token-classification", labels=("O", "B-x", "I-x"), seed=Seed(0)
+    )
+    assert set(model.new_parameters) == {"score.weight", "score.bias"}
+    assert len(model.layout.blocks) == 8
+
+
+@given(st.text(max_size=60))
+def test_its_tokenizer_loses_no_byte(text: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(FOLDER)
+    assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
+
+
+def test_the_log_in_the_repository_is_that_of_this_model() -> None:
+    lines = [
+        json.loads(line) for line in (REPOSITORY / "scripts/pretrain_mini.log.jsonl").read_text().splitlines()
+    ]
+    settings, facts, *steps, end = lines
+    options = vars(load_script("pretrain_mini").arguments(["--out", "x"]))
+    assert {name: options[name] for name in options.keys() & settings.keys()} == {
+        name: settings[name] for name in options.keys() & settings.keys()
+    }
+    assert facts["parameters"] == 3_738_816
+    assert steps[-1]["step"] == steps[-1]["steps"]
+    assert steps[-1]["held_out"] < 2.5 < steps[0]["held_out"]
+    digest = hashlib.sha256((FOLDER / "model.safetensors").read_bytes()).hexdigest()
+    assert end["sha256"] == digest
+
+
+@pytest.mark.parametrize("shards", [1, pytest.param(None, marks=pytest.mark.slow)])
+def test_its_pretraining_notes_and_the_demos_never_overlap(shards: int | None) -> None:
+    script = load_script("pretrain_mini")
+    options = script.arguments(["--out", "x", *([] if shards is None else ["--shards", str(shards)])])
+    seen = set(script.corpus(options))
+    demo = {note.text for seed in range(3) for note in generate(seed=seed, sites=4, notes=200)}
+    assert len(demo) == 600
+    assert not demo & seen

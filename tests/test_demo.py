@@ -1,0 +1,62 @@
+"""The demo as a new user sees it: it learns what no look-up table holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from support import Finished, finished
+
+from fedstrata.core.sources import read_source
+from fedstrata.engine.setup import check_settings, divide
+from fedstrata.metrics.spans import span_scores
+from fedstrata.tasks.lookup import LookupTagger
+
+DEMO = Path(str(files("fedstrata.cli") / "demo.yaml"))
+
+
+def run_demo(tmp_path: Path, method: str) -> Finished:
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "fedstrata", "run", f"method={{name: {method}}}", "--out", str(out)]
+    subprocess.run(command, check=True, capture_output=True)
+    return finished(out, json.loads((out / "summary.json").read_text()))
+
+
+@pytest.mark.slow
+def test_a_look_up_table_is_at_least_15_f1_points_below_the_centralised_model(tmp_path: Path) -> None:
+    settings, _, _ = check_settings(read_source(DEMO, []))
+    clients = divide(settings).values()
+    train, test = ([document for own in clients for document in getattr(own, part)] for part in ("train", "test"))
+    tagger = LookupTagger.fit(train)
+    found = [tagger.predict(document) for document in test]
+    lookup = span_scores([document.spans for document in test], found, settings.data.types)["f1"]
+    model = run_demo(tmp_path, "centralized").summary["metrics"]["global"]["f1"]
+    assert model >= lookup + 0.15
+
+
+def test_a_terminal_shows_progress_and_ends_with_the_table_and_the_path(tmp_path: Path) -> None:
+    """In a pseudo-terminal, since the bars are for people only."""
+    leader, follower = pty.openpty()
+    small = ["data.synthetic.notes=24", "federation.rounds=2", "--out", str(tmp_path / "run")]
+    command = [sys.executable, "-m", "fedstrata", "run", *small]
+    environment = {**os.environ, "COLUMNS": "120", "TERM": "xterm"}
+    with subprocess.Popen(command, stdout=follower, stderr=follower, env=environment) as process:
+        os.close(follower)
+        seen = b""
+        while True:
+            try:
+                seen += os.read(leader, 4096)
+            except OSError:  # the other end is closed
+                break
+    os.close(leader)
+    text = seen.decode(errors="replace")
+    assert process.returncode == 0
+    for part in ("rounds", "clients", "loss", "validation f1", "sent", "global model", "mean of clients", "site-4"):
+        assert part in text
+    assert text.rstrip().endswith(str(tmp_path / "run"))
