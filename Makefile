@@ -1,6 +1,6 @@
 # The commands of the README. Each creates .venv when it is needed; PYTHON chooses the interpreter (3.11 or newer).
 PYTHON ?= python3
-VENV := .venv
+VENV ?= .venv
 BIN := $(VENV)/bin
 
 .PHONY: demo test test-slow check lint clean

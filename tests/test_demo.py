@@ -32,7 +32,9 @@ def run_demo(tmp_path: Path, method: str) -> Finished:
 def test_a_look_up_table_is_at_least_15_f1_points_below_the_centralised_model(tmp_path: Path) -> None:
     settings, _, _ = check_settings(read_source(DEMO, []))
     clients = divide(settings).values()
-    train, test = ([document for own in clients for document in getattr(own, part)] for part in ("train", "test"))
+    train, test = (
+        [document for own in clients for document in getattr(own, part)] for part in ("train", "test")
+    )
     tagger = LookupTagger.fit(train)
     found = [tagger.predict(document) for document in test]
     lookup = span_scores([document.spans for document in test], found, settings.data.types)["f1"]
@@ -57,6 +59,15 @@ def test_a_terminal_shows_progress_and_ends_with_the_table_and_the_path(tmp_path
     os.close(leader)
     text = seen.decode(errors="replace")
     assert process.returncode == 0
-    for part in ("rounds", "clients", "loss", "validation f1", "sent", "global model", "mean of clients", "site-4"):
+    for part in (
+        "rounds",
+        "clients",
+        "loss",
+        "validation f1",
+        "sent",
+        "global model",
+        "mean of clients",
+        "site-4",
+    ):
         assert part in text
     assert text.rstrip().endswith(str(tmp_path / "run"))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 from support import TINY, Finished, RunTiny, assert_same_tensors, finished
 
 from fedstrata.core.errors import ConfigurationError
@@ -51,32 +51,33 @@ def test_resumed_is_uninterrupted(run_tiny: RunTiny, tmp_path: Path, method: str
     assert without_times(resumed)[-2:] == without_times(whole)[-2:]
 
 
-def test_a_killed_process_loses_at_most_the_round_under_way(run_tiny: RunTiny, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
+def test_a_stopped_process_loses_at_most_the_round_under_way(
+    run_tiny: RunTiny, tmp_path: Path, ending: signal.Signals
+) -> None:
     overrides = ["federation.rounds=4", "threads=1"]
     whole = run_tiny(*overrides, out="whole")
-    folder = tmp_path / "killed"
-    command = [
-        sys.executable,
-        "-m",
-        "fedstrata",
-        "run",
-        str(_empty(tmp_path)),
-        *TINY,
-        *overrides,
-        "--out",
-        str(folder),
-    ]
+    folder, empty = tmp_path / "stopped", tmp_path / "empty.yaml"
+    empty.write_text("{}\n")  # nothing but defaults, in place of the demo
+    fedstrata = [sys.executable, "-m", "fedstrata", "run"]
+    command = [*fedstrata, str(empty), *TINY, *overrides, "--out", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith("round 2:"):
-                process.kill()
+                process.send_signal(ending)
                 break
-    assert process.returncode == -9
-    with (folder / "record.jsonl").open("a") as record:
-        record.write('{"event": "round", "round": 3, "los')  # what a crash of the machine may leave
-    resume = [sys.executable, "-m", "fedstrata", "run", "--resume", "--out", str(folder)]
-    done = subprocess.run(resume, capture_output=True, text=True, check=True)
+        rest = process.stdout.read()
+    if ending == signal.SIGINT:
+        assert process.returncode == 130
+        assert f"fedstrata run --resume --out {folder}" in " ".join(rest.split())
+    else:
+        assert process.returncode == -signal.SIGKILL
+        with (folder / "record.jsonl").open("a") as record:
+            record.write('{"event": "round", "round": 3, "los')  # what a crash of the machine may leave
+    done = subprocess.run(
+        [*fedstrata, "--resume", "--out", str(folder)], capture_output=True, text=True, check=True
+    )
     assert "going on after round" in done.stdout
     resumed = finished(folder, json.loads((folder / "summary.json").read_text()))
     assert_same_tensors(whole.state.tensors, resumed.state.tensors)
@@ -108,14 +109,3 @@ def test_a_setting_that_would_change_committed_rounds_is_refused(run_tiny: RunTi
 def test_a_folder_without_a_run_cannot_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="holds no run"):
         resumable(tmp_path, None, [])
-
-
-def _empty(folder: Path) -> Path:
-    """A configuration of nothing but defaults, in place of the demo."""
-    file = folder / "empty.yaml"
-    file.write_text("{}\n")
-    return file
-
-
-def test_one_thread_is_what_this_process_compares_against() -> None:
-    assert torch.get_num_threads() == 1

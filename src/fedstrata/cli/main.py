@@ -9,26 +9,9 @@ from typing import Annotated, NoReturn
 import typer
 
 from fedstrata import __version__
+from fedstrata.cli import methods, run, synth
+from fedstrata.cli.options import Flags
 from fedstrata.core.errors import FedstrataError
-
-
-class _Flags:
-    """What `--debug` set, for the handler of errors at the very top."""
-
-    debug = False
-
-
-def _set_debug(value: bool) -> bool:
-    _Flags.debug = _Flags.debug or value
-    return value
-
-
-Debug = Annotated[
-    bool,
-    typer.Option(
-        "--debug", callback=_set_debug, help="Show a traceback when something fails.", is_eager=True
-    ),
-]
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -52,12 +35,9 @@ def _root(
 ) -> None: ...
 
 
-def _add_commands() -> None:
-    from fedstrata.cli import methods, run, synth  # noqa: PLC0415 - they import `Debug` from here
-
-    app.command()(run.run)
-    app.command()(methods.methods)
-    app.command()(synth.synth)
+app.command()(run.run)
+app.command()(methods.methods)
+app.command()(synth.synth)
 
 
 def main() -> None:
@@ -67,7 +47,6 @@ def main() -> None:
         interrupted.
     """
     try:
-        _add_commands()
         app()
     except FedstrataError as error:
         _fail(str(error), error.exit_status)
@@ -76,7 +55,7 @@ def main() -> None:
 
 
 def _fail(message: str, status: int) -> NoReturn:
-    if _Flags.debug:
+    if Flags.debug:
         traceback.print_exc()
     print(f"fedstrata: {message}", file=sys.stderr)
     sys.exit(status)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedstrata.cli.main import Debug
+from fedstrata.cli.options import Debug
 
 
 def methods(debug: Debug = False) -> None:

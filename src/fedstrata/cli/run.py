@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fedstrata.cli.main import Debug
+from fedstrata.cli.options import Debug
 from fedstrata.core.errors import ConfigurationError, Problem
 
 INTERRUPTED = 130
@@ -45,20 +45,20 @@ def run(
     from fedstrata.core.sources import read_source  # noqa: PLC0415
     from fedstrata.engine.folder import open_run, resumable  # noqa: PLC0415
 
-    display = Display()
+    display, opened = Display(), None
     display.say("preparing the data and the model ...")
-    if resume and out is not None:
-        source = resumable(out, file, overrides)
-        opened = open_run(source, out, display, resume=True)
-    else:
-        with as_file(files("fedstrata.cli") / "demo.yaml") as demo:
-            source = read_source(file or demo, overrides)
-        opened = open_run(source, out, display, resume=False)
     try:
+        if resume and out is not None:
+            source = resumable(out, file, overrides)
+        else:
+            with as_file(files("fedstrata.cli") / "demo.yaml") as demo:
+                source = read_source(file or demo, overrides)
+        opened = open_run(source, out, display, resume=resume)
         with display:
             summary = opened.execute(resume=resume)
     except KeyboardInterrupt:
-        display.say(f"stopped; go on with: fedstrata run --resume --out {opened.folder}")
+        how = f"; go on with: fedstrata run --resume --out {opened.folder}" if opened else ""
+        display.say(f"stopped{how}")
         raise typer.Exit(INTERRUPTED) from None
     display.show(summary, opened.folder)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from fedstrata.cli.main import Debug
+from fedstrata.cli.options import Debug
 
 
 def synth(

@@ -20,6 +20,9 @@ FAVOURITE = 0.6
 PREFIXED = 0.17
 """How often a condition or a laboratory test is written with a word before it."""
 
+DUAL = 0.12
+"""How often a study or an operation is one of those that are done for both reasons."""
+
 
 # ---- people and dates --------------------------------------------------------------------------------
 def _age(scene: Scene) -> str:
@@ -140,7 +143,7 @@ def _size(scene: Scene) -> str:
     return f"{size} {unit}"
 
 
-# ---- tests -------------------------------------------------------------------------------------------
+# ---- tests and procedures ----------------------------------------------------------------------------
 def _choose_lab(scene: Scene, names: Sequence[str]) -> Lab:
     scene.lab = scene.lexicon.labs[scene.draw.pick(names)]
     low, high = scene.lab.reference
@@ -193,15 +196,25 @@ def _flag(scene: Scene) -> str:
     return "(H)" if scene.value > high else "(L)" if scene.value < low else "(N)"
 
 
+def _procedure(scene: Scene, own: Sequence[str], rule: str) -> Template:
+    """One for the main diagnosis, one that is a test here and a treatment there, or any of a rule."""
+    if scene.draw.chance(DUAL):
+        return parse("{dual procedure}")
+    return parse(scene.draw.pick(own) if own and scene.draw.chance(0.3) else "{" + rule + "}")
+
+
 def _study(scene: Scene) -> Template:
-    own = scene.case.principal.studies
-    return parse(scene.draw.pick(own) if own and scene.draw.chance(0.3) else "{imaging}")
+    return _procedure(scene, scene.case.principal.studies, "imaging")
 
 
 def _report(scene: Scene) -> Template:
     """A study whose report describes findings, as a culture or a hormone level does not."""
     own = [name for name in scene.case.principal.studies if REPORTED.search(name)]
-    return parse(scene.draw.pick(own) if own and scene.draw.chance(0.3) else "{imaging}")
+    return _procedure(scene, own, "imaging")
+
+
+def _operation(scene: Scene) -> Template:
+    return _procedure(scene, scene.case.principal.treatments, "operation")
 
 
 def _vital(scene: Scene) -> Template:
@@ -230,12 +243,7 @@ def _vital_value(scene: Scene) -> str:
     return f"{value}{unit}" if len(unit) == 1 else f"{value} {unit}"
 
 
-# ---- treatments and drugs ----------------------------------------------------------------------------
-def _operation(scene: Scene) -> Template:
-    own = scene.case.principal.treatments
-    return parse(scene.draw.pick(own) if own and scene.draw.chance(0.3) else "{operation}")
-
-
+# ---- drugs -------------------------------------------------------------------------------------------
 def _choose_drug(scene: Scene) -> str:
     draw, case = scene.draw, scene.case
     names = draw.pick(case.present).drugs if draw.chance(0.6) else case.patient.speciality.drugs
