@@ -58,12 +58,12 @@ def split(documents: Sequence[Document]) -> tuple[list[Document], list[Document]
 
 
 class LeftContextTagger:
-    """A linear model of BIO tags from a word, what stands to its left and the tag before; nothing to its right."""
+    """A linear model of BIO tags from a word, what stands to its left and the tag before."""
 
     def __init__(self, training: Sequence[Document]) -> None:
-        self.hasher = FeatureHasher(2**18, input_type="string", alternate_sign=False)
+        self.hasher = FeatureHasher(2**20, input_type="string", alternate_sign=False)
         self.model = SGDClassifier(
-            loss="perceptron", penalty=None, average=True, max_iter=8, tol=None, random_state=0
+            loss="hinge", alpha=1e-6, average=True, max_iter=8, tol=None, random_state=0
         )
         features, tags = [], []
         for document in training:
@@ -156,7 +156,9 @@ def test_a_dictionary_of_training_mentions_is_far_from_enough(seed: int) -> None
 
 def test_what_stands_to_the_left_tells_more_than_the_wording() -> None:
     train, test = split(generate(seed=0, sites=4, notes=200))
-    assert f1(LeftContextTagger(train), test) >= f1(LookUpTagger(train), test) + 0.15
+    score = f1(LeftContextTagger(train), test)
+    assert score >= 0.80
+    assert score >= f1(LookUpTagger(train), test) + 0.15
 
 
 def test_one_wording_has_several_labels_and_none() -> None:

@@ -105,10 +105,13 @@ def test_the_seed_decides_everything(seed: int, size: tuple[int, int]) -> None:
     assert not {document.text for document in first} & {document.text for document in other}
 
 
-def test_more_notes_begin_with_the_same_notes() -> None:
+@pytest.mark.parametrize(("sites", "notes"), [(3, 60), (9, 180)])
+def test_more_notes_and_more_sites_keep_the_notes_there_are(sites: int, notes: int) -> None:
     few = {document.id: document for document in generate(seed=3, sites=3, notes=20)}
-    many = {document.id: document for document in generate(seed=3, sites=3, notes=60)}
-    assert all(many[name] == document for name, document in few.items())
+    many = {document.id: document for document in generate(seed=3, sites=sites, notes=notes)}
+    shared = few.keys() & many.keys()
+    assert len(shared) > 15
+    assert all(many[name] == few[name] for name in shared)
 
 
 @pytest.mark.parametrize(("sites", "notes"), [(0, 10), (-1, 10), (3, 2), (1, 0)])

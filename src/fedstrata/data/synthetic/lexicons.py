@@ -148,7 +148,8 @@ def icd9_titles() -> dict[str, str]:
 def lexicon() -> Lexicon:
     """Returns the lexicons, read from this package's YAML files on first use."""
     words, notes = _load("shared/words.yaml"), _load("shared/notes.yaml")
-    tests, grammar = _load("shared/tests.yaml"), _load("shared/grammar.yaml")
+    tests = _load("shared/tests.yaml")
+    grammar = {**_load("shared/grammar.yaml"), **_load("shared/asides.yaml")}
     labs = {name: _lab(name, entry) for name, entry in tests["labs"].items()}
     general = {**{name: _items(text) for name, text in words["rules"].items()}, **grammar}
     folder = files(__package__) / "lexicon"
