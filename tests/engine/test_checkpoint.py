@@ -18,6 +18,7 @@ def test_only_committed_rounds_are_loaded(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     for number in (1, 2, 3):
         checkpoints.save(number, state(number))
+        checkpoints.prune()
     assert checkpoints.rounds() == [2, 3]
     number, loaded = checkpoints.load(2)
     assert number == 2
@@ -26,7 +27,7 @@ def test_only_committed_rounds_are_loaded(tmp_path: Path) -> None:
 
 
 def test_no_readable_checkpoint_is_an_error_that_names_the_place(tmp_path: Path) -> None:
-    with pytest.raises(FedstrataError, match="checkpoints holds none"):
+    with pytest.raises(FedstrataError, match="checkpoints holds those of rounds: none"):
         Checkpoints(tmp_path / "checkpoints").load(1)
 
 

@@ -38,7 +38,7 @@ def make_client(*overrides: str) -> tuple[Experiment, SimulatedClient, list[dict
         name,
         experiment.model,
         experiment.task,
-        site.examples,
+        site.encode(),
         training,
         Store(),
         lambda facts: progress.append(dict(facts)),

@@ -7,10 +7,12 @@ finds, for every client, the store of the last committed round.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from urllib.parse import quote
 
 from fedstrata.core.errors import FedstrataError, FrameError
+from fedstrata.core.files import TEMPORARY
 from fedstrata.core.types import Message, State
 from fedstrata.wire import frame
 
@@ -32,9 +34,12 @@ class Checkpoints:
         return sorted(_number(path) for path in self._folder.glob("round-*.safetensors"))
 
     def save(self, number: int, state: State) -> None:
-        """Commits a round and removes all but the newest checkpoints."""
+        """Writes the state after a round; the round is committed once its event is in the record."""
         self._folder.mkdir(parents=True, exist_ok=True)
         frame.encode(state).write(self._path(number))
+
+    def prune(self) -> None:
+        """Removes all but the newest checkpoints; to be called after a round is committed."""
         for old in self.rounds()[:-_KEEP]:
             self._path(old).unlink()
 
@@ -53,7 +58,8 @@ class Checkpoints:
                 return number, frame.decode(frame.read(self._path(number)), State)
             except FrameError as error:
                 failures.append(str(error))
-        reasons = "; ".join(failures) or f"{self._folder} holds none"
+        there = ", ".join(map(str, self.rounds())) or "none"
+        reasons = "; ".join(failures) or f"{self._folder} holds those of rounds: {there}"
         raise FedstrataError(f"no checkpoint up to round {committed} can be read: {reasons}")
 
     def _path(self, number: int) -> Path:
@@ -94,7 +100,9 @@ class ClientStore:
 
 
 def discard_uncommitted(run: Path, committed: int) -> None:
-    """Removes what clients stored in rounds after the last committed one, before a run is resumed."""
+    """Removes, before a run is resumed, what was stored after the last committed round or left half-written."""
+    for path in (*run.rglob(f".*{TEMPORARY}"), *run.rglob(".saving-*")):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
     for path in run.glob("clients/*/store-*.safetensors"):
         if _number(path) > committed:
             path.unlink()

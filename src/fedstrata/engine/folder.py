@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.files import write_atomically
 from fedstrata.core.sources import Source, read_source
 from fedstrata.engine.rounds import Run
 from fedstrata.engine.setup import check_settings, prepare
@@ -102,6 +102,4 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 def _write_yaml(settings: Mapping[str, Any], path: Path) -> None:
     text = io.StringIO()
     YAML(typ="safe", pure=True).dump(dict(settings), text)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text.getvalue(), encoding="utf-8")
-    temporary.replace(path)
+    write_atomically(path, [text.getvalue().encode()])

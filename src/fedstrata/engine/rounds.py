@@ -91,12 +91,12 @@ class Run:
             "round_started",
             {"round": number, "rounds": settings.federation.rounds, "clients": len(cohort.sites)},
         )
-        state = method.round(state, cohort, rng)
+        state = method.round(state, cohort, rng.child("method"))
         before_scoring = time.perf_counter()
         due = number % settings.federation.evaluate_every == 0 or number == settings.federation.rounds
-        scores = self._score(scorer, cohort, state, final=False) if due and scorer.documents else {}
+        scores = self._score(scorer, cohort, state, final=False) if due and scorer.has_documents else {}
         evaluate_seconds = time.perf_counter() - before_scoring
-        self._checkpoints.save(number, state)
+        self._checkpoints.save(number, state)  # before the event, which commits the round
         facts = {
             "round": number,
             "loss": cohort.loss,
@@ -107,6 +107,7 @@ class Run:
             "evaluate_seconds": evaluate_seconds,
         }
         self._emit("round", facts)
+        self._checkpoints.prune()
         return state
 
     def _finish(self, state: State) -> dict[str, Any]:
@@ -198,7 +199,7 @@ class Run:
 
     def _emit(self, event: str, facts: Mapping[str, Any]) -> None:
         if event in RECORDED:
-            self._log.append(event, facts)
+            self._log.append(event, facts, durable=event == "round")
         self._listen(event, facts)
 
 

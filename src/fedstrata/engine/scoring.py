@@ -20,7 +20,7 @@ Scores = dict[str, float]
 
 
 class Scorer:
-    """Scores one split of all clients; documents are encoded once.
+    """Scores one split of all clients, one client's documents in memory as examples at a time.
 
     Args:
         sites: The clients.
@@ -37,12 +37,11 @@ class Scorer:
         self._documents: dict[str, list[Document]] = {
             site.id: list(getattr(site.documents, part)) for site in sites
         }
-        self._examples: dict[str, list[Any]] = {}
 
     @property
-    def documents(self) -> int:
-        """How many documents there are to score."""
-        return sum(map(len, self._documents.values()))
+    def has_documents(self) -> bool:
+        """Whether there is anything to score."""
+        return any(self._documents.values())
 
     def shared(self, state: State) -> dict[str, Any]:
         """Scores one model for everybody, in one pass.
@@ -83,9 +82,7 @@ class Scorer:
 
     def _answers(self, client: str) -> list[Any]:
         documents = self._documents[client]
-        if client not in self._examples:
-            self._examples[client] = self._task.encode(documents, self._model.tokenizer)
-        examples = self._examples[client]
+        examples = self._task.encode(documents, self._model.tokenizer)
         return self._task.decode(
             documents, examples, predict(self._model, self._task, examples, self._settings)
         )

@@ -34,7 +34,7 @@ Listener = Callable[[str, Mapping[str, Any]], None]
 
 @dataclass
 class Site:
-    """One client's documents, encoded when first needed.
+    """One client's documents; they are encoded for its turn and not kept encoded.
 
     Attributes:
         id: The client's name.
@@ -48,10 +48,14 @@ class Site:
     task: Task
     tokenizer: Any
 
-    @cached_property
-    def examples(self) -> list[Any]:
-        """Encoded training documents."""
+    def encode(self) -> list[Any]:
+        """Returns the training examples."""
         return self.task.encode(self.documents.train, self.tokenizer)
+
+    @cached_property
+    def count(self) -> int:
+        """Its number of training examples, n_k."""
+        return len(self.encode())
 
 
 @dataclass
@@ -94,6 +98,7 @@ class SimulatedCohort:
     listen: Listener
     meter: Meter = field(default_factory=Meter)
     train_seconds: float = 0.0
+    _calls: int = 0
     _losses: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
@@ -105,7 +110,7 @@ class SimulatedCohort:
     @property
     def clients(self) -> list[ClientInfo]:
         """Who takes part."""
-        return [ClientInfo(site.id, len(site.examples)) for site in self.sites]
+        return [ClientInfo(site.id, site.count) for site in self.sites]
 
     def mean(self, handler: str, plan_of: Callable[[ClientInfo], Plan]) -> MeanResult:
         """Folds every update into one running sum per tensor."""
@@ -118,14 +123,16 @@ class SimulatedCohort:
         self, handler: str, plan_of: Callable[[ClientInfo], Plan]
     ) -> Iterator[tuple[ClientInfo, Update]]:
         """Yields updates one at a time; their tensors alias the shared model until the next is asked for."""
+        self._calls += 1
         for info, site in zip(self.clients, self.sites, strict=True):
             sent = frame.encode(plan_of(info))
             bytes_down = self.meter.count_down(info.id, sent)
             self.listen("client_started", {"round": self.number, "client": info.id})
-            client = self.enter(site)
+            client = self._client(site)
             handle = getattr(self.method, handler)
             started = time.perf_counter()
-            update = handle(frame.decode(sent, Plan), client, self.rng.child("client", info.id))
+            rng = self.rng.child("client", info.id, handler, self._calls)
+            update = handle(frame.decode(sent, Plan), client, rng)
             seconds = time.perf_counter() - started
             self.train_seconds += seconds
             received = frame.encode(update)
@@ -144,16 +151,21 @@ class SimulatedCohort:
             self.listen("client", facts)
             yield info, frame.decode(received, Update)
 
-    def enter(self, site: Site) -> SimulatedClient:
-        """Makes the shared model this client's own: base weights overlaid with its store."""
+    def enter(self, site: Site) -> ClientStore:
+        """Makes the shared model this client's own, base weights overlaid with its store; returns the store."""
         store = ClientStore(client_folder(self.folder, site.id), self.number)
         self.model.restore()
         self.model.load(store.read().tensors)
+        return store
+
+    def _client(self, site: Site) -> SimulatedClient:
+        """Gives the client its turn."""
 
         def report(progress: Mapping[str, float]) -> None:
             self.listen("client_progress", {"round": self.number, "client": site.id, **progress})
 
-        return SimulatedClient(site.id, self.model, site.task, site.examples, self.training, store, report)
+        store = self.enter(site)
+        return SimulatedClient(site.id, self.model, site.task, site.encode(), self.training, store, report)
 
 
 def sample(sites: Sequence[Site], share: float, rng: Seed) -> list[Site]:

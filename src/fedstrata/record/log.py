@@ -7,6 +7,7 @@ to: a resumed run adds a `resumed` event, and for a round that was run twice the
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,8 +28,13 @@ class RecordLog:
         if torn:
             self._file.write("\n")
 
-    def append(self, event: str, facts: Mapping[str, Any]) -> None:
+    def append(self, event: str, facts: Mapping[str, Any], *, durable: bool = False) -> None:
         """Appends one event and flushes it.
+
+        Args:
+            event: Its kind.
+            facts: What is to be known of it.
+            durable: Whether it must be on disk, and not only with the operating system, before this returns.
 
         Raises:
             ValueError: A fact is not JSON; NaN is not.
@@ -36,6 +42,8 @@ class RecordLog:
         line = {"event": event, "time": datetime.now(UTC).isoformat(timespec="milliseconds"), **facts}
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
+        if durable:
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Closes the file."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedstrata.core.files import write_atomically
 from fedstrata.record.log import committed_rounds
 
 CONVERGED = 0.9
@@ -48,10 +48,8 @@ def summarise(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def write_summary(summary: Mapping[str, Any], path: Path) -> None:
-    """Writes the summary to a temporary file and renames it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    """Writes the summary; it appears complete or not at all."""
+    write_atomically(path, [(json.dumps(summary, indent=2, allow_nan=False) + "\n").encode()])
 
 
 def mean_of(scores: Sequence[Mapping[str, float] | None]) -> dict[str, float] | None:
@@ -88,6 +86,8 @@ def _rounds_to(rounds: Sequence[Mapping[str, Any]], metric: str) -> int | None:
     if not evaluated:
         return None
     target = CONVERGED * max(score for _, score in evaluated)
+    if target <= 0:  # nothing was learnt, so nothing converged
+        return None
     return next(number for number, score in evaluated if score >= target)
 
 

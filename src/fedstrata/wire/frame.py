@@ -11,7 +11,7 @@ would cost twice the payload in memory. Reading aliases the buffers in the same 
 from __future__ import annotations
 
 import json
-import os
+import operator
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,10 +22,12 @@ import torch
 from torch import Tensor
 
 from fedstrata.core.errors import FrameError
+from fedstrata.core.files import write_atomically
 from fedstrata.core.types import JSON, Message, Update
 
 _LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 8
+_METADATA = "__metadata__"
 _HEADER_LIMIT = 100 * 2**20  # safetensors' own bound
 _NAME_OF = {
     torch.bool: "BOOL",
@@ -71,14 +73,8 @@ class Frame:
         return b"".join(self.buffers())
 
     def write(self, path: Path) -> None:
-        """Writes the frame durably: to a temporary file, flushed to disk, then renamed."""
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        with temporary.open("wb") as file:
-            for buffer in self.buffers():
-                file.write(buffer)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        """Writes the frame durably; it appears complete or not at all."""
+        write_atomically(path, self.buffers())
 
 
 def encode(message: Message) -> Frame:
@@ -93,6 +89,8 @@ def encode(message: Message) -> Frame:
     header: dict[str, Any] = {}
     bodies, offset = [], 0
     for name, tensor in message.tensors.items():
+        if name == _METADATA:
+            raise FrameError(f"a tensor cannot be called {name}: safetensors keeps that name for itself")
         if tensor.dtype not in _NAME_OF:
             raise FrameError(
                 f"tensor {name}: dtype {tensor.dtype} cannot travel; allowed: {', '.join(_DTYPE_OF)}"
@@ -109,9 +107,11 @@ def encode(message: Message) -> Frame:
         offset += body.nbytes
     values = dict(message.values)
     if isinstance(message, Update):
+        if "weight" in values:
+            raise FrameError("an update's values cannot hold `weight`: its weight travels under that name")
         values["weight"] = message.weight
     try:
-        header["__metadata__"] = {"values": json.dumps(values, allow_nan=False, separators=(",", ":"))}
+        header[_METADATA] = {"values": json.dumps(values, allow_nan=False, separators=(",", ":"))}
     except (TypeError, ValueError) as error:
         raise FrameError(f"the values of a message must be JSON: {error}") from None
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -182,11 +182,11 @@ def _parse_header(head: bytes) -> tuple[dict[str, dict[str, Any]], dict[str, JSO
     """Returns the tensor entries, checked to be contiguous and in order, and the values."""
     try:
         header = json.loads(head[_LENGTH.size :])
-        metadata = header.pop("__metadata__", {})
+        metadata = header.pop(_METADATA, {})
         values = json.loads(metadata.get("values", "{}"))
         position = 0
         for name, entry in header.items():
-            begin, end = entry["data_offsets"]
+            begin, end = map(operator.index, entry["data_offsets"])
             size = _DTYPE_OF[entry["dtype"]].itemsize
             for extent in entry["shape"]:
                 if not isinstance(extent, int) or extent < 0:
@@ -197,7 +197,7 @@ def _parse_header(head: bytes) -> tuple[dict[str, dict[str, Any]], dict[str, JSO
                     f"tensor {name}: {size} bytes expected at {position}, the header says {begin} to {end}"
                 )
             position = end
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FrameError(f"a frame's header is damaged ({type(error).__name__})") from None
     if not isinstance(values, dict):
         raise FrameError("a frame's values must be a JSON object")
