@@ -65,7 +65,7 @@ def test_a_terminal_shows_progress_and_ends_with_the_table_and_the_path(tmp_path
         "loss",
         "validation f1",
         "sent",
-        "global model",
+        "all documents",
         "mean of clients",
         "site-4",
     ):

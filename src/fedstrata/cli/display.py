@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from fedstrata.record.summary import headline
 
@@ -21,10 +22,10 @@ class Display:
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console()
         self._progress = Progress(
-            TextColumn("{task.description:<20.20}"),
+            TextColumn("{task.description:<8}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[status]}"),
+            TextColumn("{task.fields[status]}", markup=False),
             TimeElapsedColumn(),
             console=self._console,
             disable=not self._console.is_terminal,
@@ -33,6 +34,7 @@ class Display:
         self._clients = self._progress.add_task("clients", total=None, status="")
         self._bytes = 0
         self._metric = ""
+        self._pooled = False
         self._score: float | None = None
 
     def __enter__(self) -> Display:
@@ -46,7 +48,7 @@ class Display:
 
     def say(self, message: str) -> None:
         """Prints one line."""
-        self._console.print(message, highlight=False)
+        self._console.print(message, highlight=False, markup=False, soft_wrap=True)
 
     def __call__(self, event: str, facts: Mapping[str, Any]) -> None:
         """Takes one event of the run."""
@@ -55,12 +57,12 @@ class Display:
             handler(facts)
 
     def _on_run(self, facts: Mapping[str, Any]) -> None:
-        self._metric = facts["metric"]
+        self._metric, self._pooled = facts["metric"], facts["pooled"]
         self._progress.update(self._rounds, total=facts["rounds"])
 
     def _on_resumed(self, facts: Mapping[str, Any]) -> None:
         self.say(f"going on after round {facts['round']}")
-        self._metric = facts["metric"]
+        self._metric, self._pooled, self._bytes = facts["metric"], facts["pooled"], facts["bytes_sent"]
         self._progress.update(self._rounds, completed=facts["round"], total=facts["rounds"])
 
     def _on_round_started(self, facts: Mapping[str, Any]) -> None:
@@ -92,25 +94,29 @@ class Display:
         parts = [f"loss {loss:.3f}"] if loss is not None else []
         if self._score is not None:
             parts.append(f"validation {self._metric} {self._score:.3f}")
-        return ", ".join([*parts, f"{decimal(self._bytes)} sent"])
+        if not self._pooled:  # pooled training sends notes, not models
+            parts.append(f"{decimal(self._bytes)} sent")
+        return ", ".join(parts)
 
-    def show(self, summary: Mapping[str, Any], folder: Path) -> None:
-        """Prints the final table and the path of the run directory."""
+    def show(self, summary: Mapping[str, Any], folder: Path, *, personal: bool) -> None:
+        """Prints the final table and the path of the run directory.
+
+        Args:
+            summary: The summary of the run.
+            folder: The run directory.
+            personal: Whether every client has a model of its own; the first row is then their mean.
+        """
         scores = summary["metrics"]
         names = [name for name in _first(scores) if "/" not in name]
-        table = Table(
-            title=f"{summary['method']} on {summary['task']}, {summary['model']['name']}: test split"
-        )
+        title = f"{summary['method']} on {summary['task']}, {summary['model']['name']}: test split"
+        table = Table(title=Text(title))
         table.add_column("")
         for name in names:
             table.add_column(name, justify="right")
-        rows = {
-            "global model": scores["global"],
-            "mean of clients": scores["mean_client"],
-            **scores["clients"],
-        }
+        everybody = "all documents, own models" if personal else "all documents"
+        rows = {everybody: scores["global"], "mean of clients": scores["mean_client"], **scores["clients"]}
         for name, row in rows.items():
-            table.add_row(name, *(f"{row[key]:.4f}" if row and key in row else "-" for key in names))
+            table.add_row(Text(name), *(f"{row[key]:.4f}" if row and key in row else "-" for key in names))
         self._console.print(table)
         for line in _cost(summary):
             self.say(line)

@@ -50,12 +50,14 @@ def main() -> None:
         app()
     except FedstrataError as error:
         _fail(str(error), error.exit_status)
+    except OSError as error:
+        _fail(f"{error.strerror or type(error).__name__}: {error.filename or 'no file named'}", 1)
     except Exception as error:  # a bug; its text may quote a note, so only its type is shown
         _fail(f"unexpected {type(error).__name__}; run again with --debug to see where", 1)
 
 
 def _fail(message: str, status: int) -> NoReturn:
-    if Flags.debug:
-        traceback.print_exc()
+    if Flags.debug:  # the places, not the text of the error: that may quote a note
+        traceback.print_tb(sys.exc_info()[2])
     print(f"fedstrata: {message}", file=sys.stderr)
     sys.exit(status)

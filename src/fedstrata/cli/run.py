@@ -60,7 +60,7 @@ def run(
         how = f"; go on with: fedstrata run --resume --out {opened.folder}" if opened else ""
         display.say(f"stopped{how}")
         raise typer.Exit(INTERRUPTED) from None
-    display.show(summary, opened.folder)
+    display.show(summary, opened.folder, personal=opened.experiment.method.personal)
 
 
 def _sort(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:

@@ -1,7 +1,7 @@
 """The one configuration of a run: strict, complete, and every problem reported at once.
 
 A configuration is a YAML file plus `key.path=value` overrides. Unknown keys are refused, nothing is
-coerced, and each problem says where the offending value was set (`fedstrata.core.settings_file` remembers
+coerced, and each problem says where the offending value was set (`fedstrata.core.sources` remembers
 that).
 """
 
@@ -146,6 +146,14 @@ class TrainingSettings(Settings):
         description="Of the arithmetic: bfloat16 autocast on a GPU and float32 on a CPU when auto.",
     )
     eval_batch_size: Count = 32
+
+    @model_validator(mode="after")
+    def _momentum_only_where_used(self) -> TrainingSettings:
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(
+                f"momentum={self.momentum:g} has no meaning with optimizer {self.optimizer!r}; use sgd"
+            )
+        return self
 
 
 class MethodSettings(Settings):

@@ -100,7 +100,7 @@ class ClientStore:
 
 
 def discard_uncommitted(run: Path, committed: int) -> None:
-    """Removes, before a run is resumed, what was stored after the last committed round or left half-written."""
+    """Removes, before a run is resumed, what is later than its last committed round or half-written."""
     for path in (*run.rglob(f".*{TEMPORARY}"), *run.rglob(".saving-*")):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     for path in run.glob("clients/*/store-*.safetensors"):

@@ -7,14 +7,18 @@ random decision is derived from the seed and its name (`core.seeding`), never fr
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstrata.core.errors import FedstrataError
+import torch
+
+from fedstrata.core.errors import ConfigurationError, FedstrataError, Problem
 from fedstrata.core.types import Message, State
-from fedstrata.data.split import Split
+from fedstrata.data.split import PARTS, Split
 from fedstrata.engine.checkpoint import Checkpoints, client_folder, discard_uncommitted
 from fedstrata.engine.scoring import Scorer
 from fedstrata.engine.simulate import Listener, SimulatedCohort, Site, sample
@@ -66,21 +70,46 @@ class Run:
         except FedstrataError as error:
             self._emit("failed", {"error": type(error).__name__, "message": str(error)})
             raise
+        except BaseException as error:  # its text may quote a note
+            self._emit("failed", {"error": type(error).__name__, "message": None})
+            raise
         finally:
             self._log.close()
 
     def _resume(self) -> tuple[int, State | None]:
         """Returns the last committed round and its state; round 0 and no state if none was committed."""
-        rounds = committed_rounds(read_events(self.folder / "record.jsonl"))
+        events = read_events(self.folder / "record.jsonl")
+        rounds = committed_rounds(events)
+        self._require_same(events)
         loaded = self._checkpoints.load(rounds[-1]["round"]) if rounds else None
         discard_uncommitted(self.folder, loaded[0] if loaded else 0)
         if loaded is None:
             return 0, None
         settings, task = self.experiment.settings, self.experiment.task
         self._emit(
-            "resumed", {"round": loaded[0], "rounds": settings.federation.rounds, "metric": task.metric}
+            "resumed",
+            {
+                "round": loaded[0],
+                "rounds": settings.federation.rounds,
+                "metric": task.metric,
+                "pooled": self.experiment.method.pooled,
+                "bytes_sent": sum(
+                    sum(client.values()) for event in rounds for client in event["exchanges"].values()
+                ),
+            },
         )
         return loaded
+
+    def _require_same(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """Refuses to go on with other data, or to fewer rounds than are committed."""
+        begun = [event["data"] for event in events if event["event"] == "run"]
+        if begun and begun[-1] != _fingerprint(self._sites):
+            message = "the documents are not those the run began with; a run cannot change its data"
+            raise ConfigurationError([Problem("data", message)])
+        committed, wanted = len(committed_rounds(events)), self.experiment.settings.federation.rounds
+        if wanted < committed:
+            message = f"must be at least {committed}, the rounds already committed, not {wanted}"
+            raise ConfigurationError([Problem("federation.rounds", message)])
 
     def _round(self, number: int, state: State, scorer: Scorer) -> State:
         started = time.perf_counter()
@@ -122,7 +151,7 @@ class Run:
             **scores,
             "seconds": time.perf_counter() - started,
             "peak_rss_bytes": peak_rss_bytes(),
-            "peak_gpu_bytes": peak_gpu_bytes(),
+            "peak_gpu_bytes": peak_gpu_bytes(self.experiment.model.device),
         }
         self._emit("final", facts)
         summary = summarise(read_events(self.folder / "record.jsonl"))
@@ -175,6 +204,10 @@ class Run:
         whole = frame.encode(Message(model.tensors(layout.all)))
         return {
             "name": experiment.settings.name,
+            "data": _fingerprint(self._sites),
+            "device": str(model.device),
+            "threads": torch.get_num_threads(),
+            "versions": {name: version(name) for name in ("fedstrata", "torch", "transformers")},
             "method": experiment.method.name,
             "pooled": experiment.method.pooled,
             "personal": experiment.method.personal,
@@ -184,16 +217,13 @@ class Run:
             "rounds": experiment.settings.federation.rounds,
             "model": {
                 "name": experiment.settings.model.name,
-                "parameters": sum(parameter.numel() for parameter in model.parameters(layout.all)),
+                "parameters": model.parameter_count,
                 "blocks": len(layout.blocks),
                 "bytes": whole.nbytes,
             },
             "trainable_parameters": sum(parameter.numel() for parameter in trainable),
             "clients": {
-                site.id: {
-                    part: len(getattr(site.documents, part)) for part in ("train", "validation", "test")
-                }
-                for site in self._sites
+                site.id: {part: len(getattr(site.documents, part)) for part in PARTS} for site in self._sites
             },
         }
 
@@ -201,6 +231,16 @@ class Run:
         if event in RECORDED:
             self._log.append(event, facts, durable=event == "round")
         self._listen(event, facts)
+
+
+def _fingerprint(sites: Sequence[Site]) -> str:
+    """Returns a hash of every client's documents, their annotations and their splits."""
+    digest = hashlib.sha256()
+    for site in sites:
+        for part in PARTS:
+            for document in getattr(site.documents, part):
+                digest.update(repr((site.id, part, document.id, document.text, document.spans)).encode())
+    return digest.hexdigest()
 
 
 def _pool(sites: list[Site]) -> Site:

@@ -152,7 +152,7 @@ class SimulatedCohort:
             yield info, frame.decode(received, Update)
 
     def enter(self, site: Site) -> ClientStore:
-        """Makes the shared model this client's own, base weights overlaid with its store; returns the store."""
+        """Makes the shared model this client's own: base weights under its store. Returns the store."""
         store = ClientStore(client_folder(self.folder, site.id), self.number)
         self.model.restore()
         self.model.load(store.read().tensors)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import resource
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 
 def peak_rss_bytes() -> int:
@@ -12,8 +16,8 @@ def peak_rss_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def peak_gpu_bytes() -> int | None:
-    """Returns the most memory torch has held on the current GPU, in bytes; none without a GPU."""
+def peak_gpu_bytes(device: torch.device) -> int | None:
+    """Returns the most memory torch has held on this GPU, in bytes; none on a CPU."""
     import torch  # noqa: PLC0415 - heavy
 
-    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None

@@ -80,7 +80,7 @@ def fit(client: Client, trainable: Collection[str], rng: Seed, *, proximal: floa
         proximal: FedProx's mu: (mu/2) ||w - w_0||^2 is added to the loss (Li et al. 2020, equation 2).
 
     Raises:
-        TrainingError: The loss or the gradient is not finite.
+        TrainingError: The loss, the gradient or, at the end, a weight is not finite.
     """
     settings, model = client.training, client.model
     model.train_only(trainable)
@@ -99,7 +99,7 @@ def fit(client: Client, trainable: Collection[str], rng: Seed, *, proximal: floa
     steps = steps_per_epoch * settings.epochs
     optimizer = _optimizer(parameters, settings)
     schedule = get_scheduler(
-        settings.schedule,
+        "constant_with_warmup" if settings.schedule == "constant" else settings.schedule,
         optimizer,
         num_warmup_steps=round(settings.warmup * steps),
         num_training_steps=steps,
@@ -112,18 +112,21 @@ def fit(client: Client, trainable: Collection[str], rng: Seed, *, proximal: floa
             for index, batches in enumerate(_groups(loader, settings.accumulation)):
                 step = epoch * steps_per_epoch + index
                 step_loss, terms = _accumulate(client, batches, parameters)
-                if not math.isfinite(step_loss):
-                    raise _diverged(client, step_loss, step, steps)
                 if proximal:
                     _pull(parameters, anchors, proximal)
-                if settings.clip_norm is not None:
-                    torch.nn.utils.clip_grad_norm_(parameters, settings.clip_norm)
+                limit = math.inf if settings.clip_norm is None else settings.clip_norm
+                norm = float(torch.nn.utils.clip_grad_norm_(parameters, limit))
+                if not (math.isfinite(step_loss) and math.isfinite(norm)):
+                    what = f"loss became {step_loss} and the norm of its gradient {norm}"
+                    raise _diverged(client, what, step, steps)
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad(set_to_none=True)
                 loss_sum, term_count = loss_sum + step_loss * terms, term_count + terms
                 loss = loss_sum / term_count
                 client.report({"step": step + 1, "steps": steps, "loss": loss})
+        if not all(bool(torch.isfinite(parameter).all()) for parameter in parameters):
+            raise _diverged(client, "weights are no longer finite", step, steps)
     return FitResult(loss, steps)
 
 
@@ -192,10 +195,10 @@ def _pull(parameters: Sequence[Parameter], anchors: Sequence[Tensor], proximal: 
             parameter.grad.add_(parameter.detach() - anchor, alpha=proximal)
 
 
-def _diverged(client: Client, loss: float, step: int, steps: int) -> TrainingError:
+def _diverged(client: Client, what: str, step: int, steps: int) -> TrainingError:
     settings = client.training
     return TrainingError(
-        f"client {client.id}: the loss became {loss} at step {step + 1} of {steps} of its local training. "
+        f"client {client.id}: the {what} at step {step + 1} of {steps} of its local training. "
         f"training.learning_rate is {settings.learning_rate:g} and training.clip_norm is "
         f"{settings.clip_norm}: lower the first, or check this client's data"
     )
