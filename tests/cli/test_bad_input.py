@@ -4,6 +4,9 @@ note."""
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -114,18 +117,81 @@ def test_two_configurations_exit_2(fedstrata) -> None:
     assert "one.yaml, two.yaml" in err
 
 
-def test_a_hub_id_that_cannot_be_reached(fedstrata, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def test_a_hub_id_that_cannot_be_reached(tmp_path: Path) -> None:
     overrides = [
         "model.init=pretrained",
         "model.config={}",
         "model.tokenizer=null",
         "model.name=acme/absent-model",
     ]
-    status, _, err = fedstrata("run", config(tmp_path), *TINY, *overrides)
+    command = [sys.executable, "-m", "fedstrata", "run", config(tmp_path), *TINY, *overrides]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}  # read when the hub's library is imported
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
+    assert done.returncode == 2
+    assert "model.name: 'acme/absent-model'" in done.stderr
+    assert "from the command line" in done.stderr
+    assert len(done.stderr.splitlines()) == 2
+
+
+def test_one_mistake_is_one_problem_in_plain_words(fedstrata, tmp_path: Path) -> None:
+    status, _, err = fedstrata("run", config(tmp_path), *TINY, "method={name: layer_skipping, top: 1.5}")
     assert status == 2
-    assert "model.name" in err
-    assert "acme/absent-model" in err
+    assert err.splitlines() == [
+        "fedstrata: 1 problem in the configuration:",
+        "  - method.top: must be a valid integer or less than or equal to 1, not 1.5  "
+        "[from the command line]",
+    ]
+
+
+def test_a_client_whose_documents_are_blank(fedstrata, tmp_path: Path, notes: Path) -> None:
+    blank = [json.dumps({"id": str(number), "text": " \n", "spans": []}) for number in range(9)]
+    (notes / "south" / "notes.jsonl").write_text("\n".join(blank))
+    status, _, err = fedstrata("run", config(tmp_path), *jsonl(notes))
+    assert status == 2
+    assert "south" in err
+    assert "no text" in err
+
+
+def test_windows_longer_than_the_model_knows(fedstrata, tmp_path: Path) -> None:
+    status, _, err = fedstrata("run", config(tmp_path), *TINY, "task.max_length=4096")
+    assert status == 2
+    assert "task.max_length: must be at most 2048" in err
+
+
+def test_weights_that_would_train_in_bfloat16(fedstrata, tmp_path: Path) -> None:
+    status, _, err = fedstrata("run", config(tmp_path), *TINY, "model.dtype=bfloat16")
+    assert status == 2
+    assert "model.dtype" in err
+    assert "training.precision" in err
+
+
+def test_another_method_over_a_file_says_how(fedstrata, tmp_path: Path) -> None:
+    file = config(tmp_path, "method:\n  name: layer_skipping\n  top: 2\n")
+    status, _, err = fedstrata("run", file, *TINY, "method.name=fedavg")
+    assert status == 2
+    assert "method={name: fedavg}" in err
+
+
+def test_a_merge_key_is_no_trouble(fedstrata, tmp_path: Path) -> None:
+    file = config(tmp_path, "training: &t {epochs: 0}\nmodel: {<<: *t}\n")
+    status, _, err = fedstrata("run", file, *TINY)
+    assert status == 2
+    assert "training.epochs" in err
+    assert "model.epochs" in err
+
+
+def test_a_folder_that_cannot_be_made_exits_1(fedstrata, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    status, _, err = fedstrata("run", config(tmp_path), *TINY, "--out", str(tmp_path / "file" / "run"))
+    assert status == 1
+    assert "file" in err
+
+
+def test_no_note_text_in_what_a_run_leaves_besides_the_models(fedstrata, tmp_path: Path, notes: Path) -> None:
+    assert fedstrata("run", config(tmp_path), *jsonl(notes), "--out", "run")[0] == 0
+    for path in (tmp_path / "run").iterdir():
+        if path.is_file():
+            assert QUOTED not in path.read_text()
 
 
 def test_a_client_without_data(fedstrata, tmp_path: Path, notes: Path) -> None:

@@ -13,6 +13,8 @@ from support import TINY, Finished, RunTiny, assert_same_tensors, finished
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.sources import read_source
+from fedstrata.data.synthetic import generate
+from fedstrata.data.writers import write
 from fedstrata.engine.folder import open_run, resumable
 
 METHODS = ["{name: layer_skipping, top: 1, head: local}", "{name: fedavg}", "{name: local_only}"]
@@ -104,6 +106,22 @@ def test_a_setting_that_would_change_committed_rounds_is_refused(run_tiny: RunTi
     run_tiny("federation.rounds=1")
     with pytest.raises(ConfigurationError, match=r"training\.learning_rate.*cannot change.*the command line"):
         resumable(tmp_path / "run", None, ["training.learning_rate=0.1"])
+
+
+def test_fewer_rounds_than_are_committed_are_refused(run_tiny: RunTiny) -> None:
+    run_tiny("federation.rounds=2")
+    with pytest.raises(ConfigurationError, match=r"federation\.rounds: must be at least 2"):
+        run_tiny("federation.rounds=1", resume=True)
+
+
+def test_a_run_cannot_go_on_with_other_documents(run_tiny: RunTiny, tmp_path: Path) -> None:
+    write(generate(seed=1, sites=2, notes=16), tmp_path / "notes", "jsonl")
+    data = f"data={{format: jsonl, path: {tmp_path / 'notes'}, types: [problem, test, treatment, drug]}}"
+    run_tiny(data, "federation.rounds=1")
+    file = next((tmp_path / "notes").rglob("*.jsonl"))
+    file.write_text("\n".join(file.read_text().splitlines()[1:]) + "\n")
+    with pytest.raises(ConfigurationError, match="documents are not those"):
+        run_tiny("federation.rounds=2", resume=True)
 
 
 def test_a_folder_without_a_run_cannot_be_resumed(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 import torch
 from support import TINY
+from torch.utils.data import DataLoader
 
 from fedstrata.core.errors import TrainingError
 from fedstrata.core.seeding import Seed
@@ -70,6 +72,96 @@ def test_one_sgd_step_is_that_of_plain_pytorch() -> None:
     assert result.loss == pytest.approx(loss.item(), rel=1e-5)
     for name, tensor in experiment.model.tensors(names).items():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-6)
+
+
+def reference_steps(client: SimulatedClient, names: tuple[str, ...], settings) -> dict[str, torch.Tensor]:
+    """What `fit` does, written out: every batch in the same order, one gradient a group, clipping by hand."""
+    module = client.model.module
+    weights = {name: parameter for name, parameter in module.named_parameters() if name in set(names)}
+    order = Seed(0).child("order").torch()
+    loader = DataLoader(
+        client.examples, settings.batch_size, shuffle=True, generator=order, collate_fn=client.task.collate
+    )
+    total = settings.epochs * -(-len(loader) // settings.accumulation)
+    warmup, step = round(settings.warmup * total), 0
+    moments = {name: (torch.zeros_like(w), torch.zeros_like(w)) for name, w in weights.items()}
+    for _ in range(settings.epochs):
+        batches = list(loader)
+        for start in range(0, len(batches), settings.accumulation):
+            group = batches[start : start + settings.accumulation]
+            terms = sum(int((batch["labels"] != -100).sum()) for batch in group)
+            for parameter in weights.values():
+                parameter.grad = None
+            for batch in group:
+                (client.task.loss(module, batch)[0] / terms).backward()
+            norm = math.sqrt(sum(float(p.grad.double().square().sum()) for p in weights.values()))
+            scale = min(1.0, settings.clip_norm / (norm + 1e-6))
+            decay = step / max(1, warmup) if step < warmup else (total - step) / max(1, total - warmup)
+            rate, step = settings.learning_rate * decay, step + 1
+            with torch.no_grad():
+                for name, parameter in weights.items():
+                    gradient = parameter.grad * scale
+                    first, second = moments[name]
+                    if settings.optimizer == "sgd":
+                        if parameter.ndim >= 2:
+                            gradient = gradient + settings.weight_decay * parameter
+                        first.mul_(settings.momentum).add_(gradient)
+                        parameter.sub_(rate * first)
+                        continue
+                    if parameter.ndim >= 2:
+                        parameter.mul_(1 - rate * settings.weight_decay)
+                    first.mul_(0.9).add_(0.1 * gradient)
+                    second.mul_(0.999).add_(0.001 * gradient.square())
+                    denominator = (second / (1 - 0.999**step)).sqrt() + 1e-8
+                    parameter.sub_(rate * (first / (1 - 0.9**step)) / denominator)
+    return {name: parameter.detach().clone() for name, parameter in weights.items()}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_many_steps_are_those_of_the_textbook(optimizer: str) -> None:
+    """Warm-up, linear decay, clipping, decay of matrices only, momentum, and a last group that is short."""
+    extra = ["training.momentum=0.9", "training.learning_rate=0.05"] if optimizer == "sgd" else []
+    overrides = [
+        f"training.optimizer={optimizer}", *extra, "training.batch_size=4", "training.accumulation=2",
+        "training.epochs=2", "training.schedule=linear", "training.warmup=0.3", "training.clip_norm=0.3",
+        "training.weight_decay=0.2", "model.config.classifier_dropout=0.0",
+    ]  # fmt: skip
+    experiment, client, _ = make_client(*overrides)
+    names = experiment.model.layout.all
+    assert -(-len(client.examples) // 4) % 2 == 1, "the last group of an epoch must be short"
+    result = fit(client, names, Seed(0))
+    trained = experiment.model.snapshot(names)
+    experiment.model.restore()
+    expected = reference_steps(client, names, experiment.settings.training)
+    assert result.steps == 2 * -(-len(client.examples) // 8)
+    for name, tensor in trained.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=2e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("warmup", "moves"), [(0.0, True), (0.9, False)])
+def test_warmup_holds_with_a_constant_rate_too(warmup: float, moves: bool) -> None:
+    """The first step of a warm-up has rate 0."""
+    experiment, client, _ = make_client(
+        "training.batch_size=1000", "training.epochs=2", f"training.warmup={warmup}"
+    )
+    before = experiment.model.snapshot(experiment.model.layout.head)
+    reports = []
+    client.report = lambda facts: reports.append(
+        any(not torch.equal(t, before[n]) for n, t in experiment.model.tensors(before).items())
+    )
+    fit(client, experiment.model.layout.head, Seed(0))
+    assert reports[0] is moves
+
+
+def test_one_step_that_destroys_the_weights_is_noticed() -> None:
+    _, client, _ = make_client(
+        "training.optimizer=sgd",
+        "training.learning_rate=1e45",
+        "training.clip_norm=null",
+        "training.batch_size=1000",
+    )
+    with pytest.raises(TrainingError, match=r"site-1.*weights are no longer finite at step 1 of 1"):
+        fit(client, client.model.layout.all, Seed(0))
 
 
 def test_only_the_named_parameters_move() -> None:

@@ -124,6 +124,29 @@ def test_a_header_that_overlaps_tensors_is_refused() -> None:
         frame.split(data.replace(b"[8,16]", b"[0, 8]"))
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"[" * 100_000,
+        b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0.0,4.0]}}',
+        b'{"a":{"dtype":"F99","shape":[1],"data_offsets":[0,4]}}',
+        b'{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,-4]}}',
+        b'{"__metadata__":{"values":"[]"}}',
+        b"7",
+    ],
+)
+def test_a_hostile_header_is_refused(header: bytes) -> None:
+    with pytest.raises(FrameError):
+        frame.split(len(header).to_bytes(8, "little") + header + bytes(4))
+
+
+def test_names_the_format_keeps_for_itself_are_refused() -> None:
+    with pytest.raises(FrameError, match="__metadata__"):
+        frame.encode(Message({"__metadata__": torch.ones(1)}))
+    with pytest.raises(FrameError, match="weight"):
+        frame.encode(Update({}, {"weight": 3}, weight=1.0))
+
+
 def test_the_meter_counts_frames_by_client_and_direction() -> None:
     meter = Meter()
     down, up = frame.encode(Plan({"a": torch.ones(10)})), frame.encode(Update({"a": torch.ones(5)}))

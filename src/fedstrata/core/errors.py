@@ -39,7 +39,7 @@ class Problem:
     origin: str = ""
 
     def __str__(self) -> str:
-        where = f"  [set in {self.origin}]" if self.origin else ""
+        where = f"  [from {self.origin}]" if self.origin else ""
         return f"{self.path}: {self.message}{where}" if self.path else f"{self.message}{where}"
 
 

@@ -81,7 +81,8 @@ def _plain(node: Any, file: str, prefix: str, origins: dict[str, str]) -> Any:
         result = {}
         for key, value in node.items():
             path = f"{prefix}.{key}" if prefix else str(key)
-            origins[path] = f"{file}, line {node.lc.key(key)[0] + 1}"
+            place = (node.lc.data or {}).get(key)  # what a merge key (<<) brought in has no line of its own
+            origins[path] = f"{file}, line {place[0] + 1}" if place else file
             result[str(key)] = _plain(value, file, path, origins)
         return result
     if isinstance(node, list):
@@ -135,24 +136,51 @@ def validate(
     try:
         return model.model_validate(values), []
     except ValidationError as error:
-        return None, [_problem(model, item, source, section) for item in error.errors()]
+        return None, _problems(model, error.errors(), source, section, values)
 
 
-def _problem(model: type[BaseModel], item: Mapping[str, Any], source: Source, section: str) -> Problem:
-    """Turns one of pydantic's errors into ours."""
-    names = [str(part) for part in item["loc"] if not str(part).startswith(("list[", "dict[", "function-"))]
-    path = ".".join([*filter(None, [section]), *names])
-    if item["type"] == "extra_forbidden":
+def _problems(
+    model: type[BaseModel], errors: Sequence[Mapping[str, Any]], source: Source, section: str, values: Any
+) -> list[Problem]:
+    """Turns pydantic's errors into ours: one a setting, however many alternatives its type has."""
+    found: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for item in errors:
+        found.setdefault(_names(item, values), []).append(item)
+    problems = []
+    for names, items in found.items():
+        if any(other[: len(names)] == names and len(other) > len(names) for other in found):
+            continue  # another alternative of the type came further and says more
+        path = ".".join([*filter(None, [section]), *names])
+        problems.append(source.problem(path, _message(model, names, items)))
+    return problems
+
+
+def _names(item: Mapping[str, Any], values: Any) -> tuple[str, ...]:
+    """Returns the path of an error without pydantic's names for the alternatives of a type."""
+    names, node = [], values
+    for part in item["loc"]:
+        if (isinstance(node, Mapping) and part in node) or (isinstance(node, list) and isinstance(part, int)):
+            node = node[part]
+        elif item["type"] != "missing" or part != item["loc"][-1]:
+            continue
+        names.append(str(part))
+    return tuple(names)
+
+
+def _message(model: type[BaseModel], names: Sequence[str], items: Sequence[Mapping[str, Any]]) -> str:
+    """Says what is wrong with one setting and what is allowed."""
+    kind = items[0]["type"]
+    if kind == "extra_forbidden":
         allowed = _keys_at(model, names[:-1])
         near = difflib.get_close_matches(names[-1], allowed, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        return source.problem(path, f"unknown key; {hint}Allowed here: {', '.join(sorted(allowed))}")
-    if item["type"] == "missing":
-        return source.problem(path, "must be set")
-    message = item["msg"].removeprefix("Value error, ")
-    if item["type"] != "value_error":
-        message = f"{message[0].lower()}{message[1:]}, not {item['input']!r}"
-    return source.problem(path, message)
+        return f"unknown key; {hint}Allowed here: {', '.join(sorted(allowed))}"
+    if kind == "missing":
+        return "must be set"
+    if kind == "value_error":
+        return str(items[0]["msg"]).removeprefix("Value error, ")
+    wanted = " or ".join(dict.fromkeys(item["msg"].removeprefix("Input should be ") for item in items))
+    return f"must be {wanted}, not {items[0]['input']!r}"
 
 
 def _keys_at(model: type[BaseModel], names: Sequence[str]) -> list[str]:

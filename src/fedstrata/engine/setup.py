@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +19,9 @@ from fedstrata.data.partition import partition
 from fedstrata.data.select import select_types
 from fedstrata.data.split import Split, split
 from fedstrata.methods import METHODS
+from fedstrata.methods.layer_skipping import LayerSkipping
 from fedstrata.models.blocks import find_layout
-from fedstrata.models.load import load, skeleton
+from fedstrata.models.load import load, read_config, read_tokenizer, skeleton
 from fedstrata.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -59,33 +62,59 @@ def prepare(source: Source) -> Experiment:
     sound = _sound_sections(problems)
     clients: dict[str, Split] = {}
     task: Task | None = None
+    device = torch.device("cpu")
+    with _collecting(problems, source):
+        device = _device(settings)
     if sound("data", "partition", "seed", "task"):
-        try:
+        with _collecting(problems, source):
             clients = divide(settings)
             task = TASKS[settings.task.name].from_documents(settings.task, clients)
-        except ConfigurationError as error:
-            problems += [source.problem(problem.path, problem.message) for problem in error.problems]
-        except DataError as error:
-            problems.append(source.problem("data.path", str(error)))
-    if sound("model"):
-        try:
-            layout = find_layout(skeleton(settings.model, kind=TASKS[settings.task.name].kind, labels=("O",)))
-            if method is not None:
-                method.trainable(layout)
-        except ConfigurationError as error:
-            problems += [source.problem(problem.path, problem.message) for problem in error.problems]
+    if sound("model", "task"):
+        with _collecting(problems, source):
+            _check_model(settings, method)
     if problems or method is None or task is None:
         raise ConfigurationError(problems)
     seed = Seed(settings.seed)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    try:
+    with _collecting(problems, source):
         model = load(settings.model, kind=task.kind, labels=task.labels, seed=seed.child("model"))
+        return Experiment(settings, method, task, model.to(device), clients, seed)
+    raise ConfigurationError(problems)
+
+
+@contextmanager
+def _collecting(problems: list[Problem], source: Source) -> Iterator[None]:
+    """Adds what goes wrong within the block to the problems, each with the place its value was set."""
+    try:
+        yield
     except ConfigurationError as error:
-        raise ConfigurationError(
-            [source.problem(item.path, item.message) for item in error.problems]
-        ) from None
-    return Experiment(settings, method, task, model.to(_device(settings, source)), clients, seed)
+        problems += [source.problem(problem.path, problem.message) for problem in error.problems]
+    except DataError as error:
+        problems.append(source.problem("data.path", str(error)))
+
+
+def _check_model(settings: RunSettings, method: Method | None) -> None:
+    """Checks the model against the task and the method; no weights are loaded."""
+    problems = []
+    if settings.model.dtype != "float32":
+        message = "weights that train must be float32; for bfloat16 arithmetic set training.precision"
+        problems.append(Problem("model.dtype", f"{message}, not {settings.model.dtype!r} here"))
+    config = read_config(settings.model).get_text_config()
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and settings.task.max_length > positions:
+        message = (
+            f"must be at most {positions}, the positions the model knows, not {settings.task.max_length}"
+        )
+        problems.append(Problem("task.max_length", message))
+    layout = find_layout(skeleton(settings.model, kind=TASKS[settings.task.name].kind, labels=("O",)))
+    for check in (lambda: method and method.trainable(layout), lambda: read_tokenizer(settings.model)):
+        try:
+            check()
+        except ConfigurationError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigurationError(problems)
 
 
 def check_settings(source: Source) -> tuple[RunSettings, Method | None, list[Problem]]:
@@ -104,7 +133,7 @@ def check_settings(source: Source) -> tuple[RunSettings, Method | None, list[Pro
             if key in RunSettings.model_fields and sound(key)
         }
         settings = RunSettings.model_validate(rest)
-    name = settings.method.get("name")
+    name = settings.method.get("name", LayerSkipping.name)
     if not isinstance(name, str) or name not in METHODS:
         allowed = ", ".join(METHODS)
         problems.append(source.problem("method.name", f"must be one of {allowed}, not {name!r}"))
@@ -113,11 +142,19 @@ def check_settings(source: Source) -> tuple[RunSettings, Method | None, list[Pro
     method_settings, wrong = validate(
         card.Settings, Source({"method": settings.method}, source.origins), section="method"
     )
-    problems += wrong
+    problems += [_with_hint(problem, name) for problem in wrong]
     if method_settings is None:
         return settings, None, problems
     resolved = settings.model_copy(update={"method": method_settings.model_dump()})
     return resolved, card(method_settings), problems
+
+
+def _with_hint(problem: Problem, name: str) -> Problem:
+    """Adds how to leave another method's settings behind, when a setting is not this method's."""
+    if not problem.message.startswith("unknown key"):
+        return problem
+    hint = f"; to change the method as a whole: 'method={{name: {name}}}'"
+    return Problem(problem.path, problem.message + hint, problem.origin)
 
 
 def read_documents(settings: DataSettings, seed: Seed) -> list[Document]:
@@ -136,16 +173,22 @@ def read_documents(settings: DataSettings, seed: Seed) -> list[Document]:
     return list(select_types(documents, settings.types))
 
 
-def _device(settings: RunSettings, source: Source) -> torch.device:
-    """Returns the device to run on: the GPU if there is one, unless the settings say otherwise."""
+def _device(settings: RunSettings) -> torch.device:
+    """Returns the device to run on: the GPU if there is one, unless the settings say otherwise.
+
+    On a GPU torch is told to use deterministic kernels, so that a seed gives one result there too.
+    """
     available = torch.cuda.is_available()
     name = ("cuda" if available else "cpu") if settings.device == "auto" else settings.device
     device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        found = f"torch sees {torch.cuda.device_count()} GPUs here"
-        raise ConfigurationError(
-            [source.problem("device", f"{name!r} is not available: {found}; cpu always is")]
-        )
+    if device.type == "cuda":
+        if (device.index or 0) >= torch.cuda.device_count():
+            found = f"torch sees {torch.cuda.device_count()} GPUs here"
+            raise ConfigurationError(
+                [Problem("device", f"{name!r} is not available: {found}; cpu always is")]
+            )
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs for it
+        torch.use_deterministic_algorithms(True, warn_only=True)
     return device
 
 
@@ -154,7 +197,12 @@ def divide(settings: RunSettings) -> dict[str, Split]:
     seed = Seed(settings.seed)
     documents = read_documents(settings.data, seed)
     parts = split(documents, settings.data.split, seed.child("split"))
-    return partition(parts, settings.partition, seed.child("partition"))
+    clients = partition(parts, settings.partition, seed.child("partition"))
+    blank = [name for name, own in clients.items() if not any(item.text.strip() for item in own.train)]
+    if blank:
+        message = f"the training documents of {', '.join(blank)} hold no text; every client must have some"
+        raise ConfigurationError([Problem("partition", message)])
+    return clients
 
 
 def _sound_sections(problems: Sequence[Problem]) -> Any:
