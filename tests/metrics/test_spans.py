@@ -124,10 +124,12 @@ def test_a_discontinuous_span_is_not_found_by_the_stretch_around_it() -> None:
     assert span_scores([[pieces]], [[Span(0, 9, "problem")]], ())["f1"] == 0.0
 
 
-def test_nothing_to_find_scores_0_and_every_type_asked_for_has_a_score() -> None:
-    empty = dict.fromkeys(["f1", "precision", "recall", "f1/drug", "precision/drug", "recall/drug"], 0.0)
+def test_nothing_to_find_scores_0_and_a_type_that_does_not_occur_has_no_score() -> None:
+    empty = dict.fromkeys(["f1", "precision", "recall"], 0.0)
     assert span_scores([[], []], [[], []], ("drug",)) == empty
     assert span_scores([], [], ("drug",)) == empty
+    invented = span_scores([[]], [[Span(0, 3, "drug")]], ("drug", "test"))
+    assert invented == empty | dict.fromkeys(["f1/drug", "precision/drug", "recall/drug"], 0.0)
 
 
 def test_spans_of_other_types_count_in_the_micro_scores_alone() -> None:

@@ -2,7 +2,7 @@
 
 Source: McMahan et al. 2017, Algorithm 1; the baseline of every paper here.
 Travels: the whole model, both ways.
-Server half: weighted mean, weights n_k.
+Server half: weighted mean; n_k counts training examples (for NER: windows).
 Client half: local training of every parameter.
 Reduces to: plain training when there is one client.
 Deviations: the local optimiser is a setting (AdamW by default) rather than SGD; its state starts anew each

@@ -4,7 +4,7 @@ Source: Zhang and Li, "Federated Learning with Layer Skipping", equations 1 to 3
 Travels: the top k blocks, the final norm and, with a shared head, the head; the same both ways. On
 LLaMA-3.2-1B (16
     blocks, tied embedding) top 8 is 39.4 % of the parameters and top 4 is 19.7 %.
-Server half: weighted mean of what travels, weights n_k (equation 2).
+Server half: weighted mean of what travels (equation 2); n_k counts training examples (for NER: windows).
 Client half: local training of what travels and of the head (equation 1).
 Reduces to: FedAvg at k = L, where nothing is left to freeze and the embedding trains too.
 Deviations: the paper does not say where the final norm belongs (here it trains and travels with the

@@ -12,7 +12,7 @@ def top_count(top: int | float, blocks: int) -> int:
     """Returns k, the number of blocks that train.
 
     Args:
-        top: A count (int) or a fraction of the blocks (float in (0, 1]).
+        top: A count (int) or a fraction of the blocks (float in (0, 1]), rounded, at least 1.
         blocks: L, the number of blocks of the model.
 
     Example:

@@ -1,0 +1,35 @@
+"""Every speed benchmark runs and ends with one JSON object that has its figures; nothing judges them here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from support import REPOSITORY
+
+SCRIPTS = [
+    pytest.param(
+        "streaming_mean.py",
+        ["--clients", "2", "--tensors", "2", "--rows", "8", "--repeats", "1"],
+        {"fraction_of_copy", "peak_payloads"},
+        marks=pytest.mark.skipif(sys.platform != "linux", reason="resets the peak of /proc/self/status"),
+    ),
+    pytest.param("engine_overhead.py", ["--rounds", "1"], {"overhead_fraction"}, marks=pytest.mark.slow),
+    pytest.param(
+        "client_memory.py",
+        ["--few", "1", "--many", "2", "--rounds", "1"],
+        {"rss_ratio_2_over_1"},
+        marks=pytest.mark.slow,
+    ),
+]
+
+
+@pytest.mark.parametrize(("script", "arguments", "figures"), SCRIPTS)
+def test_the_last_line_is_one_json_object(script: str, arguments: list[str], figures: set[str]) -> None:
+    command = [sys.executable, str(REPOSITORY / "benchmarks" / "speed" / script), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert figures <= result.keys()
+    assert all(result[figure] >= 0 for figure in figures)
