@@ -83,13 +83,13 @@ def span_scores(
         types: The types to give single scores for; spans of other types still count in the micro scores.
 
     Returns:
-        `f1`, `precision` and `recall`, then `f1/TYPE`, `precision/TYPE` and `recall/TYPE` for every type given
-        that occurs among the annotated or the predicted spans.
+        `f1`, `precision` and `recall`, then `f1/TYPE`, `precision/TYPE` and `recall/TYPE` for each of these
+        types that occurs among the annotated or the predicted spans.
     """
     by_type = strict_counts(gold, predicted)
     scores = _ratios(_total(by_type.values()))
     for label in types:
-        if label in by_type:  # a type that is neither there nor found has no score: 0 would spoil means
+        if label in by_type:  # a type that does not occur has no score: 0 would spoil means
             scores |= {f"{name}/{label}": value for name, value in _ratios(by_type[label]).items()}
     return scores
 
