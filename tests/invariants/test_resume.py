@@ -124,6 +124,18 @@ def test_a_run_cannot_go_on_with_other_documents(run_tiny: RunTiny, tmp_path: Pa
         run_tiny("federation.rounds=2", resume=True)
 
 
+def test_a_run_on_files_can_be_resumed_from_another_folder(
+    run_tiny: RunTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(generate(seed=1, sites=2, notes=16), tmp_path / "notes", "jsonl")
+    monkeypatch.chdir(tmp_path)
+    data = "data={format: jsonl, path: notes, types: [problem, test, treatment, drug]}"
+    run_tiny(data, "federation.rounds=1")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert run_tiny("federation.rounds=2", resume=True).summary["rounds"] == 2
+
+
 def test_a_folder_without_a_run_cannot_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="holds no run"):
         resumable(tmp_path, None, [])

@@ -133,6 +133,7 @@ def check_settings(source: Source) -> tuple[RunSettings, Method | None, list[Pro
             if key in RunSettings.model_fields and sound(key)
         }
         settings = RunSettings.model_validate(rest)
+    settings = _with_absolute_paths(settings)
     name = settings.method.get("name", LayerSkipping.name)
     if not isinstance(name, str) or name not in METHODS:
         allowed = ", ".join(METHODS)
@@ -147,6 +148,16 @@ def check_settings(source: Source) -> tuple[RunSettings, Method | None, list[Pro
         return settings, None, problems
     resolved = settings.model_copy(update={"method": method_settings.model_dump()})
     return resolved, card(method_settings), problems
+
+
+def _with_absolute_paths(settings: RunSettings) -> RunSettings:
+    """Makes paths independent of where the command was given, so that a run can be resumed from elsewhere."""
+    data, model = settings.data, settings.model
+    if data.path is not None:
+        data = data.model_copy(update={"path": str(Path(data.path).expanduser().absolute())})
+    if Path(model.name).expanduser().is_dir():
+        model = model.model_copy(update={"name": str(Path(model.name).expanduser().absolute())})
+    return settings.model_copy(update={"data": data, "model": model})
 
 
 def _with_hint(problem: Problem, name: str) -> Problem:
@@ -168,7 +179,7 @@ def read_documents(settings: DataSettings, seed: Seed) -> list[Document]:
     else:
         from fedstrata.data.readers import read  # noqa: PLC0415
 
-        path = Path(str(settings.path)).expanduser()
+        path = Path(str(settings.path))
         documents = read(path, settings.format, skip_unannotated=settings.unannotated == "skip")
     return list(select_types(documents, settings.types))
 
