@@ -93,29 +93,21 @@ def fit(client: Client, trainable: Collection[str], rng: Seed, *, proximal: floa
         generator=rng.child("order").torch(),
         collate_fn=client.task.collate,
     )
-    from transformers import get_scheduler  # noqa: PLC0415 - seconds to import, and the cards import this module
-
     steps_per_epoch = math.ceil(len(loader) / settings.accumulation)
     steps = steps_per_epoch * settings.epochs
     optimizer = _optimizer(parameters, settings)
-    schedule = get_scheduler(
-        "constant_with_warmup" if settings.schedule == "constant" else settings.schedule,
-        optimizer,
-        num_warmup_steps=round(settings.warmup * steps),
-        num_training_steps=steps,
-    )
-    loss = math.nan
+    schedule = _schedule(optimizer, settings, steps)
+    step, loss = 0, math.nan
     with rng.child("dropout").everywhere():
         _train_mode(model)
-        for epoch in range(settings.epochs):
+        for _ in range(settings.epochs):
             loss_sum = term_count = 0.0
-            for index, batches in enumerate(_groups(loader, settings.accumulation)):
-                step = epoch * steps_per_epoch + index
+            for batches in _groups(loader, settings.accumulation):
+                step += 1
                 step_loss, terms = _accumulate(client, batches, parameters)
                 if proximal:
                     _pull(parameters, anchors, proximal)
-                limit = math.inf if settings.clip_norm is None else settings.clip_norm
-                norm = float(torch.nn.utils.clip_grad_norm_(parameters, limit))
+                norm = _clip(parameters, settings)
                 if not (math.isfinite(step_loss) and math.isfinite(norm)):
                     what = f"loss became {step_loss} and the norm of its gradient {norm}"
                     raise _diverged(client, what, step, steps)
@@ -124,7 +116,7 @@ def fit(client: Client, trainable: Collection[str], rng: Seed, *, proximal: floa
                 optimizer.zero_grad(set_to_none=True)
                 loss_sum, term_count = loss_sum + step_loss * terms, term_count + terms
                 loss = loss_sum / term_count
-                client.report({"step": step + 1, "steps": steps, "loss": loss})
+                client.report({"step": step, "steps": steps, "loss": loss})
         if not all(bool(torch.isfinite(parameter).all()) for parameter in parameters):
             raise _diverged(client, "weights are no longer finite", step, steps)
     return FitResult(loss, steps)
@@ -163,6 +155,26 @@ def _optimizer(parameters: Sequence[Parameter], settings: TrainingSettings) -> t
     return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=True)
 
 
+def _schedule(
+    optimizer: torch.optim.Optimizer, settings: TrainingSettings, steps: int
+) -> torch.optim.lr_scheduler.LRScheduler:
+    from transformers import get_scheduler  # noqa: PLC0415 - seconds to import, and the cards import this module
+
+    # transformers' own "constant" leaves the warm-up out.
+    name = "constant_with_warmup" if settings.schedule == "constant" else settings.schedule
+    warmup = round(settings.warmup * steps)
+    schedule: torch.optim.lr_scheduler.LRScheduler = get_scheduler(
+        name, optimizer, num_warmup_steps=warmup, num_training_steps=steps
+    )
+    return schedule
+
+
+def _clip(parameters: Sequence[Parameter], settings: TrainingSettings) -> float:
+    """Scales the gradient down to `training.clip_norm`; returns the norm it had."""
+    limit = math.inf if settings.clip_norm is None else settings.clip_norm
+    return float(torch.nn.utils.clip_grad_norm_(parameters, limit))
+
+
 def _groups(loader: DataLoader[Any], size: int) -> Iterator[list[Mapping[str, Tensor]]]:
     batches = iter(loader)
     while group := list(islice(batches, size)):
@@ -198,7 +210,7 @@ def _pull(parameters: Sequence[Parameter], anchors: Sequence[Tensor], proximal: 
 def _diverged(client: Client, what: str, step: int, steps: int) -> TrainingError:
     settings = client.training
     return TrainingError(
-        f"client {client.id}: the {what} at step {step + 1} of {steps} of its local training. "
+        f"client {client.id}: the {what} at step {step} of {steps} of its local training. "
         f"training.learning_rate is {settings.learning_rate:g} and training.clip_norm is "
         f"{settings.clip_norm}: lower the first, or check this client's data"
     )
