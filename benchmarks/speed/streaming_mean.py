@@ -2,10 +2,11 @@
 
     python benchmarks/speed/streaming_mean.py
 
-Folds bfloat16 updates into the running float32 sum. `fraction_of_copy` is the mean's GB/s (bytes of the
-updates it reads) over that of a plain copy of the same bytes, the two timed in turn in one run;
-`peak_payloads` is the memory above the inputs at the peak, in units of one float32 payload. Last line: one
-JSON object.
+Folds updates into the running float32 sum. `fraction_of_copy` is the mean's GB/s (bytes of the updates it
+reads) over that of a plain copy of the same bytes, the two timed in turn in one run; `peak_payloads` is the
+memory above the inputs at the peak, in units of one float32 payload. What clients train is float32, so that is
+the default; half-precision payloads (`--dtype bfloat16`) hold twice the numbers a byte and pass through a
+conversion. Last line: one JSON object.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--tensors", type=int, default=32)
     parser.add_argument("--rows", type=int, default=1024, help="each tensor has this many rows of 1024")
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args()
     dtype = getattr(torch, options.dtype)
