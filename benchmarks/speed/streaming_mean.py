@@ -4,9 +4,9 @@
 
 Folds updates into the running float32 sum. `fraction_of_copy` is the mean's GB/s (bytes of the updates it
 reads) over that of a plain copy of the same bytes, the two timed in turn in one run; `peak_payloads` is the
-memory above the inputs at the peak, in units of one float32 payload. What clients train is float32, so that is
-the default; half-precision payloads (`--dtype bfloat16`) hold twice the numbers a byte and pass through a
-conversion. Last line: one JSON object.
+memory above the inputs at the peak, in units of one float32 payload. What clients train is float32, hence the
+default; bfloat16 payloads (`--dtype bfloat16`) hold twice the numbers a byte and pass through a conversion.
+Last line: one JSON object.
 """
 
 from __future__ import annotations
