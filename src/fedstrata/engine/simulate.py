@@ -127,7 +127,6 @@ class SimulatedCohort:
         for info, site in zip(self.clients, self.sites, strict=True):
             sent = frame.encode(plan_of(info))
             bytes_down = self.meter.count_down(info.id, sent)
-            self.listen("client_started", {"round": self.number, "client": info.id})
             client = self._client(site)
             handle = getattr(self.method, handler)
             started = time.perf_counter()
