@@ -33,6 +33,9 @@ def allowed(schema: dict[str, Any], definitions: dict[str, Any]) -> str:
     """Says in words which values a JSON schema allows."""
     if "anyOf" in schema:
         return " or ".join(allowed(option, definitions) for option in schema["anyOf"])
+    if "$ref" in schema:
+        inner = definitions[schema["$ref"].rpartition("/")[2]]
+        return f"mapping of {', '.join(f'`{name}`' for name in inner['properties'])}"
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"])
     if "const" in schema:

@@ -16,6 +16,7 @@ from fedstrata.core.types import ClientInfo, Plan, State, Update
 from fedstrata.engine.folder import open_run
 from fedstrata.engine.setup import prepare
 from fedstrata.engine.simulate import sample
+from fedstrata.methods import METHODS
 
 SUMMARY_KEYS = {
     "method": None,
@@ -26,6 +27,7 @@ SUMMARY_KEYS = {
     "clients": None,
     "metrics": {"global", "best", "clients", "mean_client"},
     "trainable_parameters": None,
+    "state": None,
     "communication": {"bytes_up", "bytes_down", "bytes_up_per_client_round", "percent_of_full_model"},
     "convergence": {"metric", "rounds_to_90_percent"},
     "time": {
@@ -41,7 +43,7 @@ SUMMARY_KEYS = {
 }
 
 
-@pytest.mark.parametrize("method", ["layer_skipping", "fedavg", "fedprox", "local_only", "centralized"])
+@pytest.mark.parametrize("method", METHODS)
 def test_a_run_leaves_what_the_design_says(run_tiny: RunTiny, method: str) -> None:
     run = run_tiny(f"method={{name: {method}}}")
     assert run.summary.keys() == SUMMARY_KEYS.keys()

@@ -75,3 +75,26 @@ def test_the_same_seed_gives_the_same_run_and_another_does_not(run_tiny: RunTiny
     assert any(
         not torch.equal(first.state.tensors[name], other.state.tensors[name]) for name in first.state.tensors
     )
+
+
+def test_fedper_is_layer_skipping_with_every_block_and_a_local_head(run_tiny: RunTiny) -> None:
+    fedper = run_tiny("method={name: fedper}", out="fedper")
+    whole = run_tiny("method={name: layer_skipping, top: 3, head: local}", out="whole")
+    assert_same_tensors(fedper.state.tensors, whole.state.tensors)
+    assert fedper.summary["metrics"] == whole.summary["metrics"]
+
+
+def test_automatic_depth_is_the_fixed_depth_it_chose(run_tiny: RunTiny) -> None:
+    chosen = run_tiny("method={name: layer_skipping, top: {share: 0.5, budget: 0.9}}", out="chosen")
+    k = chosen.state.values["top"]
+    assert 1 <= k < 3
+    fixed = run_tiny(f"method={{name: layer_skipping, top: {k}}}", out="fixed")
+    assert_same_tensors(chosen.state.tensors, fixed.state.tensors)
+    assert chosen.summary["metrics"] == fixed.summary["metrics"]
+    assert chosen.summary["trainable_parameters"] == fixed.summary["trainable_parameters"]
+
+
+def test_automatic_depth_with_the_whole_share_is_fedavg(run_tiny: RunTiny) -> None:
+    chosen = run_tiny("method={name: layer_skipping, top: {share: 1.0}}", out="chosen")
+    fedavg = run_tiny(FEDAVG, out="fedavg")
+    assert_same_tensors(chosen.state.tensors, fedavg.state.tensors)

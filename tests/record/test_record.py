@@ -53,6 +53,7 @@ def test_convergence_is_the_first_round_with_90_percent_of_the_best() -> None:
         {
             "event": "round", "round": number, "global": {"f1": score}, "seconds": 3.0, "train_seconds": 2.0,
             "evaluate_seconds": 0.5, "exchanges": {"a": {"bytes_up": 50, "bytes_down": 70}},
+            "trainable_parameters": 1, "state": {"top": 3},
         }
         for number, score in enumerate((0.2, 0.73, 0.8, 0.7), start=1)
     ]  # fmt: skip
@@ -66,5 +67,6 @@ def test_convergence_is_the_first_round_with_90_percent_of_the_best() -> None:
     assert summary["communication"] == {
         "bytes_up": 200, "bytes_down": 280, "bytes_up_per_client_round": 50.0, "percent_of_full_model": 50.0,
     }  # fmt: skip
+    assert (summary["trainable_parameters"], summary["state"]) == (1, {"top": 3})
     assert summary["time"]["engine_overhead_seconds"] == pytest.approx(2.0)
     assert summary["time"]["total_seconds"] == pytest.approx(13.0)

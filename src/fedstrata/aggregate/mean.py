@@ -110,6 +110,6 @@ def replace(previous: Tensors, mean: Tensors) -> dict[str, Tensor]:
 
 def average(state: State, cohort: Cohort) -> State:
     """FedAvg's server half: sends everybody the state, trains, and takes the weighted mean."""
-    plan = Plan(state.tensors)
+    plan = Plan(state.tensors, state.values)
     mean = cohort.mean("train", lambda _: plan)
     return State(replace(state.tensors, mean.tensors), state.values)

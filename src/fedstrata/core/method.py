@@ -44,6 +44,10 @@ class Layout(Protocol):
     def all(self) -> tuple[str, ...]:
         """Every parameter name, in model order."""
 
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """How many numbers each parameter holds, by name."""
+
 
 class Model(Protocol):
     """A model whose parameters can be read, set and trained by name; see `fedstrata.models.state.Model`."""
@@ -207,6 +211,8 @@ class Method(Protocol):
 
     def trainable(self, layout: Layout) -> tuple[str, ...]:
         """Returns the names of all parameters that clients train, shared or private.
+
+        Where that is decided as the run goes on, the most that can be.
 
         Raises:
             ConfigurationError: The settings do not fit this model; asked before anything is loaded.

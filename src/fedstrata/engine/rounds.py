@@ -130,6 +130,8 @@ class Run:
             "round": number,
             "loss": cohort.loss,
             **scores,
+            "state": dict(state.values),
+            "trainable_parameters": cohort.trained_parameters,
             "exchanges": cohort.meter.exchanges(),
             "seconds": time.perf_counter() - started,
             "train_seconds": cohort.train_seconds,

@@ -9,6 +9,7 @@ between rounds lies on disk.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -86,6 +87,7 @@ class SimulatedCohort:
         listen: Told of progress.
         meter: Counts the round's bytes.
         train_seconds: Time spent in client handlers so far.
+        trained_parameters: How many numbers the last client trained.
     """
 
     method: Method
@@ -98,7 +100,8 @@ class SimulatedCohort:
     listen: Listener
     meter: Meter = field(default_factory=Meter)
     train_seconds: float = 0.0
-    _calls: int = 0
+    trained_parameters: int = 0
+    _calls: Counter[str] = field(default_factory=Counter)
     _losses: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
@@ -123,17 +126,18 @@ class SimulatedCohort:
         self, handler: str, plan_of: Callable[[ClientInfo], Plan]
     ) -> Iterator[tuple[ClientInfo, Update]]:
         """Yields updates one at a time; their tensors alias the shared model until the next is asked for."""
-        self._calls += 1
+        self._calls[handler] += 1
         for info, site in zip(self.clients, self.sites, strict=True):
             sent = frame.encode(plan_of(info))
             bytes_down = self.meter.count_down(info.id, sent)
             client = self._client(site)
             handle = getattr(self.method, handler)
             started = time.perf_counter()
-            rng = self.rng.child("client", info.id, handler, self._calls)
+            rng = self.rng.child("client", info.id, handler, self._calls[handler])
             update = handle(frame.decode(sent, Plan), client, rng)
             seconds = time.perf_counter() - started
             self.train_seconds += seconds
+            self.trained_parameters = sum(self.model.layout.sizes[name] for name in self.model.trainable)
             received = frame.encode(update)
             loss = update.values.get("loss")
             if isinstance(loss, float):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedstrata.core.method import Method
 from fedstrata.methods.centralized import Centralized
 from fedstrata.methods.fedavg import FedAvg
+from fedstrata.methods.fedper import FedPer
 from fedstrata.methods.fedprox import FedProx
 from fedstrata.methods.layer_skipping import LayerSkipping
 from fedstrata.methods.local_only import LocalOnly
@@ -13,6 +14,7 @@ METHODS: dict[str, type[Method]] = {
     "layer_skipping": LayerSkipping,
     "fedavg": FedAvg,
     "fedprox": FedProx,
+    "fedper": FedPer,
     "local_only": LocalOnly,
     "centralized": Centralized,
 }

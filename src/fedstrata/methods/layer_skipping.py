@@ -1,42 +1,63 @@
 """Layer-Skipping FL: freeze the lower blocks, train and send only the top k.
 
-Source: Zhang and Li, "Federated Learning with Layer Skipping", equations 1 to 3 and section IV.C.
+Source: Zhang and Li, "Federated Learning with Layer Skipping", equations 1 to 3 and section IV.C; `top: auto`
+    is the adaptive depth that the paper leaves as future work, by a rule of ours.
 Travels: the top k blocks, the final norm and, with a shared head, the head; the same both ways. On
-LLaMA-3.2-1B (16
-    blocks, tied embedding) top 8 is 39.4 % of the parameters and top 4 is 19.7 %.
+    LLaMA-3.2-1B (16 blocks, tied embedding) top 8 is 39.4 % of the parameters and top 4 is 19.7 %. With
+    `top: auto`, once, a number a block from each client.
 Server half: weighted mean of what travels (equation 2); n_k counts training examples (for NER: windows).
-Client half: local training of what travels and of the head (equation 1).
-Reduces to: FedAvg at k = L, where nothing is left to freeze and the embedding trains too.
-Deviations: the paper does not say where the final norm belongs (here it trains and travels with the
-blocks), nor
-    whether its "head added and trained per client" is shared: `head: shared` is the default, `head: local`
-    keeps it at the client. The paper gives LLaMA-3.2-1B 32 blocks; it has 16.
+    With `top: auto` the first round begins with a probe: the mean of the clients' gradient norms by block. k
+    is the smallest number of top blocks that holds `share` of their sum, or the largest that `budget` lets
+    clients send if that is smaller.
+Client half: local training of what travels and of the head (equation 1). The probe is a few batches forward
+    and back through the whole model, without a step.
+Reduces to: FedAvg at k = L, where nothing is left to freeze and the embedding trains too. `top: auto` with
+    share 1 is k = L, and in general the fixed k it chose.
+Deviations: the paper does not say where the final norm belongs (here it trains and travels with the blocks),
+    nor whether its "head added and trained per client" is shared: `head: shared` is the default, `head:
+    local` keeps it at the client. The paper gives LLaMA-3.2-1B 32 blocks; it has 16.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
 
 from pydantic import Field
 
 from fedstrata.aggregate.mean import average
-from fedstrata.core.config import Count, MethodSettings
+from fedstrata.core.config import Count, Fraction, MethodSettings, Settings
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.types import Plan, State, Update
-from fedstrata.policies.freeze import top_count, train_top
+from fedstrata.policies.freeze import largest_top, smallest_top, top_count, train_top
+from fedstrata.policies.share import personal_top
 from fedstrata.train.local import train_and_send
+from fedstrata.train.probe import block_gradient_norms
 
 if TYPE_CHECKING:
     from fedstrata.core.method import Client, Cohort, Layout, Model
     from fedstrata.core.seeding import Seed
+
+NORMS = "block_gradient_norms"
+
+
+class AutomaticDepth(Settings):
+    """How `top: auto` chooses the number of blocks."""
+
+    share: Fraction = Field(
+        default=0.5, description="Share of the blocks' summed gradient norms that the top blocks must hold."
+    )
+    budget: Fraction = Field(default=1.0, description="Most that an update may be, as a share of the model.")
+    batches: Count = Field(default=8, description="Batches of each client that the probe looks at.")
 
 
 class LayerSkippingSettings(MethodSettings):
     """Settings of Layer-Skipping FL."""
 
     name: Literal["layer_skipping"] = "layer_skipping"
-    top: Count | Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        default=0.25, description="Blocks that train: a count (2) or a fraction of the model's blocks (0.25)."
+    top: Count | Annotated[float, Field(gt=0.0, le=1.0)] | Literal["auto"] | AutomaticDepth = Field(
+        default=0.25,
+        description="Blocks that train: a count (2), a fraction of the model's blocks (0.25), `auto`, or how "
+        "auto chooses: {share: 0.5, budget: 1.0, batches: 8}.",
     )
     head: Literal["shared", "local"] = "shared"
 
@@ -58,32 +79,75 @@ class LayerSkipping:
         return self.settings.head == "local"
 
     def trainable(self, layout: Layout) -> tuple[str, ...]:
-        """The top k blocks, the final norm and the head.
+        """The top k blocks, the final norm and the head; with `top: auto` those of the largest k allowed.
 
         Raises:
-            ConfigurationError: k is greater than the number of blocks.
+            ConfigurationError: k is greater than the number of blocks, the budget is too small for one block,
+                or a local head is asked of a model whose head is tied.
         """
-        k, blocks = top_count(self.settings.top, len(layout.blocks)), len(layout.blocks)
-        if k > blocks:
-            message = f"must be at most {blocks}, the number of blocks of the model, not {k}"
-            raise ConfigurationError([Problem("method.top", message)])
-        return train_top(layout, k)
+        return train_top(layout, self._largest(layout))
 
     def start(self, model: Model) -> State:
         """The shared parameters as they are before the first round."""
-        private = self._private(model.layout)
-        return State(model.snapshot([name for name in self.trainable(model.layout) if name not in private]))
+        layout = model.layout
+        private = self._private(layout)
+        shared = [name for name in self.trainable(layout) if name not in private]
+        if not self._automatic:
+            return State(model.snapshot(shared))
+        # The server half sees no layout, so the state says from which k on a tensor trains.
+        trains_from: dict[str, int] = {}
+        for k in range(self._largest(layout), 0, -1):
+            trains_from |= dict.fromkeys(train_top(layout, k), k)
+        return State(model.snapshot(shared), {"trains_from": {name: trains_from[name] for name in shared}})
 
     def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
-        """FedAvg over what is shared."""
-        return average(state, cohort)
+        """FedAvg over what is shared; with `top: auto` the first round chooses k before it."""
+        return average(self._choose(state, cohort) if "trains_from" in state.values else state, cohort)
 
     def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
         """Trains the top blocks; a local head goes to the client's store."""
         layout = client.model.layout
-        return train_and_send(
-            plan, client, rng, trainable=self.trainable(layout), private=self._private(layout)
-        )
+        k = cast("int", plan.values["top"]) if self._automatic else self._largest(layout)
+        trainable = train_top(layout, k)
+        return train_and_send(plan, client, rng, trainable=trainable, private=self._private(layout))
+
+    def probe(self, plan: Plan, client: Client, rng: Seed) -> Update:
+        """Reports the gradient norm of every block of the model as it is before the first round."""
+        automatic = self._automatic or AutomaticDepth()
+        norms = block_gradient_norms(client, automatic.batches, rng)
+        return Update({NORMS: norms}, weight=float(len(client.examples)))
+
+    def _choose(self, state: State, cohort: Cohort) -> State:
+        """Keeps of the state what trains at the k that the clients' gradient norms ask for."""
+        automatic = self._automatic or AutomaticDepth()
+        norms = cohort.mean("probe", lambda _: Plan()).tensors[NORMS].tolist()
+        trains_from = cast("dict[str, int]", state.values["trains_from"])
+        k = min(smallest_top(norms, automatic.share), max(trains_from.values()))
+        kept = {name: tensor for name, tensor in state.tensors.items() if trains_from[name] <= k}
+        return State(kept, {"top": k, NORMS: norms})
+
+    @property
+    def _automatic(self) -> AutomaticDepth | None:
+        top = self.settings.top
+        return AutomaticDepth() if top == "auto" else top if isinstance(top, AutomaticDepth) else None
+
+    def _largest(self, layout: Layout) -> int:
+        """Returns k, or the largest that `top: auto` may choose."""
+        blocks, automatic = len(layout.blocks), self._automatic
+        private = self._private(layout)
+        if automatic:
+            k = largest_top(layout, automatic.budget, private=private)
+            if k == 0:
+                least = sum(layout.sizes[name] for name in train_top(layout, 1) if name not in private)
+                share = least / sum(layout.sizes.values())
+                message = f"{automatic.budget:g} of the model is less than one block needs, {share:.4f}"
+                raise ConfigurationError([Problem("method.top.budget", message)])
+            return k
+        k = top_count(cast("int | float", self.settings.top), blocks)
+        if k > blocks:
+            message = f"must be at most {blocks}, the number of blocks of the model, not {k}"
+            raise ConfigurationError([Problem("method.top", message)])
+        return k
 
     def _private(self, layout: Layout) -> tuple[str, ...]:
-        return layout.head if self.settings.head == "local" else ()
+        return personal_top(layout, 0, setting="method.head") if self.settings.head == "local" else ()

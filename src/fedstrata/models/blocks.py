@@ -7,7 +7,7 @@ use most are listed below; any other architecture works if it has one list of bl
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -75,6 +75,7 @@ class Layout:
             input embedding.
         final_norm: Names of the norm after the last block; empty for BERT and its kin.
         head: Names of the task head, with the pooler or dense layer in front of it; empty when it is tied.
+        sizes: How many numbers each parameter holds, by name.
     """
 
     blocks_path: str
@@ -82,6 +83,7 @@ class Layout:
     embedding: tuple[str, ...]
     final_norm: tuple[str, ...]
     head: tuple[str, ...]
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     def group_of(self, name: str) -> str:
         """Returns `embedding`, `block 3` (counted from 0), `final norm` or `head`.
@@ -136,6 +138,7 @@ def find_layout(model: nn.Module) -> Layout:
         embedding=tuple(names.get(EMBEDDING, ())),
         final_norm=tuple(names.get(FINAL_NORM, ())),
         head=tuple(names.get(HEAD, ())),
+        sizes={name: parameter.numel() for name, parameter in model.named_parameters()},
     )
 
 

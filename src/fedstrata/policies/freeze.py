@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -35,3 +37,39 @@ def train_top(layout: Layout, k: int) -> tuple[str, ...]:
         return layout.all
     top = [name for block in layout.blocks[len(layout.blocks) - k :] for name in block]
     return (*top, *layout.final_norm, *layout.head)
+
+
+def smallest_top(norms: Sequence[float], share: float) -> int:
+    """Returns the smallest k whose top k blocks hold a share of the sum of all gradient norms.
+
+    The adaptive depth that Layer-Skipping FL names as future work; the rule is ours.
+
+    Args:
+        norms: A gradient norm a block, lowest block first.
+        share: In (0, 1].
+
+    Example:
+        >>> smallest_top([1.0, 1.0, 2.0, 4.0], 0.5), smallest_top([1.0, 1.0, 2.0, 4.0], 0.7)
+        (1, 2)
+    """
+    held = list(accumulate(reversed(norms)))
+    wanted = share * held[-1]
+    # The last always does; a rounding error must not leave the search without an answer.
+    return next((k for k, total in enumerate(held, start=1) if total >= wanted), len(held))
+
+
+def largest_top(layout: Layout, budget: float, *, private: Collection[str] = ()) -> int:
+    """Returns the largest k whose update is no more than a share of the whole model; 0 when none is.
+
+    Args:
+        layout: The model's parameters by part.
+        budget: Share of the whole model's numbers, in (0, 1].
+        private: Parameters that train and do not travel.
+    """
+    limit = budget * sum(layout.sizes.values())
+    fitting = (
+        k
+        for k in range(len(layout.blocks), 0, -1)
+        if sum(layout.sizes[name] for name in train_top(layout, k) if name not in private) <= limit
+    )
+    return next(fitting, 0)

@@ -86,13 +86,7 @@ def fit(client: Client, trainable: Collection[str], rng: Seed, *, proximal: floa
     model.train_only(trainable)
     parameters = model.parameters(trainable)
     anchors = [parameter.detach().clone() for parameter in parameters] if proximal else []
-    loader: DataLoader[Any] = DataLoader(
-        client.examples,  # type: ignore[arg-type]  # a sequence serves as a dataset
-        batch_size=settings.batch_size,
-        shuffle=True,
-        generator=rng.child("order").torch(),
-        collate_fn=client.task.collate,
-    )
+    loader = shuffled_batches(client, rng)
     steps_per_epoch = math.ceil(len(loader) / settings.accumulation)
     steps = steps_per_epoch * settings.epochs
     optimizer = _optimizer(parameters, settings)
@@ -104,7 +98,7 @@ def fit(client: Client, trainable: Collection[str], rng: Seed, *, proximal: floa
             loss_sum = term_count = 0.0
             for batches in _groups(loader, settings.accumulation):
                 step += 1
-                step_loss, terms = _accumulate(client, batches, parameters)
+                step_loss, terms = accumulate(client, batches, parameters)
                 if proximal:
                     _pull(parameters, anchors, proximal)
                 norm = _clip(parameters, settings)
@@ -181,7 +175,18 @@ def _groups(loader: DataLoader[Any], size: int) -> Iterator[list[Mapping[str, Te
         yield group
 
 
-def _accumulate(
+def shuffled_batches(client: Client, rng: Seed) -> DataLoader[Any]:
+    """Returns the client's examples in batches; their order is drawn anew each time they are gone through."""
+    return DataLoader(
+        client.examples,  # type: ignore[arg-type]  # a sequence serves as a dataset
+        batch_size=client.training.batch_size,
+        shuffle=True,
+        generator=rng.child("order").torch(),
+        collate_fn=client.task.collate,
+    )
+
+
+def accumulate(
     client: Client, batches: Sequence[Mapping[str, Tensor]], parameters: Sequence[Parameter]
 ) -> tuple[float, float]:
     """Leaves the gradient of all batches' mean loss behind; returns that loss and its number of terms."""

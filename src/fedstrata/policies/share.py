@@ -1,0 +1,35 @@
+"""Which of the parameters that train stay at their client: a personal top."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedstrata.core.errors import ConfigurationError, Problem
+
+if TYPE_CHECKING:
+    from fedstrata.core.method import Layout
+
+
+def personal_top(layout: Layout, blocks: int, *, setting: str) -> tuple[str, ...]:
+    """Returns the parameters that stay at a client: the head and, with blocks below it, what lies between.
+
+    Args:
+        layout: The model's parameters by part.
+        blocks: How many blocks, counted from the top, are personal too; the final norm is from 1 on, since it
+            lies above them.
+        setting: The setting that asked for it, for the message.
+
+    Raises:
+        ConfigurationError: The model has fewer blocks, or nothing would be personal because its head is tied
+            to its embedding.
+    """
+    count = len(layout.blocks)
+    if blocks > count:
+        message = f"must be at most {count}, the number of blocks of the model, not {blocks}"
+        raise ConfigurationError([Problem(setting, message)])
+    above = [name for block in layout.blocks[count - blocks :] for name in block] if blocks else []
+    personal = (*above, *(layout.final_norm if blocks else ()), *layout.head)
+    if not personal:
+        message = "this model's head is tied to its embedding, so nothing would stay at a client"
+        raise ConfigurationError([Problem(setting, message)])
+    return personal

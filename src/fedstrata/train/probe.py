@@ -1,0 +1,48 @@
+"""Looking at a model's gradients without a step: what decides how deep to train."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedstrata.core.errors import TrainingError
+from fedstrata.train.local import accumulate, shuffled_batches
+
+if TYPE_CHECKING:
+    from fedstrata.core.method import Client
+    from fedstrata.core.seeding import Seed
+
+
+def block_gradient_norms(client: Client, batches: int, rng: Seed) -> Tensor:
+    """Returns the L2 norm of every block's gradient, averaged over batches: (blocks,) float32, lowest first.
+
+    The gradient is that of each batch's mean loss, in evaluation mode, so that dropout adds no noise. Nothing
+    changes but which parameters train.
+
+    Args:
+        client: The client.
+        batches: How many batches at most; fewer where the client has fewer.
+        rng: Seed of the order of the examples.
+
+    Raises:
+        TrainingError: A norm is not finite.
+    """
+    model = client.model
+    blocks = [model.parameters(names) for names in model.layout.blocks]
+    model.train_only([name for names in model.layout.blocks for name in names])
+    model.module.train(False)
+    everything = [parameter for block in blocks for parameter in block]
+    norms = []
+    for batch in islice(shuffled_batches(client, rng), batches):
+        accumulate(client, [batch], everything)
+        gradients = [[p.grad for p in block if p.grad is not None] for block in blocks]
+        norms.append(torch.stack([torch.nn.utils.get_total_norm(group) for group in gradients]).float())
+        for parameter in everything:
+            parameter.grad = None
+    mean = torch.stack(norms).mean(dim=0).cpu()
+    if not bool(torch.isfinite(mean).all()):
+        raise TrainingError(f"client {client.id}: the gradient of the model it began with is not finite")
+    return mean
