@@ -25,10 +25,11 @@ SUMMARY_KEYS = {
     "seed": None,
     "rounds": None,
     "clients": None,
-    "metrics": {"global", "best", "clients", "mean_client"},
+    "metrics": {"global", "best", "clients", "mean_client", "external"},
     "trainable_parameters": None,
     "state": None,
     "communication": {"bytes_up", "bytes_down", "bytes_up_per_client_round", "percent_of_full_model"},
+    "failures": {"clients", "abandoned_rounds"},
     "convergence": {"metric", "rounds_to_90_percent"},
     "time": {
         "total_seconds",

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from fedstrata.core.errors import DROPPED_OUT
 from fedstrata.record.summary import headline
 
 
@@ -77,12 +78,20 @@ class Display:
         self._progress.advance(self._clients)
         self._show_round(facts["loss"])
 
+    def _on_client_failed(self, facts: Mapping[str, Any]) -> None:
+        self._bytes += facts["bytes_down"]
+        self._progress.advance(self._clients)
+        self._show_round(None)
+        if facts["error"] != DROPPED_OUT:  # those are asked for, and many; the round's line counts them
+            told = f": {facts['message']}" if facts["message"] else ""
+            self.say(f"round {facts['round']}: {facts['client']} failed: {facts['error']}{told}")
+
     def _on_round(self, facts: Mapping[str, Any]) -> None:
         self._score = headline(facts, self._metric)
         self._progress.advance(self._rounds)
         self._show_round(facts["loss"])
         if not self._console.is_terminal:
-            self.say(f"round {facts['round']}: {self._status(facts['loss'])}")
+            self.say(f"round {facts['round']}: {', '.join([self._status(facts['loss']), *_lost(facts)])}")
 
     def _on_finishing(self, facts: Mapping[str, Any]) -> None:
         self._progress.update(self._clients, status="scoring the test split")
@@ -115,12 +124,19 @@ class Display:
             table.add_column(name, justify="right")
         everybody = "all documents, own models" if personal else "all documents"
         rows = {everybody: scores["global"], "mean of clients": scores["mean_client"], **scores["clients"]}
+        rows |= {f"{name} (held out)": row for name, row in (scores["external"] or {}).items()}
         for name, row in rows.items():
             table.add_row(Text(name), *(f"{row[key]:.4f}" if row and key in row else "-" for key in names))
         self._console.print(table)
         for line in _cost(summary):
             self.say(line)
         self.say(f"run directory: {folder}")
+
+
+def _lost(facts: Mapping[str, Any]) -> list[str]:
+    """Says of a round how many clients it lost, if any, and whether it was abandoned for it."""
+    lost = [f"{len(facts['failed'])} of {len(facts['exchanges'])} clients lost"] if facts["failed"] else []
+    return [*lost, "abandoned"] if facts["abandoned"] else lost
 
 
 def _first(scores: Mapping[str, Any]) -> Mapping[str, float]:
@@ -138,6 +154,14 @@ def _cost(summary: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"sent {decimal(sent['bytes_up'])} up and {decimal(sent['bytes_down'])} down in "
             f"{summary['rounds']} rounds; an update is {sent['percent_of_full_model']:.1f} % of the model"
+        )
+    failures = summary["failures"]
+    if failures["clients"]:
+        client, most = max(failures["clients"].items(), key=lambda item: item[1])
+        total = sum(failures["clients"].values())
+        lines.append(
+            f"{total} updates were lost, {most} of them by {client}; "
+            f"{failures['abandoned_rounds']} of {summary['rounds']} rounds were abandoned"
         )
     seconds = summary["time"]
     lines.append(

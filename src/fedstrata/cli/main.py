@@ -58,6 +58,8 @@ def main() -> None:
 
 def _fail(message: str, status: int) -> NoReturn:
     if Flags.debug:  # the places, not the text of the error: that may quote a note
-        traceback.print_tb(sys.exc_info()[2])
+        error = sys.exc_info()[1]
+        for link in (error.__cause__ if error else None, error):  # a client's own error first
+            traceback.print_tb(link.__traceback__ if link else None)
     print(f"fedstrata: {message}", file=sys.stderr)
     sys.exit(status)

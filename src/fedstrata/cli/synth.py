@@ -14,6 +14,16 @@ def synth(
     out: Annotated[Path, typer.Option(help="The folder to write; must not exist yet or be empty.")],
     sites: Annotated[int, typer.Option(help="Number of sites (hospitals).", min=1)] = 4,
     notes: Annotated[int, typer.Option(help="Notes in all, over all sites.", min=1)] = 200,
+    imbalance: Annotated[
+        float | None,
+        typer.Option(
+            help="How unequal sites are in size: the exponent of Zipf's law, 0 for equal. Sizes differ a "
+            "little when not given.",
+            min=0.0,
+            max=10.0,
+            show_default=False,
+        ),
+    ] = None,
     format: Annotated[
         Literal["i2b2", "brat", "conll", "jsonl", "mimic"], typer.Option(help="The format.")
     ] = "brat",
@@ -27,7 +37,7 @@ def synth(
     from fedstrata.data.synthetic import generate  # noqa: PLC0415 - reads its lexicons
     from fedstrata.data.writers import write  # noqa: PLC0415
 
-    documents = generate(seed=seed, sites=sites, notes=notes)
+    documents = generate(seed=seed, sites=sites, notes=notes, imbalance=imbalance)
     write(documents, out, format)
     spans = sum(len(document.spans) for document in documents)
     typer.echo(f"{len(documents)} notes of {sites} sites with {spans} annotated spans in {out} ({format})")

@@ -29,6 +29,11 @@ class SplitSettings(Settings):
     train: Fraction = 0.7
     validation: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
     test: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.2
+    test_sites: list[str] = Field(
+        default_factory=list,
+        description="Sites held out: all their documents are test documents, they are no clients, and their "
+        "scores are `external`.",
+    )
 
     @model_validator(mode="after")
     def _sum_to_one(self) -> SplitSettings:
@@ -43,6 +48,11 @@ class SyntheticSettings(Settings):
 
     sites: Count = 4
     notes: Count = 200
+    imbalance: Annotated[float, Field(ge=0.0, le=10.0)] | None = Field(
+        default=None,
+        description="Exponent of Zipf's law of site sizes: 0 is equal, 1 gives the first site about twice "
+        "the notes of the second. When null, sizes differ a little.",
+    )
     seed: int | None = Field(default=None, description="Seed of the corpus; the run's seed when null.")
 
 
@@ -163,10 +173,20 @@ class MethodSettings(Settings):
 
 
 class FederationSettings(Settings):
-    """The rounds."""
+    """The rounds, and what happens when clients are lost to one."""
 
     rounds: Count = 10
     sample: Fraction = Field(default=1.0, description="Share of the clients that takes part in a round.")
+    min_clients: Count | None = Field(
+        default=None,
+        description="Clients of a round that must deliver; the run stops when failures leave fewer. "
+        "When null, every one that does not drop out must.",
+    )
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+        default=0.0,
+        description="Chance of each sampled client to be lost to a round once it has the plan (simulated: it "
+        "does not train). A round left with fewer than `min_clients`, or none, changes nothing.",
+    )
     evaluate_every: Count = Field(
         default=1,
         description="Rounds between scorings of the validation split; the test split is scored at the end.",

@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+DROPPED_OUT = "DroppedOut"
+"""Stands in the record, where an error's name would, for a client that `federation.dropout` took."""
+
 
 class FedstrataError(Exception):
     """Something failed while running; the message says what and what can be done."""
@@ -18,6 +21,10 @@ class FedstrataError(Exception):
 
 class TrainingError(FedstrataError):
     """A client's training failed, for example because its loss is no longer a number."""
+
+
+class ClientsLostError(FedstrataError):
+    """Too few clients of a round can deliver; the message says which failed, why, and how to go on."""
 
 
 class FrameError(FedstrataError):

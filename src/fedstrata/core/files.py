@@ -18,12 +18,16 @@ def write_atomically(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
         pieces: Its content, in order.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
-    with temporary.open("wb") as file:
-        for piece in pieces:
-            file.write(piece)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            for piece in pieces:
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)  # it may be large, and the disk full
+        raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)  # the new name itself must survive a power cut

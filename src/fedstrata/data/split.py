@@ -73,6 +73,39 @@ def split(documents: Sequence[Document], settings: SplitSettings, seed: Seed) ->
     return _make({part: named.get(part) or divided[part] for part in PARTS})
 
 
+def hold_out(
+    documents: Sequence[Document], settings: SplitSettings
+) -> tuple[list[Document], dict[str, Split]]:
+    """Sets the sites aside that are only tested on.
+
+    Args:
+        documents: The corpus.
+        settings: Names the sites.
+
+    Returns:
+        The documents of all other sites, and each held-out site's split, which has a test part only.
+
+    Raises:
+        ConfigurationError: If a site has no documents, or no other site has any.
+    """
+    sites: dict[str, list[Document]] = {name: [] for name in settings.test_sites}
+    rest: list[Document] = []
+    for document in documents:
+        sites.get(document.site, rest).append(document)
+    known = ", ".join(repr(site) for site in sorted({document.site for document in documents}))
+    problems = [
+        Problem("data.split.test_sites", f"there is no site {name!r}; the sites are {known}")
+        for name, own in sites.items()
+        if not own
+    ]
+    if not rest:
+        message = "every document belongs to a site that is held out, and none is left to train on"
+        problems.append(Problem("data.split.test_sites", message))
+    if problems:
+        raise ConfigurationError(problems)
+    return rest, {name: Split(test=tuple(sorted(own, key=attrgetter("id")))) for name, own in sites.items()}
+
+
 def _make(parts: Mapping[str, Sequence[Document]]) -> Split:
     return Split(**{part: tuple(sorted(parts[part], key=attrgetter("id"))) for part in PARTS})
 

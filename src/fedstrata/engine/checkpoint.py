@@ -92,6 +92,11 @@ class ClientStore:
         for number in older[:-_KEEP]:
             self._path(number).unlink()
 
+    def discard(self) -> None:
+        """Removes what was written in the round under way, so that the version before it counts."""
+        if self._number in self._versions():
+            self._path(self._number).unlink()
+
     def _versions(self) -> list[int]:
         return sorted(_number(path) for path in self._folder.glob("store-*.safetensors"))
 

@@ -16,8 +16,11 @@ from fedstrata.engine.rounds import Run
 from fedstrata.engine.setup import check_settings, prepare
 from fedstrata.engine.simulate import Listener
 
-MAY_CHANGE = frozenset({"name", "federation.rounds", "threads", "device"})
-"""Settings a resumed run may change: they do not change the numbers of the rounds that were committed."""
+MAY_CHANGE = frozenset({"name", "federation.rounds", "federation.min_clients", "threads", "device"})
+"""Settings a resumed run may change: they do not change the numbers of the rounds that were committed.
+
+`federation.min_clients` decides whether a round goes on at all; those that are committed stay as they are.
+"""
 
 
 def open_run(source: Source, folder: Path | None, listen: Listener, *, resume: bool) -> Run:

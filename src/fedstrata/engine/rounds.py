@@ -20,6 +20,7 @@ from fedstrata.core.errors import ConfigurationError, FedstrataError, Problem
 from fedstrata.core.types import Message, State
 from fedstrata.data.split import PARTS, Split
 from fedstrata.engine.checkpoint import Checkpoints, client_folder, discard_uncommitted
+from fedstrata.engine.failures import RoundAbandonedError, drop_outs
 from fedstrata.engine.scoring import Scorer
 from fedstrata.engine.simulate import Listener, SimulatedCohort, Site, sample
 from fedstrata.metrics.cost import peak_gpu_bytes, peak_rss_bytes
@@ -30,7 +31,7 @@ from fedstrata.wire import frame
 if TYPE_CHECKING:
     from fedstrata.engine.setup import Experiment
 
-RECORDED = frozenset({"run", "resumed", "client", "round", "final", "failed"})
+RECORDED = frozenset({"run", "resumed", "client", "client_failed", "round", "final", "failed"})
 """Events that go into the record; the others only concern whoever watches."""
 
 
@@ -50,13 +51,15 @@ class Run:
         self._checkpoints = Checkpoints(folder / "checkpoints")
         task, tokenizer = experiment.task, experiment.model.tokenizer
         self._sites = [Site(name, data, task, tokenizer) for name, data in experiment.clients.items()]
-        self._trainers = [_pool(self._sites)] if experiment.method.pooled else self._sites
+        clients = [site for site in self._sites if site.documents.train]
+        self._trainers = [_pool(clients)] if experiment.method.pooled else clients
 
     def execute(self, *, resume: bool = False) -> dict[str, Any]:
         """Runs all rounds that are not yet committed and returns the summary.
 
         Raises:
-            FedstrataError: A client failed; the record says so, and what was committed stays.
+            FedstrataError: A client failed that the round needs; the record says so, and what was committed
+                stays.
         """
         try:
             committed, state = self._resume() if resume else (0, None)
@@ -120,7 +123,11 @@ class Run:
             "round_started",
             {"round": number, "rounds": settings.federation.rounds, "clients": len(cohort.sites)},
         )
-        state = method.round(state, cohort, rng.child("method"))
+        abandoned = False
+        try:
+            state = method.round(state, cohort, rng.child("method"))
+        except RoundAbandonedError:
+            abandoned = True  # the state stays what it was
         before_scoring = time.perf_counter()
         due = number % settings.federation.evaluate_every == 0 or number == settings.federation.rounds
         scores = self._score(scorer, cohort, state, final=False) if due and scorer.has_documents else {}
@@ -132,6 +139,8 @@ class Run:
             **scores,
             "state": dict(state.values),
             "trainable_parameters": cohort.trained_parameters,
+            "failed": list(cohort.attendance.lost),
+            "abandoned": abandoned,
             "exchanges": cohort.meter.exchanges(),
             "seconds": time.perf_counter() - started,
             "train_seconds": cohort.train_seconds,
@@ -174,7 +183,7 @@ class Run:
     def _save_models(self, cohort: SimulatedCohort, state: State) -> None:
         model = self.experiment.model
         if self.experiment.method.personal:  # there is no model that is everybody's
-            for site in self._sites:
+            for site in self._trainers:
                 self._become(cohort, site, state)
                 model.save(client_folder(self.folder, site.id) / "model")
             return
@@ -183,6 +192,9 @@ class Run:
         model.save(self.folder / "model")
 
     def _cohort(self, number: int, sites: list[Site]) -> SimulatedCohort:
+        rng, settings = self.experiment.seed.child("round", number), self.experiment.settings.federation
+        alone = self.experiment.method.pooled  # one place holds everything: there is no client to lose
+        chance = 0.0 if alone else settings.dropout
         return SimulatedCohort(
             method=self.experiment.method,
             model=self.experiment.model,
@@ -190,8 +202,10 @@ class Run:
             training=self.experiment.settings.training,
             folder=self.folder,
             number=number,
-            rng=self.experiment.seed.child("round", number),
+            rng=rng,
             listen=self._emit,
+            dropped=drop_outs([site.id for site in sites], chance, rng.child("dropout")),
+            min_clients=None if alone else settings.min_clients,
         )
 
     def _scorer(self, part: str) -> Scorer:

@@ -23,7 +23,7 @@ class Scorer:
     """Scores one split of all clients, one client's documents in memory as examples at a time.
 
     Args:
-        sites: The clients.
+        sites: The clients, and the sites that are held out: those without training documents.
         part: `validation` or `test`.
         model: The shared model.
         task: The task.
@@ -37,6 +37,8 @@ class Scorer:
         self._documents: dict[str, list[Document]] = {
             site.id: list(getattr(site.documents, part)) for site in sites
         }
+        self._clients = [site.id for site in sites if site.documents.train]
+        self._external = [site.id for site in sites if not site.documents.train and self._documents[site.id]]
 
     @property
     def has_documents(self) -> bool:
@@ -47,16 +49,18 @@ class Scorer:
         """Scores one model for everybody, in one pass.
 
         Returns:
-            `global`, `clients` (null for a client without documents here) and `mean_client`.
+            `global` (over all clients' documents), `clients` (null for a client without documents here),
+            `mean_client`, and `external`: a held-out site's scores.
         """
         self._model.restore()
         self._model.load(state.tensors)
-        answers = {client: self._answers(client) for client in self._documents}
-        clients = {client: self._score([client], answers) for client in answers}
+        answers = {site: self._answers(site) for site in self._documents}
+        clients = {client: self._score([client], answers) for client in self._clients}
         return {
-            "global": self._score(list(answers), answers),
+            "global": self._score(self._clients, answers),
             "clients": clients,
             "mean_client": mean_of(list(clients.values())),
+            "external": {site: self._score([site], answers) for site in self._external},
         }
 
     def personal(self, enter: Callable[[str], None], *, pooled: bool) -> dict[str, Any]:
@@ -64,20 +68,25 @@ class Scorer:
 
         Args:
             enter: Makes the shared model this client's own.
-            pooled: Whether each model is also scored on everybody's documents; their mean is then `global`.
+            pooled: Whether each model is also scored on everybody's documents, and on those of held-out
+                sites; `global` and `external` are then the means over the models.
         """
         clients: dict[str, Scores | None] = {}
         everywhere = []
-        for client in self._documents:
+        outside: dict[str, list[Scores | None]] = {site: [] for site in self._external}
+        for client in self._clients:
             enter(client)
-            wanted = list(self._documents) if pooled else [client]
+            wanted = [*self._clients, *self._external] if pooled else [client]
             answers = {other: self._answers(other) for other in wanted}
             clients[client] = self._score([client], answers)
-            everywhere.append(self._score(wanted, answers) if pooled else None)
+            everywhere.append(self._score(self._clients, answers) if pooled else None)
+            for site in self._external if pooled else ():
+                outside[site].append(self._score([site], answers))
         return {
             "global": mean_of(everywhere),
             "clients": clients,
             "mean_client": mean_of(list(clients.values())),
+            "external": {site: mean_of(scores) for site, scores in outside.items()},
         }
 
     def _answers(self, client: str) -> list[Any]:

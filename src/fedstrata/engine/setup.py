@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,8 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.sources import Source, validate
 from fedstrata.data.partition import partition
 from fedstrata.data.select import select_types
-from fedstrata.data.split import Split, split
+from fedstrata.data.split import Split, hold_out, split
+from fedstrata.engine.simulate import sample_size
 from fedstrata.methods import METHODS
 from fedstrata.methods.layer_skipping import LayerSkipping
 from fedstrata.models.blocks import find_layout
@@ -39,7 +40,8 @@ class Experiment:
         method: The federated method.
         task: The task, which knows its labels.
         model: The loaded model.
-        clients: Each client's documents by split.
+        clients: Each client's documents by split; a site without training documents is held out: it is
+            scored, and no client of any round.
         seed: Root of all seeds.
     """
 
@@ -68,6 +70,7 @@ def prepare(source: Source) -> Experiment:
     if sound("data", "partition", "seed", "task"):
         with _collecting(problems, source):
             clients = divide(settings)
+            problems += [source.problem(item.path, item.message) for item in _too_few(settings, clients)]
             task = TASKS[settings.task.name].from_documents(settings.task, clients)
     if sound("model", "task"):
         with _collecting(problems, source):
@@ -81,6 +84,19 @@ def prepare(source: Source) -> Experiment:
         model = load(settings.model, kind=task.kind, labels=task.labels, seed=seed.child("model"))
         return Experiment(settings, method, task, model.to(device), clients, seed)
     raise ConfigurationError(problems)
+
+
+def _too_few(settings: RunSettings, sites: Mapping[str, Split]) -> list[Problem]:
+    """Returns the problem that a round asks for more clients than it has, if it does."""
+    federation = settings.federation
+    clients = sum(bool(own.train) for own in sites.values())
+    sampled = sample_size(clients, federation.sample)
+    if federation.min_clients is None or federation.min_clients <= sampled:
+        return []
+    allowed = f"must be at most {sampled}, the clients that take part in a round"
+    why = f"{clients} clients, of which federation.sample takes {federation.sample:g}"
+    message = f"{allowed} ({why}), not {federation.min_clients}"
+    return [Problem("federation.min_clients", message)]
 
 
 @contextmanager
@@ -175,7 +191,9 @@ def read_documents(settings: DataSettings, seed: Seed) -> list[Document]:
 
         corpus = settings.synthetic
         number = seed.root if corpus.seed is None else corpus.seed
-        documents: Sequence[Document] = generate(seed=number, sites=corpus.sites, notes=corpus.notes)
+        documents: Sequence[Document] = generate(
+            seed=number, sites=corpus.sites, notes=corpus.notes, imbalance=corpus.imbalance
+        )
     else:
         from fedstrata.data.readers import read  # noqa: PLC0415
 
@@ -204,16 +222,19 @@ def _device(settings: RunSettings) -> torch.device:
 
 
 def divide(settings: RunSettings) -> dict[str, Split]:
-    """Reads, splits by document, then partitions among clients."""
+    """Reads, splits by document, then partitions among clients; held-out sites come last."""
     seed = Seed(settings.seed)
-    documents = read_documents(settings.data, seed)
+    documents, held_out = hold_out(read_documents(settings.data, seed), settings.data.split)
     parts = split(documents, settings.data.split, seed.child("split"))
     clients = partition(parts, settings.partition, seed.child("partition"))
     blank = [name for name, own in clients.items() if not any(item.text.strip() for item in own.train)]
     if blank:
         message = f"the training documents of {', '.join(blank)} hold no text; every client must have some"
         raise ConfigurationError([Problem("partition", message)])
-    return clients
+    if taken := held_out.keys() & clients.keys():
+        message = f"{', '.join(sorted(taken))} is also the name of a client; rename the site"
+        raise ConfigurationError([Problem("data.split.test_sites", message)])
+    return clients | held_out
 
 
 def _sound_sections(problems: Sequence[Problem]) -> Any:

@@ -17,8 +17,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.aggregate.mean import MeanResult, StreamingMean
+from fedstrata.core.errors import DROPPED_OUT, ClientsLostError
 from fedstrata.core.types import ClientInfo, Plan, Update
 from fedstrata.engine.checkpoint import ClientStore, client_folder
+from fedstrata.engine.failures import (
+    Attendance,
+    RoundAbandonedError,
+    describe,
+    is_client_failure,
+    message_of,
+    release_memory,
+)
 from fedstrata.wire import frame
 from fedstrata.wire.meter import Meter
 
@@ -28,6 +37,7 @@ if TYPE_CHECKING:
     from fedstrata.core.seeding import Seed
     from fedstrata.data.split import Split
     from fedstrata.models.state import Model
+    from fedstrata.wire.frame import Frame
 
 Listener = Callable[[str, Mapping[str, Any]], None]
 """Told `(event, facts)` as a run goes on."""
@@ -85,6 +95,9 @@ class SimulatedCohort:
         number: The round, counted from 1.
         rng: Seed of the round.
         listen: Told of progress.
+        dropped: The clients that are lost once they have the plan (simulated drop-out).
+        min_clients: How many clients must deliver; every one that does not drop out when none.
+        attendance: Who is lost so far, and whether enough are left.
         meter: Counts the round's bytes.
         train_seconds: Time spent in client handlers so far.
         trained_parameters: How many numbers the last client trained.
@@ -98,11 +111,17 @@ class SimulatedCohort:
     number: int
     rng: Seed
     listen: Listener
+    dropped: frozenset[str] = frozenset()
+    min_clients: int | None = None
+    attendance: Attendance = field(init=False)
     meter: Meter = field(default_factory=Meter)
     train_seconds: float = 0.0
     trained_parameters: int = 0
     _calls: Counter[str] = field(default_factory=Counter)
     _losses: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.attendance = Attendance([site.id for site in self.sites], self.dropped, self.min_clients)
 
     @property
     def loss(self) -> float | None:
@@ -125,34 +144,76 @@ class SimulatedCohort:
     def each(
         self, handler: str, plan_of: Callable[[ClientInfo], Plan]
     ) -> Iterator[tuple[ClientInfo, Update]]:
-        """Yields updates one at a time; their tensors alias the shared model until the next is asked for."""
+        """Yields updates one at a time; their tensors alias the shared model until the next is asked for.
+
+        A client that is lost is not yielded, now or by a later call of the round.
+
+        Raises:
+            ClientsLostError: A client failed, and the round cannot do without it.
+            RoundAbandonedError: Drop-outs leave too few; everybody got the plan, nobody has trained.
+        """
         self._calls[handler] += 1
+        goes_on = self.attendance.suffices
         for info, site in zip(self.clients, self.sites, strict=True):
+            if info.id in self.attendance.lost:
+                continue
             sent = frame.encode(plan_of(info))
             bytes_down = self.meter.count_down(info.id, sent)
+            if info.id in self.dropped:
+                self._lose(info.id, DROPPED_OUT, None, DROPPED_OUT, bytes_down)
+            elif goes_on and (received := self._turn(handler, info, site, sent, bytes_down)) is not None:
+                yield info, frame.decode(received, Update)
+        if not goes_on:
+            raise RoundAbandonedError
+
+    def _turn(self, handler: str, info: ClientInfo, site: Site, sent: Frame, bytes_down: int) -> Frame | None:
+        """Lets one client work and returns what it sends; none if it failed."""
+        handle = getattr(self.method, handler)
+        rng = self.rng.child("client", info.id, handler, self._calls[handler])
+        try:
             client = self._client(site)
-            handle = getattr(self.method, handler)
             started = time.perf_counter()
-            rng = self.rng.child("client", info.id, handler, self._calls[handler])
-            update = handle(frame.decode(sent, Plan), client, rng)
-            seconds = time.perf_counter() - started
-            self.train_seconds += seconds
+            try:
+                update = handle(frame.decode(sent, Plan), client, rng)
+            finally:
+                seconds = time.perf_counter() - started
+                self.train_seconds += seconds
             self.trained_parameters = sum(self.model.layout.sizes[name] for name in self.model.trainable)
             received = frame.encode(update)
-            loss = update.values.get("loss")
-            if isinstance(loss, float):
-                self._losses[info.id] = (loss, update.weight)
-            facts = {
-                "round": self.number,
-                "client": info.id,
-                "examples": info.examples,
-                "loss": loss,
-                "bytes_down": bytes_down,
-                "bytes_up": self.meter.count_up(info.id, received),
-                "seconds": seconds,
-            }
-            self.listen("client", facts)
-            yield info, frame.decode(received, Update)
+        except Exception as error:
+            if not is_client_failure(error):
+                raise
+            self._fail(site, error, bytes_down)
+            return None
+        loss = update.values.get("loss")
+        if isinstance(loss, float):
+            self._losses[info.id] = (loss, update.weight)
+        facts = {
+            "round": self.number,
+            "client": info.id,
+            "examples": info.examples,
+            "loss": loss,
+            "bytes_down": bytes_down,
+            "bytes_up": self.meter.count_up(info.id, received),
+            "seconds": seconds,
+        }
+        self.listen("client", facts)
+        return received
+
+    def _fail(self, site: Site, error: Exception, bytes_down: int) -> None:
+        """Undoes what a client that failed has left behind; ends the run if the round needs the client."""
+        self.model.restore()
+        release_memory(error)
+        ClientStore(client_folder(self.folder, site.id), self.number).discard()
+        self._losses.pop(site.id, None)
+        self._lose(site.id, type(error).__name__, message_of(error), describe(error), bytes_down)
+        if not self.attendance.suffices:
+            raise ClientsLostError(self.attendance.why_not(self.number, str(self.folder))) from error
+
+    def _lose(self, client: str, error: str, message: str | None, reason: str, bytes_down: int) -> None:
+        self.attendance.lost[client] = reason
+        facts = {"client": client, "error": error, "message": message, "bytes_down": bytes_down}
+        self.listen("client_failed", {"round": self.number, **facts})
 
     def enter(self, site: Site) -> ClientStore:
         """Makes the shared model this client's own: base weights under its store. Returns the store."""
@@ -179,6 +240,10 @@ def sample(sites: Sequence[Site], share: float, rng: Seed) -> list[Site]:
         share: Share of them that takes part; at least one does.
         rng: Seed of the draw.
     """
-    count = max(1, round(share * len(sites)))
-    chosen = rng.numpy().choice(len(sites), size=count, replace=False)
+    chosen = rng.numpy().choice(len(sites), size=sample_size(len(sites), share), replace=False)
     return [sites[index] for index in sorted(chosen.tolist())]
+
+
+def sample_size(clients: int, share: float) -> int:
+    """Returns how many of all clients take part in a round."""
+    return max(1, round(share * clients))

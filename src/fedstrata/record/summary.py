@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,16 +28,18 @@ def summarise(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "model": start["model"],
         "seed": start["seed"],
         "rounds": len(rounds),
-        "clients": len(start["clients"]),
+        "clients": len(final["clients"]),
         "metrics": {
             "global": final["global"],
             "best": _best(rounds, metric),
             "clients": final["clients"],
             "mean_client": mean_of(list(final["clients"].values())),
+            "external": final.get("external") or None,
         },
-        "trainable_parameters": rounds[-1]["trainable_parameters"],
+        "trainable_parameters": max(event["trainable_parameters"] for event in rounds),
         "state": rounds[-1]["state"],
         "communication": _communication(start, rounds),
+        "failures": _failures(start, rounds),
         "convergence": {"metric": metric, "rounds_to_90_percent": _rounds_to(rounds, metric)},
         "time": _time(rounds, final),
         "memory": {
@@ -97,8 +100,8 @@ def _communication(start: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]
         return dict.fromkeys(("bytes_up", "bytes_down", "bytes_up_per_client_round", "percent_of_full_model"))
     up = sum(client["bytes_up"] for event in rounds for client in event["exchanges"].values())
     down = sum(client["bytes_down"] for event in rounds for client in event["exchanges"].values())
-    exchanges = sum(len(event["exchanges"]) for event in rounds)
-    per_client = up / exchanges if exchanges else 0.0
+    delivered = _delivered(rounds)
+    per_client = up / delivered if delivered else 0.0
     return {
         "bytes_up": up,
         "bytes_down": down,
@@ -107,15 +110,29 @@ def _communication(start: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]
     }
 
 
+def _failures(start: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Counts the rounds each client was lost to; clients that always delivered are not listed."""
+    if start["pooled"]:
+        return {"clients": None, "abandoned_rounds": None}
+    lost = Counter(client for event in rounds for client in event.get("failed", ()))
+    abandoned = sum(event.get("abandoned", False) for event in rounds)
+    return {"clients": dict(sorted(lost.items())), "abandoned_rounds": abandoned}
+
+
+def _delivered(rounds: Sequence[Mapping[str, Any]]) -> int:
+    """Returns how often, over all rounds, a client sent something."""
+    return sum(client["bytes_up"] > 0 for event in rounds for client in event["exchanges"].values())
+
+
 def _time(rounds: Sequence[Mapping[str, Any]], final: Mapping[str, Any]) -> dict[str, Any]:
     train = sum(event["train_seconds"] for event in rounds)
     total = sum(event["seconds"] for event in rounds)
     evaluation = sum(event["evaluate_seconds"] for event in rounds)
-    exchanges = sum(len(event["exchanges"]) for event in rounds)
+    delivered = _delivered(rounds)
     return {
         "total_seconds": total + final["seconds"],
         "train_seconds": train,
         "engine_overhead_seconds": total - train - evaluation,
-        "seconds_per_client_round": train / exchanges if exchanges else None,
+        "seconds_per_client_round": train / delivered if delivered else None,
         "simulated_seconds": None,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem
@@ -23,7 +23,7 @@ NUMBERS_PER_SITE = 1_000_000
 """Patient and admission numbers of site `s` begin at `s` times this."""
 
 
-def generate(*, seed: int, sites: int, notes: int) -> list[Document]:
+def generate(*, seed: int, sites: int, notes: int, imbalance: float | None = None) -> list[Document]:
     """Generates the corpus.
 
     Note `i` of site `s` depends on `(seed, s, i)` and on nothing else: at every site, a larger corpus begins
@@ -32,8 +32,10 @@ def generate(*, seed: int, sites: int, notes: int) -> list[Document]:
     Args:
         seed: Another seed gives other notes.
         sites: How many sites.
-        notes: How many notes all sites have together; sites differ in size, and each has at least half of an
-            equal share.
+        notes: How many notes all sites have together.
+        imbalance: How unequal sites are in size: site s has one note, and of the rest a share
+            proportional to 1 / s^imbalance (Zipf's law); 0 makes sites equal. When none, sizes differ a
+            little, at random, and each site has at least half of an equal share.
 
     Returns:
         The documents, site by site. `labels` are ICD-9-CM codes, the main diagnosis first. `metadata` holds
@@ -41,7 +43,7 @@ def generate(*, seed: int, sites: int, notes: int) -> list[Document]:
         JSON object from each code to the `[start, end]` offsets of the mentions that state it.
 
     Raises:
-        ConfigurationError: `sites` is below 1, or `notes` below `sites`.
+        ConfigurationError: `sites` is below 1, `notes` below `sites`, or `imbalance` below 0 or not finite.
     """
     problems = []
     if sites < 1:
@@ -50,27 +52,33 @@ def generate(*, seed: int, sites: int, notes: int) -> list[Document]:
         problems.append(
             Problem("notes", f"{notes} notes; at least one for each of the {sites} sites is needed")
         )
+    if imbalance is not None and not 0 <= imbalance < math.inf:
+        problems.append(Problem("imbalance", f"{imbalance:g}; it must be 0 or more, and finite"))
     if problems:
         raise ConfigurationError(problems)
     root, loaded = Seed(seed).child("synthetic"), lexicon()
     return [
         document
-        for site, count in enumerate(_site_sizes(root, sites, notes), start=1)
+        for site, count in enumerate(_site_sizes(root, sites, notes, imbalance), start=1)
         for document in _site_documents(root, site, count, loaded)
     ]
 
 
-def _site_sizes(root: Seed, sites: int, notes: int) -> list[int]:
-    """Splits the notes: half an equal share each, the rest by log-normal shares and largest remainders."""
-    least = max(1, notes // (2 * sites))
-    rest = notes - least * sites
-    shares = [
-        math.exp(SIZE_SPREAD * Draw(root.child("site", site, "size")).normal())
-        for site in range(1, sites + 1)
-    ]
+def _site_sizes(root: Seed, sites: int, notes: int, imbalance: float | None) -> list[int]:
+    """Splits the notes by Zipf's law, or half an equal share each and the rest by log-normal shares."""
+    numbers = range(1, sites + 1)
+    if imbalance is not None:
+        return _apportion(notes, [site**-imbalance for site in numbers], least=1)
+    shares = [math.exp(SIZE_SPREAD * Draw(root.child("site", site, "size")).normal()) for site in numbers]
+    return _apportion(notes, shares, least=max(1, notes // (2 * sites)))
+
+
+def _apportion(notes: int, shares: Sequence[float], *, least: int) -> list[int]:
+    """Gives each site the least, and divides the rest by the shares and largest remainders."""
+    rest = notes - least * len(shares)
     ideal = [rest * share / sum(shares) for share in shares]
     sizes = [least + int(part) for part in ideal]
-    by_remainder = sorted(range(sites), key=lambda index: int(ideal[index]) - ideal[index])
+    by_remainder = sorted(range(len(shares)), key=lambda index: int(ideal[index]) - ideal[index])
     for index in by_remainder[: notes - sum(sizes)]:
         sizes[index] += 1
     return sizes

@@ -1,0 +1,154 @@
+"""Sites that are only tested on: what trains does not know of them, and their scores stand apart."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+from rich.console import Console
+from support import TINY, RunTiny, assert_same_tensors
+
+from fedstrata.cli.display import Display
+from fedstrata.core.documents import Document
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.seeding import Seed
+from fedstrata.core.sources import read_source
+from fedstrata.data.split import hold_out
+from fedstrata.data.synthetic import generate
+from fedstrata.data.writers import write
+from fedstrata.engine.setup import prepare, read_documents
+from fedstrata.train.evaluate import predict
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    """Four sites; site 4 is apart in a folder of its own too."""
+    documents = generate(seed=1, sites=4, notes=28, imbalance=0.0)
+    write(documents, tmp_path / "four", "jsonl")
+    write([item for item in documents if item.site != "site-4"], tmp_path / "three", "jsonl")
+    return tmp_path
+
+
+def data(folder: Path, *held_out: str) -> str:
+    split = f"{{test_sites: [{', '.join(held_out)}]}}"
+    return f"data={{format: jsonl, path: {folder}, types: [problem, test, treatment, drug], split: {split}}}"
+
+
+LEARN = ("training.epochs=4", "training.learning_rate=0.01")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "layer_skipping, top: 2, head: local", "centralized"])
+def test_the_others_run_as_if_it_were_not_there(run_tiny: RunTiny, notes: Path, method: str) -> None:
+    overrides = [f"method={{name: {method}}}", *LEARN]
+    without = run_tiny(data(notes / "three"), *overrides, out="without")
+    run = run_tiny(data(notes / "four", "site-4"), *overrides, out="with")
+    assert_same_tensors(without.state.tensors, run.state.tensors)
+    ours, theirs = run.summary["metrics"], without.summary["metrics"]
+    assert ours.pop("external").keys() == {"site-4"}
+    assert theirs.pop("external") is None
+    assert ours == theirs
+    assert run.summary["clients"] == without.summary["clients"] == 3
+    assert run.summary["communication"] == without.summary["communication"]
+    assert run.of("run")[0]["clients"]["site-4"] == {"train": 0, "validation": 0, "test": 7}
+    assert not (run.folder / "clients/site-4").exists()
+
+
+def f1_on(experiment, documents: list[Document]) -> float:
+    task, model = experiment.task, experiment.model
+    examples = task.encode(documents, model.tokenizer)
+    found = task.decode(documents, examples, predict(model, task, examples, experiment.settings.training))
+    return task.score(documents, found)["f1"]
+
+
+def test_its_score_is_that_of_the_global_model(run_tiny: RunTiny, notes: Path) -> None:
+    run = run_tiny(data(notes / "four", "site-4"), "method={name: fedavg}", *LEARN)
+    experiment = prepare(read_source(run.folder / "config.yaml", []))
+    experiment.model.load(run.state.tensors)
+    documents = [item for item in read_documents(experiment.settings.data, Seed(0)) if item.site == "site-4"]
+    expected = f1_on(experiment, sorted(documents, key=lambda item: item.id))
+    assert expected > 0
+    assert run.summary["metrics"]["external"]["site-4"]["f1"] == pytest.approx(expected)
+
+
+def test_with_models_of_their_own_its_score_is_their_mean(run_tiny: RunTiny, notes: Path) -> None:
+    run = run_tiny(data(notes / "four", "site-4"), "method={name: local_only}", *LEARN)
+    scores = []
+    for client in ("site-1", "site-2", "site-3"):
+        folder = run.folder / "clients" / client / "model"
+        source = read_source(run.folder / "config.yaml", [f"model={{name: {folder}}}"])
+        experiment = prepare(source)
+        scores.append(f1_on(experiment, list(experiment.clients["site-4"].test)))
+    assert min(scores) > 0
+    assert run.summary["metrics"]["external"]["site-4"]["f1"] == pytest.approx(fmean(scores))
+
+
+def test_a_site_can_be_held_out_of_any_division(run_tiny: RunTiny, notes: Path) -> None:
+    run = run_tiny(
+        data(notes / "four", "site-2", "site-4"), "partition={by: iid, clients: 3}", "federation.rounds=1"
+    )
+    assert list(run.summary["metrics"]["clients"]) == ["client-01", "client-02", "client-03"]
+    assert list(run.summary["metrics"]["external"]) == ["site-2", "site-4"]
+
+
+def test_a_held_out_site_counts_whatever_split_its_folders_name(run_tiny: RunTiny, tmp_path: Path) -> None:
+    line = {"text": "Has fever.", "spans": [{"start": 4, "end": 9, "label": "problem"}]}
+    for place, count in {"a/train": 2, "a/test": 1, "b/train": 2, "b/test": 1, "c/test": 3}.items():
+        (tmp_path / "notes" / place).mkdir(parents=True)
+        lines = [json.dumps({"id": f"{place}-{number}", **line}) for number in range(count)]
+        (tmp_path / "notes" / place / "notes.jsonl").write_text("\n".join(lines) + "\n")
+    split = "split: {test_sites: [c]}"
+    run = run_tiny(f"data={{format: jsonl, path: {tmp_path / 'notes'}, {split}}}", "federation.rounds=1")
+    assert run.of("run")[0]["clients"]["c"] == {"train": 0, "validation": 0, "test": 3}
+    assert set(run.summary["metrics"]["external"]) == {"c"}
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("[site-9]", ["no site 'site-9'", "'site-1', 'site-2', 'site-3'", "the command line"]),
+        ("[site-1, site-2, site-3]", ["none is left to train on"]),
+    ],
+)
+def test_what_cannot_be_held_out_is_refused(override: str, words: list[str]) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        prepare(read_source(None, [*TINY, f"data.split.test_sites={override}"]))
+    assert all(word in str(refused.value) for word in ["data.split.test_sites", *words])
+
+
+def test_a_held_out_site_is_none_of_the_clients_a_round_can_ask_for() -> None:
+    overrides = ["data.split.test_sites=[site-3]", "federation.min_clients=3"]
+    with pytest.raises(ConfigurationError, match="at most 2"):
+        prepare(read_source(None, [*TINY, *overrides]))
+
+
+def test_a_held_out_site_cannot_have_the_name_of_a_client(tmp_path: Path) -> None:
+    documents = generate(seed=1, sites=2, notes=12)
+    renamed = [replace(item, site="client-01") if item.site == "site-2" else item for item in documents]
+    write(renamed, tmp_path / "notes", "jsonl")
+    overrides = [data(tmp_path / "notes", "client-01"), "partition={by: iid, clients: 3}"]
+    with pytest.raises(ConfigurationError, match="client-01 is also the name of a client"):
+        prepare(read_source(None, [*TINY, *overrides]))
+
+
+def test_documents_are_set_aside_by_site() -> None:
+    documents = [Document(id=f"{site}{number}", text="", site=site) for number in (2, 1) for site in "abc"]
+    settings = prepare(read_source(None, TINY)).settings.data.split.model_copy(update={"test_sites": ["b"]})
+    rest, held_out = hold_out(documents, settings)
+    assert {document.site for document in rest} == {"a", "c"}
+    assert [document.id for document in held_out["b"].all] == ["b1", "b2"]
+    assert held_out["b"].test == held_out["b"].all
+
+
+def test_the_table_names_it(tmp_path: Path) -> None:
+    from fedstrata.engine.folder import open_run
+
+    out = StringIO()
+    display = Display(Console(file=out, width=200))
+    source = read_source(None, [*TINY, "data.split.test_sites=[site-3]", "federation.rounds=1"])
+    opened = open_run(source, tmp_path / "run", display, resume=False)
+    display.show(opened.execute(), opened.folder, personal=False)
+    assert "site-3 (held out)" in out.getvalue()
