@@ -23,6 +23,12 @@ SCRIPTS = [
         {"rss_ratio_2_over_1"},
         marks=pytest.mark.slow,
     ),
+    pytest.param(
+        "plan_accuracy.py",
+        ["--configurations", "top2", "--rounds", "1", "--notes", "24", "--seconds", "0"],
+        {"top2"},
+        marks=pytest.mark.slow,
+    ),
 ]
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedstrata.cli.options import Debug
+from fedstrata.cli.options import Arguments, Debug, sort_arguments
 from fedstrata.core.errors import ConfigurationError, Problem
 
 INTERRUPTED = 130
@@ -17,14 +16,7 @@ INTERRUPTED = 130
 
 
 def run(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[CONFIG.yaml] [KEY.PATH=VALUE]...",
-            help="A configuration and settings that override it. Without a configuration: the demo.",
-            show_default=False,
-        ),
-    ] = None,
+    arguments: Arguments = None,
     out: Annotated[
         Path | None, typer.Option(help="The run directory; runs/NAME, numbered if taken, when not given.")
     ] = None,
@@ -37,7 +29,7 @@ def run(
 
     Example: fedstrata run site.yaml method.top=4 federation.rounds=20 --out runs/top4
     """
-    file, overrides = _sort(arguments or [])
+    file, overrides = sort_arguments(arguments or [])
     if resume and out is None:
         raise ConfigurationError([Problem("", "--resume needs --out: the run directory to go on with")])
 
@@ -61,14 +53,3 @@ def run(
         display.say(f"stopped{how}")
         raise typer.Exit(INTERRUPTED) from None
     display.show(summary, opened.folder, personal=opened.experiment.method.personal)
-
-
-def _sort(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
-    """Tells the configuration file from the overrides."""
-    overrides = [argument for argument in arguments if "=" in argument]
-    names = [argument for argument in arguments if "=" not in argument]
-    if len(names) > 1:
-        raise ConfigurationError(
-            [Problem("", f"one configuration file at most, not {len(names)}: {', '.join(names)}")]
-        )
-    return (Path(names[0]) if names else None), overrides

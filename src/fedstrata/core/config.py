@@ -191,6 +191,9 @@ class FederationSettings(Settings):
         default=1,
         description="Rounds between scorings of the validation split; the test split is scored at the end.",
     )
+    metric: str | None = Field(
+        default=None, description="The score a run is judged by, for example `f1/drug`; the task's if null."
+    )
 
 
 class RunSettings(Settings):

@@ -93,6 +93,10 @@ class Task(Protocol):
     def labels(self) -> tuple[str, ...]:
         """The model's output classes, in order."""
 
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Every score that `score` may return: those of `metrics`, then those of single labels."""
+
     def encode(self, documents: Sequence[Document], tokenizer: Any) -> list[Any]:
         """Turns documents into examples; an example knows the index of its document."""
 

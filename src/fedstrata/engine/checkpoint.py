@@ -16,7 +16,8 @@ from fedstrata.core.files import TEMPORARY
 from fedstrata.core.types import Message, State
 from fedstrata.wire import frame
 
-_KEEP = 2  # the newest may be the one under which the machine died
+KEEP = 2
+"""Old versions that are kept: the newest may be the one under which the machine died."""
 
 
 class Checkpoints:
@@ -40,7 +41,7 @@ class Checkpoints:
 
     def prune(self) -> None:
         """Removes all but the newest checkpoints; to be called after a round is committed."""
-        for old in self.rounds()[:-_KEEP]:
+        for old in self.rounds()[:-KEEP]:
             self._path(old).unlink()
 
     def load(self, committed: int) -> tuple[int, State]:
@@ -89,7 +90,7 @@ class ClientStore:
         self._folder.mkdir(parents=True, exist_ok=True)
         frame.encode(message).write(self._path(self._number))
         older = [number for number in self._versions() if number < self._number]
-        for number in older[:-_KEEP]:
+        for number in older[:-KEEP]:
             self._path(number).unlink()
 
     def discard(self) -> None:

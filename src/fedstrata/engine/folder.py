@@ -16,7 +16,9 @@ from fedstrata.engine.rounds import Run
 from fedstrata.engine.setup import check_settings, prepare
 from fedstrata.engine.simulate import Listener
 
-MAY_CHANGE = frozenset({"name", "federation.rounds", "federation.min_clients", "threads", "device"})
+MAY_CHANGE = frozenset(
+    {"name", "federation.rounds", "federation.min_clients", "federation.metric", "threads", "device"}
+)
 """Settings a resumed run may change: they do not change the numbers of the rounds that were committed.
 
 `federation.min_clients` decides whether a round goes on at all; those that are committed stay as they are.

@@ -29,6 +29,7 @@ from fedstrata.record.summary import summarise, write_summary
 from fedstrata.wire import frame
 
 if TYPE_CHECKING:
+    from fedstrata.core.config import FederationSettings
     from fedstrata.engine.setup import Experiment
 
 RECORDED = frozenset({"run", "resumed", "client", "client_failed", "round", "final", "failed"})
@@ -49,10 +50,7 @@ class Run:
         self._listen = listen
         self._log = RecordLog(folder / "record.jsonl")
         self._checkpoints = Checkpoints(folder / "checkpoints")
-        task, tokenizer = experiment.task, experiment.model.tokenizer
-        self._sites = [Site(name, data, task, tokenizer) for name, data in experiment.clients.items()]
-        clients = [site for site in self._sites if site.documents.train]
-        self._trainers = [_pool(clients)] if experiment.method.pooled else clients
+        self._sites, self._trainers = sites_of(experiment)
 
     def execute(self, *, resume: bool = False) -> dict[str, Any]:
         """Runs all rounds that are not yet committed and returns the summary.
@@ -88,13 +86,13 @@ class Run:
         discard_uncommitted(self.folder, loaded[0] if loaded else 0)
         if loaded is None:
             return 0, None
-        settings, task = self.experiment.settings, self.experiment.task
+        settings = self.experiment.settings
         self._emit(
             "resumed",
             {
                 "round": loaded[0],
                 "rounds": settings.federation.rounds,
-                "metric": task.metric,
+                "metric": self.experiment.metric,
                 "pooled": self.experiment.method.pooled,
                 "bytes_sent": sum(
                     sum(client.values()) for event in rounds for client in event["exchanges"].values()
@@ -129,7 +127,7 @@ class Run:
         except RoundAbandonedError:
             abandoned = True  # the state stays what it was
         before_scoring = time.perf_counter()
-        due = number % settings.federation.evaluate_every == 0 or number == settings.federation.rounds
+        due = due_for_scoring(number, settings.federation)
         scores = self._score(scorer, cohort, state, final=False) if due and scorer.has_documents else {}
         evaluate_seconds = time.perf_counter() - before_scoring
         self._checkpoints.save(number, state)  # before the event, which commits the round
@@ -192,20 +190,18 @@ class Run:
         model.save(self.folder / "model")
 
     def _cohort(self, number: int, sites: list[Site]) -> SimulatedCohort:
-        rng, settings = self.experiment.seed.child("round", number), self.experiment.settings.federation
-        alone = self.experiment.method.pooled  # one place holds everything: there is no client to lose
-        chance = 0.0 if alone else settings.dropout
+        experiment = self.experiment
         return SimulatedCohort(
-            method=self.experiment.method,
-            model=self.experiment.model,
+            method=experiment.method,
+            model=experiment.model,
             sites=sites,
-            training=self.experiment.settings.training,
+            training=experiment.settings.training,
             folder=self.folder,
             number=number,
-            rng=rng,
+            rng=experiment.seed.child("round", number),
             listen=self._emit,
-            dropped=drop_outs([site.id for site in sites], chance, rng.child("dropout")),
-            min_clients=None if alone else settings.min_clients,
+            dropped=dropped(experiment, number, [site.id for site in sites]),
+            min_clients=None if experiment.method.pooled else experiment.settings.federation.min_clients,
         )
 
     def _scorer(self, part: str) -> Scorer:
@@ -228,7 +224,7 @@ class Run:
             "pooled": experiment.method.pooled,
             "personal": experiment.method.personal,
             "task": experiment.settings.task.name,
-            "metric": experiment.task.metric,
+            "metric": experiment.metric,
             "seed": experiment.settings.seed,
             "rounds": experiment.settings.federation.rounds,
             "model": {
@@ -247,6 +243,25 @@ class Run:
         if event in RECORDED:
             self._log.append(event, facts, durable=event == "round")
         self._listen(event, facts)
+
+
+def sites_of(experiment: Experiment) -> tuple[list[Site], list[Site]]:
+    """Returns all sites, and the clients that train: those not held out, or one that holds everything."""
+    task, tokenizer = experiment.task, experiment.model.tokenizer
+    sites = [Site(name, data, task, tokenizer) for name, data in experiment.clients.items()]
+    clients = [site for site in sites if site.documents.train]
+    return sites, [_pool(clients)] if experiment.method.pooled else clients
+
+
+def dropped(experiment: Experiment, number: int, clients: Sequence[str]) -> frozenset[str]:
+    """Returns which of a round's clients drop out; pooled data has no client to lose."""
+    chance = 0.0 if experiment.method.pooled else experiment.settings.federation.dropout
+    return drop_outs(clients, chance, experiment.seed.child("round", number, "dropout"))
+
+
+def due_for_scoring(number: int, settings: FederationSettings) -> bool:
+    """Whether the validation split is scored after this round."""
+    return number % settings.evaluate_every == 0 or number == settings.rounds
 
 
 def _fingerprint(sites: Sequence[Site]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -52,6 +53,11 @@ class Experiment:
     clients: dict[str, Split]
     seed: Seed
 
+    @property
+    def metric(self) -> str:
+        """The score the run is judged by."""
+        return self.settings.federation.metric or self.task.metric
+
 
 def prepare(source: Source) -> Experiment:
     """Checks a configuration and loads what it names.
@@ -72,6 +78,9 @@ def prepare(source: Source) -> Experiment:
             clients = divide(settings)
             problems += [source.problem(item.path, item.message) for item in _too_few(settings, clients)]
             task = TASKS[settings.task.name].from_documents(settings.task, clients)
+    if sound("task", "federation"):
+        with _collecting(problems, source):
+            _check_metric(settings.federation.metric, task or TASKS[settings.task.name])
     if sound("model", "task"):
         with _collecting(problems, source):
             _check_model(settings, method)
@@ -108,6 +117,24 @@ def _collecting(problems: list[Problem], source: Source) -> Iterator[None]:
         problems += [source.problem(problem.path, problem.message) for problem in error.problems]
     except DataError as error:
         problems.append(source.problem("data.path", str(error)))
+
+
+def _check_metric(metric: str | None, task: Task | type[Task]) -> None:
+    """Checks the name of the score a run is judged by against those the task gives.
+
+    Args:
+        metric: The name, if there is one.
+        task: The task, or its class where the data that would tell its labels is not sound.
+    """
+    names = task.metrics if isinstance(task, type) else task.metric_names
+    if metric is None or metric in names or (isinstance(task, type) and "/" in metric):
+        return
+    near = difflib.get_close_matches(metric, names, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    singles = len(names) - len(task.metrics)
+    more = f" and {singles} scores of single labels, such as {names[-singles]}" if singles else ""
+    message = f"{metric!r} is no score of this task{hint} It gives: {', '.join(task.metrics)}{more}"
+    raise ConfigurationError([Problem("federation.metric", message)])
 
 
 def _check_model(settings: RunSettings, method: Method | None) -> None:

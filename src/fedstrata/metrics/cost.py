@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,7 +12,16 @@ if TYPE_CHECKING:
 
 
 def peak_rss_bytes() -> int:
-    """Returns the largest resident memory of this process so far, in bytes."""
+    """Returns the largest resident memory of this process so far, in bytes.
+
+    Linux hands the peak of `getrusage` down to a program that a larger process starts; the kernel's own high
+    water mark begins anew with the program.
+    """
+    status = Path("/proc/self/status")
+    lines = status.read_text("utf-8").splitlines() if status.exists() else []
+    for line in lines:
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

@@ -21,7 +21,7 @@ def summarise(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     start = [event for event in events if event["event"] == "run"][-1]
     final = [event for event in events if event["event"] == "final"][-1]
     rounds = committed_rounds(events)
-    metric = start["metric"]
+    metric = [event for event in events if event["event"] in {"run", "resumed"}][-1]["metric"]
     return {
         "method": start["method"],
         "task": start["task"],
@@ -67,7 +67,7 @@ def mean_of(scores: Sequence[Mapping[str, float] | None]) -> dict[str, float] | 
 def headline(scores: Mapping[str, Any], metric: str) -> float | None:
     """Returns the score a round is judged by: the global one, or the clients' mean if nothing is global."""
     for group in ("global", "mean_client"):
-        if scores.get(group):
+        if scores.get(group) and metric in scores[group]:  # a label that did not occur has no score
             return float(scores[group][metric])
     return None
 

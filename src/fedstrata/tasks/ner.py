@@ -100,6 +100,11 @@ class NamedEntityRecognition:
         """`O`, then `B-` and `I-` of every type: B- tags are odd and I- tags even."""
         return ("O", *(f"{prefix}-{label}" for label in self.types for prefix in "BI"))
 
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """The micro scores, then `f1/TYPE`, `precision/TYPE` and `recall/TYPE` of every type."""
+        return (*self.metrics, *(f"{metric}/{label}" for label in self.types for metric in self.metrics))
+
     def encode(self, documents: Sequence[Document], tokenizer: Any) -> list[Window]:
         """Tokenizes and tags documents.
 

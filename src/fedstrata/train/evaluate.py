@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from fedstrata.core.method import Model, Task
 
 
+def batches_by_length(examples: Sequence[Any], size: int) -> list[list[int]]:
+    """Returns the indices of each batch when examples are sorted by length, the shortest first."""
+    order = sorted(range(len(examples)), key=lambda index: len(examples[index]))
+    return [order[start : start + size] for start in range(0, len(order), size)]
+
+
 @torch.inference_mode()
 def predict(
     model: Model, task: Task, examples: Sequence[Any], settings: TrainingSettings
@@ -33,10 +39,8 @@ def predict(
     module = model.module
     module.train(False)
     device = next(module.parameters()).device
-    order = sorted(range(len(examples)), key=lambda index: len(examples[index]))
     answers: list[Any] = [None] * len(examples)
-    for start in range(0, len(order), settings.eval_batch_size):
-        chosen = order[start : start + settings.eval_batch_size]
+    for chosen in batches_by_length(examples, settings.eval_batch_size):
         batch = to_device(task.collate([examples[index] for index in chosen]), device)
         with autocast(settings, device):
             outputs = task.predict(module, batch)

@@ -1,0 +1,190 @@
+"""`fedstrata plan`: what a run will train, send and cost, before it starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.resources import as_file, files
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedstrata.cli.options import Arguments, Debug, sort_arguments
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedstrata.engine.plan import GroupPlan, RunPlan
+
+CLIENTS_SHOWN = 12
+TIMES = {
+    "train_seconds": "training",
+    "evaluate_seconds": "scoring",
+    "engine_overhead_seconds": "the engine",
+    "finish_seconds": "test scores and saving",
+}
+FILES = {
+    "checkpoints_bytes": "checkpoints",
+    "stores_bytes": "private tensors",
+    "caches_bytes": "caches",
+    "models_bytes": "saved models",
+}
+
+
+def plan(
+    arguments: Arguments = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON and nothing else.")] = False,
+    seconds: Annotated[float, typer.Option(min=0.0, help="How long to measure; longer is surer.")] = 10.0,
+    out: Annotated[Path, typer.Option(help="Where runs will go; its free space is looked up.")] = Path(
+        "runs"
+    ),
+    debug: Debug = False,
+) -> None:
+    """Say what a run will train, send and cost, and list every problem.
+
+    A few batches are run through the real engine and thrown away; nothing is left behind.
+
+    Example: fedstrata plan site.yaml method.top=4 federation.rounds=20
+    """
+    file, overrides = sort_arguments(arguments or [])
+
+    from rich.console import Console  # noqa: PLC0415 - heavy
+
+    from fedstrata.core.sources import read_source  # noqa: PLC0415
+    from fedstrata.engine.plan import make_plan  # noqa: PLC0415
+
+    console = Console()
+    if not as_json:
+        _say(console, "preparing the data and the model, then rehearsing a few batches ...")
+    with as_file(files("fedstrata.cli") / "demo.yaml") as demo:
+        made = make_plan(read_source(file or demo, overrides), folder=out, seconds=seconds)
+    if as_json:
+        typer.echo(json.dumps(made.as_json(), indent=2, allow_nan=False))
+        return
+    console.print(_groups(made))
+    console.print(_clients(made))
+    for line in _costs(made):
+        _say(console, line)
+    for warning in made.warnings:
+        _say(console, f"warning: {warning}")
+
+
+def _say(console: Console, message: str) -> None:
+    console.print(message, highlight=False, markup=False, soft_wrap=True)
+
+
+def _groups(made: RunPlan) -> Table:
+    """The parts of the model; neighbouring blocks that are treated alike share a row."""
+    model = made.model
+    title = f"{made.method} on {made.task}: {model['name']}, {model['parameters']:,} parameters"
+    table = _table(title, "part", "parameters", "size", "trains", "sent down", "sent up")
+    for name, alike in _alike(made.groups):
+        parameters = sum(group.parameters for group in alike)
+        trainable = sum(group.trainable_parameters for group in alike)
+        share = "yes" if trainable == parameters else f"{100 * trainable / parameters:.1f} %"
+        table.add_row(
+            name,
+            f"{parameters:,}" if parameters else "-",
+            _size(sum(group.bytes for group in alike)),
+            share if trainable else "-",
+            _size(sum(group.bytes_down for group in alike)),
+            _size(sum(group.bytes_up for group in alike)),
+        )
+    return table
+
+
+def _alike(groups: Sequence[GroupPlan]) -> Iterator[tuple[str, list[GroupPlan]]]:
+    """Yields rows: one group, or a stretch of blocks that train and travel alike."""
+
+    def treatment(group: GroupPlan) -> tuple[object, ...]:
+        block = group.name.startswith("block ")
+        how = (bool(group.trainable_parameters), bool(group.bytes_down), bool(group.bytes_up))
+        return (block, *how) if block else (group.name,)
+
+    for _, members in groupby(groups, key=treatment):
+        alike = list(members)
+        first, last = alike[0].name, alike[-1].name
+        yield (first if first == last else f"blocks {first.split()[1]} to {last.split()[1]}"), alike
+
+
+def _clients(made: RunPlan) -> Table:
+    """Who does what; the first clients only where there are many."""
+    table = _table(
+        f"{made.rounds} rounds, judged by {made.metric}",
+        "client", "training documents", "examples", "steps a round", "seconds a round", "rounds",
+    )  # fmt: skip
+    shown = list(made.clients.items())[:CLIENTS_SHOWN]
+    for name, client in shown:
+        steps, seconds = f"{client.steps:,}", f"{client.seconds:.1f}"
+        documents, examples = f"{client.documents['train']:,}", f"{client.examples:,}"
+        table.add_row(name, documents, examples, steps, seconds, f"{client.rounds:,}")
+    if len(shown) < len(made.clients):
+        table.add_row(f"and {len(made.clients) - len(shown)} more", "", "", "", "", "")
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(title=Text(title))
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left")
+    return table
+
+
+def _costs(made: RunPlan) -> Iterator[str]:
+    """Says in a line each what trains, travels, and what it takes."""
+    parameters, memory, rehearsal = made.model["parameters"], made.memory, made.rehearsal
+    share = 100 * made.trainable_parameters / parameters
+    yield f"trains   {made.trainable_parameters:,} of {parameters:,} parameters ({share:.1f} %)"
+    yield from _travels(made)
+    total, a_round = (_duration(made.time[key]) for key in ("total_seconds", "seconds_per_round"))
+    yield f"time     {total} on {made.device}, {a_round} a round: {_parts(made.time, TIMES, _duration)}"
+    gpu = f" and {_size(memory['peak_gpu_bytes'])} on the GPU" if memory["peak_gpu_bytes"] else ""
+    yield f"memory   {_size(memory['peak_rss_bytes'])}{gpu} at the peak"
+    used, free = (_size(made.disk[key]) for key in ("bytes", "free_bytes"))
+    yield f"disk     {used}: {_parts(made.disk, FILES, _size)}; {free} free"
+    yield (
+        f"measured in {rehearsal['steps']:.0f} steps of {rehearsal['rounds']:.0f} rehearsed rounds, "
+        f"which took {_duration(rehearsal['seconds'])}"
+    )
+
+
+def _travels(made: RunPlan) -> Iterator[str]:
+    sent = made.communication
+    if sent["bytes_up"] is None:
+        yield f"travels  {made.travels}"
+        return
+    up, down = (_size(sent[f"bytes_{way}_per_client_round"]) for way in ("up", "down"))
+    percent = sent["percent_of_full_model"]
+    yield f"travels  a client's turn: {up} up and {down} down; an update is {percent:.1f} % of the model"
+    up, down, whole = (_size(sent[key]) for key in ("bytes_up", "bytes_down", "full_model_bytes_up"))
+    yield f"         in all: {up} up and {down} down; the whole model each time: {whole} up"
+
+
+def _parts(values: Mapping[str, float], names: Mapping[str, str], show: Callable[[float], str]) -> str:
+    return ", ".join(f"{name} {show(values[key])}" for key, name in names.items() if values[key])
+
+
+def _size(number: float | None) -> str:
+    from rich.filesize import decimal  # noqa: PLC0415
+
+    return decimal(round(number)) if number else "-"
+
+
+def _duration(seconds: float) -> str:
+    """Returns a time as people say it.
+
+    Example:
+        >>> _duration(4.26), _duration(90), _duration(7300)
+        ('4.3 s', '1 min 30 s', '2 h 2 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes_left = divmod(minutes, 60)
+    return f"{hours} h {minutes_left} min" if hours else f"{minutes} min {rest} s"

@@ -1,0 +1,219 @@
+"""Scales what a rehearsal measured to a whole run, by what a survey of its data counted."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+import numpy as np
+import psutil
+import torch
+from scipy.optimize import nnls
+
+from fedstrata.core.types import Message
+from fedstrata.engine.checkpoint import KEEP
+from fedstrata.engine.rounds import dropped, due_for_scoring, sites_of
+from fedstrata.engine.simulate import sample
+from fedstrata.wire import frame
+
+if TYPE_CHECKING:
+    from fedstrata.engine.rehearsal import Rehearsed
+    from fedstrata.engine.setup import Experiment
+    from fedstrata.engine.survey import Survey, Workload
+
+COMMUNICATION = (
+    "bytes_up",
+    "bytes_down",
+    "bytes_up_per_client_round",
+    "bytes_down_per_client_round",
+    "percent_of_full_model",
+    "full_model_bytes_up",
+)
+
+
+class Estimate:
+    """Scales what a rehearsal measured to the whole run.
+
+    Args:
+        experiment: The run.
+        surveyed: What it will process.
+        rehearsed: What was measured.
+
+    Attributes:
+        workloads: What each client trains on, by name.
+        sampled: The clients of every round, drawn as the run will draw them.
+        delivered: Those of them that do not drop out; none of a round that is abandoned.
+        turns: How many rounds each client trains in.
+        measured: What was measured.
+    """
+
+    def __init__(self, experiment: Experiment, surveyed: Survey, rehearsed: Rehearsed) -> None:
+        self.experiment, self.surveyed, self.measured = experiment, surveyed, rehearsed
+        self.federation = experiment.settings.federation
+        self.training = experiment.settings.training
+        self.workloads = {workload.id: workload for workload in surveyed.workloads}
+        self.sampled = _sampled(experiment)
+        self.delivered = _delivered(experiment, self.sampled)
+        self.turns = Counter(client for clients in self.delivered for client in clients)
+        self.per_step, self.per_token, self.per_turn = _training_price(rehearsed)
+        self.per_scored_token = _scoring_price(rehearsed)
+
+    def steps(self, workload: Workload) -> int:
+        """Returns a client's optimiser steps in a round."""
+        return self.training.epochs * -(-len(workload.batches) // self.training.accumulation)
+
+    def turn_seconds(self, workload: Workload) -> float:
+        """Returns a client's training time in a round."""
+        tokens = self.training.epochs * sum(workload.batches)
+        return self.per_turn + self.per_step * self.steps(workload) + self.per_token * tokens
+
+    def model_bytes(self) -> int:
+        """Returns the bytes of the whole model as a frame."""
+        model = self.experiment.model
+        return frame.encode(Message(model.tensors(model.layout.all))).nbytes
+
+    def communication(self) -> dict[str, float | int | None]:
+        """Returns bytes in all, and on average for a client's turn; null where notes travel and no model."""
+        if self.experiment.method.pooled:
+            return dict.fromkeys(COMMUNICATION)
+        first, later = self.measured.rounds[0], self.measured.rounds[1:]
+        turns = self.turns.total()
+        up, down = (
+            getattr(first, key) * len(clients[0])
+            + fmean(getattr(cost, key) for cost in later) * sum(map(len, clients[1:]))
+            for key, clients in (("bytes_up", self.delivered), ("bytes_down", self.sampled))
+        )
+        full, each = self.model_bytes(), max(1, turns)
+        values = (round(up), round(down), up / each, down / each, 100.0 * up / each / full, full * turns)
+        return dict(zip(COMMUNICATION, values, strict=True))
+
+    def time(self) -> dict[str, float]:
+        """Returns seconds by purpose, as `summary.json` divides them; `finish` scores the test and saves."""
+        turns, rounds = self.turns.total(), self.federation.rounds
+        train = sum(count * self.turn_seconds(self.workloads[client]) for client, count in self.turns.items())
+        if self.measured.cache_bytes:
+            train += self._filling_seconds()
+        scorings = sum(due_for_scoring(number, self.federation) for number in range(1, rounds + 1))
+        evaluate = scorings * self.per_scored_token * self.surveyed.scored_tokens["validation"]
+        costs = self.measured.rounds[1:]
+        engine = rounds * fmean(cost.round_seconds for cost in costs)
+        engine += turns * fmean(cost.client_seconds for cost in costs)
+        # A client's documents are encoded for each of its turns, and once more to count its examples.
+        engine += sum(
+            (count + 1) * self.workloads[client].encode_seconds for client, count in self.turns.items()
+        )
+        models = len(self.experiment.clients) if self.experiment.method.personal else 1
+        finish = models * self.measured.save_seconds
+        # A model of its own for every client is scored on everybody's test documents.
+        finish += models * self.per_scored_token * self.surveyed.scored_tokens["test"]
+        return {
+            "total_seconds": train + evaluate + engine + finish,
+            "train_seconds": train,
+            "evaluate_seconds": evaluate,
+            "engine_overhead_seconds": engine,
+            "finish_seconds": finish,
+            "seconds_per_round": (train + evaluate + engine) / rounds,
+            "seconds_per_client_round": train / max(1, turns),
+        }
+
+    def _filling_seconds(self) -> float:
+        """Returns what clients' first turns take longer than later ones, because they fill caches.
+
+        The second client of a rehearsal knows: its first turn fills its cache and does not warm up the
+        process.
+        """
+        second = self.measured.turns[-1].client
+        first = [turn for turn in self.measured.turns if turn.round == 1 and turn.client == second]
+        steps = [step for turn in first for step in turn.steps]
+        tokens = sum(step.tokens for step in steps)
+        seconds = sum(step.seconds for step in steps) + sum(turn.fixed_seconds for turn in first)
+        usual = self.per_turn + self.per_step * len(steps) + self.per_token * tokens
+        surplus = max(0.0, seconds - usual) * self.training.epochs / max(1, tokens)
+        return surplus * sum(sum(self.workloads[client].batches) for client in self.turns)
+
+    def memory(self) -> dict[str, int | None]:
+        """Returns the peaks, and what this process could have."""
+        process = psutil.Process().memory_info().rss
+        device = self.experiment.model.device
+        gpu = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else None
+        return {
+            "peak_rss_bytes": self.measured.peak_rss_bytes,
+            "peak_gpu_bytes": self.measured.peak_gpu_bytes,
+            "available_rss_bytes": psutil.virtual_memory().available + process,
+            "available_gpu_bytes": gpu,
+        }
+
+    def disk(self, place: Path) -> dict[str, int]:
+        """Returns what a run directory will hold at the end, and what is free at its place."""
+        measured, rounds = self.measured, self.federation.rounds
+        clients = len(self.experiment.clients)
+        versions = sum(min(KEEP + 1, count) for count in self.turns.values())
+        events = measured.event_bytes
+        turns = self.turns.total()
+        # Half of a rehearsal's two clients' scores and bytes are in a `round` event for each client.
+        record = events.get("client", 0.0) * turns + events.get("round", 0.0) * rounds * max(1.0, clients / 2)
+        parts = {
+            "checkpoints_bytes": measured.checkpoint_bytes * min(KEEP, rounds),
+            "stores_bytes": measured.store_bytes * versions,
+            "caches_bytes": self._cache_bytes(),
+            "models_bytes": measured.model_bytes * (clients if self.experiment.method.personal else 1),
+            "record_bytes": round(record),
+        }
+        nearest = next(path for path in (place.absolute(), *place.absolute().parents) if path.exists())
+        return {"bytes": sum(parts.values()), **parts, "free_bytes": shutil.disk_usage(nearest).free}
+
+    def _cache_bytes(self) -> int:
+        """Returns the size of what clients cache of their examples, in proportion to the tokens of these."""
+        rehearsed = [*self.surveyed.samples.typical, *self.surveyed.samples.largest]
+        per_token = self.measured.cache_bytes / max(1, sum(map(len, rehearsed)))
+        return round(per_token * sum(self.workloads[client].tokens for client in self.turns))
+
+
+def _delivered(experiment: Experiment, sampled: list[list[str]]) -> list[list[str]]:
+    """Returns the clients of every round that do not drop out of it; none where too few are left."""
+    needed = 1 if experiment.method.pooled else experiment.settings.federation.min_clients or 1
+    left = []
+    for number, clients in enumerate(sampled, start=1):
+        lost = dropped(experiment, number, clients)
+        there = [client for client in clients if client not in lost]
+        left.append(there if len(there) >= needed else [])
+    return left
+
+
+def _sampled(experiment: Experiment) -> list[list[str]]:
+    """Returns the clients of every round, drawn as the run will draw them."""
+    federation = experiment.settings.federation
+    _, trainers = sites_of(experiment)
+    return [
+        [site.id for site in sample(trainers, federation.sample, seed)]
+        for seed in (
+            experiment.seed.child("round", number, "sample") for number in range(1, federation.rounds + 1)
+        )
+    ]
+
+
+def _training_price(measured: Rehearsed) -> tuple[float, float, float]:
+    """Returns the seconds of a step, of a padded token in it, and of a turn besides its steps.
+
+    The first two are fitted to all steps after the first round by least squares, none below 0.
+    """
+    turns = [turn for turn in measured.turns if turn.round > 1]
+    steps = [step for turn in turns for step in turn.steps]
+    turns_of_clients = len({(turn.round, turn.client) for turn in turns})  # one may run several handlers
+    fixed = sum(turn.fixed_seconds for turn in turns) / turns_of_clients
+    if not steps:
+        return 0.0, 0.0, fixed
+    tokens = np.array([step.tokens for step in steps], dtype=np.float64)
+    seconds = np.array([step.seconds for step in steps])
+    (per_step, per_token), _ = nnls(np.stack([np.ones_like(tokens), tokens], axis=1), seconds)
+    return float(per_step), float(per_token), fixed
+
+
+def _scoring_price(measured: Rehearsed) -> float:
+    """Returns the seconds of scoring a padded token; the first scoring warms up where there are others."""
+    scorings = measured.scorings[1:] or measured.scorings
+    tokens = sum(scoring.tokens for scoring in scorings)
+    return sum(scoring.seconds for scoring in scorings) / tokens if tokens else 0.0
