@@ -14,19 +14,16 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
-from scipy.stats import binom
-from support import TINY, Finished, RunTiny, assert_same_tensors, finished
+from support import TINY, RunTiny, assert_same_tensors, finished
 
 from fedstrata.cli.display import Display
 from fedstrata.core.errors import ClientsLostError, ConfigurationError, FrameError, Problem, TrainingError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.sources import read_source
 from fedstrata.core.types import ClientInfo, Message, Plan, State, Update
-from fedstrata.engine.checkpoint import Checkpoints, ClientStore
-from fedstrata.engine.failures import Attendance, drop_outs, is_client_failure, release_memory
+from fedstrata.engine.checkpoint import ClientStore
+from fedstrata.engine.failures import is_client_failure, release_memory
 from fedstrata.engine.folder import open_run
 from fedstrata.engine.rounds import Run
 from fedstrata.engine.setup import prepare
@@ -274,117 +271,6 @@ def test_a_client_that_is_lost_is_not_asked_again_in_the_round(tmp_path: Path) -
     assert [client for handler, client in calls if handler == "train"] == ["site-1", "site-2"]
 
 
-# ---- simulated drop-out --------------------------------------------------------------------------------
-def test_drop_outs_get_the_plan_and_send_nothing(run_tiny: RunTiny) -> None:
-    run = run_tiny("federation.dropout=0.4", "federation.rounds=6", "federation.evaluate_every=6")
-    lost = {(event["round"], event["client"]) for event in run.of("client_failed")}
-    worked = {(event["round"], event["client"]) for event in run.of("client")}
-    assert lost
-    assert not lost & worked
-    assert {event["error"] for event in run.of("client_failed")} == {"DroppedOut"}
-    for event in run.of("round"):
-        for client, sent in event["exchanges"].items():
-            assert sent["bytes_down"] > 0
-            assert (sent["bytes_up"] == 0) == (client in event["failed"])
-    whole = len(lost) + len(worked)
-    assert whole == 6 * 3
-    assert sum(run.summary["failures"]["clients"].values()) == len(lost)
-
-
-def test_a_round_that_drop_outs_leave_too_small_changes_nothing(tmp_path: Path) -> None:
-    overrides = ["federation.dropout=0.3", "federation.min_clients=3", "federation.rounds=8"]
-    source = read_source(None, [*TINY, *overrides, "federation.evaluate_every=8"])
-    states: dict[int, State] = {}
-
-    def listen(event: str, facts: Any) -> None:
-        if event == "round":
-            states[facts["round"]] = Checkpoints(tmp_path / "run/checkpoints").load(facts["round"])[1]
-
-    opened = open_run(source, tmp_path / "run", listen, resume=False)
-    run = finished(opened.folder, opened.execute())
-    abandoned = [event["round"] for event in run.of("round") if event["abandoned"]]
-    assert 0 < len(abandoned) < 8
-    assert run.summary["failures"]["abandoned_rounds"] == len(abandoned)
-    for event in run.of("round"):
-        number = event["round"]
-        up = sum(sent["bytes_up"] for sent in event["exchanges"].values())
-        assert (up == 0) == (number in abandoned) == bool(event["failed"])
-        assert all(sent["bytes_down"] > 0 for sent in event["exchanges"].values())
-        if number in abandoned:
-            assert event["loss"] is None
-            if number > 1:
-                assert_same_tensors(states[number].tensors, states[number - 1].tensors)
-        elif number > 1:
-            assert any(
-                not torch.equal(tensor, states[number - 1].tensors[name])
-                for name, tensor in states[number].tensors.items()
-            )
-
-
-def test_every_client_may_drop_out_of_a_round(run_tiny: RunTiny) -> None:
-    run = run_tiny("federation.dropout=0.999999", "federation.rounds=1")
-    assert run.of("round")[0]["failed"] == ["site-1", "site-2", "site-3"]
-    assert run.of("round")[0]["abandoned"]
-    sent = run.summary["communication"]
-    assert sent["bytes_up"] == 0 < sent["bytes_down"]
-    assert sent["bytes_up_per_client_round"] == 0
-    assert run.summary["time"]["seconds_per_client_round"] is None
-
-
-def test_pooled_training_loses_nobody(run_tiny: RunTiny) -> None:
-    overrides = ["method={name: centralized}", "federation.rounds=1"]
-    plain = run_tiny(*overrides, out="plain")
-    run = run_tiny(*overrides, "federation.dropout=0.9", "federation.min_clients=3", out="with")
-    assert_same_tensors(plain.state.tensors, run.state.tensors)
-    assert run.summary["failures"] == {"clients": None, "abandoned_rounds": None}
-
-
-@given(
-    st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=20, unique=True),
-    st.floats(0, 0.99),
-    st.floats(0, 0.99),
-    st.integers(0, 9),
-)
-def test_a_greater_chance_takes_more_clients_and_each_by_itself(
-    clients: list[str], one: float, other: float, seed: int
-) -> None:
-    low, high = sorted((one, other))
-    assert drop_outs(clients, low, Seed(seed)) <= drop_outs(clients, high, Seed(seed))
-    assert not drop_outs(clients, 0.0, Seed(seed))
-    alone = {client for client in clients if drop_outs([client], high, Seed(seed))}
-    assert drop_outs(clients, high, Seed(seed)) == alone
-
-
-@pytest.mark.parametrize("chance", [0.05, 0.3, 0.8])
-def test_clients_drop_out_as_often_as_asked(chance: float) -> None:
-    clients = [f"site-{number}" for number in range(100)]
-    rounds = [drop_outs(clients, chance, Seed(0).child("round", number, "dropout")) for number in range(50)]
-    low, high = binom.interval(0.9999, 5000, chance)
-    assert low <= sum(map(len, rounds)) <= high
-    low, high = binom.interval(1 - 1e-6, 50, chance)
-    assert all(low <= sum(client in lost for lost in rounds) <= high for client in clients)
-
-
-@given(
-    st.integers(1, 12),
-    st.sets(st.integers(0, 11)),
-    st.sets(st.integers(0, 11)),
-    st.none() | st.integers(1, 12),
-)
-def test_attendance_counts_those_who_are_left(
-    clients: int, dropped: set[int], failed: set[int], least: int | None
-) -> None:
-    names = [str(number) for number in range(clients)]
-    gone = frozenset(names[number] for number in dropped if number < clients)
-    attendance = Attendance(names, gone, least)
-    attendance.lost.update({names[number]: "OSError" for number in failed if number < clients})
-    left = [name for name in names if name not in gone and name not in attendance.lost]
-    if least is None:
-        assert attendance.suffices == (bool(left) and set(attendance.lost) <= gone)
-    else:
-        assert attendance.suffices == (len(left) >= least)
-
-
 # ---- what a user sees ----------------------------------------------------------------------------------
 def test_more_clients_than_a_round_has_are_a_problem_of_the_configuration() -> None:
     overrides = [
@@ -399,12 +285,6 @@ def test_more_clients_than_a_round_has_are_a_problem_of_the_configuration() -> N
     assert "3 clients, of which federation.sample takes 0.67" in text
     assert "the command line" in text
     assert "method.top" in text  # with every other problem
-
-
-@pytest.mark.parametrize("value", ["1.0", "-0.1", "high"])
-def test_a_chance_outside_its_range_is_refused(value: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"federation\.dropout"):
-        prepare(read_source(None, [*TINY, f"federation.dropout={value}"]))
 
 
 def shown(run: Callable[[Display], Any]) -> str:
@@ -426,18 +306,6 @@ def test_failures_are_shown(tmp_path: Path) -> None:
     assert "1 updates were lost, 1 of them by site-3; 0 of 2 rounds were abandoned" in text
 
 
-def test_drop_outs_are_counted_and_not_shown_one_by_one(tmp_path: Path) -> None:
-    def run(display: Display) -> None:
-        source = read_source(None, [*TINY, "federation.dropout=0.5", "federation.min_clients=3"])
-        opened = open_run(source, tmp_path / "run", display, resume=False)
-        display.show(opened.execute(), opened.folder, personal=False)
-
-    text = shown(run)
-    assert "DroppedOut" not in text
-    assert "of 3 clients lost, abandoned" in text
-    assert "rounds were abandoned" in text
-
-
 def test_a_run_that_loses_nobody_says_nothing_of_it(tmp_path: Path) -> None:
     def run(display: Display) -> None:
         opened = open_run(read_source(None, TINY), tmp_path / "run", display, resume=False)
@@ -453,34 +321,3 @@ def test_a_version_that_is_discarded_gives_way_to_the_one_before(tmp_path: Path)
     ClientStore(tmp_path, 2).discard()  # nothing there any more
     assert ClientStore(tmp_path, 3).read().tensors["head"][0] == 1.0
     ClientStore(tmp_path / "nobody", 1).discard()
-
-
-def rounds_of(run: Finished) -> list[dict[str, Any]]:
-    ignored = {"time", "seconds", "train_seconds", "evaluate_seconds"}
-    return [{key: value for key, value in event.items() if key not in ignored} for event in run.of("round")]
-
-
-def test_with_nobody_lost_the_settings_change_nothing(run_tiny: RunTiny) -> None:
-    plain = run_tiny(LOCAL_HEAD, out="plain")
-    guarded = run_tiny(LOCAL_HEAD, "federation={rounds: 2, min_clients: 2, dropout: 0.0}", out="guarded")
-    assert_same_tensors(plain.state.tensors, guarded.state.tensors)
-    assert rounds_of(plain) == rounds_of(guarded)
-    assert plain.summary["metrics"] == guarded.summary["metrics"]
-
-
-def test_resumed_is_uninterrupted_with_drop_outs(run_tiny: RunTiny, tmp_path: Path) -> None:
-    overrides = [LOCAL_HEAD, "federation.rounds=5", "federation.dropout=0.3", "federation.min_clients=2"]
-    whole = run_tiny(*overrides, out="whole")
-    assert any(event["failed"] and not event["abandoned"] for event in whole.of("round"))
-
-    def listen(event: str, facts: Any) -> None:
-        if event == "client" and facts["round"] > 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        open_run(read_source(None, [*TINY, *overrides]), tmp_path / "broken", listen, resume=False).execute()
-    resumed = run_tiny(out="broken", resume=True)
-    assert_same_tensors(whole.state.tensors, resumed.state.tensors)
-    assert rounds_of(resumed) == rounds_of(whole)
-    assert resumed.summary["metrics"] == whole.summary["metrics"]
-    assert resumed.summary["failures"] == whole.summary["failures"]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fedstrata.core.config import FederationSettings, RunSettings
 from fedstrata.core.documents import Document
+from fedstrata.core.errors import ClientsLostError
 from fedstrata.core.types import Message, State
 from fedstrata.data.split import Split
 from fedstrata.engine.rounds import Run
@@ -140,6 +141,8 @@ def rehearse(experiment: Experiment, samples: Samples, *, seconds: float = SECON
         run = Rehearsal(rehearsed, Path(folder), samples, watched)
         try:
             run.execute_for(seconds)
+        except ClientsLostError as error:  # there is no run to go on with: the client's own error says more
+            raise error.__cause__ or error from None
         finally:
             experiment.model.train_only(())
             experiment.model.restore()
