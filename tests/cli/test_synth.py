@@ -75,3 +75,41 @@ def test_bad_numbers_and_formats_exit_2(tmp_path: Path, arguments: tuple[str, ..
     done = synth(*arguments, "--out", str(tmp_path / "notes"))
     assert done.returncode == 2
     assert not (tmp_path / "notes").exists()
+
+
+def test_notes_under_the_admissions_of_other_tables(tmp_path: Path) -> None:
+    tables = tmp_path / "tables"
+    tables.mkdir()
+    (tables / "diagnoses_icd.csv").write_text(
+        "row_id,subject_id,hadm_id,seq_num,icd9_code\n1,7,20,2,4019\n2,7,20,1,25000\n3,8,31,1,V4581\n"
+    )
+    done = synth(
+        "--notes", "40", "--format", "mimic", "--admissions", str(tables), "--out", str(tmp_path / "out")
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 notes" in done.stdout
+    assert "of its 3 codes" in done.stdout
+    documents = read(tmp_path / "out", "mimic")
+    assert [(item.id, item.labels, item.metadata["patient"]) for item in documents] == [
+        ("20", ("250.00", "401.9"), "7"),
+        ("31", ("V45.81",), "8"),
+    ]
+    # The notes join the tables they were written for as well.
+    for table in ("DIAGNOSES_ICD", "ADMISSIONS", "PATIENTS"):
+        (tmp_path / "out" / f"{table}.csv").unlink()
+    (tables / "diagnoses_icd.csv").rename(tmp_path / "out" / "diagnoses_icd.csv")
+    assert read(tmp_path / "out", "mimic") == documents
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--format", "brat"], "--admissions: is for the format mimic, not 'brat'"),
+        (["--format", "mimic", "--notes", "4"], "DIAGNOSES_ICD.csv"),
+    ],
+)
+def test_admissions_that_cannot_be_used_exit_2(tmp_path: Path, arguments: list[str], says: str) -> None:
+    done = synth(*arguments, "--admissions", str(tmp_path), "--out", str(tmp_path / "out"))
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert not (tmp_path / "out").exists()

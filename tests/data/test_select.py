@@ -1,10 +1,17 @@
 from __future__ import annotations
 
-import pytest
+from collections import Counter
+from random import Random
+from typing import Any
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedstrata.core.config import LabelSettings
 from fedstrata.core.documents import Document, Relation, Span
 from fedstrata.core.errors import ConfigurationError
-from fedstrata.data.select import mention_types, select_types
+from fedstrata.data.select import mention_types, select_labels, select_types
 
 NOTE = Document(
     "note",
@@ -72,3 +79,81 @@ def test_naming_no_type_is_refused() -> None:
 
 def test_mention_types_are_sorted_and_distinct() -> None:
     assert mention_types([NOTE, NOTE]) == ("Disease", "Symptom", "drug", "severity", "strength")
+
+
+def coded(*documents: str) -> list[Document]:
+    """Documents with the labels named, set apart by blanks."""
+    return [Document(str(n), "text", labels=tuple(labels.split())) for n, labels in enumerate(documents)]
+
+
+def kept(documents: list[Document], usual: int | None = None, **settings: Any) -> list[str]:
+    selected = select_labels(documents, LabelSettings(**settings), usual=usual)
+    return [" ".join(document.labels) for document in selected]
+
+
+def test_all_labels_are_kept_by_default_and_documents_stay_themselves() -> None:
+    documents = coded("b a", "", "a")
+    assert all(
+        one is other for one, other in zip(select_labels(documents, LabelSettings()), documents, strict=True)
+    )
+
+
+def test_the_most_frequent_labels_and_the_alphabet_between_equals() -> None:
+    documents = coded("d b", "c b", "a a a", "")
+    assert kept(documents, top=1) == ["b", "b", "", ""]
+    assert kept(documents, top=2) == ["b", "b", "a", ""]
+    assert kept(documents, top=99) == kept(documents, top="all") == ["d b", "c b", "a", ""]
+
+
+def test_what_null_means_depends_on_the_format() -> None:
+    documents = coded("a b", "a", "c")
+    assert kept(documents, usual=1) == ["a", "a", ""]
+    assert kept(documents, usual=1, top="all") == ["a b", "a", "c"]
+    assert kept(documents, usual=1, keep=["b", "c"]) == ["b", "", "c"]
+
+
+def test_labels_by_name_and_the_most_frequent_of_those() -> None:
+    documents = coded("a b c", "c b", "c")
+    assert kept(documents, keep=["c", "a"]) == ["a c", "c", "c"]
+    assert kept(documents, keep=["a", "b"], top=1) == ["b", "b", ""]
+
+
+def test_documents_without_labels_can_be_left_out() -> None:
+    documents = coded("a b", "b", "")
+    assert kept(documents, keep=["a"], without_labels="drop") == ["a"]
+    assert [item.id for item in select_labels(documents, LabelSettings(without_labels="drop"))] == ["0", "1"]
+    with pytest.raises(ConfigurationError, match="'drop' leaves none of the 1 documents"):
+        kept(coded(""), without_labels="drop")
+
+
+def test_codes_are_shortened_before_they_are_counted_and_named() -> None:
+    documents = coded("401.9 401.1 V45.81", "E888.9 401.9", "486 E888.1")
+    assert kept(documents, digits=3) == ["401 V45", "E888 401", "486 E888"]
+    assert kept(documents, digits=3, keep=["E888"]) == ["", "E888", "E888"]
+    with pytest.raises(
+        ConfigurationError, match=r"data\.labels\.digits: 3 shortens .* 'Surgery' of document 1"
+    ):
+        kept(coded("401.9", "Surgery"), digits=3)
+
+
+def test_labels_that_occur_nowhere_are_all_named() -> None:
+    with pytest.raises(ConfigurationError) as error:
+        kept(coded("401.9 Surgery", "Urology"), keep=["Surgery", "surgery", "4019"])
+    assert [problem.path for problem in error.value.problems] == ["data.labels.keep"] * 2
+    assert "'surgery' is the label of no document; 3 labels occur: for example Surgery" in str(error.value)
+    with pytest.raises(ConfigurationError, match="'a': no document has any label"):
+        kept(coded(""), keep=["a"])
+
+
+@given(
+    sets=st.lists(st.sets(st.sampled_from("abcdef")), max_size=8), top=st.integers(1, 7), seed=st.randoms()
+)
+def test_no_label_that_is_left_out_is_more_frequent(sets: list[set[str]], top: int, seed: Random) -> None:
+    documents = coded(*(" ".join(sorted(labels)) for labels in sets))
+    counts = Counter(label for labels in sets for label in labels)
+    chosen = {label for labels in kept(documents, top=top) for label in labels.split()}
+    assert len(chosen) == min(top, len(counts))
+    assert sum(counts[label] for label in chosen) == sum(sorted(counts.values(), reverse=True)[:top])
+    shuffled = seed.sample(documents, len(documents))
+    selected = select_labels(shuffled, LabelSettings(top=top))
+    assert {label for document in selected for label in document.labels} == chosen

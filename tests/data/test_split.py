@@ -134,3 +134,60 @@ def test_what_cannot_be_split_is_refused(documents: list[Document], words: list[
     for word in words:
         assert word in str(error.value)
     assert [problem.path for problem in error.value.problems] == ["data.path"]
+
+
+def stays(*patients: int, split: str = "") -> list[Document]:
+    """Documents of numbered patients at two sites; a patient of one site is not that of the other."""
+    return [
+        Document(
+            f"{split}{number}",
+            "text",
+            site=f"site-{number % 2}",
+            metadata={"patient": str(patient), **({"split": split} if split else {})},
+        )
+        for number, patient in enumerate(patients)
+    ]
+
+
+@given(
+    patients=st.lists(st.integers(0, 9), max_size=60),
+    shares=shares(),
+    seed=st.integers(0, 3),
+    named_train=st.booleans(),
+)
+def test_by_patient_no_patient_is_in_two_parts(
+    patients: list[int], shares: SplitSettings, seed: int, named_train: bool
+) -> None:
+    documents = stays(*patients, split="train" if named_train and patients else "")
+    parts = split(documents, shares.model_copy(update={"by": "patient"}), Seed(seed))
+    assert Counter(document.id for document in parts.all) == Counter(document.id for document in documents)
+    where: dict[tuple[str, str], set[str]] = {}
+    for part in PARTS:
+        for document in getattr(parts, part):
+            where.setdefault((document.site, document.metadata["patient"]), set()).add(part)
+    assert all(len(found) == 1 for found in where.values())
+    for site in {site for site, _ in where}:
+        found = Counter(part for (at, _), (part,) in where.items() if at == site)
+        if found.total() >= 3 and not named_train:
+            assert all(found[part] for part in PARTS if getattr(shares, part) > 0)
+        for part in PARTS:
+            assert abs(found[part] - found.total() * getattr(shares, part)) < 3
+
+
+def test_patients_of_one_document_each_are_divided_like_documents() -> None:
+    """The share of a part is one of patients; its rank goes by the patient's name."""
+    documents = [Document(f"d{n}", "text", metadata={"patient": f"d{n}"}) for n in range(40)]
+    by_patient = split(documents, SplitSettings(by="patient"), Seed(0))
+    assert by_patient == split(documents, SHARES, Seed(0))
+
+
+def test_by_patient_every_document_needs_one_and_named_parts_must_keep_them_apart() -> None:
+    by_patient = SplitSettings(by="patient")
+    with pytest.raises(
+        ConfigurationError, match=r"data\.split\.by: .*2 of 5 have none \(for example '0/0'\)"
+    ):
+        split(corpus([2]) + stays(1, 2, 3), by_patient, Seed(0))
+    torn = stays(1, 2, 3, split="train") + stays(1, 4, split="test")
+    with pytest.raises(ConfigurationError, match=r"data\.split\.by: .*1 of 4 patients are in several"):
+        split(torn, by_patient, Seed(0))
+    assert len(split(torn, SHARES, Seed(0)).test) == 2

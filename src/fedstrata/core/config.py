@@ -24,8 +24,12 @@ class Settings(BaseModel):
 
 
 class SplitSettings(Settings):
-    """Shares of a site's documents, by document; ignored where the data names its own splits."""
+    """Shares of a site's documents; ignored where the data names its own splits."""
 
+    by: Literal["document", "patient"] = Field(
+        default="document",
+        description="What is divided; `patient` keeps all of a patient's documents in one part.",
+    )
     train: Fraction = 0.7
     validation: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
     test: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.2
@@ -56,12 +60,81 @@ class SyntheticSettings(Settings):
     seed: int | None = Field(default=None, description="Seed of the corpus; the run's seed when null.")
 
 
+DISCHARGE_SUMMARY = "Discharge summary"
+
+
+class MimicSettings(Settings):
+    """MIMIC-III tables (format `mimic`)."""
+
+    categories: Annotated[list[str], Field(min_length=1)] | None = Field(
+        default=[DISCHARGE_SUMMARY], description="CATEGORY of the notes to keep; all if null."
+    )
+
+
+class DatasetSettings(Settings):
+    """A data set of the Hugging Face hub or saved by its library (format `datasets`)."""
+
+    config: str | None = Field(default=None, description="Which configuration, where the hub has several.")
+    revision: str | None = Field(default=None, description="Which commit, branch or tag of the hub.")
+    splits: dict[str, Literal["train", "validation", "test"]] | list[str] | None = Field(
+        default=None, description="Splits to read: a list, or a mapping to train, validation and test."
+    )
+
+
+class ColumnSettings(Settings):
+    """Which columns hold what (format `datasets`)."""
+
+    text: str | list[str] = Field(
+        default="text", description="The text; of several columns, joined by line breaks."
+    )
+    labels: str | None = Field(default=None, description="A label of the document, or a list of them.")
+    tokens: str | None = Field(default=None, description="Tokens instead of a text; needs `tags`.")
+    tags: str | None = Field(default=None, description="A chunk tag (B-x, I-x, O) a token.")
+    id: str | None = Field(default=None, description="Unique; the number of the row when null.")
+    site: str | None = None
+    names: list[str] | None = Field(
+        default=None, description="The columns of CSV files that have no header, in order."
+    )
+
+    @model_validator(mode="after")
+    def _tokens_with_tags(self) -> ColumnSettings:
+        if (self.tokens is None) != (self.tags is None):
+            raise ValueError("tokens and tags are two columns of one task: name both, or none")
+        return self
+
+
+class LabelSettings(Settings):
+    """Which labels of documents are kept."""
+
+    keep: Annotated[list[str], Field(min_length=1)] | None = Field(
+        default=None, description="Labels to keep, by name. All if null."
+    )
+    top: Count | Literal["all"] | None = Field(
+        default=None,
+        description="Keep so many of the most frequent in the corpus; null is 50 with `mimic`, else all.",
+    )
+    digits: Literal["full", 3] = Field(
+        default="full", description="3 shortens ICD-9 codes to their category: 401.9 to 401, E888.9 to E888."
+    )
+    without_labels: Literal["keep", "drop"] = Field(
+        default="keep", description="Documents that have none of the kept labels."
+    )
+
+
 class DataSettings(Settings):
     """Where the documents come from."""
 
-    format: Literal["synthetic", "i2b2", "brat", "conll", "jsonl"] = "synthetic"
-    path: str | None = Field(default=None, description="A file or folder; sub-folders are sites.")
+    format: Literal[
+        "synthetic", "i2b2", "brat", "conll", "jsonl", "pubtator", "mtsamples", "mimic", "datasets"
+    ] = "synthetic"
+    path: str | None = Field(
+        default=None,
+        description="A file or folder; sub-folders are sites. With `datasets` also an id of the hub.",
+    )
     synthetic: SyntheticSettings = SyntheticSettings()
+    mimic: MimicSettings = MimicSettings()
+    dataset: DatasetSettings = DatasetSettings()
+    columns: ColumnSettings = ColumnSettings()
     unannotated: Literal["refuse", "skip"] = Field(
         default="refuse", description="Texts without an annotation file where others have one (i2b2, BRAT)."
     )
@@ -70,6 +143,19 @@ class DataSettings(Settings):
         default=None,
         description="Mention types to keep: a list, or a mapping to the task's. All if null.",
     )
+    labels: LabelSettings = LabelSettings()
+
+    @model_validator(mode="after")
+    def _sections_of_the_format(self) -> DataSettings:
+        owners = {"mimic": "mimic", "dataset": "datasets", "columns": "datasets"}
+        idle = [
+            f"data.{section} belongs to data.format {owner!r} and has no meaning when it is {self.format!r}"
+            for section, owner in owners.items()
+            if self.format != owner and getattr(self, section) != type(getattr(self, section))()
+        ]
+        if idle:
+            raise ValueError("; ".join(idle))
+        return self
 
     @model_validator(mode="after")
     def _path_where_needed(self) -> DataSettings:

@@ -1,4 +1,8 @@
-"""Training, validation and test documents: divided by document, before anything else happens to them."""
+"""Training, validation and test documents: divided before anything else happens to them.
+
+They are divided by document, or by patient where several documents of one must not come to different parts
+(`data.split.by`).
+"""
 
 from __future__ import annotations
 
@@ -46,8 +50,12 @@ def split(documents: Sequence[Document], settings: SplitSettings, seed: Seed) ->
     has at least one in each part whose share is above 0, and a smaller one has at least one training
     document.
 
-    The rank of a document in the random order depends on the seed, its site and its id alone, never on the
-    order of the input.
+    By patient, all of this holds for patients in place of documents: the shares are shares of a site's
+    patients (`metadata["patient"]`, one site's apart from another's), and all documents of a patient come to
+    one part. Parts that the data names are then checked to share no patient.
+
+    The rank of a document (or patient) in the random order depends on the seed, its site and its id (or its
+    patient's) alone, never on the order of the input.
 
     Args:
         documents: The corpus; ids are unique.
@@ -58,18 +66,21 @@ def split(documents: Sequence[Document], settings: SplitSettings, seed: Seed) ->
         The parts; every document is in exactly one.
 
     Raises:
-        ConfigurationError: If ids repeat, or the parts that the data names are incomplete or unknown.
+        ConfigurationError: If ids repeat, the parts that the data names are incomplete or unknown, or
+            documents that are to be divided by patient name none or have one in two parts.
     """
     _require_unique_ids(documents)
+    if settings.by == "patient":
+        _require_patients(documents)
     named: dict[str, list[Document]] = defaultdict(list)
     for document in documents:
         named[document.metadata.get("split", "")].append(document)
     shares = {part: float(getattr(settings, part)) for part in PARTS}
     if set(named) <= {""}:
-        return _make(_divide(documents, shares, seed))
+        return _make(_divide(documents, shares, settings.by, seed))
     _require_usable_names(named)
     missing = {part: share for part, share in shares.items() if part == "train" or part not in named}
-    divided = _divide(named.pop("train"), missing, seed)
+    divided = _divide(named.pop("train"), missing, settings.by, seed)
     return _make({part: named.get(part) or divided[part] for part in PARTS})
 
 
@@ -111,17 +122,19 @@ def _make(parts: Mapping[str, Sequence[Document]]) -> Split:
 
 
 def _divide(
-    documents: Sequence[Document], shares: Mapping[str, float], seed: Seed
+    documents: Sequence[Document], shares: Mapping[str, float], by: str, seed: Seed
 ) -> dict[str, list[Document]]:
-    sites: dict[str, list[Document]] = defaultdict(list)
+    sites: dict[str, dict[str, list[Document]]] = defaultdict(lambda: defaultdict(list))
     for document in documents:
-        sites[document.site].append(document)
+        unit = document.metadata["patient"] if by == "patient" else document.id
+        sites[document.site][unit].append(document)
     parts: dict[str, list[Document]] = {part: [] for part in PARTS}
-    for site, members in sites.items():
-        members.sort(key=lambda document: seed.child(site, document.id).integer())
+    for site, units in sites.items():
+        order = sorted(units, key=lambda unit: seed.child(site, unit).integer())
         start = 0
-        for part, count in _counts(len(members), shares).items():
-            parts[part] += members[start : start + count]
+        for part, count in _counts(len(order), shares).items():
+            for unit in order[start : start + count]:
+                parts[part] += units[unit]
             start += count
     return parts
 
@@ -149,6 +162,23 @@ def _require_unique_ids(documents: Sequence[Document]) -> None:
         if document.id in seen:
             raise ConfigurationError([Problem("data.path", f"two documents have the id {document.id!r}")])
         seen.add(document.id)
+
+
+def _require_patients(documents: Sequence[Document]) -> None:
+    nameless = [document.id for document in documents if not document.metadata.get("patient")]
+    if nameless:
+        message = (
+            f"'patient' needs a patient for every document, and {len(nameless)} of {len(documents)} "
+            f"have none (for example {nameless[0]!r})"
+        )
+        raise ConfigurationError([Problem("data.split.by", message)])
+    parts: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for document in documents:
+        parts[document.site, document.metadata["patient"]].add(document.metadata.get("split", ""))
+    torn = sum(len(found) > 1 for found in parts.values())
+    if torn:
+        message = f"the data names its own splits, and {torn} of {len(parts)} patients are in several"
+        raise ConfigurationError([Problem("data.split.by", message)])
 
 
 def _require_usable_names(named: Mapping[str, Sequence[Document]]) -> None:

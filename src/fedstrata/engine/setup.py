@@ -17,7 +17,7 @@ from fedstrata.core.errors import ConfigurationError, DataError, Problem
 from fedstrata.core.seeding import Seed
 from fedstrata.core.sources import Source, validate
 from fedstrata.data.partition import partition
-from fedstrata.data.select import select_types
+from fedstrata.data.select import select_labels, select_types
 from fedstrata.data.split import Split, hold_out, split
 from fedstrata.engine.simulate import sample_size
 from fedstrata.methods import METHODS
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from fedstrata.core.documents import Document
     from fedstrata.core.method import Method, Task
     from fedstrata.models.state import Model
+
+
+MIMIC_LABELS = 50
+"""How many codes are kept of MIMIC-III by default, the most frequent ones, as in Mullenbach et al. (CAML)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +200,8 @@ def check_settings(source: Source) -> tuple[RunSettings, Method | None, list[Pro
 def _with_absolute_paths(settings: RunSettings) -> RunSettings:
     """Makes paths independent of where the command was given, so that a run can be resumed from elsewhere."""
     data, model = settings.data, settings.model
-    if data.path is not None:
+    # What is no file or folder may be an id of the hub, which must stay as it is.
+    if data.path is not None and (data.format != "datasets" or Path(data.path).expanduser().exists()):
         data = data.model_copy(update={"path": str(Path(data.path).expanduser().absolute())})
     if Path(model.name).expanduser().is_dir():
         model = model.model_copy(update={"name": str(Path(model.name).expanduser().absolute())})
@@ -212,7 +217,7 @@ def _with_hint(problem: Problem, name: str) -> Problem:
 
 
 def read_documents(settings: DataSettings, seed: Seed) -> list[Document]:
-    """Reads or generates the corpus a configuration names, with the mention types it asks for."""
+    """Reads or generates the corpus a configuration names, with the mention types and labels it asks for."""
     if settings.format == "synthetic":
         from fedstrata.data.synthetic import generate  # noqa: PLC0415 - its lexicons are not needed with real data
 
@@ -224,9 +229,16 @@ def read_documents(settings: DataSettings, seed: Seed) -> list[Document]:
     else:
         from fedstrata.data.readers import read  # noqa: PLC0415
 
-        path = Path(str(settings.path))
-        documents = read(path, settings.format, skip_unannotated=settings.unannotated == "skip")
-    return list(select_types(documents, settings.types))
+        documents = read(
+            Path(str(settings.path)),
+            settings.format,
+            skip_unannotated=settings.unannotated == "skip",
+            mimic_settings=settings.mimic,
+            dataset=settings.dataset,
+            columns=settings.columns,
+        )
+    usual = MIMIC_LABELS if settings.format == "mimic" else None
+    return select_labels(select_types(documents, settings.types), settings.labels, usual=usual)
 
 
 def _device(settings: RunSettings) -> torch.device:

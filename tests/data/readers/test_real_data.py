@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
+from fedstrata.core.config import ColumnSettings
 from fedstrata.core.documents import Document
 from fedstrata.data.readers import read
+from fedstrata.data.readers.mimic import read_codes
+from fedstrata.data.synthetic import generate
+from fedstrata.data.synthetic.admissions import under_admissions
 from fedstrata.data.writers import write
 
 
@@ -64,3 +71,50 @@ def test_i2b2_2010_fixtures(data_root: Path) -> None:
     assert example.site == "cliner"
     first = example.spans[0]
     assert (example.text[first.start : first.end], first.label) == ("Vasovagal syncope", "problem")
+
+
+def test_ncbi_disease_as_pubtator(data_root: Path) -> None:
+    documents = read(data_root / "ncbi_disease" / "pubtator", "pubtator")
+    splits = Counter(document.metadata["split"] for document in documents)
+    spans = Counter(document.metadata["split"] for document in documents for _ in document.spans)
+    assert splits == {"train": 592, "validation": 100, "test": 100}
+    # The training file holds 5145 mentions, 11 of them in the second copy of one document.
+    assert spans == {"train": 5134, "validation": 787, "test": 960}
+    assert {span.label for document in documents for span in document.spans} == {
+        "SpecificDisease", "DiseaseClass", "Modifier", "CompositeMention",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["mtsamples", "mtsamples_multilabel"])
+def test_mtsamples(data_root: Path, name: str) -> None:
+    documents = read(data_root / "mtsamples" / f"{name}.csv.gz", "mtsamples")
+    # 2377 sample numbers, two of them with the same transcription.
+    assert len(documents) == 2376
+    assert Counter(len(document.labels) for document in documents) == {1: 211, 2: 1743, 3: 388, 4: 33, 5: 1}
+    assert len({label for document in documents for label in document.labels}) == 40
+
+
+def test_synthetic_notes_join_the_tables_of_the_mimic_demo(data_root: Path, tmp_path: Path) -> None:
+    demo, tables = data_root / "mimic3_demo", tmp_path / "tables"
+    admissions = read_codes(demo)
+    write(under_admissions(generate(seed=0, sites=2, notes=130), admissions), tables, "mimic")
+    for name in ("DIAGNOSES_ICD.csv", "ADMISSIONS.csv", "PATIENTS.csv"):
+        shutil.copyfile(demo / name, tables / name)
+    documents = read(tables, "mimic")
+    counts = Counter(label for document in documents for label in document.labels)
+    assert len(documents) == 129
+    assert len({document.metadata["patient"] for document in documents}) == 100
+    assert (counts.total(), len(counts)) == (1761, 581)
+    assert [counts[code] for code in ("401.9", "427.31", "584.9", "428.0")] == [53, 48, 45, 39]
+
+
+def test_tables_without_a_header_and_with_tabs(data_root: Path) -> None:
+    news = ColumnSettings(names=["class", "title", "text"], text=["title", "text"], labels="class")
+    documents = read(data_root / "ag_news" / "test.csv", "datasets", columns=news)
+    assert Counter(document.labels for document in documents) == dict.fromkeys(
+        [("1",), ("2",), ("3",), ("4",)], 1900
+    )
+    pairs = ColumnSettings(text=["sentence1", "sentence2"], labels="label")
+    documents = read(data_root / "glue" / "rte", "datasets", columns=pairs)
+    assert Counter(document.metadata["split"] for document in documents) == {"train": 2490, "validation": 277}
+    assert {document.labels for document in documents} == {("entailment",), ("not_entailment",)}

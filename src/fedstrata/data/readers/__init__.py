@@ -6,12 +6,14 @@ laid out.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from fedstrata.core.config import ColumnSettings, DatasetSettings, MimicSettings
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
-from fedstrata.data.readers import brat, conll, i2b2, jsonl
+from fedstrata.data.readers import brat, conll, datasets, i2b2, jsonl, mimic, mtsamples, pubtator
 from fedstrata.data.readers.files import Format, Source
 from fedstrata.data.readers.folders import find_sources
 
@@ -20,8 +22,11 @@ FORMATS: dict[str, Format] = {
     "brat": brat.FORMAT,
     "conll": conll.FORMAT,
     "jsonl": jsonl.FORMAT,
+    "pubtator": pubtator.FORMAT,
+    "mtsamples": mtsamples.FORMAT,
+    "mimic": mimic.FORMAT,
 }
-"""Every format that can be read."""
+"""Every format whose documents lie in files; `datasets` may also be an id of the hub."""
 
 
 def _placed(document: Document, source: Source) -> Document:
@@ -43,14 +48,25 @@ def _placed(document: Document, source: Source) -> Document:
     )
 
 
-def read(path: Path, format: str, *, skip_unannotated: bool = False) -> list[Document]:
+def read(
+    path: Path,
+    format: str,
+    *,
+    skip_unannotated: bool = False,
+    mimic_settings: MimicSettings = MimicSettings(),  # noqa: B008 - frozen, so one for all calls will do
+    dataset: DatasetSettings = DatasetSettings(),  # noqa: B008
+    columns: ColumnSettings = ColumnSettings(),  # noqa: B008
+) -> list[Document]:
     """Reads the documents of a file or folder.
 
     Args:
-        path: A folder, or one file of it.
-        format: One of `FORMATS`.
+        path: A folder, or one file of it; for `datasets` also an id of the hub.
+        format: One of `FORMATS`, or `datasets`.
         skip_unannotated: In formats with annotations in files of their own, leave out texts that have none
             where others have some. By default such a text is refused: its annotations could be lost.
+        mimic_settings: Which notes of MIMIC-III tables to keep.
+        dataset: Which part of a data set (`datasets`).
+        columns: What its columns hold (`datasets`).
 
     Returns:
         The documents, sorted by path. Each one's `site` is its sub-folder, its `metadata["split"]` is
@@ -58,19 +74,30 @@ def read(path: Path, format: str, *, skip_unannotated: bool = False) -> list[Doc
         lies in.
 
     Raises:
-        ConfigurationError: There is no such format.
+        ConfigurationError: There is no such format, or the settings do not fit the data.
         DataError: The path does not exist, holds nothing of the format, or a file does not follow it.
     """
-    if format not in FORMATS:
-        raise ConfigurationError([Problem("data.format", f"{format!r} is none of {', '.join(FORMATS)}")])
+    if format not in FORMATS and format != "datasets":
+        allowed = ", ".join([*FORMATS, "datasets"])
+        raise ConfigurationError([Problem("data.format", f"{format!r} is none of {allowed}")])
+    if format == "datasets":
+        found = datasets.read(str(path), dataset, columns)
+    else:
+        layout = mimic.of_categories(mimic_settings.categories) if format == "mimic" else FORMATS[format]
+        found = _from_files(Path(path), layout, skip_unannotated)
     documents: list[Document] = []
     paths: dict[str, Path] = {}
-    for source in find_sources(Path(path), FORMATS[format], skip_unannotated=skip_unannotated):
-        for document in FORMATS[format].read(source):
-            placed = _placed(document, source)
-            if placed.id in paths:
-                message = f"a second document with the id {placed.id!r}"
-                raise DataError(source.path, message, expected=f"another id than in {paths[placed.id]}")
-            paths[placed.id] = source.path
-            documents.append(placed)
+    for source, document in found:
+        placed = _placed(document, source)
+        if placed.id in paths:
+            message = f"a second document with the id {placed.id!r}"
+            raise DataError(source.path, message, expected=f"another id than in {paths[placed.id]}")
+        paths[placed.id] = source.path
+        documents.append(placed)
     return documents
+
+
+def _from_files(path: Path, layout: Format, skip_unannotated: bool) -> Iterator[tuple[Source, Document]]:
+    for source in find_sources(path, layout, skip_unannotated=skip_unannotated):
+        for document in layout.read(source):
+            yield source, document

@@ -13,11 +13,10 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedstrata.core.documents import Document, Span
+from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
 from fedstrata.data.readers.files import Format, Source, numbered_lines, read_text, stem
-from fedstrata.data.readers.labels import label_from_file
-from fedstrata.data.readers.tags import TAG, chunks, invalid_transition
+from fedstrata.data.readers.tags import TAG, invalid_transition, tagged_document
 
 _DOCUMENT_START = re.compile(r"-DOCSTART-(?:\s.*)?")
 _DOCUMENT_COMMENT = re.compile(r"#\s*(?:newdoc|doc)\b(?:\s+id\b)?\s*[:=]?\s*(.*)")
@@ -118,22 +117,6 @@ class _ColumnFile:
         return [_Group("", [sentence]) for sentence in sentences]
 
 
-def _document(name: str, sentences: list[_Sentence]) -> Document:
-    spans: list[Span] = []
-    lines = []
-    begin = 0
-    for sentence in sentences:
-        starts, ends = [], []
-        for token in sentence.tokens:
-            starts.append(begin)
-            ends.append(begin + len(token))
-            begin = ends[-1] + 1
-        for first, last, kind in chunks(sentence.tags):
-            spans.append(Span(starts[first], ends[last], label_from_file(kind)))
-        lines.append(" ".join(sentence.tokens))
-    return Document(name, "\n".join(lines), tuple(spans))
-
-
 def read(source: Source) -> list[Document]:
     """Reads one file of tagged tokens.
 
@@ -151,7 +134,10 @@ def read(source: Source) -> list[Document]:
         file.take(number, line)
     name = stem(source.path, FORMAT.suffixes)
     return [
-        _document(group.id or f"{name}-{number}", group.sentences)
+        tagged_document(
+            group.id or f"{name}-{number}",
+            ((sentence.tokens, sentence.tags) for sentence in group.sentences),
+        )
         for number, group in enumerate(file.documents(), start=1)
     ]
 

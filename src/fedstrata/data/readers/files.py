@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +45,8 @@ class Format:
         annotation_suffix: How the names of the annotation files end; empty if the text file holds them.
         text_folder: The sub-folder that may hold the texts alone; empty if the format knows none.
         annotation_folders: The names the sub-folder of annotations beside `text_folder` may have.
+        table: The name, without its suffix and in lower case, of the one file of a folder that is a source of
+            documents, others being tables that are joined with it; empty if every file is.
     """
 
     read: Callable[[Source], list[Document]]
@@ -51,11 +54,12 @@ class Format:
     annotation_suffix: str = ""
     text_folder: str = ""
     annotation_folders: tuple[str, ...] = ()
+    table: str = ""
 
     @property
     def looked_for(self) -> str:
         """The files of this format, in words, for messages."""
-        names = ", ".join(f"*{suffix}" for suffix in self.suffixes)
+        names = ", ".join(f"{self.table.upper() or '*'}{suffix}" for suffix in self.suffixes)
         return f"{names} with *{self.annotation_suffix}" if self.annotation_suffix else names
 
 
@@ -66,6 +70,22 @@ def stem(path: Path, suffixes: tuple[str, ...]) -> str:
         if name.lower().endswith(suffix):
             return name[: -len(suffix)]
     return path.stem
+
+
+@contextmanager
+def file_errors(path: Path) -> Iterator[None]:
+    """Turns what goes wrong while a file is read or decompressed into a `DataError` that names it."""
+    try:
+        yield
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(path, f"cannot be decompressed: {error}", expected="a whole gzip file") from None
+    except OSError as error:
+        raise DataError(path, f"cannot be read: {error.strerror}") from None
+
+
+def is_compressed(path: Path) -> bool:
+    """Whether a file's name says that it is compressed with gzip."""
+    return path.name.lower().endswith(".gz")
 
 
 def read_text(path: Path, *, keep_mark: bool = False) -> str:
@@ -81,19 +101,39 @@ def read_text(path: Path, *, keep_mark: bool = False) -> str:
     Raises:
         DataError: It cannot be read or decompressed, or is not UTF-8.
     """
-    try:
+    with file_errors(path):
         content = path.read_bytes()
-        if path.name.lower().endswith(".gz"):
+        if is_compressed(path):
             content = gzip.decompress(content)
+    try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise DataError(path, f"byte {error.start} is not UTF-8", line=line, expected="UTF-8 text") from None
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(path, f"cannot be decompressed: {error}", expected="a whole gzip file") from None
-    except OSError as error:
-        raise DataError(path, f"cannot be read: {error.strerror}") from None
     return text if keep_mark else text.removeprefix(BYTE_ORDER_MARK)
+
+
+def streamed_lines(path: Path) -> Iterator[str]:
+    r"""Yields the lines of a UTF-8 file that may be too large for memory, each with its line end.
+
+    A line ends at `\n` alone, so that a `\r` within a quoted field survives.
+
+    Args:
+        path: The file; `.gz` is decompressed on the way.
+
+    Raises:
+        DataError: It cannot be read or decompressed, or a line is not UTF-8.
+    """
+    begin = 0
+    with file_errors(path), gzip.open(path) if is_compressed(path) else path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                text = line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                message = f"byte {begin + error.start} is not UTF-8"
+                raise DataError(path, message, line=number, expected="UTF-8 text") from None
+            begin += len(line)
+            yield text.removeprefix(BYTE_ORDER_MARK) if number == 1 else text
 
 
 def numbered_lines(text: str) -> Iterator[tuple[int, str]]:

@@ -4,13 +4,15 @@
     corpus/site-1/x.txt                a sub-folder is a site,
     corpus/train/x.txt                 unless it is named like a split (`SPLITS`)
     corpus/site-1/train/x.txt          both, in either order
-    corpus/train.tsv                   formats with many documents a file may name a split by the file
+    corpus/train.tsv                   formats with many documents a file may name a split by the file,
+    corpus/NCBItrainset_corpus.txt     also as corpora are published: a split's name and "set" (`split_named`)
 
 Hidden files and folders are passed over; files are taken in the order of their names.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,11 +27,28 @@ SPLITS = {
     "val": "validation",
     "dev": "validation",
     "devel": "validation",
+    "develop": "validation",
     "development": "validation",
     "test": "test",
     "testing": "test",
 }
 """The names a split's folder or file may have, in lower case, and the split each one means."""
+
+_SET = re.compile(rf"(?<![a-z])((?i:{'|'.join(sorted(SPLITS, reverse=True))}))[ _-]?(?i:set)(?![a-z])")
+
+
+def split_named(name: str) -> str:
+    """Returns the split that the name of a file (without its suffix) or folder means; empty if none.
+
+    >>> split_named("Devel"), split_named("NCBIdevelopset_corpus"), split_named("CDR_TestSet.PubTator")
+    ('validation', 'validation', 'test')
+    >>> split_named("contestset"), split_named("train_2019")
+    ('', '')
+    """
+    if name.lower() in SPLITS:
+        return SPLITS[name.lower()]
+    found = {SPLITS[match.lower()] for match in _SET.findall(name)}
+    return found.pop() if len(found) == 1 else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +62,7 @@ class _Place:
     def enter(self, name: str) -> _Place:
         """Returns the place of a sub-folder."""
         prefix = f"{self.prefix}{name}/"
-        split = SPLITS.get(name.lower())
+        split = split_named(name)
         if split and not self.split:
             return replace(self, split=split, prefix=prefix)
         return replace(self, site=f"{self.site}/{name}" if self.site else name, prefix=prefix)
@@ -56,9 +75,22 @@ def _listing(folder: Path) -> list[Path]:
         raise DataError(folder, f"cannot be listed: {error.strerror}") from None
 
 
-def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+def _files(folder: Path, suffixes: tuple[str, ...], table: str = "") -> list[Path]:
     found = [path for path in _listing(folder) if path.name.lower().endswith(suffixes) and path.is_file()]
+    if table:
+        found = [path for path in found if stem(path, suffixes).lower() == table]
+    if table and len(found) > 1:
+        raise DataError(found[1], f"is there a second time, as {found[0].name}", expected="one of them")
     return sorted(found, key=lambda path: stem(path, suffixes))
+
+
+def find_table(folder: Path, name: str, suffixes: tuple[str, ...]) -> Path | None:
+    """Returns the table of a name (in lower case, without its suffix) in a folder; none if there is none.
+
+    Raises:
+        DataError: There are several, for example a compressed and a plain one.
+    """
+    return next(iter(_files(folder, suffixes, name)), None)
 
 
 def _annotation_folder(text_folder: Path, layout: Format) -> Path:
@@ -80,7 +112,7 @@ def _annotations(text_folder: Path, layout: Format) -> dict[str, Path]:
 def _paired(text_folder: Path, layout: Format) -> list[Source]:
     """Returns the texts of one folder, each with its annotations if it has any."""
     annotations = _annotations(text_folder, layout)
-    texts = _files(text_folder, layout.suffixes)
+    texts = _files(text_folder, layout.suffixes, layout.table)
     sources = [Source(path, annotations.pop(stem(path, layout.suffixes), None)) for path in texts]
     for name, path in annotations.items():
         wanted = f"{name}{layout.suffixes[0]} in {text_folder}"
@@ -95,7 +127,7 @@ def _own_documents(folder: Path, place: _Place, layout: Format) -> list[Source]:
     sources = [replace(source, site=place.site, split=place.split, prefix=place.prefix) for source in sources]
     if layout.annotation_suffix or place.split:
         return sources
-    splits = {source.path: SPLITS.get(stem(source.path, layout.suffixes).lower(), "") for source in sources}
+    splits = {source.path: split_named(stem(source.path, layout.suffixes)) for source in sources}
     _refuse_mixture(folder, {path.name: split for path, split in splits.items()})
     return [
         replace(source, split=split, prefix=f"{source.prefix}{stem(source.path, layout.suffixes)}/")
@@ -136,7 +168,7 @@ def _walk(folder: Path, place: _Place, layout: Format) -> list[Source]:
             expected="one or the other, since each sub-folder is a site",
         )
     if not place.split:
-        _refuse_mixture(folder, {name: SPLITS.get(name.lower(), "") for name in below})
+        _refuse_mixture(folder, {name: split_named(name) for name in below})
     return own or [source for sources in below.values() for source in sources]
 
 

@@ -1,10 +1,16 @@
-"""Chunk tags (`B-x`, `I-x`, `E-x`, `S-x`, `O`): which scheme a file follows, and the chunks its tags mean."""
+"""Chunk tags (`B-x`, `I-x`, `E-x`, `S-x`, `O`): which scheme a file follows, and the chunks its tags mean.
+
+The text of tagged tokens is made from them: single blanks between tokens, line feeds between sentences.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
+
+from fedstrata.core.documents import Document, Span
+from fedstrata.data.readers.labels import label_from_file
 
 TAG = re.compile(r"O|[BIES]-.+")
 """What a tag looks like."""
@@ -88,3 +94,28 @@ def chunks(tags: Sequence[str]) -> list[tuple[int, int, str]]:
         else:
             found.append((position, position, tag[2:]))
     return found
+
+
+def tagged_document(name: str, sentences: Iterable[tuple[Sequence[str], Sequence[str]]]) -> Document:
+    """Makes a document of tagged tokens.
+
+    Args:
+        name: Its id.
+        sentences: The tokens and the tags of each sentence; transitions are valid.
+
+    >>> tagged_document("n", [(["chest", "pain"], ["O", "B-problem"]), (["fever"], ["B-problem"])]).spans[1]
+    Span(start=11, end=16, label='problem', fragments=())
+    """
+    spans: list[Span] = []
+    lines = []
+    begin = 0
+    for tokens, tags in sentences:
+        starts, ends = [], []
+        for token in tokens:
+            starts.append(begin)
+            ends.append(begin + len(token))
+            begin = ends[-1] + 1
+        for first, last, kind in chunks(tags):
+            spans.append(Span(starts[first], ends[last], label_from_file(kind)))
+        lines.append(" ".join(tokens))
+    return Document(name, "\n".join(lines), tuple(spans))

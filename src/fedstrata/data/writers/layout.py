@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
-from fedstrata.data.readers.folders import SPLITS
+from fedstrata.data.readers.folders import SPLITS, split_named
 from fedstrata.data.readers.labels import label_to_file
 
 WrittenFile = tuple[PurePosixPath, str]
@@ -40,7 +40,7 @@ def name_of(document: Document) -> str:
             f"document {document.id!r}", "its id cannot be written", expected="printable characters"
         )
     sites, split = set(document.site.split("/")), _split_of(document)
-    kept = [part for part in folders if part not in sites and SPLITS.get(part.lower(), part) != split]
+    kept = [part for part in folders if part not in sites and (split_named(part) or part) != split]
     return "/".join([*kept, name])
 
 
@@ -56,7 +56,7 @@ def file_name_of(document: Document) -> str:
 def _folder_of(document: Document) -> PurePosixPath:
     sites, split = [part for part in document.site.split("/") if part], _split_of(document)
     for part in sites:
-        if part.lower() in SPLITS:
+        if split_named(part):
             raise DataError(f"site {part!r}", "would be read as a split", expected="another name")
     if split and split not in SPLITS.values():
         raise DataError(f"split {split!r}", "is none", expected="train, validation or test")

@@ -12,12 +12,12 @@ sites, spans and relations have no place in the tables.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePosixPath
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
+from fedstrata.data.icd9 import without_dot
 from fedstrata.data.writers.layout import WrittenFile
 
 _COLUMNS = {
@@ -41,8 +41,6 @@ _CATEGORIES = {
     "electrocardiogram": ("ECG", "Report"),
 }
 """CATEGORY and DESCRIPTION of each `metadata["kind"]`, as MIMIC-III spells them, trailing blank included."""
-
-_CODE = re.compile(r"[0-9]{3,5}|V[0-9]{2,4}|E[0-9]{3,4}")
 
 Key = tuple[str, ...]
 
@@ -78,9 +76,9 @@ def _numbers(keys: Iterable[Key], first: int) -> dict[Key, int]:
 
 
 def _codes(document: Document) -> list[str]:
-    codes = [label.replace(".", "").upper() for label in document.labels]
+    codes = [without_dot(label) for label in document.labels]
     for label, code in zip(document.labels, codes, strict=True):
-        if not _CODE.fullmatch(code):
+        if not code:
             raise DataError(f"document {document.id!r}", f"the label {label!r} is no ICD-9-CM diagnosis code")
     return codes
 

@@ -1,0 +1,69 @@
+"""MTSamples: transcriptions and the specialties they are filed under, as CSV.
+
+Either the table as Kaggle has it (`medical_specialty`, `transcription`), in which a note stands once under
+each of its specialties: rows of one transcription become one document with all of them as labels. Or a table
+with all specialties of a note in one field (`specialties`), set apart by `|`.
+
+Labels are in the order in which they come; `metadata["speciality"]` is the first. A document's id is its
+`sample_id`, or the file's name and the number of the row. Rows without a transcription are left out.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from fedstrata.core.documents import Document
+from fedstrata.core.errors import DataError
+from fedstrata.data.readers.files import Format, Source, stem
+from fedstrata.data.readers.tables import read_rows
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Note:
+    id: str
+    labels: dict[str, None] = field(default_factory=dict)
+
+
+def read(source: Source) -> list[Document]:
+    """Reads one table of transcriptions.
+
+    Args:
+        source: The file; `.gz` is decompressed.
+
+    Returns:
+        A document for each distinct transcription (without white space around it), in the order of the rows.
+
+    Raises:
+        DataError: The table is malformed, has no column of specialties, or a transcription has none.
+    """
+    name = stem(source.path, FORMAT.suffixes)
+    notes: dict[str, _Note] = {}
+    blank = 0
+    rows = read_rows(source.path, required=["transcription"], fold_case=True)
+    for number, (line, row) in enumerate(rows, start=1):
+        specialties = row.get("specialties", row.get("medical_specialty"))
+        if specialties is None:
+            message = "has no column of specialties"
+            raise DataError(source.path, message, line=1, expected="medical_specialty or specialties")
+        text = row["transcription"].strip()
+        if not text:
+            blank += 1
+            continue
+        given = specialties.split("|") if "specialties" in row else [specialties]
+        labels = [label.strip() for label in given if label.strip()]
+        if not labels:
+            raise DataError(source.path, "a transcription without a specialty", line=line)
+        note = notes.setdefault(text, _Note(row.get("sample_id", "").strip() or f"{name}-{number}"))
+        note.labels.update(dict.fromkeys(labels))
+    if blank:
+        logger.warning("%s: %d rows without a transcription left out", source.path, blank)
+    return [
+        Document(note.id, text, labels=tuple(note.labels), metadata={"speciality": next(iter(note.labels))})
+        for text, note in notes.items()
+    ]
+
+
+FORMAT = Format(read, suffixes=(".csv", ".csv.gz"))

@@ -1,0 +1,94 @@
+"""Tables of comma-separated values, read a row at a time: memory holds one row, however long the file.
+
+Fields may be quoted, and a quoted field may hold line breaks. Every row has as many fields as the header.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from fedstrata.core.errors import DataError
+from fedstrata.data.readers.files import streamed_lines
+
+LONGEST_FIELD = 1 << 24
+"""Characters in a field: far more than any note has, so that a quotation mark that is never closed does not
+read the rest of the file into memory."""
+
+Row = tuple[int, dict[str, str]]
+"""The line on which a row begins, and its fields by column."""
+
+
+def read_rows(
+    path: Path,
+    *,
+    required: Sequence[str] = (),
+    fold_case: bool = False,
+    names: Sequence[str] | None = None,
+    tabs: bool = False,
+) -> Iterator[Row]:
+    """Yields the rows of a table.
+
+    Args:
+        path: The file, UTF-8; `.gz` is decompressed on the way.
+        required: Columns that must be there.
+        fold_case: Give the names of columns in lower case, whatever the header has.
+        names: The columns of a file without a header.
+        tabs: Fields are set apart by tabs, and quotation marks are plain characters.
+
+    Raises:
+        DataError: It cannot be read, a column is missing or there twice, or a row has another number of
+            fields.
+    """
+    csv.field_size_limit(LONGEST_FIELD)
+    lines = streamed_lines(path)
+    if tabs:
+        reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE, strict=True)
+    else:
+        reader = csv.reader(lines, strict=True)
+    columns = _columns(path, names, required) if names is not None else None
+    while True:
+        line = reader.line_num + 1
+        try:
+            fields = next(reader, None)
+        except csv.Error as error:
+            raise _malformed(path, line, str(error)) from None
+        if fields is None:
+            break
+        if not fields:  # a blank line
+            continue
+        if columns is None:
+            header = [name.strip().lower() if fold_case else name.strip() for name in fields]
+            columns = _columns(path, header, required)
+        elif len(fields) != len(columns):
+            message, expected = f"a row of {len(fields)} fields", f"{len(columns)}, one for each column"
+            raise DataError(path, message, line=line, expected=expected)
+        else:
+            yield line, dict(zip(columns, fields, strict=True))
+    if columns is None:
+        raise DataError(path, "holds nothing", expected="a header that names the columns")
+
+
+def _columns(path: Path, names: Sequence[str], required: Sequence[str]) -> list[str]:
+    missing = [name for name in required if name not in names]
+    if missing:
+        expected = f"a header with {', '.join(required)}"
+        raise DataError(path, f"has no column {', '.join(missing)}", line=1, expected=expected)
+    twice = [number for number, name in enumerate(names, start=1) if name and names.count(name) > 1]
+    if twice:
+        # Not by their names: the first row of a file without a header is text.
+        message = f"columns {twice[0]} and {twice[1]} have one name"
+        raise DataError(path, message, line=1, expected="a header that names each column once")
+    return list(names)
+
+
+def _malformed(path: Path, line: int, reason: str) -> DataError:
+    """Says what is wrong with a row; csv's own messages quote nothing of it."""
+    if "field larger" in reason:
+        message = f"a field of more than {LONGEST_FIELD} characters"
+        return DataError(path, message, line=line, expected="every quotation mark closed")
+    if "unexpected end" in reason:
+        message = "a quoted field that begins in this row is not closed before the file ends"
+        return DataError(path, message, line=line)
+    return DataError(path, f"malformed row: {reason}", line=line, expected='quotes in a field doubled: ""')

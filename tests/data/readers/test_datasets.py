@@ -1,0 +1,261 @@
+"""Data sets: CSV, JSON, parquet and saved folders, their columns, splits and classes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedstrata.core.config import ColumnSettings, DatasetSettings
+from fedstrata.core.documents import Document, Span
+from fedstrata.core.errors import ConfigurationError, DataError
+from fedstrata.data.readers import read
+
+LABELLED = ColumnSettings(labels="label")
+
+
+def rows(path: Path, columns: ColumnSettings = LABELLED, **settings: Any) -> list[Document]:
+    return read(path, "datasets", columns=columns, dataset=DatasetSettings(**settings))
+
+
+def test_csv_files_by_site_and_split(tmp_path: Path) -> None:
+    for place, label in (("north/train", "003"), ("north/test", ""), ("south/train", "NA")):
+        path = tmp_path / f"{place}.csv"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f'label,text\n{label},"one ""two"",\nthree"\n')
+    text = 'one "two",\nthree'
+    assert rows(tmp_path) == [
+        Document("north/test/test-1", text, site="north", metadata={"split": "test"}),
+        Document("north/train/train-1", text, labels=("003",), site="north", metadata={"split": "train"}),
+        Document("south/train/train-1", text, labels=("NA",), site="south", metadata={"split": "train"}),
+    ]
+
+
+def test_columns_of_a_file_without_a_header(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.tsv.gz"
+    path.write_bytes(gzip.compress(b'7\tA "b\tc\tnorth\n'))
+    columns = ColumnSettings(
+        names=["number", "one", "two", "hospital"], text=["one", "two"], id="number", site="hospital"
+    )
+    assert rows(path, columns) == [Document("7", 'A "b\nc', site="north")]
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".jsonl.gz"])
+def test_json_with_lists_numbers_and_gaps(tmp_path: Path, suffix: str) -> None:
+    pytest.importorskip("datasets")
+    records = [
+        {"text": "a\nb\u2028", "label": ["x", " y", "x"], "id": 4},
+        {"text": None, "label": None, "id": 5},
+        {"text": "c", "label": [], "id": 6},
+    ]
+    content = json.dumps(records) if suffix == ".json" else "\n".join(map(json.dumps, records))
+    path = tmp_path / f"notes{suffix}"
+    path.write_bytes(gzip.compress(content.encode()) if suffix.endswith(".gz") else content.encode())
+    assert rows(path, ColumnSettings(labels="label", id="id")) == [
+        Document("4", "a\nb\u2028", labels=("x", "y")),
+        Document("5", ""),
+        Document("6", "c"),
+    ]
+
+
+@pytest.fixture
+def classified():
+    """A data set with class names: one class a row, several a row, and a tag a token."""
+    datasets = pytest.importorskip("datasets")
+    names = datasets.ClassLabel(names=["World", "Sports"])
+    tags = datasets.ClassLabel(names=["O", "B-problem", "I-problem"])
+    features = {
+        "text": datasets.Value("string"),
+        "label": names,
+        "labels": datasets.List(names),
+        "tokens": datasets.List(datasets.Value("string")),
+        "ner_tags": datasets.List(tags),
+    }
+    columns = {
+        "text": ["a", "b"],
+        "label": [1, -1],
+        "labels": [[0, 1], []],
+        "tokens": [["chest", "pain", "today"], []],
+        "ner_tags": [[1, 2, 0], []],
+    }
+    return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+
+
+def test_class_numbers_become_their_names(tmp_path: Path, classified) -> None:
+    classified.save_to_disk(tmp_path / "saved")
+    classified.to_parquet(tmp_path / "notes.parquet")
+    for path, name in ((tmp_path / "saved", "saved"), (tmp_path / "notes.parquet", "notes")):
+        one = rows(path)
+        assert [(item.id, item.labels) for item in one] == [(f"{name}-1", ("Sports",)), (f"{name}-2", ())]
+        several = rows(path, ColumnSettings(labels="labels"))
+        assert [item.labels for item in several] == [("World", "Sports"), ()]
+
+
+def test_tokens_and_tags_become_spans(tmp_path: Path, classified) -> None:
+    classified.save_to_disk(tmp_path / "saved")
+    found = rows(tmp_path / "saved", ColumnSettings(tokens="tokens", tags="ner_tags"))
+    assert found == [
+        Document("saved-1", "chest pain today", (Span(0, 10, "problem"),)),
+        Document("saved-2", ""),
+    ]
+
+
+def saved_splits(path: Path, classified: Any, *names: str) -> Path:
+    import datasets
+
+    datasets.DatasetDict(dict.fromkeys(names, classified)).save_to_disk(path)
+    return path
+
+
+def test_the_splits_of_a_data_set(tmp_path: Path, classified) -> None:
+    path = saved_splits(tmp_path / "mnli", classified, "train", "validation_matched", "test")
+    with pytest.raises(ConfigurationError, match="validation_matched is none of train, validation and test"):
+        rows(path)
+    with pytest.raises(ConfigurationError, match=r"has no split dev \(its splits: train, validation_matched"):
+        rows(path, splits=["dev"])
+    found = rows(path, splits={"train": "train", "validation_matched": "test"})
+    assert [(item.id, item.metadata["split"]) for item in found] == [
+        ("train/train-1", "train"),
+        ("train/train-2", "train"),
+        ("validation_matched/validation_matched-1", "test"),
+        ("validation_matched/validation_matched-2", "test"),
+    ]
+    assert {item.metadata["split"] for item in rows(path, splits=["train", "test"])} == {"train", "test"}
+
+
+def test_columns_that_are_not_there_are_all_named(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("body,class\nSECRET,1\n")
+    columns = ColumnSettings(text=["title", "body"], labels="label", id="number")
+    with pytest.raises(ConfigurationError) as raised:
+        rows(tmp_path, columns)
+    paths = [problem.path for problem in raised.value.problems]
+    assert paths == ["data.columns.text.0", "data.columns.labels", "data.columns.id"]
+    assert "has no column 'label'; it has body, class" in str(raised.value)
+    assert "SECRET" not in str(raised.value)
+
+
+def test_a_first_row_that_is_no_header_is_not_quoted(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("3,SECRET\n4,SECRET too\n")
+    with pytest.raises(
+        ConfigurationError, match=r"if its first row is no header, .*data\.columns\.names"
+    ) as raised:
+        rows(tmp_path)
+    assert "SECRET" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("record", "columns", "says"),
+    [
+        ({"text": 3}, ColumnSettings(), "'text' holds int"),
+        ({"text": "SECRET", "label": 0.5}, LABELLED, "'label' holds float"),
+        ({"text": "SECRET", "id": " "}, ColumnSettings(id="id"), "'id' names nothing"),
+        ({"t": "SECRET", "g": ["O"]}, ColumnSettings(tokens="t", tags="g"), "'t' holds no list of tokens"),
+        ({"t": ["SECRET"], "g": ["O", "O"]}, ColumnSettings(tokens="t", tags="g"), "'g' holds 2 tags"),
+        ({"t": ["SECRET"], "g": ["Q-x"]}, ColumnSettings(tokens="t", tags="g"), "'g' holds something"),
+        ({"t": ["SECRET", "a"], "g": ["B-x", "I-y"]}, ColumnSettings(tokens="t", tags="g"), "cannot follow"),
+    ],
+)
+def test_rows_that_cannot_be_used_are_named_without_their_text(
+    tmp_path: Path, record: dict[str, Any], columns: ColumnSettings, says: str
+) -> None:
+    pytest.importorskip("datasets")
+    (tmp_path / "a.jsonl").write_text(json.dumps(record))
+    with pytest.raises(DataError, match=rf"a\.jsonl: row 1: the column .*{says}") as raised:
+        rows(tmp_path, columns)
+    assert "SECRET" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.json", '{"text": "SECRET"'), ("a.jsonl", '{"text": SECRET}'), ("a.parquet", "SECRET")],
+)
+def test_files_that_cannot_be_read(tmp_path: Path, capfd, name: str, content: str) -> None:
+    pytest.importorskip("datasets")
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=rf"{name}: cannot be read by the datasets library") as raised:
+        rows(tmp_path)
+    assert "SECRET" not in str(raised.value) + "".join(capfd.readouterr())
+
+
+def test_paths_that_are_neither_files_nor_ids(tmp_path: Path) -> None:
+    for path in (tmp_path / "absent", Path("absent.csv"), Path("a/b/c")):
+        with pytest.raises(DataError, match="no such file or folder"):
+            rows(path)
+    (tmp_path / "notes.xlsx").write_text("")
+    with pytest.raises(DataError, match=r"is no table \(expected \*\.csv"):
+        rows(tmp_path / "notes.xlsx")
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.data.readers import read
+try:
+    print(len(read(Path(sys.argv[1]), "datasets")))
+except ConfigurationError as error:
+    print(error)
+"""
+
+
+def in_a_fresh_process(argument: Path | str, home: Path, prelude: str = "", **environment: str) -> str:
+    command = [sys.executable, "-c", prelude + SCRIPT, str(argument)]
+    variables = {"PATH": "", "PYTHONPATH": ":".join(sys.path), "HOME": str(home), **environment}
+    done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_local_files_leave_no_copy_and_need_no_network(tmp_path: Path, classified) -> None:
+    """Sockets are closed to the process; its home stays empty."""
+    home, data, temporary = (tmp_path / name for name in ("home", "data", "temporary"))
+    for folder in (home, data, temporary):
+        folder.mkdir()
+    classified.to_parquet(data / "notes.parquet")
+    (data / "more.jsonl.gz").write_bytes(gzip.compress(b'{"text": "SECRET"}\n'))
+    closed = "import socket\nsocket.socket.connect = None\n"
+    assert in_a_fresh_process(data, home, closed, TMPDIR=str(temporary)).splitlines() == ["3"]
+    assert not [path for path in home.rglob("*") if path.is_file()]
+    assert not list(temporary.iterdir())
+
+
+def test_an_id_that_cannot_be_reached(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    said = in_a_fresh_process("acme/absent", tmp_path, HF_HUB_OFFLINE="1")
+    assert "data.path: 'acme/absent' is no file or folder here" in said
+    assert "cannot be loaded as an id of the Hugging Face hub" in said
+
+
+def test_without_the_library_the_message_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    missing = "import sys\nsys.modules['datasets'] = None\n"
+    assert "pip install 'fedstrata[datasets]'" in in_a_fresh_process(tmp_path, tmp_path, missing)
+    (tmp_path / "a.jsonl").rename(tmp_path / "a.csv")
+    (tmp_path / "a.csv").write_text("text\na\n")
+    assert in_a_fresh_process(tmp_path, tmp_path, missing) == "1\n"
+
+
+def test_what_is_asked_of_the_hub(monkeypatch: pytest.MonkeyPatch, classified) -> None:
+    """There is no hub to ask here: only what would be asked, and what becomes of the answer."""
+    import datasets
+
+    asked = []
+
+    def load_dataset(*arguments: Any, **keywords: Any) -> Any:
+        asked.append((arguments, keywords))
+        return datasets.DatasetDict({"train": classified, "validation": classified})
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    found = rows(Path("acme/news"), config="small", revision="v1")
+    assert asked == [(("acme/news",), {"name": "small", "revision": "v1"})]
+    assert [(item.id, item.site, item.metadata["split"], item.labels) for item in found] == [
+        ("train/train-1", "", "train", ("Sports",)),
+        ("train/train-2", "", "train", ()),
+        ("validation/validation-1", "", "validation", ("Sports",)),
+        ("validation/validation-2", "", "validation", ()),
+    ]

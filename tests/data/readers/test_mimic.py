@@ -1,0 +1,294 @@
+"""MIMIC-III tables: which notes are kept, how they join their codes, and how much memory that takes."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import logging
+import tempfile
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedstrata.core.config import MimicSettings
+from fedstrata.core.documents import Document
+from fedstrata.core.errors import DataError
+from fedstrata.data.readers import read
+from fedstrata.data.synthetic import generate
+from fedstrata.data.writers import write
+
+NOTES = [
+    "ROW_ID", "SUBJECT_ID", "HADM_ID", "CHARTDATE", "CHARTTIME", "STORETIME", "CATEGORY", "DESCRIPTION",
+    "CGID", "ISERROR", "TEXT",
+]  # fmt: skip
+CODES = ["ROW_ID", "SUBJECT_ID", "HADM_ID", "SEQ_NUM", "ICD9_CODE"]
+ALL = MimicSettings(categories=None)
+
+
+def table(path: Path, columns: list[str], rows: list[list[object]]) -> Path:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([columns, *rows])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = text.getvalue().encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+def note(row: int, admission: object, text: str, **cells: object) -> list[object]:
+    usual = {"ROW_ID": row, "SUBJECT_ID": 7, "HADM_ID": admission, "CHARTDATE": "2101-01-09"}
+    usual |= {"CATEGORY": "Discharge summary", "DESCRIPTION": "Report", "TEXT": text}
+    return [{**usual, **cells}.get(column, "") for column in NOTES]
+
+
+def codes(*rows: tuple[object, object, str], patient: int = 7) -> list[list[object]]:
+    return [[number, patient, *row] for number, row in enumerate(rows, start=1)]
+
+
+def folder(path: Path, notes: list[list[object]], diagnoses: list[list[object]]) -> Path:
+    table(path / "NOTEEVENTS.csv", NOTES, notes)
+    table(path / "DIAGNOSES_ICD.csv", CODES, diagnoses)
+    return path
+
+
+def test_an_admission_is_a_document_with_its_codes_in_order(tmp_path: Path) -> None:
+    notes = [note(1, 20, "first"), note(2, 21, "second, of the same patient")]
+    diagnoses = codes((20, 2, "4019"), (20, 1, "V4581"), (20, 3, "E8889"), (20, 4, "486"), (21, 1, "99591"))
+    assert read(folder(tmp_path, notes, diagnoses), "mimic") == [
+        Document(
+            "20",
+            "first",
+            labels=("V45.81", "401.9", "E888.9", "486"),
+            metadata={"patient": "7", "admission": "20"},
+        ),
+        Document(
+            "21",
+            "second, of the same patient",
+            labels=("995.91",),
+            metadata={"patient": "7", "admission": "21"},
+        ),
+    ]
+
+
+def test_notes_of_one_admission_are_put_together_in_the_order_of_time(tmp_path: Path) -> None:
+    notes = [
+        note(5, 20, "addendum", DESCRIPTION="Addendum"),
+        note(9, 20, "later", CHARTDATE="2101-01-10"),
+        note(6, 20, "report"),
+        note(4, 20, "addendum of later", CHARTDATE="2101-01-10", DESCRIPTION="Addendum"),
+        note(3, 20, "that evening", CHARTTIME="2101-01-09 20:00:00"),
+    ]
+    (document,) = read(folder(tmp_path, notes, codes((20, 1, "486"))), "mimic")
+    expected = ["report", "addendum", "that evening", "later", "addendum of later"]
+    assert document.text == "\n\n".join(expected)
+
+
+def test_what_is_left_out_is_counted_and_not_quoted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    notes = [
+        note(1, 20, "kept"),
+        note(2, 20, "SECRET", CATEGORY="Nursing"),
+        note(3, 20, "SECRET", ISERROR="1"),
+        note(4, "", "SECRET"),
+        note(5, 99, "SECRET"),
+        note(6, 98, "SECRET"),
+    ]
+    diagnoses = codes((20, 1, "486"), (99, "", ""))
+    with caplog.at_level(logging.WARNING):
+        (document,) = read(folder(tmp_path, notes, diagnoses), "mimic")
+    assert document.text == "kept"
+    said = "\n".join(caplog.messages)
+    for count in (
+        "1 rows without a code left out",
+        "2 notes of admissions without codes",
+        "1 notes marked as errors",
+        "1 notes outside of an admission",
+    ):
+        assert count in said
+    assert "SECRET" not in said
+
+
+def test_categories(tmp_path: Path) -> None:
+    notes = [note(1, 20, "a"), note(2, 20, "b", CATEGORY="Physician "), note(3, 20, "c", CATEGORY="ECG")]
+    path = folder(tmp_path, notes, codes((20, 1, "486")))
+    for wanted, text in ((["physician", "ecg"], "b\n\nc"), (None, "a\n\nb\n\nc")):
+        (document,) = read(path, "mimic", mimic_settings=MimicSettings(categories=wanted))
+        assert document.text == text
+    with pytest.raises(
+        DataError, match=r"no note is left of the category Radiology .*data\.mimic\.categories"
+    ):
+        read(path, "mimic", mimic_settings=MimicSettings(categories=["Radiology"]))
+
+
+def test_names_in_small_letters_compressed_tables_and_numbers_as_pandas_writes_them(tmp_path: Path) -> None:
+    table(tmp_path / "noteevents.csv.gz", [name.lower() for name in NOTES], [note(1, "20.0", "a")])
+    table(tmp_path / "Diagnoses_icd.CSV.gz", [name.lower() for name in CODES], codes((20, 1, "038.9")))
+    (document,) = read(tmp_path, "mimic")
+    assert (document.id, document.labels) == ("20", ("038.9",))
+
+
+def test_sub_folders_of_tables_are_sites_and_splits(tmp_path: Path) -> None:
+    for place in ("north/train", "north/test", "south/train", "south/test"):
+        folder(tmp_path / place, [note(1, 20, place)], codes((20, 1, "486")))
+    found = [(item.id, item.site, item.metadata["split"]) for item in read(tmp_path, "mimic")]
+    assert found == [
+        ("north/test/20", "north", "test"),
+        ("north/train/20", "north", "train"),
+        ("south/test/20", "south", "test"),
+        ("south/train/20", "south", "train"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("diagnoses", "line", "says"),
+    [
+        (codes((20, 1, "486"), (20, 1, "4019")), 3, "a second code with SEQ_NUM 1"),
+        (codes((20, 1, "cough")), 2, "no ICD-9-CM diagnosis code"),
+        (codes((20, 1, "486"), ("", 2, "486")), 3, "without SUBJECT_ID, HADM_ID or SEQ_NUM"),
+        (codes((20, 1, "486"), ("x", 2, "486")), 3, "HADM_ID is no number"),
+        (codes((20, 1, "486")) + codes((20, 2, "486"), patient=8), 3, "belongs to another patient"),
+        ([[1, 7, 20, 1]], 2, r"a row of 4 fields \(expected 5"),
+    ],
+)
+def test_diagnoses_that_cannot_be_used(
+    tmp_path: Path, diagnoses: list[list[object]], line: int, says: str
+) -> None:
+    path = folder(tmp_path, [note(1, 20, "SECRET")], diagnoses)
+    with pytest.raises(DataError, match=says) as raised:
+        read(path, "mimic")
+    assert (raised.value.path, raised.value.line) == (path / "DIAGNOSES_ICD.csv", line)
+
+
+@pytest.mark.parametrize(
+    ("notes", "says"),
+    [
+        ([note(1, 20, "SECRET"), note(1, 20, "SECRET")], "a second row of the same ROW_ID"),
+        ([note(1, 20, "SECRET"), note(2, 20, "SECRET", SUBJECT_ID=8)], "not the one its admission has"),
+        ([note(1, 20, "SECRET"), note("one", 20, "SECRET")], "ROW_ID is no number"),
+        ([note(1, 20, "SECRET"), note(2, 20, "SECRET")[:-1]], "a row of 10 fields"),
+    ],
+)
+def test_notes_that_cannot_be_used_are_named_without_their_text(
+    tmp_path: Path, notes: list[list[object]], says: str
+) -> None:
+    path = folder(tmp_path, notes, codes((20, 1, "486")))
+    with pytest.raises(DataError, match=says) as raised:
+        read(path, "mimic")
+    assert (raised.value.path, raised.value.line) == (path / "NOTEEVENTS.csv", 3)
+    assert "SECRET" not in str(raised.value)
+
+
+def test_lines_are_counted_within_notes(tmp_path: Path) -> None:
+    notes = [note(1, 20, "three\r\nlines\nlong"), note(1, 20, "x")]
+    with pytest.raises(DataError, match=r"NOTEEVENTS\.csv, line 5: a second row"):
+        read(folder(tmp_path, notes, codes((20, 1, "486"))), "mimic")
+
+
+def test_a_quotation_mark_that_is_not_closed(tmp_path: Path) -> None:
+    path = folder(tmp_path, [note(1, 20, "x")], codes((20, 1, "486")))
+    with (path / "NOTEEVENTS.csv").open("a") as file:
+        file.write('2,7,20,,,,Discharge summary,,,,"SECRET\nSECRET\n')
+    with pytest.raises(DataError, match=r"line 3: a quoted field .* is not closed") as raised:
+        read(path, "mimic")
+    assert "SECRET" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("extra", "columns", "rows", "says"),
+    [
+        ("ADMISSIONS", ["SUBJECT_ID", "HADM_ID"], [[7, 21]], "stand together in no row of ADMISSIONS"),
+        ("ADMISSIONS", ["SUBJECT_ID", "HADM_ID"], [[8, 20]], "stand together in no row of ADMISSIONS"),
+        ("ADMISSIONS", ["SUBJECT_ID", "HADM_ID"], [[7, 20], [7, 20]], "line 3: a second row"),
+        ("ADMISSIONS", ["SUBJECT_ID"], [[7]], "has no column hadm_id"),
+    ],
+)
+def test_other_tables_are_checked_if_they_are_there(
+    tmp_path: Path, extra: str, columns: list[str], rows: list[list[object]], says: str
+) -> None:
+    folder(tmp_path, [note(1, 20, "x")], codes((20, 1, "486")))
+    table(tmp_path / f"{extra}.csv", columns, rows)
+    with pytest.raises(DataError, match=says):
+        read(tmp_path, "mimic")
+
+
+def test_patients_are_checked_against_admissions(tmp_path: Path) -> None:
+    folder(tmp_path, [note(1, 20, "x")], codes((20, 1, "486")))
+    table(tmp_path / "ADMISSIONS.csv", ["SUBJECT_ID", "HADM_ID"], [[7, 20]])
+    table(tmp_path / "PATIENTS.csv", ["SUBJECT_ID"], [[7]])
+    assert len(read(tmp_path, "mimic")) == 1
+    table(tmp_path / "PATIENTS.csv", ["SUBJECT_ID"], [[8]])
+    with pytest.raises(DataError, match="not in the table PATIENTS"):
+        read(tmp_path, "mimic")
+
+
+def test_tables_that_are_missing_or_there_twice(tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"holds no documents \(expected NOTEEVENTS\.csv, NOTEEVENTS\.csv\.gz"
+    ):
+        read(tmp_path, "mimic")
+    table(tmp_path / "NOTEEVENTS.csv", NOTES, [note(1, 20, "x")])
+    with pytest.raises(DataError, match=r"no table of diagnoses \(expected DIAGNOSES_ICD\.csv"):
+        read(tmp_path, "mimic")
+    table(tmp_path / "DIAGNOSES_ICD.csv", CODES, codes((20, 1, "486")))
+    table(tmp_path / "NOTEEVENTS.csv.gz", NOTES, [note(1, 20, "x")])
+    with pytest.raises(DataError, match=r"is there a second time, as NOTEEVENTS\.csv"):
+        read(tmp_path, "mimic")
+
+
+def test_the_synthetic_corpus_comes_back(tmp_path: Path) -> None:
+    corpus = generate(seed=3, sites=2, notes=30)
+    write(corpus, tmp_path / "mimic", "mimic")
+    found = {item.id: item for item in read(tmp_path / "mimic", "mimic", mimic_settings=ALL)}
+    assert len(found) == 30
+    for document in corpus:
+        copy = found[document.metadata["admission"]]
+        assert (copy.text, copy.labels) == (document.text, document.labels)
+        assert copy.metadata["patient"] == document.metadata["patient"]
+    kinds = Counter(document.metadata["kind"] for document in corpus)
+    assert len(read(tmp_path / "mimic", "mimic")) == kinds["discharge summary"]
+
+
+TEXTS = st.one_of(
+    st.text(alphabet='aB1. \n\r\t,"\v\x1c\x85\u00a0\u2028\ufeff\U0001f600', max_size=40),
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=40),
+)
+
+
+@settings(max_examples=60)
+@given(texts=st.lists(TEXTS, min_size=1, max_size=5), compressed=st.booleans())
+def test_any_text_comes_back(texts: list[str], compressed: bool) -> None:
+    corpus = [
+        Document(str(n), text, labels=("486",), metadata={"patient": "7", "admission": str(n)})
+        for n, text in enumerate(texts, start=1)
+    ]
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "mimic"
+        write(corpus, path, "mimic")
+        if compressed:
+            plain = path / "NOTEEVENTS.csv"
+            (path / "NOTEEVENTS.csv.gz").write_bytes(gzip.compress(plain.read_bytes()))
+            plain.unlink()
+        assert read(path, "mimic") == corpus
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz"])
+def test_notes_that_are_not_kept_take_no_memory(tmp_path: Path, suffix: str) -> None:
+    """30 MB of nursing notes with line breaks, read in less than 2 MB."""
+    table(tmp_path / "DIAGNOSES_ICD.csv", CODES, codes((20, 1, "486")))
+    path = tmp_path / f"NOTEEVENTS{suffix}"
+    body = (60 * 'He said ""no"". ' + "\n") * 20
+    with gzip.open(path, "wt", compresslevel=1) if suffix == ".csv.gz" else path.open("w") as file:
+        file.write(",".join(NOTES) + "\n1,7,20,,,,Discharge summary,Report,,,kept\n")
+        for row in range(2, 1502):
+            file.write(f'{row},7,20,,,,Nursing,Report,,,"{body}"\n')
+    tracemalloc.start()
+    try:
+        (document,) = read(tmp_path, "mimic")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert document.text == "kept"
+    assert peak < 2e6

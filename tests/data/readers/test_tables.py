@@ -1,0 +1,93 @@
+"""Rows of CSV files: quoting, line numbers, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedstrata.core.errors import DataError
+from fedstrata.data.readers import tables
+from fedstrata.data.readers.tables import read_rows
+
+
+def written(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+def test_rows_with_the_lines_they_begin_on(tmp_path: Path) -> None:
+    content = b'\xef\xbb\xbfid,Text \r\n1,"a ""b"",\r\nc\nd"\r\n\r\n2,\r\n'
+    for path in (
+        written(tmp_path / "t.csv", content),
+        written(tmp_path / "t.csv.gz", gzip.compress(content)),
+    ):
+        assert list(read_rows(path)) == [
+            (2, {"id": "1", "Text": 'a "b",\r\nc\nd'}),
+            (6, {"id": "2", "Text": ""}),
+        ]
+
+
+def test_names_of_columns(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.csv", b"A,b\n1,2\n")
+    assert list(read_rows(path, required=["a"], fold_case=True)) == [(2, {"a": "1", "b": "2"})]
+    assert list(read_rows(path, names=["x", "y"])) == [(1, {"x": "A", "y": "b"}), (2, {"x": "1", "y": "2"})]
+
+
+def test_tabs_and_quotation_marks_that_mean_nothing(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.tsv", b'a\tb\n" one\ttwo "\n')
+    assert list(read_rows(path, tabs=True)) == [(2, {"a": '" one', "b": 'two "'})]
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "says"),
+    [
+        (b"", None, "holds nothing"),
+        (b"a,b\n", 1, r"no column c \(expected a header with a, c"),
+        (b"a,c,SECRET,b,SECRET\n", 1, "columns 3 and 5 have one name"),
+        (b"a,c\n1,2\n1\n", 3, r"a row of 1 fields \(expected 2"),
+        (b'a,c\n"1\n",2\nSECRET,2,3\n', 4, "a row of 3 fields"),
+        (b'a,c\n"SECRET"x,2\n', 2, "malformed row"),
+        (b'a,c\n1,2\n1,"SECRET\nSECRET', 3, "not closed before the file ends"),
+        (b'a,c\n1,"' + b"SECRET\n" * 300, 2, "a field of more than 1000 characters"),
+        (b"a,c\n1,\rSECRET\n", 2, "malformed row"),
+        (b"a,c\n1,SECRET\xff\n", 2, "byte 12 is not UTF-8"),
+    ],
+)
+def test_what_is_refused_is_named_without_the_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, line: int | None, says: str
+) -> None:
+    monkeypatch.setattr(tables, "LONGEST_FIELD", 1000)
+    path = written(tmp_path / "t.csv", content)
+    with pytest.raises(DataError, match=says) as raised:
+        list(read_rows(path, required=["a", "c"]))
+    assert (raised.value.path, raised.value.line) == (path, line)
+    assert "SECRET" not in str(raised.value)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    whole = gzip.compress(b"a,b\n" + b"1,2\n" * 1000)
+    for content in (whole[:-20], b"a,b\n1,2\n"):
+        with pytest.raises(DataError, match="cannot be decompressed"):
+            list(read_rows(written(tmp_path / "t.csv.gz", content)))
+    with pytest.raises(DataError, match="cannot be read: No such file"):
+        list(read_rows(tmp_path / "absent.csv"))
+
+
+CELLS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+
+
+@settings(max_examples=80)
+@given(rows=st.lists(st.tuples(CELLS, CELLS), max_size=6), ends=st.sampled_from(["\n", "\r\n"]))
+def test_any_table_comes_back(rows: list[tuple[str, str]], ends: str) -> None:
+    text = io.StringIO()
+    csv.writer(text, lineterminator=ends, quoting=csv.QUOTE_ALL).writerows([("a", "b"), *rows])
+    with tempfile.TemporaryDirectory() as place:
+        path = written(Path(place) / "t.csv.gz", gzip.compress(text.getvalue().encode()))
+        assert [(row["a"], row["b"]) for _, row in read_rows(path)] == rows

@@ -1,0 +1,91 @@
+"""From `data:` in a configuration to documents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from fedstrata.core.documents import Document
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.seeding import Seed
+from fedstrata.core.sources import Source
+from fedstrata.data.synthetic import generate
+from fedstrata.data.writers import write
+from fedstrata.engine.setup import check_settings, divide, read_documents
+
+
+def settings_of(text: str, problems: int = 0):
+    """The checked settings of a YAML text, and the messages of its problems."""
+    settings, _, found = check_settings(Source(YAML(typ="safe").load(text)))
+    assert len(found) == problems, found
+    return settings, " ".join(str(problem) for problem in found)
+
+
+def documents_of(text: str) -> list[Document]:
+    return read_documents(settings_of(text)[0].data, Seed(0))
+
+
+def test_mimic_keeps_its_fifty_most_frequent_codes_unless_told_otherwise(tmp_path: Path) -> None:
+    write(generate(seed=0, sites=2, notes=60), tmp_path / "mimic", "mimic")
+    data = f"format: mimic, path: {tmp_path / 'mimic'}, mimic: {{categories: null}}"
+    labels = [
+        {label for document in documents_of(f"data: {{{data}{more}}}") for label in document.labels}
+        for more in ("", ", labels: {top: all}", ", labels: {top: 3, digits: 3, without_labels: drop}")
+    ]
+    assert len(labels[0]) == 50
+    assert len(labels[1]) > 60
+    assert labels[0] < labels[1]
+    assert len(labels[2]) == 3
+    assert all("." not in label for label in labels[2])
+
+
+def test_patients_are_kept_together(tmp_path: Path) -> None:
+    write(generate(seed=0, sites=2, notes=60), tmp_path / "mimic", "mimic")
+    data = f"format: mimic, path: {tmp_path / 'mimic'}, mimic: {{categories: null}}, split: {{by: patient}}"
+    settings, _ = settings_of(f"data: {{{data}}}\npartition: {{by: iid, clients: 2}}")
+    clients = divide(settings)
+    parts = [
+        {document.metadata["patient"] for own in clients.values() for document in getattr(own, part)}
+        for part in ("train", "validation", "test")
+    ]
+    assert all(parts)
+    assert not (parts[0] & parts[1] or parts[0] & parts[2] or parts[1] & parts[2])
+
+
+def test_a_hub_id_stays_and_a_file_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.csv").write_text("text,class\nfever,1\n")
+    settings, _ = settings_of("data: {format: datasets, path: acme/news}")
+    assert settings.data.path == "acme/news"
+    data = "data: {format: datasets, path: notes.csv, columns: {labels: class}}"
+    settings, _ = settings_of(data)
+    assert settings.data.path == str(tmp_path / "notes.csv")
+    assert documents_of(data) == [Document("notes-1", "fever", labels=("1",))]
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ("{format: brat, path: x, mimic: {categories: null}}", "data.mimic belongs to data.format 'mimic'"),
+        ("{format: mimic, path: x, columns: {text: body}}", "data.columns belongs to data.format 'datasets'"),
+        ("{dataset: {config: small}}", "has no meaning when it is 'synthetic'"),
+        ("{format: datasets, path: x, columns: {tokens: words}}", "name both, or none"),
+        ("{format: mimic}", "data.path must name a file or folder"),
+        ("{labels: {top: 0}}", "data.labels.top"),
+        ("{labels: {digits: 4}}", "data.labels.digits"),
+        ("{labels: {keep: []}}", "data.labels.keep"),
+        ("{format: mimic, path: x, mimic: {categories: []}}", "data.mimic.categories"),
+        ("{split: {by: site}}", "data.split.by"),
+        ("{format: bioc, path: x}", "'pubtator', 'mtsamples', 'mimic' or 'datasets', not 'bioc'"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(data: str, says: str) -> None:
+    _, messages = settings_of(f"data: {data}", problems=1)
+    assert says in messages
+
+
+def test_a_label_that_occurs_nowhere_is_a_problem_of_its_setting() -> None:
+    with pytest.raises(ConfigurationError, match=r"data\.labels\.keep: '401' is the label of no document"):
+        documents_of("data: {synthetic: {notes: 4}, labels: {keep: ['401']}}")
