@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 from fedstrata.core.config import RunSettings
+from fedstrata.core.sources import variants
 from fedstrata.methods import METHODS
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "configuration.md"
@@ -64,28 +64,33 @@ def rows(model: type[BaseModel]) -> Iterator[str]:
     """Yields a table row for every plain setting of a section."""
     schema = model.model_json_schema()
     for name, field in model.model_fields.items():
-        if is_section(field):
+        if variants(field):
             continue
         values = allowed(schema["properties"][name], schema.get("$defs", {}))
         default = cell(field.get_default(call_default_factory=True))
         yield f"| `{name}` | {default} | {values} | {field.description or ''} |"
 
 
-def is_section(field: FieldInfo) -> bool:
-    """Whether a field holds a section of its own."""
-    return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+def sections(model: type[BaseModel], path: str = "", named: str = "") -> Iterator[str]:
+    """Yields the lines of a section and of those within it.
 
-
-def sections(model: type[BaseModel], path: str = "") -> Iterator[str]:
-    """Yields the lines of a section and of those within it."""
-    body = [row for row in rows(model) if path or not row.startswith("| `method`")]
+    Args:
+        model: The settings of the section.
+        path: Its place in the configuration.
+        named: The `name` that chooses it, where there is a choice.
+    """
+    left_out = "| `name`" if named else "" if path else "| `method`"
+    body = [row for row in rows(model) if not (left_out and row.startswith(left_out))]
     if body:
         about = " ".join((model.__doc__ or "").split("\n")[0].split())
-        yield from ["", f"## {path or 'Top level'}", "", about, ""]
+        title = f"{path}, with `name: {named}`" if named else path or "Top level"
+        yield from ["", f"## {title}", "", about, ""]
         yield from ["| setting | default | allowed | |", "|---|---|---|---|", *body]
     for name, field in model.model_fields.items():
-        if is_section(field):
-            yield from sections(field.annotation, f"{path}.{name}" if path else name)
+        inner = f"{path}.{name}" if path else name
+        for variant in variants(field):
+            chosen = variant.model_fields["name"].default if field.discriminator else ""
+            yield from sections(variant, inner, chosen)
 
 
 def document() -> str:

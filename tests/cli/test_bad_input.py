@@ -81,6 +81,9 @@ def jsonl(notes: Path) -> list[str]:
         (["model.config={model_type: lama}"], ["model.config", "lama"]),
         (["data.types=[problem, gene]"], ["data.types", "gene"]),
         (["device=cuda:7"], ["device", "cuda:7"]),
+        (["task.name=lm"], ["task.name: must be one of 'ner', 'classify', not 'lm'", "the command line"]),
+        (["task={name: classify, treshold: 0.3}"], ["task.treshold", "did you mean 'threshold'?"]),
+        (["task.threshold=0.3"], ["task.threshold", "it belongs to name: classify"]),
     ],
 )
 def test_a_wrong_configuration_is_named_and_exits_2(fedstrata, tmp_path: Path, overrides, expected) -> None:

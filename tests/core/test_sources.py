@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedstrata.core.config import RunSettings
+from fedstrata.core.config import ClassifySettings, NerSettings, RunSettings
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.sources import read_source, validate
 
@@ -63,6 +63,54 @@ def test_conditions_between_settings_are_checked(tmp_path: Path) -> None:
     assert "must be 1" in problems_of(tmp_path, "data:\n  split: {train: 0.5}\n")["data.split"]
     assert "clients" in problems_of(tmp_path, "partition: {by: iid}\n")["partition"]
     assert "half" in problems_of(tmp_path, "task: {max_length: 16, stride: 9}\n")["task"]
+
+
+@pytest.mark.parametrize(
+    ("task", "path", "parts"),
+    [
+        ("{name: lm}", "task.name", ["must be one of 'ner', 'classify', not 'lm'"]),
+        ("{name: null}", "task.name", ["'classify', not None"]),
+        ("{name: [ner]}", "task.name", ["'classify', not ['ner']"]),
+        ("classify", "task", ["not 'classify'"]),
+        ("{max_length: 7}", "task.max_length", ["greater than or equal to 8", "not 7"]),
+        ("{name: classify, pooling: sum}", "task.pooling", ["'mean' or 'max'", "not 'sum'"]),
+        ("{name: classify, thresold: 0.1}", "task.thresold", ["did you mean 'threshold'?", "max_windows"]),
+        ("{ner: {max_length: 9}}", "task.ner", ["unknown key", "Allowed here: max_length, name, stride"]),
+        ("{ner: 1, name: ner}", "task.ner", ["unknown key"]),
+        ("{classify: 1, name: classify, stride: x}", "task.stride", ["valid integer, not 'x'"]),
+        ("{threshold: 0.1}", "task.threshold", ["it belongs to name: classify. Allowed here: max_length"]),
+        ("{name: classify, max_length: 16, stride: 9}", "task", ["at most half of max_length (16), not 9"]),
+        ("{name: classify, problem_type: single_label, threshold: 0.1}", "task", ["threshold=0.1 has no"]),
+    ],
+)
+def test_problems_of_a_task_are_told_in_its_own_terms(
+    tmp_path: Path, task: str, path: str, parts: list[str]
+) -> None:
+    found = problems_of(tmp_path, f"seed: 1\ntask: {task}\n")
+    assert path in found
+    for part in [*parts, "[from site.yaml, line 2]"]:
+        assert part in found[path]
+    assert set(found) <= {path, "task.classify"}
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("", NerSettings),
+        ("task: {max_length: 64}", NerSettings),
+        ("task: {name: ner}", NerSettings),
+        ("task: {name: classify, max_length: 64}", ClassifySettings),
+    ],
+)
+def test_the_task_is_ner_unless_it_is_named(tmp_path: Path, text: str, kind: type) -> None:
+    file = tmp_path / "site.yaml"
+    file.write_text(text)
+    settings, problems = validate(RunSettings, read_source(file, []))
+    assert not problems
+    assert settings is not None
+    assert type(settings.task) is kind
+    again = RunSettings.model_validate(settings.model_dump(mode="json"))
+    assert again == settings
 
 
 @pytest.mark.parametrize(

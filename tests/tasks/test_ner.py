@@ -354,3 +354,17 @@ def test_nearly_all_mentions_of_real_notes_can_be_reached(data_root: Path, byte_
         for start, end in own([window for window in windows if window.document == index], "offsets"):
             covered[start:end] = True
         assert covered.tolist() == [not character.isspace() for character in document.text]
+
+
+def test_a_task_comes_back_from_the_labels_of_a_model() -> None:
+    again = NamedEntityRecognition.from_labels(SHORT, ner().labels)
+    assert again.types == TYPES
+    for wrong in (
+        ["O"],
+        ["LABEL_0", "LABEL_1"],
+        ["O", "B-drug"],
+        ["B-drug", "I-drug", "O"],
+        ["O", "I-x", "B-x"],
+    ):
+        with pytest.raises(ConfigurationError, match=r"model\.name: its classes are not those of task ner"):
+            NamedEntityRecognition.from_labels(SHORT, wrong)

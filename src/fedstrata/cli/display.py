@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -118,19 +118,35 @@ class Display:
         scores = summary["metrics"]
         names = [name for name in _first(scores) if "/" not in name]
         title = f"{summary['method']} on {summary['task']}, {summary['model']['name']}: test split"
-        table = Table(title=Text(title))
-        table.add_column("")
-        for name in names:
-            table.add_column(name, justify="right")
         everybody = "all documents, own models" if personal else "all documents"
         rows = {everybody: scores["global"], "mean of clients": scores["mean_client"], **scores["clients"]}
         rows |= {f"{name} (held out)": row for name, row in (scores["external"] or {}).items()}
-        for name, row in rows.items():
-            table.add_row(Text(name), *(f"{row[key]:.4f}" if row and key in row else "-" for key in names))
-        self._console.print(table)
+        shown = len(names)
+        while shown > 1 and self._width(_table(title, names[:shown], rows)) > self._console.width:
+            shown -= 1
+        self._console.print(_table(title, names[:shown], rows))
+        if names[shown:]:
+            self.say(f"in summary.json as well: {', '.join(names[shown:])}")
         for line in _cost(summary):
             self.say(line)
         self.say(f"run directory: {folder}")
+
+    def _width(self, table: Table) -> int:
+        """Returns how wide a table is on a terminal without an end."""
+        unlimited = self._console.options.update(width=10_000)
+        return self._console.measure(table, options=unlimited).maximum
+
+
+def _table(title: str, names: Sequence[str], rows: Mapping[str, Mapping[str, float] | None]) -> Table:
+    """Returns a table of scores, a row for everybody and each client; headings have a line a word."""
+    table = Table(title=Text(title))
+    table.add_column("", no_wrap=True)
+    for name in names:
+        table.add_column(Text(name.replace("_", "\n")), justify="right")
+    for row_name, row in rows.items():
+        cells = (f"{row[name]:.4f}" if row and name in row else "-" for name in names)
+        table.add_row(Text(row_name), *cells)
+    return table
 
 
 def _lost(facts: Mapping[str, Any]) -> list[str]:

@@ -7,9 +7,10 @@ that).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
@@ -203,9 +204,8 @@ class ModelSettings(Settings):
 
 
 class TaskSettings(Settings):
-    """What the model learns."""
+    """Base of every task's settings: how long notes are read."""
 
-    name: Literal["ner"] = "ner"
     max_length: Annotated[int, Field(ge=8)] = Field(default=256, description="Tokens in a window.")
     stride: Annotated[int, Field(ge=0)] = Field(
         default=32, description="Tokens that neighbouring windows share."
@@ -217,6 +217,46 @@ class TaskSettings(Settings):
             raise ValueError(
                 f"stride must be at most half of max_length ({self.max_length}), not {self.stride}"
             )
+        return self
+
+
+class NerSettings(TaskSettings):
+    """Named entity recognition, the task where none is named: the mentions of a note."""
+
+    name: Literal["ner"] = "ner"
+
+
+class ClassifySettings(TaskSettings):
+    """Document classification: the labels of a note."""
+
+    name: Literal["classify"] = "classify"
+    problem_type: Literal["auto", "single_label", "multi_label"] = Field(
+        default="auto",
+        description="One label a document, or any number; auto: single_label if every document has one.",
+    )
+    pooling: Literal["mean", "max"] = Field(
+        default="mean", description="How the logits of a document's windows become those of the document."
+    )
+    max_windows: Count | None = Field(
+        default=None, description="Windows of a document that are read, from its beginning; all if null."
+    )
+    threshold: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
+        default=0.5, description="Probability from which a label is given (multi_label)."
+    )
+    positive_weight: Positive = Field(
+        default=1.0,
+        description="Weight in the loss of a label that a document has; of one it lacks: 1 (multi_label).",
+    )
+
+    @model_validator(mode="after")
+    def _only_what_is_used(self) -> ClassifySettings:
+        if self.problem_type == "single_label":
+            for name in ("threshold", "positive_weight"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(
+                        f"{name}={getattr(self, name):g} has no meaning with one label a document: the "
+                        f"likeliest is taken; use problem_type multi_label"
+                    )
         return self
 
 
@@ -292,7 +332,12 @@ class RunSettings(Settings):
     data: DataSettings = DataSettings()
     partition: PartitionSettings = PartitionSettings()
     model: ModelSettings = ModelSettings()
-    task: TaskSettings = TaskSettings()
+    task: NerSettings | ClassifySettings = Field(default=NerSettings(), discriminator="name")
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "layer_skipping"})
     training: TrainingSettings = TrainingSettings()
     federation: FederationSettings = FederationSettings()
+
+    @field_validator("task", mode="before")
+    @classmethod
+    def _task_is_ner_unless_named(cls, value: Any) -> Any:
+        return {"name": "ner", **value} if isinstance(value, Mapping) else value

@@ -79,15 +79,53 @@ class Model(Protocol):
 class Task(Protocol):
     """What the model learns: documents to examples, examples to a loss, outputs to scores.
 
-    `Any` stands for the task's own example type; nobody but the task looks inside one.
+    `Any` stands for the task's own example type. Of an example the others know its length, `len(example)`
+    tokens, and `example.windows`: the token ids, (tokens,) each, of the rows that it fills in a batch. The
+    rows of a batch are the windows of its examples, one after the other.
     """
 
     kind: ClassVar[str]
     """The transformers auto class: `token-classification`, `sequence-classification` or `causal-lm`."""
-    metric: ClassVar[str]
-    """The score a run is judged by; higher is better."""
-    metrics: ClassVar[tuple[str, ...]]
-    """Every score that is always present in what `score` returns."""
+
+    @classmethod
+    def from_documents(cls, settings: Any, clients: Mapping[str, Any]) -> Task:
+        """Makes the task for a corpus.
+
+        Args:
+            settings: The task's settings.
+            clients: Each client's documents by split.
+
+        Raises:
+            ConfigurationError: The documents do not have what the task learns from.
+        """
+
+    @classmethod
+    def from_labels(cls, settings: Any, labels: Sequence[str]) -> Task:
+        """Makes the task again for a saved model.
+
+        Args:
+            settings: The task's settings, as the run directory has them.
+            labels: The model's output classes, in order.
+
+        Raises:
+            ConfigurationError: They are not those of such a model.
+        """
+
+    @property
+    def settings(self) -> Any:
+        """Its settings, with what `auto` stood for."""
+
+    @property
+    def metric(self) -> str:
+        """The score a run is judged by, one of `metrics`; higher is better."""
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Every score that is always present in what `score` returns; others may be undefined and absent."""
+
+    @property
+    def problem_type(self) -> str | None:
+        """What the saved model's configuration says of a sequence classifier, in transformers' words."""
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -9,9 +9,11 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
@@ -139,56 +141,91 @@ def validate(
         return None, _problems(model, error.errors(), source, section, values)
 
 
+def variants(field_info: FieldInfo | None) -> tuple[type[BaseModel], ...]:
+    """Returns the sections a setting can hold: none, one, or several that their `name` tells apart."""
+    annotation = field_info.annotation if field_info else None
+    union = get_origin(annotation) in (Union, UnionType)
+    options = get_args(annotation) if union else (annotation,)
+    return tuple(kind for kind in options if isinstance(kind, type) and issubclass(kind, BaseModel))
+
+
 def _problems(
     model: type[BaseModel], errors: Sequence[Mapping[str, Any]], source: Source, section: str, values: Any
 ) -> list[Problem]:
     """Turns pydantic's errors into ours: one a setting, however many alternatives its type has."""
     found: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for item in errors:
-        found.setdefault(_names(item, values), []).append(item)
+        found.setdefault(_names(model, item, values), []).append(item)
     problems = []
     for names, items in found.items():
         if any(other[: len(names)] == names and len(other) > len(names) for other in found):
             continue  # another alternative of the type came further and says more
         path = ".".join([*filter(None, [section]), *names])
-        problems.append(source.problem(path, _message(model, names, items)))
+        problems.append(source.problem(path, _message(model, names, items, values)))
     return problems
 
 
-def _names(item: Mapping[str, Any], values: Any) -> tuple[str, ...]:
+def _names(model: type[BaseModel], item: Mapping[str, Any], values: Any) -> tuple[str, ...]:
     """Returns the path of an error without pydantic's names for the alternatives of a type."""
     names, node = [], values
-    for part in item["loc"]:
+    section: type[BaseModel] | None = model
+    parts = iter(item["loc"])
+    for part in parts:
         if (isinstance(node, Mapping) and part in node) or (isinstance(node, list) and isinstance(part, int)):
             node = node[part]
         elif item["type"] != "missing" or part != item["loc"][-1]:
             continue
         names.append(str(part))
+        field_info = section.model_fields.get(str(part)) if section else None
+        section = _chosen(field_info, node)
+        if field_info and field_info.discriminator:
+            next(parts, None)  # which of the sections it is, which is no key
+    if item["type"] == "union_tag_invalid":
+        names.append(item["ctx"]["discriminator"].strip("'"))
     return tuple(names)
 
 
-def _message(model: type[BaseModel], names: Sequence[str], items: Sequence[Mapping[str, Any]]) -> str:
+def _message(
+    model: type[BaseModel], names: Sequence[str], items: Sequence[Mapping[str, Any]], values: Any
+) -> str:
     """Says what is wrong with one setting and what is allowed."""
     kind = items[0]["type"]
     if kind == "extra_forbidden":
-        allowed = _keys_at(model, names[:-1])
-        near = difflib.get_close_matches(names[-1], allowed, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        return f"unknown key; {hint}Allowed here: {', '.join(sorted(allowed))}"
+        return _unknown_key(model, names, values)
     if kind == "missing":
         return "must be set"
+    if kind == "union_tag_invalid":
+        return f"must be one of {items[0]['ctx']['expected_tags']}, not {items[0]['input'][names[-1]]!r}"
     if kind == "value_error":
         return str(items[0]["msg"]).removeprefix("Value error, ")
     wanted = " or ".join(dict.fromkeys(item["msg"].removeprefix("Input should be ") for item in items))
     return f"must be {wanted}, not {items[0]['input']!r}"
 
 
-def _keys_at(model: type[BaseModel], names: Sequence[str]) -> list[str]:
-    """Returns the allowed keys of a nested section."""
-    for name in names:
-        field_info = model.model_fields.get(name)
-        inner = field_info.annotation if field_info else None
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
-            return []
-        model = inner
-    return list(model.model_fields)
+def _unknown_key(model: type[BaseModel], names: Sequence[str], values: Any) -> str:
+    """Says which keys are allowed in the place of an unknown one, and which one may be meant."""
+    field_info, section = None, model
+    for name in names[:-1]:
+        field_info = section.model_fields.get(name)
+        values = values.get(name) if isinstance(values, Mapping) else None
+        inner = _chosen(field_info, values)
+        if inner is None:
+            return "unknown key"
+        section = inner
+    key, allowed = names[-1], list(section.model_fields)
+    near = difflib.get_close_matches(key, allowed, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    for other in variants(field_info):
+        if key in other.model_fields:
+            hint = f"it belongs to name: {other.model_fields['name'].default}. "
+    return f"unknown key; {hint}Allowed here: {', '.join(sorted(allowed))}"
+
+
+def _chosen(field_info: FieldInfo | None, value: Any) -> type[BaseModel] | None:
+    """Returns the section that a value is meant for; the first one if it does not say."""
+    options = variants(field_info)
+    key = field_info.discriminator if field_info else None
+    if isinstance(key, str) and isinstance(value, Mapping):
+        named = value.get(key)
+        options = tuple(kind for kind in options if kind.model_fields[key].default == named) or options
+    return options[0] if options else None

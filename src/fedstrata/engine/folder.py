@@ -24,6 +24,9 @@ MAY_CHANGE = frozenset(
 `federation.min_clients` decides whether a round goes on at all; those that are committed stay as they are.
 """
 
+RESOLVED = frozenset({"task.problem_type"})
+"""Settings whose `auto` a run replaces by what it found in its data, which a resumed run cannot change."""
+
 
 def open_run(source: Source, folder: Path | None, listen: Listener, *, resume: bool) -> Run:
     """Prepares an experiment and its run directory.
@@ -73,7 +76,11 @@ def resumable(folder: Path, file: Path | None, overrides: Sequence[str]) -> Sour
     now, _, problems = check_settings(source)
     old, new = dict(_flat(before.model_dump(mode="json"))), dict(_flat(now.model_dump(mode="json")))
     changed = sorted(
-        path for path in old.keys() | new.keys() if old.get(path) != new.get(path) and path not in MAY_CHANGE
+        path
+        for path in old.keys() | new.keys()
+        if old.get(path) != new.get(path)
+        and path not in MAY_CHANGE
+        and not (path in RESOLVED and new.get(path) == "auto")
     )
     for path in [] if problems or broken else changed:
         problems.append(

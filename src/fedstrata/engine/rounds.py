@@ -270,7 +270,8 @@ def _fingerprint(sites: Sequence[Site]) -> str:
     for site in sites:
         for part in PARTS:
             for document in getattr(site.documents, part):
-                digest.update(repr((site.id, part, document.id, document.text, document.spans)).encode())
+                facts = (site.id, part, document.id, document.text, document.spans, document.labels)
+                digest.update(repr(facts).encode())
     return digest.hexdigest()
 
 

@@ -6,7 +6,7 @@ import difflib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,8 +93,15 @@ def prepare(source: Source) -> Experiment:
     seed = Seed(settings.seed)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
+    settings = settings.model_copy(update={"task": task.settings})
     with _collecting(problems, source):
-        model = load(settings.model, kind=task.kind, labels=task.labels, seed=seed.child("model"))
+        model = load(
+            settings.model,
+            kind=task.kind,
+            labels=task.labels,
+            problem_type=task.problem_type,
+            seed=seed.child("model"),
+        )
         return Experiment(settings, method, task, model.to(device), clients, seed)
     raise ConfigurationError(problems)
 
@@ -123,21 +130,25 @@ def _collecting(problems: list[Problem], source: Source) -> Iterator[None]:
         problems.append(source.problem("data.path", str(error)))
 
 
-def _check_metric(metric: str | None, task: Task | type[Task]) -> None:
+def _check_metric(metric: str | None, task: Any) -> None:
     """Checks the name of the score a run is judged by against those the task gives.
 
     Args:
         metric: The name, if there is one.
         task: The task, or its class where the data that would tell its labels is not sound.
     """
-    names = task.metrics if isinstance(task, type) else task.metric_names
-    if metric is None or metric in names or (isinstance(task, type) and "/" in metric):
+    from_class = isinstance(task, type)
+    names = getattr(task, "metrics" if from_class else "metric_names")
+    if metric is None or not isinstance(names, tuple):  # a class may not know without its data
+        return
+    if metric in names or (from_class and "/" in metric):
         return
     near = difflib.get_close_matches(metric, names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
-    singles = len(names) - len(task.metrics)
-    more = f" and {singles} scores of single labels, such as {names[-singles]}" if singles else ""
-    message = f"{metric!r} is no score of this task{hint} It gives: {', '.join(task.metrics)}{more}"
+    whole = [name for name in names if "/" not in name]
+    singles = len(names) - len(whole)
+    more = f" and {singles} scores of single labels, such as {names[-1]}" if singles else ""
+    message = f"{metric!r} is no score of this task{hint} It gives: {', '.join(whole)}{more}"
     raise ConfigurationError([Problem("federation.metric", message)])
 
 
@@ -263,7 +274,10 @@ def _device(settings: RunSettings) -> torch.device:
 def divide(settings: RunSettings) -> dict[str, Split]:
     """Reads, splits by document, then partitions among clients; held-out sites come last."""
     seed = Seed(settings.seed)
-    documents, held_out = hold_out(read_documents(settings.data, seed), settings.data.split)
+    documents = read_documents(settings.data, seed)
+    if settings.task.name == "classify":  # a division by labels is then one by those the task learns
+        documents = [replace(document, spans=(), relations=()) for document in documents]
+    documents, held_out = hold_out(documents, settings.data.split)
     parts = split(documents, settings.data.split, seed.child("split"))
     clients = partition(parts, settings.partition, seed.child("partition"))
     blank = [name for name, own in clients.items() if not any(item.text.strip() for item in own.train)]

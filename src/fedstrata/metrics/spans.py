@@ -87,14 +87,15 @@ def span_scores(
         types that occurs among the annotated or the predicted spans.
     """
     by_type = strict_counts(gold, predicted)
-    scores = _ratios(_total(by_type.values()))
+    scores = _ratios(total(by_type.values()))
     for label in types:
         if label in by_type:  # a type that does not occur has no score: 0 would spoil means
             scores |= {f"{name}/{label}": value for name, value in _ratios(by_type[label]).items()}
     return scores
 
 
-def _total(counts: Iterable[Counts]) -> Counts:
+def total(counts: Iterable[Counts]) -> Counts:
+    """Returns the sums of all counts, which micro scores are made of."""
     rows = [(each.gold, each.predicted, each.correct) for each in counts]
     return Counts(*(sum(column) for column in zip(*rows, strict=True))) if rows else Counts(0, 0, 0)
 

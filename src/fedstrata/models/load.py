@@ -56,13 +56,23 @@ _TRANSFORMERS_ERRORS = (
 )
 
 
-def load(settings: ModelSettings, *, kind: str, labels: Sequence[str] = (), seed: Seed) -> Model:
+def load(
+    settings: ModelSettings,
+    *,
+    kind: str,
+    labels: Sequence[str] = (),
+    problem_type: str | None = None,
+    seed: Seed,
+) -> Model:
     """Loads or creates a model and its tokenizer on the CPU, in evaluation mode, every parameter frozen.
 
     Args:
         settings: Which model.
         kind: `token-classification`, `sequence-classification` or `causal-lm`.
         labels: The output classes in order; a causal language model has none.
+        problem_type: What a sequence classifier's configuration is to say of its labels, since its users
+            apply a softmax or a sigmoid accordingly: `single_label_classification` or
+            `multi_label_classification`; what it said before if none.
         seed: Where new parameters come from. The global random state is left as it was.
 
     Returns:
@@ -72,7 +82,7 @@ def load(settings: ModelSettings, *, kind: str, labels: Sequence[str] = (), seed
         ConfigurationError: There is no such model here or on the hub, it is broken, it has no head of this
             kind or no single stack of blocks, or its tokenizer cannot give offsets.
     """
-    config = _for_kind(read_config(settings), settings, kind, labels)
+    config = _for_kind(read_config(settings), settings, kind, labels, problem_type)
     tokenizer = read_tokenizer(settings)
     _check_vocabulary(config, tokenizer, settings)
     with seed.everywhere():
@@ -214,7 +224,9 @@ def _is_read_by_family(config: PretrainedConfig, key: str) -> bool:
     return any(f'"{key}"' in source.read_text(encoding="utf-8") for source in sources)
 
 
-def _for_kind(config: Any, settings: ModelSettings, kind: str, labels: Sequence[str]) -> Any:
+def _for_kind(
+    config: Any, settings: ModelSettings, kind: str, labels: Sequence[str], problem_type: str | None = None
+) -> Any:
     """Checks that transformers has such a head for this architecture, and sets its labels."""
     if kind not in AUTO_CLASSES:
         raise ValueError(f"kind must be one of {', '.join(AUTO_CLASSES)}, not {kind!r}")
@@ -238,6 +250,7 @@ def _for_kind(config: Any, settings: ModelSettings, kind: str, labels: Sequence[
     ):  # transformers builds some composite models from the latter
         part.id2label = dict(enumerate(labels))
         part.label2id = {label: index for index, label in enumerate(labels)}
+        part.problem_type = problem_type or part.problem_type
     return config
 
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from fedstrata.tasks.classify import DocumentClassification
 from fedstrata.tasks.ner import NamedEntityRecognition
 
-TASKS = {"ner": NamedEntityRecognition}
+if TYPE_CHECKING:
+    from fedstrata.core.method import Task
+
+TASKS: dict[str, type[Task]] = {"ner": NamedEntityRecognition, "classify": DocumentClassification}
 """Every task by its name in a configuration."""

@@ -8,7 +8,6 @@ not, and `reachability` says how many can be found at all.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -22,7 +21,7 @@ from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.data.select import mention_types
 from fedstrata.metrics.spans import span_scores
-from fedstrata.tasks.windows import IGNORED, Window, encode_windows, pad
+from fedstrata.tasks.windows import IGNORED, Window, encode_windows, pad, run_model
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -65,6 +64,7 @@ class NamedEntityRecognition:
     kind: ClassVar[str] = "token-classification"
     metric: ClassVar[str] = "f1"
     metrics: ClassVar[tuple[str, ...]] = ("f1", "precision", "recall")
+    problem_type: ClassVar[None] = None
 
     def __init__(self, settings: TaskSettings, types: Sequence[str]) -> None:
         self.settings = settings
@@ -95,6 +95,23 @@ class NamedEntityRecognition:
             raise ConfigurationError(problems)
         return cls(settings, types)
 
+    @classmethod
+    def from_labels(cls, settings: TaskSettings, labels: Sequence[str]) -> NamedEntityRecognition:
+        """Makes the task again for a model that was trained for it.
+
+        Args:
+            settings: Length and overlap of the windows.
+            labels: The model's classes in order.
+
+        Raises:
+            ConfigurationError: They are not `O` and a B- and an I- of every type, in the order of the types.
+        """
+        task = cls(settings, [label.removeprefix("B-") for label in labels if label.startswith("B-")])
+        if not task.types or task.labels != tuple(labels):
+            message = f"its classes are not those of task ner, O and B-, I- of every type: {list(labels)}"
+            raise ConfigurationError([Problem("model.name", message)])
+        return task
+
     @property
     def labels(self) -> tuple[str, ...]:
         """`O`, then `B-` and `I-` of every type: B- tags are odd and I- tags even."""
@@ -122,7 +139,7 @@ class NamedEntityRecognition:
 
     def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Returns the sum of the cross entropies of owned tokens, float32, and their number."""
-        logits = _logits(module, batch).float()
+        logits = run_model(module, batch).float()
         labels = batch["labels"]
         total = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
         return total, (labels != IGNORED).sum()
@@ -130,7 +147,7 @@ class NamedEntityRecognition:
     def predict(self, module: nn.Module, batch: Mapping[str, Tensor]) -> list[np.ndarray]:
         """Returns the likeliest tag of every token of each window, (tokens,) int16."""
         with torch.no_grad():
-            tags = _logits(module, batch).argmax(dim=-1).to(torch.int16).cpu().numpy()
+            tags = run_model(module, batch).argmax(dim=-1).to(torch.int16).cpu().numpy()
         lengths = batch["attention_mask"].sum(dim=1).tolist()
         return [row[:length] for row, length in zip(tags, lengths, strict=True)]
 
@@ -238,15 +255,3 @@ def _unknown(documents: Sequence[Document], types: Sequence[str], part: str = ""
         )
         for label, id_ in sorted(found.items())
     ]
-
-
-def _logits(module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    """Runs the model: (windows, tokens) to (windows, tokens, classes)."""
-    # A causal model would else build a key-value cache, which nothing reads. PEFT's wrapper hides the
-    # signature.
-    unwrap = getattr(module, "get_base_model", lambda: module)
-    cached = "use_cache" in inspect.signature(unwrap().forward).parameters
-    cache = {"use_cache": False} if cached else {}
-    output = module(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], **cache)
-    logits: Tensor = output.logits
-    return logits

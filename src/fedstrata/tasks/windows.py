@@ -3,13 +3,14 @@
 A note is longer than what a model reads at a time. It is cut into windows that overlap by `task.stride`
 tokens, so that every token has context on both sides, and the overlap of two neighbours is shared out at its
 middle: its first half is owned by the earlier window, its second half by the later one. Losses and answers
-use owned tokens only.
+of tasks on tokens use owned tokens only. Tasks on documents need no more than the ids: `token_windows`.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ import torch
 from fedstrata.core.errors import ConfigurationError, Problem
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from fedstrata.core.config import TaskSettings
     from fedstrata.core.documents import Document
@@ -55,6 +56,11 @@ class Window:
     def __len__(self) -> int:
         return len(self.input_ids)
 
+    @property
+    def windows(self) -> tuple[np.ndarray, ...]:
+        """The rows of a batch this example fills: its own token ids."""
+        return (self.input_ids,)
+
 
 def encode_windows(
     documents: Sequence[Document],
@@ -78,10 +84,9 @@ def encode_windows(
         ConfigurationError: If the tokenizer cannot give offsets, or the windows are too short.
     """
     _require_usable(tokenizer, settings)
-    padding = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
-    pad_id = next(id_ for id_ in padding if id_ is not None)
+    pad_id = padding_id(tokenizer)
     windows: list[Window] = []
-    for index, pieces in enumerate(_tokenize(documents, tokenizer, settings)):
+    for index, pieces in enumerate(_pieces(documents, tokenizer, settings)):
         own_offsets = [piece.offsets[piece.owned] for piece in pieces]
         sizes = [len(offsets) for offsets in own_offsets]
         if not any(sizes):
@@ -94,6 +99,36 @@ def encode_windows(
     return windows
 
 
+def token_windows(
+    documents: Sequence[Document], tokenizer: Any, settings: TaskSettings, limit: int | None = None
+) -> Iterator[list[np.ndarray]]:
+    """Tokenizes documents and cuts them into windows of token ids, special tokens included.
+
+    Args:
+        documents: The documents.
+        tokenizer: A fast transformers tokenizer.
+        settings: Length and overlap of the windows.
+        limit: Windows of a document that are kept, from its beginning; all if none.
+
+    Yields:
+        For each document its windows from left to right, at least one, (tokens,) int32 each. A document
+        without tokens has the window of the tokenizer's special tokens, or of one padding token.
+
+    Raises:
+        ConfigurationError: As for `encode_windows`.
+    """
+    _require_usable(tokenizer, settings)
+    for _, encoded, rows in _tokenize(documents, tokenizer, settings, offsets=False):
+        windows = [np.array(encoded["input_ids"][row], dtype=np.int32) for row in rows[:limit]]
+        yield [ids if len(ids) else np.array([padding_id(tokenizer)], dtype=np.int32) for ids in windows]
+
+
+def padding_id(tokenizer: Any) -> int:
+    """Returns the id with which windows are padded: of the padding or the end token, else 0."""
+    ids = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    return next(int(id_) for id_ in ids if id_ is not None)
+
+
 def pad(windows: Sequence[Window]) -> dict[str, Tensor]:
     """Pads windows on the right to the longest one.
 
@@ -103,17 +138,43 @@ def pad(windows: Sequence[Window]) -> dict[str, Tensor]:
     Returns:
         `input_ids`, `attention_mask` and `labels`, each (windows, tokens) int64.
     """
+    batch = pad_ids([window.input_ids for window in windows], [window.pad_id for window in windows])
+    labels = np.full(tuple(batch["input_ids"].shape), IGNORED, dtype=np.int64)
+    for row, window in enumerate(windows):
+        labels[row, : len(window)] = window.tags
+    return {**batch, "labels": torch.from_numpy(labels)}
+
+
+def pad_ids(windows: Sequence[np.ndarray], pad_ids: Sequence[int]) -> dict[str, Tensor]:
+    """Pads token ids on the right to the longest window.
+
+    Args:
+        windows: Token ids, (tokens,) each.
+        pad_ids: What each of them is padded with.
+
+    Returns:
+        `input_ids` and `attention_mask`, each (windows, tokens) int64.
+    """
     shape = (len(windows), max(map(len, windows)))
     input_ids = np.zeros(shape, dtype=np.int64)
     attention_mask = np.zeros(shape, dtype=np.int64)
-    labels = np.full(shape, IGNORED, dtype=np.int64)
-    for row, window in enumerate(windows):
-        input_ids[row] = window.pad_id
-        input_ids[row, : len(window)] = window.input_ids
+    for row, (window, pad_id) in enumerate(zip(windows, pad_ids, strict=True)):
+        input_ids[row] = pad_id
+        input_ids[row, : len(window)] = window
         attention_mask[row, : len(window)] = 1
-        labels[row, : len(window)] = window.tags
-    arrays = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+    return {"input_ids": torch.from_numpy(input_ids), "attention_mask": torch.from_numpy(attention_mask)}
+
+
+def run_model(module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """Returns the model's logits for the windows of a batch, (windows, ...)."""
+    # A causal model would else build a key-value cache, which nothing reads. PEFT's wrapper hides the
+    # signature.
+    unwrap = getattr(module, "get_base_model", lambda: module)
+    cached = "use_cache" in inspect.signature(unwrap().forward).parameters
+    cache = {"use_cache": False} if cached else {}
+    output = module(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], **cache)
+    logits: Tensor = output.logits
+    return logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +186,20 @@ class _Piece:
     owned: np.ndarray
 
 
-def _tokenize(
-    documents: Sequence[Document], tokenizer: Any, settings: TaskSettings
-) -> Iterator[list[_Piece]]:
+def _pieces(documents: Sequence[Document], tokenizer: Any, settings: TaskSettings) -> Iterator[list[_Piece]]:
     """Yields the pieces of each document, from left to right."""
+    for document, encoded, rows in _tokenize(documents, tokenizer, settings, offsets=True):
+        ids = [np.array(encoded["input_ids"][row], dtype=np.int32) for row in rows]
+        specials = [np.array(encoded["special_tokens_mask"][row], dtype=bool) for row in rows]
+        raw = [np.array(encoded["offset_mapping"][row], dtype=np.int32) for row in rows]
+        offsets, owned = _without_blanks(document.text, raw), _owned(specials, settings.stride)
+        yield [_Piece(*parts) for parts in zip(ids, offsets, owned, strict=True)]
+
+
+def _tokenize(
+    documents: Sequence[Document], tokenizer: Any, settings: TaskSettings, *, offsets: bool
+) -> Iterator[tuple[Document, Mapping[str, Any], list[int]]]:
+    """Yields each document with the tokenizer's output and which of its rows are the document's windows."""
     for start in range(0, len(documents), DOCUMENTS_PER_CALL):
         batch = documents[start : start + DOCUMENTS_PER_CALL]
         encoded = tokenizer(
@@ -137,8 +208,8 @@ def _tokenize(
             max_length=settings.max_length,
             stride=settings.stride,
             return_overflowing_tokens=True,
-            return_offsets_mapping=True,
-            return_special_tokens_mask=True,
+            return_offsets_mapping=offsets,
+            return_special_tokens_mask=offsets,
             return_attention_mask=False,
             return_token_type_ids=False,
         )
@@ -147,12 +218,7 @@ def _tokenize(
             rows[index].append(row)
         for index, document in enumerate(batch):
             # A tokenizer that truncates on the left gives the end of the text first.
-            ordered = rows[index] if tokenizer.truncation_side == "right" else rows[index][::-1]
-            ids = [np.array(encoded["input_ids"][row], dtype=np.int32) for row in ordered]
-            specials = [np.array(encoded["special_tokens_mask"][row], dtype=bool) for row in ordered]
-            raw = [np.array(encoded["offset_mapping"][row], dtype=np.int32) for row in ordered]
-            offsets, owned = _without_blanks(document.text, raw), _owned(specials, settings.stride)
-            yield [_Piece(*parts) for parts in zip(ids, offsets, owned, strict=True)]
+            yield document, encoded, rows[index][:: 1 if tokenizer.truncation_side == "right" else -1]
 
 
 def _owned(specials: Sequence[np.ndarray], stride: int) -> list[np.ndarray]:

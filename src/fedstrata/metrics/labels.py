@@ -1,0 +1,151 @@
+"""Scores of labels given to whole documents.
+
+Micro scores pool all decisions, macro scores are means over labels. Two conventions differ between papers and
+are therefore said here:
+
+- Macro F1 is the mean of the labels' F1 scores, as in scikit-learn, and not the harmonic mean of macro
+  precision and macro recall of Mullenbach et al. ("Explainable Prediction of Medical Codes from Clinical
+  Text", NAACL 2018); Edin et al. ("Automated Medical Coding on MIMIC-III and MIMIC-IV", SIGIR 2023) say why.
+- A label that no scored document has and that none was given is left out of macro scores, as one that all or
+  none of them have is left out of the macro AUC, since it is undefined there. How many were left out is told.
+
+A ratio of nothing is 0, as in `fedstrata.metrics.spans`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score
+
+from fedstrata.metrics.spans import Counts, total
+
+CUTS = (5, 8)
+"""Numbers of labels at which the precision of the ranking is taken, as in the literature on ICD coding."""
+
+SCORED_SINGLY = 100
+"""Most labels for which each one's F1 is given; thousands of codes would fill the record."""
+
+
+def multi_label_scores(
+    gold: NDArray[np.bool_],
+    predicted: NDArray[np.bool_],
+    probabilities: NDArray[np.float64],
+    labels: Sequence[str],
+) -> dict[str, float]:
+    """Scores any number of labels a document.
+
+    Args:
+        gold: Which labels each document has, (documents, labels).
+        predicted: Which it was given, (documents, labels).
+        probabilities: Of each label, (documents, labels).
+        labels: Their names.
+
+    Returns:
+        `micro_f1`, `macro_f1`; `micro_auc`, `macro_auc` where defined; `precision_at_5`, `precision_at_8`
+        where there are more labels: the share of a document's likeliest labels that it has, mean over
+        documents; `micro_` and `macro_` `precision` and `recall`; `f1_labels_left_out` and
+        `auc_labels_left_out`; with at most 100 labels `f1/LABEL` of each one that occurs.
+    """
+    counts = _counts(gold, predicted)
+    micro = total(counts)
+    ranked = {
+        f"precision_at_{cut}": precision_at(cut, gold, probabilities) for cut in CUTS if cut < len(labels)
+    }
+    auc, left_out = _auc(gold, probabilities)
+    macro = _macro(counts)
+    return {
+        "micro_f1": micro.f1,
+        "macro_f1": macro.pop("macro_f1"),
+        **auc,
+        **ranked,
+        "micro_precision": micro.precision,
+        "micro_recall": micro.recall,
+        **macro,
+        **left_out,
+        **_each(counts, labels),
+    }
+
+
+def single_label_scores(
+    gold: NDArray[np.bool_],
+    predicted: NDArray[np.bool_],
+    probabilities: NDArray[np.float64],
+    labels: Sequence[str],
+) -> dict[str, float]:
+    """Scores exactly one label a document.
+
+    Args:
+        gold: As for `multi_label_scores`; every row has one label.
+        predicted: So has every row of these.
+        probabilities: Of each label, (documents, labels).
+        labels: Their names.
+
+    Returns:
+        `accuracy`, `macro_f1`; `micro_auc`, `macro_auc` of each label against the others, where defined;
+        `macro_precision`, `macro_recall`; `f1_labels_left_out` and `auc_labels_left_out`; with at most 100
+        labels `f1/LABEL` of each one that occurs. Micro F1 would be the accuracy.
+    """
+    counts = _counts(gold, predicted)
+    auc, left_out = _auc(gold, probabilities)
+    macro = _macro(counts)
+    return {
+        "accuracy": float((gold & predicted).any(axis=1).mean()),
+        "macro_f1": macro.pop("macro_f1"),
+        **auc,
+        **macro,
+        **left_out,
+        **_each(counts, labels),
+    }
+
+
+def precision_at(cut: int, gold: NDArray[np.bool_], probabilities: NDArray[np.float64]) -> float:
+    """Returns the mean share of each document's likeliest labels that it has; of equals the first is taken.
+
+    Args:
+        cut: How many labels are looked at; at most as many as there are.
+        gold: Which labels each document has, (documents, labels).
+        probabilities: Of each label, (documents, labels).
+    """
+    likeliest = np.argsort(-probabilities, axis=1, kind="stable")[:, :cut]
+    return float(np.take_along_axis(gold, likeliest, axis=1).mean())
+
+
+def _counts(gold: NDArray[np.bool_], predicted: NDArray[np.bool_]) -> list[Counts]:
+    """Counts the documents that have, were given, and have and were given each label."""
+    columns = (gold.sum(axis=0), predicted.sum(axis=0), (gold & predicted).sum(axis=0))
+    return [Counts(*map(int, column)) for column in zip(*columns, strict=True)]
+
+
+def _macro(counts: Sequence[Counts]) -> dict[str, float]:
+    occurring = [label for label in counts if label.gold or label.predicted]
+    number = max(len(occurring), 1)
+    return {
+        "macro_f1": sum(label.f1 for label in occurring) / number,
+        "macro_precision": sum(label.precision for label in occurring) / number,
+        "macro_recall": sum(label.recall for label in occurring) / number,
+        "f1_labels_left_out": float(len(counts) - len(occurring)),
+    }
+
+
+def _auc(
+    gold: NDArray[np.bool_], probabilities: NDArray[np.float64]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Returns the areas under the ROC curve that are defined, and how many labels have none."""
+    defined = np.flatnonzero(gold.any(axis=0) & ~gold.all(axis=0))
+    scores = {}
+    if gold.any() and not gold.all():
+        scores["micro_auc"] = float(roc_auc_score(gold.ravel(), probabilities.ravel()))
+    if len(defined):
+        each = [roc_auc_score(gold[:, label], probabilities[:, label]) for label in defined]
+        scores["macro_auc"] = float(np.mean(each))
+    return scores, {"auc_labels_left_out": float(gold.shape[1] - len(defined))}
+
+
+def _each(counts: Sequence[Counts], labels: Sequence[str]) -> dict[str, float]:
+    if len(labels) > SCORED_SINGLY:
+        return {}
+    named = zip(labels, counts, strict=True)
+    return {f"f1/{label}": count.f1 for label, count in named if count.gold or count.predicted}

@@ -1,0 +1,323 @@
+"""Document classification: one label a document, or any number of them.
+
+A long document is read as overlapping windows, and the logits of its windows are pooled, by mean or maximum,
+into those of the document (Pappagari et al., "Hierarchical Transformers for Long Document Classification",
+ASRU 2019, pool likewise). The loss is taken on the pooled logits, so an example is a document and
+`training.batch_size` counts documents; `task.max_windows` bounds what a long one costs.
+
+The labels of a corpus are those of all its documents, whatever their part of the split: which labels are in
+question is the user's choice (of the 50 most frequent codes, say) and not something that is learnt. A label
+that only test documents have cannot be found and counts as missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from fedstrata.core.config import ClassifySettings
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.sources import Source, validate
+from fedstrata.metrics.labels import CUTS, SCORED_SINGLY, multi_label_scores, single_label_scores
+from fedstrata.tasks.windows import IGNORED, pad_ids, padding_id, run_model, token_windows
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from fedstrata.core.documents import Document
+    from fedstrata.data.split import Split
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledDocument:
+    """A document as the model reads it.
+
+    Attributes:
+        document: Index of the document in the sequence that was encoded.
+        windows: Token ids of its windows from left to right, at least one, (tokens,) int32 each. They are the
+            rows of a batch that this example fills, in this order.
+        targets: The numbers of its labels, (its labels,) int32.
+        pad_id: The id with which its windows are padded.
+    """
+
+    document: int
+    windows: tuple[np.ndarray, ...]
+    targets: np.ndarray
+    pad_id: int
+
+    def __len__(self) -> int:
+        return sum(map(len, self.windows))
+
+
+@dataclass(frozen=True, slots=True)
+class LabelAnswer:
+    """What the model says of a document.
+
+    Attributes:
+        labels: The labels it gives, in the task's order.
+        probabilities: Of each of the task's labels, (labels,) float64; with one label a document they sum to
+            one.
+    """
+
+    labels: tuple[str, ...]
+    probabilities: np.ndarray
+
+
+class DocumentClassification:
+    """Labels documents.
+
+    Args:
+        settings: Windows, pooling and threshold; `problem_type` must not be `auto`.
+        labels: The labels, in the order of the model's outputs.
+    """
+
+    kind: ClassVar[str] = "sequence-classification"
+
+    def __init__(self, settings: ClassifySettings, labels: Sequence[str]) -> None:
+        if settings.problem_type == "auto":
+            raise ValueError("problem_type must be resolved; `from_documents` does that")
+        self.settings, self.labels = settings, tuple(labels)
+        self._number = {label: number for number, label in enumerate(self.labels)}
+
+    @classmethod
+    def from_documents(
+        cls, settings: ClassifySettings, clients: Mapping[str, Split]
+    ) -> DocumentClassification:
+        """Makes the task for a corpus: its labels are those of all documents, sorted.
+
+        Raises:
+            ConfigurationError: If there are too few labels, or a document has none or several where each must
+                have one.
+        """
+        documents = [document for own in clients.values() for document in own.all]
+        labels = sorted({label for document in documents for label in document.labels})
+        odd = [document for document in documents if len(set(document.labels)) != 1]
+        settings = _resolved(settings, "multi_label" if odd else "single_label")
+        one_each = settings.problem_type == "single_label"
+        problems = []
+        if len(labels) < 1 + one_each:
+            found = f"the {len(documents)} documents have {len(labels)} different labels"
+            message = f"{found}; at least {1 + one_each} are needed to classify them"
+            problems.append(Problem("data.labels", message))
+        if one_each and odd:
+            count = len(set(odd[0].labels))
+            others = f", and {len(odd) - 1} more have not exactly one" if len(odd) > 1 else ""
+            message = f"single_label, but document {odd[0].id!r} has {count} labels{others}"
+            problems.append(Problem("task.problem_type", message))
+        if problems:
+            raise ConfigurationError(problems)
+        return cls(settings, labels)
+
+    @classmethod
+    def from_labels(cls, settings: ClassifySettings, labels: Sequence[str]) -> DocumentClassification:
+        """Makes the task again for a model that was trained for it.
+
+        Args:
+            settings: As a run's `config.yaml` has them, where `problem_type` is resolved.
+            labels: The model's classes in order.
+
+        Raises:
+            ConfigurationError: The settings do not say whether a document has one label or several.
+        """
+        if settings.problem_type == "auto":
+            message = "must be single_label or multi_label for a model that is trained already, not 'auto'"
+            raise ConfigurationError([Problem("task.problem_type", message)])
+        return cls(settings, labels)
+
+    @property
+    def problem_type(self) -> str:
+        """What transformers calls this kind of classification; saved models say so."""
+        return f"{self.settings.problem_type}_classification"
+
+    @property
+    def metric(self) -> str:
+        """Accuracy with one label a document, micro-F1 with any number."""
+        return self.metrics[0]
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The scores that are always present; AUC needs labels that some documents have and some lack."""
+        macro = ("macro_f1", "macro_precision", "macro_recall")
+        if self._one_each:
+            return ("accuracy", *macro)
+        return ("micro_f1", "micro_precision", "micro_recall", *macro)
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """`metrics`, those that may be undefined, and one F1 a label where there are not too many."""
+        cuts = (
+            () if self._one_each else tuple(f"precision_at_{cut}" for cut in CUTS if cut < len(self.labels))
+        )
+        singles = tuple(f"f1/{label}" for label in self.labels) if len(self.labels) <= SCORED_SINGLY else ()
+        return (*self.metrics, "micro_auc", "macro_auc", *cuts, *singles)
+
+    def encode(self, documents: Sequence[Document], tokenizer: Any) -> list[LabelledDocument]:
+        """Tokenizes documents; each one is an example, one without tokens too.
+
+        With one label a document, a document without a label is ignored by the loss.
+
+        Raises:
+            ConfigurationError: If a document has a label that the task does not know.
+        """
+        problems = self._unknown(documents)
+        if problems:
+            raise ConfigurationError(problems)
+        pad_id = padding_id(tokenizer)
+        windows = token_windows(documents, tokenizer, self.settings, self.settings.max_windows)
+        return [
+            LabelledDocument(index, tuple(own), self._targets(documents[index]), pad_id)
+            for index, own in enumerate(windows)
+        ]
+
+    def collate(self, examples: Sequence[LabelledDocument]) -> dict[str, Tensor]:
+        """Pads the windows of documents to one batch.
+
+        Returns:
+            `input_ids` and `attention_mask`, (windows, tokens) int64: the windows of the first document, then
+            those of the second; `document`, (windows,) int64: which of the examples each belongs to;
+            `labels`, (documents,) int64 with one label a document, else (documents, labels) float32 of zeros
+            and ones.
+        """
+        rows = [(window, example.pad_id) for example in examples for window in example.windows]
+        numbers = np.repeat(np.arange(len(examples)), [len(example.windows) for example in examples])
+        if self._one_each:
+            labels = torch.tensor([next(iter(example.targets.tolist()), IGNORED) for example in examples])
+        else:
+            labels = torch.zeros(len(examples), len(self.labels))
+            for row, example in enumerate(examples):
+                labels[row, torch.from_numpy(example.targets).long()] = 1.0
+        padded = pad_ids([window for window, _ in rows], [pad_id for _, pad_id in rows])
+        return {**padded, "document": torch.from_numpy(numbers), "labels": labels}
+
+    def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Returns the summed loss and its number of terms.
+
+        With one label a document: the cross entropies, one term a document. With any number: the binary cross
+        entropies of all labels of all documents, of which each is a term.
+        """
+        logits, labels = self._logits(module, batch), batch["labels"]
+        if self._one_each:
+            total = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+            return total, (labels != IGNORED).sum()
+        weight = logits.new_full((len(self.labels),), self.settings.positive_weight)
+        total = F.binary_cross_entropy_with_logits(logits, labels, pos_weight=weight, reduction="sum")
+        return total, torch.as_tensor(labels.numel(), device=labels.device)
+
+    def predict(self, module: nn.Module, batch: Mapping[str, Tensor]) -> list[np.ndarray]:
+        """Returns the pooled logits of each document, (labels,) float32."""
+        with torch.no_grad():
+            return list(self._logits(module, batch).cpu().numpy())
+
+    def decode(
+        self,
+        documents: Sequence[Document],
+        examples: Sequence[LabelledDocument],
+        predictions: Sequence[np.ndarray],
+    ) -> list[LabelAnswer]:
+        """Reads probabilities and labels off logits.
+
+        Args:
+            documents: The documents that were encoded.
+            examples: Their examples, in the order in which `encode` gave them.
+            predictions: The logits of each example, (labels,).
+
+        Returns:
+            An answer for each document.
+        """
+        if not len(documents) == len(examples) == len(predictions):
+            raise ValueError(
+                f"{len(documents)} documents, {len(examples)} examples and {len(predictions)} predictions"
+            )
+        if not documents:
+            return []
+        logits = torch.from_numpy(np.stack(predictions)).double()
+        return self.answers((logits.softmax(dim=-1) if self._one_each else logits.sigmoid()).numpy())
+
+    def answers(self, probabilities: np.ndarray) -> list[LabelAnswer]:
+        """Returns the answers that probabilities amount to: the likeliest label, or all from the threshold.
+
+        Args:
+            probabilities: Of each document, (documents, labels) float64.
+        """
+        if self._one_each:
+            given = np.eye(len(self.labels), dtype=bool)[probabilities.argmax(axis=-1)]
+        else:
+            given = probabilities >= self.settings.threshold
+        names = np.array(self.labels, dtype=object)
+        return [LabelAnswer(tuple(names[row]), own) for row, own in zip(given, probabilities, strict=True)]
+
+    def score(self, documents: Sequence[Document], answers: Sequence[LabelAnswer]) -> dict[str, float]:
+        """Scores the labels of each document; see `fedstrata.metrics.labels`."""
+        scores = single_label_scores if self._one_each else multi_label_scores
+        gold = self._indicators([document.labels for document in documents])
+        given = self._indicators([answer.labels for answer in answers])
+        return scores(gold, given, np.stack([answer.probabilities for answer in answers]), self.labels)
+
+    @property
+    def _one_each(self) -> bool:
+        return self.settings.problem_type == "single_label"
+
+    def _logits(self, module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        """Runs the model and pools over each document's windows: (documents, labels) float32."""
+        logits = run_model(module, batch).float()
+        return pool(logits, batch["document"], len(batch["labels"]), self.settings.pooling)
+
+    def _targets(self, document: Document) -> np.ndarray:
+        return np.array(sorted({self._number[label] for label in document.labels}), dtype=np.int32)
+
+    def _indicators(self, labels: Sequence[Sequence[str]]) -> np.ndarray:
+        """Returns which label each document has, (documents, labels) bool."""
+        matrix = np.zeros((len(labels), len(self.labels)), dtype=bool)
+        for row, own in enumerate(labels):
+            matrix[row, [self._number[label] for label in own]] = True
+        return matrix
+
+    def _unknown(self, documents: Sequence[Document]) -> list[Problem]:
+        """Returns a problem for each label of these documents that the task does not know."""
+        found: dict[str, str] = {}
+        for document in documents:
+            for label in document.labels:
+                if label not in self._number:
+                    found.setdefault(label, document.id)
+        return [
+            Problem(
+                "data.labels", f"{label!r} (document {id_!r}) is none of the {len(self.labels)} labels known"
+            )
+            for label, id_ in sorted(found.items())
+        ]
+
+
+def pool(logits: Tensor, document: Tensor, documents: int, pooling: str) -> Tensor:
+    """Pools the logits of windows over the documents they belong to.
+
+    Args:
+        logits: Of each window, (windows, labels).
+        document: The number of each window's document, (windows,) int64.
+        documents: How many documents there are; each has a window.
+        pooling: `mean` or `max`; of equal maxima each gets its share of the gradient.
+
+    Returns:
+        Of each document, (documents, labels).
+    """
+    shape = (documents, logits.shape[1])
+    if pooling == "max":
+        index = document[:, None].expand_as(logits)
+        return logits.new_full(shape, -torch.inf).scatter_reduce(0, index, logits, "amax")
+    sums = logits.new_zeros(shape).index_add(0, document, logits)
+    return sums / torch.bincount(document, minlength=documents)[:, None]
+
+
+def _resolved(settings: ClassifySettings, found: str) -> ClassifySettings:
+    """Returns the settings with what `auto` stands for, checked as if the user had said so."""
+    if settings.problem_type != "auto":
+        return settings
+    values = settings.model_dump() | {"problem_type": found}
+    resolved, problems = validate(ClassifySettings, Source({"task": values}), section="task")
+    if resolved is None:
+        raise ConfigurationError(problems)
+    return resolved

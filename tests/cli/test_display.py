@@ -1,0 +1,51 @@
+"""The table at the end of a run."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fedstrata.cli.display import Display
+
+NAMES = ["micro_f1", "macro_f1", "micro_auc", "macro_auc", "precision_at_5", "precision_at_8"]
+NAMES += ["micro_precision", "micro_recall", "macro_precision", "macro_recall", "auc_labels_left_out"]
+
+
+def shown(names: list[str], width: int) -> list[str]:
+    scores = dict.fromkeys(names, 0.12345) | {"f1/401.9": 0.5}
+    summary = {
+        "method": "fedavg",
+        "task": "classify",
+        "model": {"name": "mini", "parameters": 100},
+        "metrics": {"global": scores, "mean_client": scores, "clients": {"site-1": scores, "site-2": None}},
+        "trainable_parameters": 50,
+        "communication": {"bytes_up": None},
+        "time": {"total_seconds": 2.0, "train_seconds": 1.0},
+    }
+    console = Console(file=io.StringIO(), width=width)
+    Display(console).show(summary, Path("runs/x"), personal=False)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_the_table_fits_and_the_scores_it_has_no_room_for_are_named(width: int) -> None:
+    lines = shown(NAMES, width)
+    table = [line for line in lines if line[:1] in "┏┃┡│└"]
+    assert max(map(len, table)) <= width
+    assert not any("…" in line for line in lines)
+    columns = next(line for line in lines if "site-1" in line).count("0.1235")
+    assert columns >= (3 if width < 100 else 8)
+    rest = [line for line in lines if line.startswith("in summary.json as well: ")]
+    assert rest == (
+        [f"in summary.json as well: {', '.join(NAMES[columns:])}"] if columns < len(NAMES) else []
+    )
+
+
+def test_few_scores_are_all_shown() -> None:
+    lines = shown(["f1", "precision", "recall"], 60)
+    assert any("f1" in line and "precision" in line and "recall" in line for line in lines)
+    assert not any("as well" in line or "401.9" in line for line in lines)

@@ -1,0 +1,142 @@
+"""A federated run of document classification, from the notes to the saved model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support import TINY, RunTiny, assert_same_tensors
+from transformers import AutoModelForSequenceClassification
+
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.sources import read_source
+from fedstrata.data.synthetic import generate
+from fedstrata.data.writers import write
+from fedstrata.engine.folder import open_run, resumable
+from fedstrata.engine.setup import check_settings, divide, prepare
+from fedstrata.tasks import TASKS
+
+CODES = ("task.name=classify", "data.types=null", "task.max_windows=2", "training.batch_size=4")
+LABELS = ("cardiac", "renal", "neither")
+
+
+@pytest.fixture
+def one_each(tmp_path: Path) -> Path:
+    """Two sites whose notes have one label each, given away by a word."""
+    folder = tmp_path / "notes"
+    for site in ("north", "south"):
+        (folder / site).mkdir(parents=True)
+        lines = [
+            {
+                "id": str(n),
+                "text": f"Note {n}: {LABELS[n % 3]} disease, seen today.",
+                "labels": [LABELS[n % 3]],
+            }
+            for n in range(18)
+        ]
+        (folder / site / "notes.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    return folder
+
+
+def single(folder: Path) -> str:
+    return f"data={{format: jsonl, path: {folder}}}"
+
+
+def test_codes_of_synthetic_notes_are_learnt_and_scored(run_tiny: RunTiny) -> None:
+    run = run_tiny(*CODES)
+    summary = run.summary
+    assert summary["task"] == "classify"
+    assert summary["convergence"]["metric"] == "micro_f1"
+    for event in [*run.of("round"), *run.of("final")]:
+        for scores in [event["global"], *event["clients"].values()]:
+            assert {"micro_f1", "macro_f1", "auc_labels_left_out", "precision_at_5"} <= set(scores)
+    losses = [event["loss"] for event in run.of("round")]
+    assert losses[-1] < losses[0]
+
+
+def test_what_a_run_leaves_is_enough_to_use_its_model(run_tiny: RunTiny, one_each: Path) -> None:
+    run = run_tiny(*CODES, single(one_each), "federation.rounds=1")
+    settings, _, problems = check_settings(read_source(run.folder / "config.yaml", []))
+    assert not problems
+    model = AutoModelForSequenceClassification.from_pretrained(run.folder / "model")
+    assert model.config.problem_type == "single_label_classification"
+    labels = [model.config.id2label[number] for number in range(model.config.num_labels)]
+    task = TASKS[settings.task.name].from_labels(settings.task, labels)
+    assert task.labels == tuple(sorted(LABELS))
+    assert (task.metric, task.problem_type) == ("accuracy", model.config.problem_type)
+
+
+def test_words_that_give_labels_away_are_learnt(run_tiny: RunTiny, one_each: Path) -> None:
+    run = run_tiny(
+        *CODES, single(one_each), "federation.rounds=4", "training.epochs=3", "training.learning_rate=0.01",
+        "task.max_length=32", "method={name: fedavg}",
+    )  # fmt: skip
+    assert run.summary["metrics"]["global"]["accuracy"] > 0.9
+
+
+@pytest.mark.parametrize("method", ["{name: layer_skipping, top: 1, head: local}", "{name: centralized}"])
+def test_a_resumed_run_is_the_uninterrupted_one(run_tiny: RunTiny, method: str) -> None:
+    overrides = [*CODES, f"method={method}"]
+    whole = run_tiny(*overrides, "federation.rounds=3", out="whole")
+    run_tiny(*overrides, "federation.rounds=1", out="short")
+    resumed = run_tiny("federation.rounds=3", out="short", resume=True)
+    assert_same_tensors(whole.state.tensors, resumed.state.tensors)
+    assert resumed.summary["metrics"] == whole.summary["metrics"]
+
+
+def test_a_run_can_be_resumed_with_the_file_that_left_the_kind_of_problem_open(
+    run_tiny: RunTiny, tmp_path: Path
+) -> None:
+    run_tiny(*CODES, "federation.rounds=1")
+    again = [*TINY, *CODES, "federation.rounds=2"]
+    source = resumable(tmp_path / "run", None, again)
+    assert source.values["task"]["problem_type"] == "multi_label"
+    (tmp_path / "open.yaml").write_text("{}\n")
+    source = resumable(tmp_path / "run", tmp_path / "open.yaml", again)
+    assert "problem_type" not in source.values["task"]
+    with pytest.raises(ConfigurationError, match=r"task\.problem_type: is 'single_label'"):
+        resumable(tmp_path / "run", None, ["task.problem_type=single_label"])
+
+
+def test_a_run_cannot_go_on_with_other_labels(run_tiny: RunTiny, one_each: Path) -> None:
+    run_tiny(*CODES, single(one_each), "federation.rounds=1")
+    file = one_each / "north" / "notes.jsonl"
+    file.write_text(file.read_text().replace('"labels": ["renal"]', '"labels": ["cardiac"]'))
+    with pytest.raises(ConfigurationError, match="documents are not those"):
+        run_tiny("federation.rounds=2", resume=True)
+
+
+def test_a_label_skew_is_one_of_the_labels_that_are_learnt(tmp_path: Path) -> None:
+    """The notes have mentions too, which a division for this task must not go by."""
+    write(generate(seed=1, sites=2, notes=60), tmp_path / "notes", "jsonl")
+    rule = "partition={by: speciality, clients: 3, lean: 1.0}"
+    source = read_source(None, [*TINY, *CODES, single(tmp_path / "notes"), rule])
+    for path in (tmp_path / "notes").rglob("*.jsonl"):
+        notes = [json.loads(line) for line in path.read_text().splitlines()]
+        for number, note in enumerate(notes):
+            note["labels"] = [LABELS[number % 3]]
+            note.pop("metadata", None)
+        path.write_text("\n".join(map(json.dumps, notes)) + "\n")
+    clients = divide(check_settings(source)[0])
+    assert [{document.labels for document in own.all} for own in clients.values()] == [
+        {(label,)} for label in sorted(LABELS)
+    ]
+
+
+@pytest.mark.parametrize("by", ["dirichlet", "speciality", "iid"])
+def test_every_division_gives_every_client_the_same_labels_to_choose_from(by: str) -> None:
+    experiment = prepare(read_source(None, [*TINY, *CODES, f"partition={{by: {by}, clients: 3}}"]))
+    everybody = {label for own in experiment.clients.values() for note in own.all for label in note.labels}
+    assert set(experiment.task.labels) == everybody
+    assert experiment.model.module.config.num_labels == len(everybody)
+
+
+def test_problems_of_the_task_are_told_with_those_of_other_sections(one_each: Path) -> None:
+    overrides = [*TINY, *CODES, single(one_each), "task.problem_type=single_label", "method={name: fedmagic}"]
+    file = one_each / "north" / "notes.jsonl"
+    file.write_text(file.read_text().replace('"labels": ["renal"]', '"labels": []'))
+    with pytest.raises(ConfigurationError) as error:
+        open_run(read_source(None, overrides), one_each / "run", lambda *_: None, resume=False)
+    assert {problem.path for problem in error.value.problems} == {"task.problem_type", "method.name"}
+    assert not (one_each / "run").exists()
