@@ -80,6 +80,19 @@ def test_predictions_pool_the_windows_of_each_document(
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_prediction_runs_no_more_windows_at_a_time_than_documents(
+    tokenizer: Any, classifier: Callable[[], Any]
+) -> None:
+    task, module, sizes = task_of(), classifier(), []
+    module.register_forward_pre_hook(
+        lambda _, __, kwargs: sizes.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    batch = task.collate(task.encode(NOTES, tokenizer))
+    task.predict(module, batch)
+    assert max(sizes) == len(NOTES)
+    assert sum(sizes) == len(batch["input_ids"])
+
+
 @pytest.mark.parametrize("pooling", ["mean", "max"])
 def test_the_multi_label_loss_and_gradient_are_those_of_a_loop(
     tokenizer: Any, classifier: Callable[[], Any], pooling: str

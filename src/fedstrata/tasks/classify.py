@@ -1,9 +1,10 @@
 """Document classification: one label a document, or any number of them.
 
 A long document is read as overlapping windows, and the logits of its windows are pooled, by mean or maximum,
-into those of the document (Pappagari et al., "Hierarchical Transformers for Long Document Classification",
-ASRU 2019, pool likewise). The loss is taken on the pooled logits, so an example is a document and
-`training.batch_size` counts documents; `task.max_windows` bounds what a long one costs.
+into those of the document. The loss is taken on the pooled logits, so an example is a document and
+`training.batch_size` counts documents. All windows of a batch are in memory at once when training:
+`task.max_windows` bounds what a long document costs, and a smaller batch with `training.accumulation` gives
+the same gradient.
 
 The labels of a corpus are those of all its documents, whatever their part of the split: which labels are in
 question is the user's choice (of the 50 most frequent codes, say) and not something that is learnt. A label
@@ -150,10 +151,8 @@ class DocumentClassification:
     @property
     def metric_names(self) -> tuple[str, ...]:
         """`metrics`, those that may be undefined, and one F1 a label where there are not too many."""
-        cuts = (
-            () if self._one_each else tuple(f"precision_at_{cut}" for cut in CUTS if cut < len(self.labels))
-        )
-        singles = tuple(f"f1/{label}" for label in self.labels) if len(self.labels) <= SCORED_SINGLY else ()
+        cuts = [f"precision_at_{cut}" for cut in CUTS if cut < len(self.labels) and not self._one_each]
+        singles = [f"f1/{label}" for label in self.labels] if len(self.labels) <= SCORED_SINGLY else []
         return (*self.metrics, "micro_auc", "macro_auc", *cuts, *singles)
 
     def encode(self, documents: Sequence[Document], tokenizer: Any) -> list[LabelledDocument]:
@@ -200,7 +199,7 @@ class DocumentClassification:
         With one label a document: the cross entropies, one term a document. With any number: the binary cross
         entropies of all labels of all documents, of which each is a term.
         """
-        logits, labels = self._logits(module, batch), batch["labels"]
+        logits, labels = self._pooled(run_model(module, batch), batch), batch["labels"]
         if self._one_each:
             total = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
             return total, (labels != IGNORED).sum()
@@ -209,9 +208,18 @@ class DocumentClassification:
         return total, torch.as_tensor(labels.numel(), device=labels.device)
 
     def predict(self, module: nn.Module, batch: Mapping[str, Tensor]) -> list[np.ndarray]:
-        """Returns the pooled logits of each document, (labels,) float32."""
+        """Returns the pooled logits of each document, (labels,) float32.
+
+        No more windows run at a time than the batch has documents, so that `training.eval_batch_size` bounds
+        the memory however long the documents are.
+        """
+        windows, documents = len(batch["input_ids"]), len(batch["labels"])
         with torch.no_grad():
-            return list(self._logits(module, batch).cpu().numpy())
+            logits = [
+                run_model(module, {name: rows[start : start + documents] for name, rows in batch.items()})
+                for start in range(0, windows, documents)
+            ]
+            return list(self._pooled(torch.cat(logits), batch).cpu().numpy())
 
     def decode(
         self,
@@ -262,10 +270,9 @@ class DocumentClassification:
     def _one_each(self) -> bool:
         return self.settings.problem_type == "single_label"
 
-    def _logits(self, module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-        """Runs the model and pools over each document's windows: (documents, labels) float32."""
-        logits = run_model(module, batch).float()
-        return pool(logits, batch["document"], len(batch["labels"]), self.settings.pooling)
+    def _pooled(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        """Pools logits over each document's windows: (windows, labels) to (documents, labels) float32."""
+        return pool(logits.float(), batch["document"], len(batch["labels"]), self.settings.pooling)
 
     def _targets(self, document: Document) -> np.ndarray:
         return np.array(sorted({self._number[label] for label in document.labels}), dtype=np.int32)
