@@ -368,3 +368,13 @@ def test_a_task_comes_back_from_the_labels_of_a_model() -> None:
     ):
         with pytest.raises(ConfigurationError, match=r"model\.name: its classes are not those of task ner"):
             NamedEntityRecognition.from_labels(SHORT, wrong)
+
+
+def test_known_keeps_what_can_be_found_and_annotate_puts_an_answer_in_its_place() -> None:
+    spans = (Span(0, 1, "gene"), Span(2, 3, "problem"))
+    document = Document("x", "a b c", spans, labels=("428.0",), site="north", metadata={"kind": "note"})
+    known = ner().known(document)
+    assert (known.spans, known.labels) == ((Span(2, 3, "problem"),), ())
+    annotated = ner().annotate(document, [Span(4, 5, "drug")])
+    assert annotated.spans == (Span(4, 5, "drug"),)
+    assert (annotated.text, annotated.site, annotated.metadata) == ("a b c", "north", {"kind": "note"})

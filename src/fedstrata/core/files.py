@@ -1,21 +1,28 @@
-"""Files that appear complete or not at all."""
+"""Files and folders that appear complete or not at all."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from fedstrata.core.errors import ConfigurationError, Problem
 
 TEMPORARY = ".tmp"
 """How the names of files that are being written end; whoever died while writing leaves one behind."""
 
 
-def write_atomically(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
+def write_atomically(path: Path, pieces: Iterable[bytes | memoryview], *, durable: bool = True) -> None:
     """Writes a file under a temporary name, flushes it to disk, and renames it.
 
     Args:
         path: The file; what was there before is replaced.
         pieces: Its content, in order.
+        durable: Whether it must be on disk, and not only with the operating system, before this returns;
+            many small files that can be made again are written faster without.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
     try:
@@ -23,13 +30,54 @@ def write_atomically(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
             for piece in pieces:
                 file.write(piece)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)  # it may be large, and the disk full
         raise
+    if not durable:
+        return
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)  # the new name itself must survive a power cut
     finally:
         os.close(folder)
+
+
+def require_new(folder: Path) -> None:
+    """Checks that a folder to be written does not exist yet or is empty.
+
+    Raises:
+        ConfigurationError: There is something in it, or it is a file.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        message = f"{folder} exists and is not an empty folder; name another one, or empty it first"
+        raise ConfigurationError([Problem("", message)])
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Makes a folder that appears when the block ends; if anything fails, nothing is left behind.
+
+    Args:
+        folder: The folder; it must be empty if it exists.
+
+    Yields:
+        A temporary folder beside it, to be filled.
+
+    Raises:
+        ConfigurationError: The folder is not empty.
+    """
+    folder = folder.resolve()
+    require_new(folder)
+    temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        if folder.exists():
+            folder.rmdir()
+        temporary.rename(folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise

@@ -155,6 +155,12 @@ class Task(Protocol):
     def score(self, documents: Sequence[Document], answers: Sequence[Any]) -> dict[str, float]:
         """Scores one answer a document; any subset of documents can be scored."""
 
+    def known(self, document: Document) -> Document:
+        """Returns the document with no annotations but those that an answer could be equal to."""
+
+    def annotate(self, document: Document, answer: Any) -> Document:
+        """Returns the document with the answer as its annotations, in place of its own."""
+
 
 class Store(Protocol):
     """A client's private tensors: they persist between rounds and never travel."""

@@ -58,6 +58,11 @@ def select_types(
     return [_select(document, renamed) for document in documents]
 
 
+def rename_types(document: Document, renamed: Mapping[str, str]) -> Document:
+    """Returns the document with its mention types renamed; those that the mapping does not name stay."""
+    return _select(document, {label: label for label in mention_types([document])} | dict(renamed))
+
+
 def _select(document: Document, renamed: Mapping[str, str]) -> Document:
     kept = [
         (index, replace(span, label=renamed[span.label]))

@@ -55,22 +55,36 @@ def open_run(source: Source, folder: Path | None, listen: Listener, *, resume: b
         )
     experiment = prepare(source)
     if folder is None:
-        folder = _free(Path("runs"), experiment.settings.name)
+        folder = free_folder(Path("runs"), experiment.settings.name)
     folder.mkdir(parents=True, exist_ok=True)
     _write_yaml(experiment.settings.model_dump(mode="json"), folder / "config.yaml")
     return Run(experiment, folder, listen)
 
 
-def resumable(folder: Path, file: Path | None, overrides: Sequence[str]) -> Source:
+def resumable(
+    folder: Path,
+    file: Path | None,
+    overrides: Sequence[str],
+    *,
+    may_change: frozenset[str] = MAY_CHANGE,
+    named_by: str = "--out",
+) -> Source:
     """Returns the configuration to go on with: the run's own, or a given one that agrees with it.
 
+    Args:
+        folder: The run directory.
+        file: A configuration to take in place of the run's own.
+        overrides: Settings that override it.
+        may_change: The settings that may differ.
+        named_by: What the user named the directory with, for messages.
+
     Raises:
-        ConfigurationError: The directory holds no run, or a setting differs that would change committed
-            rounds.
+        ConfigurationError: The directory holds no run, or a setting differs that may not.
     """
     stored = folder / "config.yaml"
     if not stored.is_file():
-        raise ConfigurationError([Problem("--out", f"{folder} holds no run: there is no config.yaml in it")])
+        message = f"{folder} holds no run: there is no config.yaml in it"
+        raise ConfigurationError([Problem(named_by, message)])
     before, _, broken = check_settings(read_source(stored, []))
     source = read_source(file or stored, overrides)
     now, _, problems = check_settings(source)
@@ -79,13 +93,15 @@ def resumable(folder: Path, file: Path | None, overrides: Sequence[str]) -> Sour
         path
         for path in old.keys() | new.keys()
         if old.get(path) != new.get(path)
-        and path not in MAY_CHANGE
+        and path not in may_change
         and not (path in RESOLVED and new.get(path) == "auto")
     )
     for path in [] if problems or broken else changed:
         problems.append(
             source.problem(
-                path, f"is {new.get(path)!r}, the run to go on with has {old.get(path)!r}; it cannot change"
+                path,
+                f"is {new.get(path)!r}, the run has {old.get(path)!r}; it cannot change, unlike: "
+                f"{', '.join(sorted(may_change))}",
             )
         )
     if problems or broken:
@@ -93,7 +109,7 @@ def resumable(folder: Path, file: Path | None, overrides: Sequence[str]) -> Sour
     return source
 
 
-def _free(parent: Path, name: str) -> Path:
+def free_folder(parent: Path, name: str) -> Path:
     """Returns the first of NAME, NAME-2, NAME-3 ... that is not taken."""
     number, folder = 1, parent / name
     while folder.exists():

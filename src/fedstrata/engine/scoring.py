@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.record.summary import mean_of
-from fedstrata.train.evaluate import predict
+from fedstrata.train.evaluate import answer
 
 if TYPE_CHECKING:
     from fedstrata.core.config import TrainingSettings
@@ -90,11 +90,7 @@ class Scorer:
         }
 
     def _answers(self, client: str) -> list[Any]:
-        documents = self._documents[client]
-        examples = self._task.encode(documents, self._model.tokenizer)
-        return self._task.decode(
-            documents, examples, predict(self._model, self._task, examples, self._settings)
-        )
+        return answer(self._model, self._task, self._documents[client], self._settings)
 
     def _score(self, clients: Sequence[str], answers: Mapping[str, Sequence[Any]]) -> Scores | None:
         documents = [document for client in clients for document in self._documents[client]]

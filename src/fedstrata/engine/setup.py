@@ -76,7 +76,7 @@ def prepare(source: Source) -> Experiment:
     task: Task | None = None
     device = torch.device("cpu")
     with _collecting(problems, source):
-        device = _device(settings)
+        device = device_of(settings)
     if sound("data", "partition", "seed", "task"):
         with _collecting(problems, source):
             clients = divide(settings)
@@ -252,7 +252,7 @@ def read_documents(settings: DataSettings, seed: Seed) -> list[Document]:
     return select_labels(select_types(documents, settings.types), settings.labels, usual=usual)
 
 
-def _device(settings: RunSettings) -> torch.device:
+def device_of(settings: RunSettings) -> torch.device:
     """Returns the device to run on: the GPU if there is one, unless the settings say otherwise.
 
     On a GPU torch is told to use deterministic kernels, so that a seed gives one result there too.

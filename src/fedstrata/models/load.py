@@ -161,6 +161,8 @@ def read_tokenizer(settings: ModelSettings) -> Any:
         )
     if not any(path for pattern in _VOCABULARY_FILES for path in folder.glob(pattern)):
         raise refused(setting, f"{name!r} holds no vocabulary: none of {', '.join(_VOCABULARY_FILES)}")
+    for key in ("is_local", "local_files_only"):  # how it was read here, nothing to save with it
+        tokenizer.init_kwargs.pop(key, None)
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
             raise refused(setting, f"the tokenizer of {name!r} has no padding and no end-of-sequence token")

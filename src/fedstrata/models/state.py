@@ -207,6 +207,8 @@ class Model:
                 module.save_pretrained(folder)
         finally:
             config.use_cache = before
+        self.tokenizer.backend_tokenizer.no_truncation()  # how windows were last cut is no part of it
+        self.tokenizer.backend_tokenizer.no_padding()
         self.tokenizer.save_pretrained(folder)
 
     def _parameter(self, name: str) -> nn.Parameter:

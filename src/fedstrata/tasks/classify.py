@@ -14,7 +14,7 @@ that only test documents have cannot be found and counts as missed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -265,6 +265,18 @@ class DocumentClassification:
         gold = self._indicators([document.labels for document in documents])
         given = self._indicators([answer.labels for answer in answers])
         return scores(gold, given, np.stack([answer.probabilities for answer in answers]), self.labels)
+
+    def known(self, document: Document) -> Document:
+        """Returns the document with its labels that the task knows, and nothing else."""
+        labels = tuple(label for label in document.labels if label in self._number)
+        return replace(document, spans=(), relations=(), labels=labels)
+
+    def annotate(self, document: Document, answer: LabelAnswer) -> Document:
+        """Returns the document with these labels; the metadata say each label's probability."""
+        values = zip(self.labels, answer.probabilities, strict=True)
+        probabilities = {f"probability/{label}": f"{value:.4f}" for label, value in values}
+        metadata = {**document.metadata, **probabilities}
+        return replace(document, spans=(), relations=(), labels=answer.labels, metadata=metadata)
 
     @property
     def _one_each(self) -> bool:

@@ -9,7 +9,7 @@ not, and `reachability` says how many can be found at all.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -179,6 +179,15 @@ class NamedEntityRecognition:
     def score(self, documents: Sequence[Document], answers: Sequence[Sequence[Span]]) -> dict[str, float]:
         """Scores the mentions of each document; see `fedstrata.metrics.spans.span_scores`."""
         return span_scores([document.spans for document in documents], answers, self.types)
+
+    def known(self, document: Document) -> Document:
+        """Returns the document with its mentions of the task's types, and nothing else."""
+        spans = tuple(span for span in document.spans if span.label in self.types)
+        return replace(document, spans=spans, relations=(), labels=())
+
+    def annotate(self, document: Document, answer: Sequence[Span]) -> Document:
+        """Returns the document with these mentions, and nothing else."""
+        return replace(document, spans=tuple(answer), relations=(), labels=())
 
     def reachability(self, documents: Sequence[Document], examples: Sequence[Window]) -> Reachability:
         """Counts the annotated mentions that this tokenizer and flat tags cannot give back.

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from fedstrata.core.config import TrainingSettings
+    from fedstrata.core.documents import Document
     from fedstrata.core.method import Model, Task
+    from fedstrata.models.state import Model as LoadedModel
 
 
 def batches_by_length(examples: Sequence[Any], size: int) -> list[list[int]]:
@@ -47,3 +49,18 @@ def predict(
         for index, output in zip(chosen, outputs, strict=True):
             answers[index] = output
     return answers
+
+
+def answer(
+    model: LoadedModel, task: Task, documents: Sequence[Document], settings: TrainingSettings
+) -> list[Any]:
+    """Returns the model's answer to every document, in order.
+
+    Args:
+        model: The model with its tokenizer; left in evaluation mode.
+        task: The task.
+        documents: The documents; all are in memory as examples at once.
+        settings: Batch size and precision.
+    """
+    examples = task.encode(documents, model.tokenizer)
+    return task.decode(documents, examples, predict(model, task, examples, settings))

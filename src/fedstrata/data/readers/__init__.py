@@ -48,6 +48,16 @@ def _placed(document: Document, source: Source) -> Document:
     )
 
 
+def documents_of(source: Source, format: Format) -> Iterator[Document]:
+    """Yields the documents of one source, with their site, their split and their id in the corpus.
+
+    Raises:
+        DataError: The file does not follow the format.
+    """
+    for document in format.read(source):
+        yield _placed(document, source)
+
+
 def read(
     path: Path,
     format: str,
@@ -81,14 +91,14 @@ def read(
         allowed = ", ".join([*FORMATS, "datasets"])
         raise ConfigurationError([Problem("data.format", f"{format!r} is none of {allowed}")])
     if format == "datasets":
-        found = datasets.read(str(path), dataset, columns)
+        rows = datasets.read(str(path), dataset, columns)
+        found = ((source, _placed(document, source)) for source, document in rows)
     else:
         layout = mimic.of_categories(mimic_settings.categories) if format == "mimic" else FORMATS[format]
         found = _from_files(Path(path), layout, skip_unannotated)
     documents: list[Document] = []
     paths: dict[str, Path] = {}
-    for source, document in found:
-        placed = _placed(document, source)
+    for source, placed in found:
         if placed.id in paths:
             message = f"a second document with the id {placed.id!r}"
             raise DataError(source.path, message, expected=f"another id than in {paths[placed.id]}")
@@ -99,5 +109,5 @@ def read(
 
 def _from_files(path: Path, layout: Format, skip_unannotated: bool) -> Iterator[tuple[Source, Document]]:
     for source in find_sources(path, layout, skip_unannotated=skip_unannotated):
-        for document in layout.read(source):
+        for document in documents_of(source, layout):
             yield source, document

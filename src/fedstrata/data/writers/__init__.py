@@ -6,13 +6,12 @@ splits included.
 
 from __future__ import annotations
 
-import secrets
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
+from fedstrata.core.files import new_folder
 from fedstrata.data.writers import brat, conll, i2b2, jsonl, mimic
 from fedstrata.data.writers.layout import WrittenFile
 
@@ -24,10 +23,6 @@ FORMATS: dict[str, Callable[[Iterable[Document]], Iterator[WrittenFile]]] = {
     "mimic": mimic.files,
 }
 """Every format that can be written: a function from documents to the files they become."""
-
-
-def _problem(message: str) -> ConfigurationError:
-    return ConfigurationError([Problem("", message)])
 
 
 def _fill(folder: Path, files: Iterable[WrittenFile]) -> None:
@@ -54,17 +49,7 @@ def write(documents: Iterable[Document], folder: Path, format: str) -> None:
         DataError: The format cannot hold one of the documents.
     """
     if format not in FORMATS:
-        raise _problem(f"the format {format!r} is none of {', '.join(FORMATS)}")
-    folder = Path(folder).resolve()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise _problem(f"{folder} exists and is not an empty folder; name another one, or empty it first")
-    temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
-    temporary.mkdir(parents=True)
-    try:
-        _fill(temporary, FORMATS[format](documents))
-        if folder.exists():
-            folder.rmdir()
-        temporary.rename(folder)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+        message = f"the format {format!r} is none of {', '.join(FORMATS)}"
+        raise ConfigurationError([Problem("", message)])
+    with new_folder(Path(folder)) as unfinished:
+        _fill(unfinished, FORMATS[format](documents))

@@ -15,7 +15,8 @@ from fedstrata.data.writers.layout import FileLabels, WrittenFile, by_folder, fi
 _LINE_BREAKS = re.compile(r"[\t\n\r]")
 
 
-def _annotations(document: Document, labels: FileLabels) -> Iterator[str]:
+def lines_of(document: Document, labels: FileLabels) -> Iterator[str]:
+    """Yields the lines of a document's `.ann` file."""
     for number, span in enumerate(document.spans, start=1):
         pieces = span.fragments or ((span.start, span.end),)
         offsets = ";".join(f"{start} {end}" for start, end in pieces)
@@ -23,6 +24,14 @@ def _annotations(document: Document, labels: FileLabels) -> Iterator[str]:
         yield f"T{number}\t{labels(span.label)} {offsets}\t{_LINE_BREAKS.sub(' ', quote)}\n"
     for number, relation in enumerate(document.relations, start=1):
         yield f"R{number}\t{labels(relation.label)} Arg1:T{relation.tail + 1} Arg2:T{relation.head + 1}\n"
+
+
+def text_of(document: Document) -> str:
+    """Returns what a document's `.txt` file holds.
+
+    A text that itself begins with a byte order mark gets a second one, since readers take the first off.
+    """
+    return BYTE_ORDER_MARK + document.text if document.text.startswith(BYTE_ORDER_MARK) else document.text
 
 
 def files(documents: Iterable[Document]) -> Iterator[WrittenFile]:
@@ -41,7 +50,5 @@ def files(documents: Iterable[Document]) -> Iterator[WrittenFile]:
     for folder, group in by_folder(documents).items():
         for document in group:
             name = file_name_of(document)
-            # A text that itself begins with a mark gets a second one, since readers take the first off.
-            mark = BYTE_ORDER_MARK if document.text.startswith(BYTE_ORDER_MARK) else ""
-            yield folder / f"{name}.txt", mark + document.text
-            yield folder / f"{name}.ann", "".join(_annotations(document, labels))
+            yield folder / f"{name}.txt", text_of(document)
+            yield folder / f"{name}.ann", "".join(lines_of(document, labels))

@@ -10,7 +10,8 @@ from fedstrata.core.documents import Document
 from fedstrata.data.writers.layout import WrittenFile, by_folder, name_of
 
 
-def _line(document: Document) -> str:
+def line(document: Document) -> str:
+    """Returns a document as one line."""
     # A document that names its site keeps its id when it is read; another one gets its folders put before it.
     record = {**asdict(document), "id": document.id if document.site else name_of(document)}
     for span in record["spans"]:
@@ -33,4 +34,4 @@ def files(documents: Iterable[Document]) -> Iterator[WrittenFile]:
         DataError: A site, a split or an id cannot be written.
     """
     for folder, group in by_folder(documents).items():
-        yield folder / "documents.jsonl", "".join(map(_line, group))
+        yield folder / "documents.jsonl", "".join(map(line, group))

@@ -1,0 +1,129 @@
+"""`fedstrata predict`: what a finished run's model finds in files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from fedstrata.cli.options import Debug
+from fedstrata.cli.run import INTERRUPTED
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rich.console import Console
+
+    from fedstrata.engine.predict import Outcome
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(help="The directory of a finished run.", show_default=False)],
+    input: Annotated[
+        Path,
+        typer.Argument(help="A file, or a folder with sub-folders.", metavar="INPUT", show_default=False),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY.PATH=VALUE]...",
+            help="device, threads, training.eval_batch_size or training.precision, other than the run's.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The folder to write; ./predictions, numbered if taken, when not given."),
+    ] = None,
+    format: Annotated[
+        Literal["brat", "i2b2", "jsonl"] | None,
+        typer.Option(help="The format to write; when not given brat for mentions, jsonl for documents."),
+    ] = None,
+    input_format: Annotated[
+        str,
+        typer.Option(
+            help="text (every .txt file, alone), or a format of data.format; annotations in it are scored "
+            "against."
+        ),
+    ] = "text",
+    client: Annotated[
+        str | None, typer.Option(help="Whose model, where every client has its own.", metavar="ID")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Find mentions in texts, or labels for them, with the model of a finished run.
+
+    Example: fedstrata predict runs/first notes --out found --format brat
+    """
+    from rich.console import Console  # noqa: PLC0415 - heavy
+    from rich.progress import Progress  # noqa: PLC0415
+
+    from fedstrata.core.files import require_new  # noqa: PLC0415
+    from fedstrata.engine.folder import free_folder  # noqa: PLC0415
+    from fedstrata.engine.predict import check_output, open_inputs, predict_files  # noqa: PLC0415
+    from fedstrata.engine.result import open_result  # noqa: PLC0415
+
+    console = Console()
+    folder = out or free_folder(Path(), "predictions")
+    require_new(folder)
+    result = open_result(run, overrides or [], client=client)
+    output = check_output(result.task, format)
+    inputs = open_inputs(input, input_format, output)
+    done = 0
+    try:
+        with Progress(console=console, disable=not console.is_terminal) as progress:
+            bar = progress.add_task("documents", total=inputs.count)
+
+            def advance(count: int) -> None:
+                nonlocal done
+                done += count
+                progress.advance(bar, count)
+
+            outcome = predict_files(result, inputs, folder, output, advance)
+    except KeyboardInterrupt:
+        kept = "nothing was written" if output == "jsonl" else f"their files are in {folder}"
+        _say(console, f"stopped after {done} of {inputs.count} documents; {kept}")
+        raise typer.Exit(INTERRUPTED) from None
+    _show(console, outcome, folder, output)
+
+
+def _say(console: Console, message: str) -> None:
+    console.print(message, highlight=False, markup=False, soft_wrap=True)
+
+
+def _show(console: Console, outcome: Outcome, folder: Path, output: str) -> None:
+    """Prints what the prediction came to."""
+    if outcome.scores:
+        _show_scores(console, outcome.scores)
+    if outcome.unknown:
+        names = ", ".join(sorted(outcome.unknown))
+        _say(console, f"the input is also annotated with what the model does not know, not scored: {names}")
+    if outcome.left_out:
+        what = "modifiers, and mentions that became equal"
+        _say(console, f"{outcome.left_out:,} mentions were left out: {output} has no place for them ({what})")
+    if outcome.widened:
+        _say(console, f"{outcome.widened:,} mentions were widened to whole tokens of the input")
+    rate = outcome.documents / outcome.seconds
+    _say(
+        console,
+        f"{outcome.documents:,} documents, {outcome.annotations - outcome.left_out:,} annotations; "
+        f"{rate:,.1f} documents a second; in {folder} ({output})",
+    )
+
+
+def _show_scores(console: Console, scores: Mapping[str, float]) -> None:
+    """Prints the scores against the input's own annotations."""
+    from rich.table import Table  # noqa: PLC0415 - heavy
+    from rich.text import Text  # noqa: PLC0415
+
+    from fedstrata.record.scores import score_tables  # noqa: PLC0415
+
+    for scored in score_tables(scores):
+        table = Table(title="against the input's own annotations")
+        table.add_column("")
+        for name in scored.columns:
+            table.add_column(Text(name), justify="right")
+        for name, cells in scored.rows:
+            table.add_row(Text(name), *cells)
+        console.print(table)

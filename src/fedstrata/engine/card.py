@@ -1,0 +1,233 @@
+"""The model card of a finished run: what a stranger must know before using the model."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from rich.filesize import decimal
+
+from fedstrata.record.scores import compared, overall, score_tables
+
+if TYPE_CHECKING:
+    from fedstrata.engine.result import Result
+
+PIPELINES = {"token-classification": "token-classification", "sequence-classification": "text-classification"}
+"""The transformers pipeline of each kind of model."""
+
+CODE = {
+    "token-classification": """from transformers import pipeline
+
+tagger = pipeline("token-classification", model=".", aggregation_strategy="simple")
+mentions = tagger("The patient has chest pain and takes aspirin.")""",
+    "sequence-classification": """from transformers import pipeline
+
+classifier = pipeline("text-classification", model=".", top_k=None)
+labels = classifier("The patient has chest pain and takes aspirin.")""",
+}
+
+FORMAT_NAMES = {"i2b2": "i2b2-2010", "brat": "BRAT", "conll": "CoNLL", "jsonl": "JSON lines"}
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a card is made from.
+
+    Attributes:
+        result: The run.
+        name: The model's name.
+        licence: As the Hugging Face hub names it; none if it is not known.
+        language: The code of the texts' language; none if it is not known.
+        clients: The name of each client in the card.
+    """
+
+    result: Result
+    name: str
+    licence: str | None
+    language: str | None
+    clients: Mapping[str, str]
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether the training data is the synthetic corpus."""
+        return self.result.settings.data.format == "synthetic"
+
+
+def is_path(name: str) -> bool:
+    """Whether a model's or a file's name is a place on this machine, and none on the hub or in a package."""
+    return Path(name).is_absolute() or name.startswith(("~", ".")) or "\\" in name
+
+
+def card_of(facts: Facts) -> ModelCard:
+    """Returns the model card."""
+    result = facts.result
+    template = (files("fedstrata.engine") / "model_card.md").read_text(encoding="utf-8")
+    card: ModelCard = ModelCard.from_template(
+        _metadata(facts),
+        template_str=template,
+        name=facts.name,
+        code=CODE[result.task.kind],
+        **_description(facts),
+        **_making(facts),
+        **_scores(facts),
+    )
+    return card
+
+
+def _metadata(facts: Facts) -> ModelCardData:
+    """Returns the YAML head of the card, which the hub reads."""
+    result = facts.result
+    name, kind = result.settings.model.name, PIPELINES[result.task.kind]
+    on_hub = not (name == "mini" or ":" in name or is_path(name) or result.settings.model.init == "random")
+    scores = overall(result.scores).items()
+    metrics = {key: value for key, value in scores if not key.endswith("left_out")}  # those are counts
+    data = ("private", "not named")
+    if facts.synthetic:
+        data = ("fedstrata-synthetic", "synthetic clinical notes")
+    results = [
+        EvalResult(
+            task_type=kind,
+            dataset_type=data[0],
+            dataset_name=data[1],
+            dataset_split="test",
+            metric_type=metric,
+            metric_value=round(value, 4),
+            metric_name=f"{metric}, test split of the run",
+        )
+        for metric, value in metrics.items()
+    ]
+    return ModelCardData(
+        model_name=facts.name,
+        language=facts.language or ("en" if facts.synthetic else None),
+        license=facts.licence or "other",
+        license_name=None if facts.licence else "not-stated",
+        library_name="transformers",
+        pipeline_tag=kind,
+        base_model=name if on_hub else None,
+        tags=["fedstrata", "federated-learning", result.method.name],
+        metrics=list(metrics) or None,
+        eval_results=results or None,
+    )
+
+
+def _description(facts: Facts) -> dict[str, Any]:
+    """Returns the paragraphs of the card."""
+    result = facts.result
+    labels = result.task.labels
+    if result.task.kind == "token-classification":
+        types = [label[2:] for label in labels if label.startswith("B-")]
+        what = f"Finds mentions in text, of these types: {', '.join(types)}."
+        long = "the pipeline above does not, unless it is given a `stride`"
+    else:
+        what = f"Labels texts, with these {len(labels)} labels: {', '.join(labels)}."
+        long = "the pipeline above reads their beginning only"
+    if result.client is not None:
+        what += f" This is the model of one client, {facts.clients[result.client]}, made for its own notes."
+    window = result.settings.task.max_length
+    return {
+        "what": what,
+        "use_text": "To use it with transformers, in this folder:",
+        "data": _data(facts),
+        "limits": f"It was trained on windows of {window} tokens. `fedstrata predict` cuts longer texts into "
+        f"overlapping windows; {long}.",
+        "privacy": _privacy(facts),
+        "licence_text": f"`{facts.licence}`."
+        if facts.licence
+        else "Not stated (`other`): state one in the head of this file before you hand the model on. The "
+        "licence of the starting point and the terms of the training data both bear on it.",
+    }
+
+
+def _data(facts: Facts) -> str:
+    """Says what kind of documents the model was trained on, and not where they lie."""
+    settings = facts.result.settings
+    if facts.synthetic:
+        text = "Synthetic clinical notes that fedstrata generates; no text of a patient."
+    else:
+        form = FORMAT_NAMES.get(settings.data.format, settings.data.format)
+        text = f"Annotated documents in {form} form. Where they lie is left out here."
+    clients = "are the sites" if settings.partition.by == "site" else f"were made `{settings.partition.by}`"
+    return f"{text} Clients {clients}; they were simulated in one process, with every byte counted."
+
+
+def _privacy(facts: Facts) -> str:
+    """Says what is known of how much the model gives away."""
+    private = facts.result.summary["privacy"]
+    if private["epsilon"] is not None:
+        return (
+            f"Trained with differential privacy ({private['mechanism']}): epsilon {private['epsilon']:g} at "
+            f"delta {private['delta']:g}."
+        )
+    text = "Trained without differential privacy. "
+    if facts.synthetic:
+        return text + "Its training notes are synthetic, so it can give no patient away."
+    return text + (
+        "A model can give away text that it was trained on, and so can the updates that were sent: treat it "
+        "as you would treat the notes, until the owners of the data have agreed to more."
+    )
+
+
+def _making(facts: Facts) -> dict[str, Any]:
+    """Returns the rows of the tables on how the model was made."""
+    result, summary = facts.result, facts.result.summary
+    parameters, trained = summary["model"]["parameters"], summary["trainable_parameters"]
+    sent = summary["communication"]
+    moved = sent["bytes_up"] is not None
+    rows = [{"name": facts.clients[client], **parts} for client, parts in result.start["clients"].items()]
+    return {
+        "method": f"`{result.method.name}`",
+        "source": method_source(result),
+        "travels": result.method.travels,
+        "base": _base(facts),
+        "trained": f"{trained:,} of {parameters:,} ({100 * trained / parameters:.1f} %)",
+        "rounds": summary["rounds"],
+        "client_count": summary["clients"],
+        "sent": f"{decimal(sent['bytes_up'])} up, {decimal(sent['bytes_down'])} down" if moved else None,
+        "update": f"{sent['percent_of_full_model']:.1f} %" if moved else None,
+        "seed": summary["seed"],
+        "versions": ", ".join(f"{name} {number}" for name, number in result.start["versions"].items()),
+        "clients": rows,
+    }
+
+
+def _base(facts: Facts) -> str:
+    """Says which model was fine-tuned."""
+    settings, blocks = facts.result.settings.model, facts.result.summary["model"]["blocks"]
+    if settings.init == "random":
+        family = settings.config.get("model_type", settings.name)
+        return f"random weights, {'a folder of its own' if is_path(family) else family} with {blocks} blocks"
+    if settings.name == "mini":
+        return f"`mini`, the small model that comes with fedstrata (Apache-2.0), {blocks} blocks"
+    if is_path(settings.name):
+        return f"a model in a folder of its own, {blocks} blocks"
+    if settings.name.startswith("package:"):
+        return f"the Python package `{settings.name.removeprefix('package:')}`, {blocks} blocks"
+    revision = f" at `{settings.revision}`" if settings.revision else ""
+    return f"[{settings.name}](https://huggingface.co/{settings.name}){revision}, {blocks} blocks"
+
+
+def method_source(result: Result) -> str:
+    """Returns the paper of the method, as its own file names it."""
+    text = sys.modules[type(result.method).__module__].__doc__ or ""
+    found = re.search(r"^Source: (.*?)(?=^[A-Z][a-z ]*:|\Z)", text, flags=re.MULTILINE | re.DOTALL)
+    return " ".join(found[1].split()).rstrip(".") if found else "not named"
+
+
+def _scores(facts: Facts) -> dict[str, Any]:
+    """Returns the tables of scores."""
+    result, scores = facts.result, facts.result.scores
+    held_out = result.summary["metrics"].get("external") or {}
+    tested = [result.client] if result.client is not None else list(result.summary["metrics"]["clients"])
+    strict = result.task.kind == "token-classification"
+    return {
+        "score_tables": score_tables(scores),
+        "held_out": compared({facts.clients[site]: own for site, own in held_out.items()}),
+        "test_documents": sum(result.start["clients"][client]["test"] for client in tested),
+        "scored_as": "; a mention counts as found if its type and both its ends are right" if strict else "",
+    }

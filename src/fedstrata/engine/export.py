@@ -1,0 +1,81 @@
+"""A finished run's model as a folder to hand on: model, tokenizer, model card, and a summary for programs.
+
+Neither the card nor the summary holds a path of this machine, and clients are numbered unless their names
+are asked for: a folder's name may be a hospital's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedstrata.core.files import new_folder
+from fedstrata.engine.card import Facts, card_of, is_path
+
+if TYPE_CHECKING:
+    from fedstrata.engine.result import Result
+
+SUMMARY = "fedstrata.json"
+"""The summary for programs."""
+
+
+def export(result: Result, out: Path, *, licence: str | None, language: str | None, with_names: bool) -> None:
+    """Writes the folder; it appears complete or not at all.
+
+    Args:
+        result: The run.
+        out: The folder; must not exist yet or be empty.
+        licence: The model's licence, as the Hugging Face hub names it; `other` and a note when none.
+        language: The code of the texts' language; not stated when none.
+        with_names: Whether clients keep their names.
+
+    Raises:
+        ConfigurationError: The folder is not empty.
+    """
+    names = _names(result, with_names=with_names)
+    facts = Facts(result, out.resolve().name, licence, language, names)
+    with new_folder(out) as unfinished:
+        result.model.save(unfinished)
+        card_of(facts).save(unfinished / "README.md")
+        text = json.dumps(_summary(result, names), indent=2, allow_nan=False)
+        (unfinished / SUMMARY).write_text(text + "\n", encoding="utf-8")
+
+
+def _names(result: Result, *, with_names: bool) -> dict[str, str]:
+    """Returns the name each client has in what is handed on."""
+    clients = result.start["clients"]
+    return {client: client if with_names else f"site {number}" for number, client in enumerate(clients, 1)}
+
+
+def _summary(result: Result, names: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the run's summary and settings without names of clients and paths."""
+    settings = result.settings.model_dump(mode="json", exclude={"name", "device", "threads"})
+    summary: dict[str, Any] = {
+        **result.summary,
+        "model": _without_paths(result.summary["model"]),
+        "model_of": names[result.client] if result.client is not None else None,
+        "documents": result.start["clients"],
+        "versions": result.start["versions"],
+        "settings": _without_paths(settings),
+    }
+    return {**_renamed(summary, names), "labels": list(result.task.labels)}
+
+
+def _renamed(node: Any, names: Mapping[str, str]) -> Any:
+    """Returns facts with the clients renamed, wherever they are keys or in a list."""
+    if isinstance(node, Mapping):
+        return {names.get(key, key): _renamed(value, names) for key, value in node.items()}
+    if isinstance(node, list):
+        return [names.get(item, item) if isinstance(item, str) else _renamed(item, names) for item in node]
+    return node
+
+
+def _without_paths(node: Any) -> Any:
+    """Returns settings with null for every place on this machine."""
+    if isinstance(node, Mapping):
+        return {key: None if key == "path" else _without_paths(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_without_paths(item) for item in node]
+    return None if isinstance(node, str) and is_path(node) else node

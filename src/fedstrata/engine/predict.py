@@ -1,0 +1,283 @@
+"""Predictions for files: what a finished run's model finds in them, written as files.
+
+The input is read twice. The first time checks every file and every name, so that no mistake stops a long
+prediction half-way and all are told at once; the second time predicts. Either time a chunk of documents is
+in memory, whatever the size of the input.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from fedstrata.core.errors import ConfigurationError, DataError, Problem
+from fedstrata.core.files import require_new, write_atomically
+from fedstrata.data.readers import FORMATS, documents_of, texts
+from fedstrata.data.readers.files import BYTE_ORDER_MARK, Format, Source
+from fedstrata.data.readers.folders import find_sources
+from fedstrata.data.select import rename_types
+from fedstrata.data.writers import brat, i2b2, jsonl
+from fedstrata.data.writers.layout import FileLabels, by_folder, file_name_of
+from fedstrata.train.evaluate import answer
+
+if TYPE_CHECKING:
+    from fedstrata.core.documents import Document
+    from fedstrata.core.method import Task
+    from fedstrata.engine.result import Result
+
+TEXT = "text"
+"""The input format of plain texts; the others are those of `fedstrata.data.readers`."""
+
+OUTPUTS: Mapping[str, tuple[str, ...]] = {
+    "token-classification": ("brat", "i2b2", "jsonl"),
+    "sequence-classification": ("jsonl",),
+}
+"""The formats that can hold the answers of each kind of task; the first is the default."""
+
+JSON_LINES = "predictions.jsonl"
+"""The one file of predictions in that format."""
+
+CHUNK_DOCUMENTS, CHUNK_CHARACTERS = 64, 200_000
+"""A chunk ends with whichever is reached first; within it, windows are batched by length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Files to predict for, all of them checked.
+
+    Attributes:
+        root: The folder they lie in.
+        form: Their format's name.
+        layout: Their format.
+        sources: The files, in order.
+        count: The number of documents in them.
+    """
+
+    root: Path
+    form: str
+    layout: Format
+    sources: tuple[Source, ...]
+    count: int = 0
+
+    @property
+    def one_a_file(self) -> bool:
+        """Whether each file is one document; predictions then lie where the file did."""
+        return self.form == TEXT or bool(self.layout.annotation_suffix)
+
+    def documents(self) -> Iterator[tuple[Source, Document]]:
+        """Reads every document, with the file it comes from."""
+        for source in self.sources:
+            for document in documents_of(source, self.layout):
+                yield source, document
+
+    def place(self, source: Source, document: Document) -> PurePosixPath:
+        """Returns where the files of a document go, below the output folder and without a suffix.
+
+        Raises:
+            DataError: Its id, or its site, cannot name a file.
+        """
+        if self.one_a_file:
+            name = document.id.rpartition("/")[2]
+            folder = PurePosixPath(source.path.parent.relative_to(self.root))
+            return folder / file_name_of(replace(document, id=name, site="", metadata={}))
+        (folder,) = by_folder([document])
+        return folder / file_name_of(document)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a prediction came to.
+
+    Attributes:
+        documents: The number of documents.
+        annotations: Mentions, or labels of documents, that were written.
+        left_out: Mentions for which the output format has no place.
+        widened: Mentions that were widened to whole tokens of the input.
+        seconds: Time it took, reading and writing included.
+        scores: Scores against the input's own annotations; none without any.
+        unknown: Types or labels of the input's annotations that the model does not know; left out of the
+            scores.
+    """
+
+    documents: int = 0
+    annotations: int = 0
+    left_out: int = 0
+    widened: int = 0
+    seconds: float = 0.0
+    scores: dict[str, float] | None = None
+    unknown: set[str] = field(default_factory=set)
+
+
+def check_output(task: Task, output: str | None) -> str:
+    """Returns the format to write: the given one, or the task's first.
+
+    Raises:
+        ConfigurationError: The format cannot hold the task's answers or spell its types.
+    """
+    possible = OUTPUTS[task.kind]
+    if output is None:
+        return possible[0]
+    if output not in possible:
+        message = f"answers of a {task.kind} model can be written as {', '.join(possible)}, not {output!r}"
+        raise ConfigurationError([Problem("--format", message)])
+    spelling: dict[str, Callable[[str], str]] = {"brat": FileLabels(), "i2b2": i2b2.checked_label}
+    spell = spelling.get(output, str)
+    if task.kind == "token-classification":
+        try:
+            for label in sorted({label[2:] for label in task.labels if label != "O"}):
+                spell(label)
+        except DataError as error:
+            raise ConfigurationError([Problem("--format", str(error))]) from None
+    return output
+
+
+def open_inputs(path: Path, form: str, output: str) -> Inputs:
+    """Finds and checks the files to predict for.
+
+    Args:
+        path: A file or a folder.
+        form: `text`, or a format of `fedstrata.data.readers`.
+        output: The format to write.
+
+    Raises:
+        ConfigurationError: There is no such format, or files are not of it or cannot be written; all at once.
+        DataError: There are no such files.
+    """
+    if form != TEXT and form not in FORMATS:
+        message = f"must be one of {', '.join((TEXT, *FORMATS))}, not {form!r}"
+        raise ConfigurationError([Problem("--input-format", message)])
+    layout = texts.FORMAT if form == TEXT else FORMATS[form]
+    sources = texts.find_texts(path) if form == TEXT else find_sources(path, layout)
+    inputs = Inputs(path if path.is_dir() else path.parent, form, layout, tuple(sources))
+    problems, names, count = [], set(), 0
+    for source in sources:
+        try:
+            for document in documents_of(source, layout):
+                count += 1
+                name = document.id if output == "jsonl" else str(inputs.place(source, document))
+                if name in names:
+                    raise DataError(source.path, f"a second document would be written as {name!r}")
+                names.add(name)
+        except DataError as error:
+            problems.append(Problem("INPUT", str(error)))
+    if problems:
+        raise ConfigurationError(problems)
+    return replace(inputs, count=count)
+
+
+def predict_files(
+    result: Result, inputs: Inputs, out: Path, output: str, advance: Callable[[int], None]
+) -> Outcome:
+    """Predicts for every document and writes what is found; every file appears whole or not at all.
+
+    Args:
+        result: The run whose model is used.
+        inputs: The files.
+        out: The folder to write; must not exist yet or be empty.
+        output: The format, one of `OUTPUTS`.
+        advance: Told how many more documents are done.
+
+    Raises:
+        ConfigurationError: The folder is not empty.
+    """
+    require_new(out)
+    out.mkdir(parents=True, exist_ok=True)
+    started, outcome = time.perf_counter(), Outcome()
+    predicted = _predicted(result, inputs, outcome, advance)
+    if output == "jsonl":
+        write_atomically(out / JSON_LINES, (jsonl.line(document).encode() for _, document in predicted))
+    else:
+        labels = FileLabels()
+        for source, document in predicted:
+            _write_pair(inputs, source, document, out, output, labels, outcome)
+    outcome.seconds = time.perf_counter() - started
+    return outcome
+
+
+def _predicted(
+    result: Result, inputs: Inputs, outcome: Outcome, advance: Callable[[int], None]
+) -> Iterator[tuple[Source, Document]]:
+    """Yields every document with the model's answer as its annotations; scores them at the end."""
+    task = result.task
+    expected: list[Document] = []
+    answers: list[Any] = []
+    for chunk in _chunks(inputs.documents()):
+        known = [_known(document, result, outcome) for _, document in chunk]
+        found = answer(result.model, task, known, result.settings.training)
+        if inputs.form != TEXT:  # texts have no annotations, and are not kept
+            expected += known
+            answers += found
+        for (source, document), own in zip(chunk, found, strict=True):
+            annotated = task.annotate(document, own)
+            outcome.annotations += len(annotated.spans) + len(annotated.labels)
+            yield source, annotated
+        outcome.documents += len(chunk)
+        advance(len(chunk))
+    if any(document.spans or document.labels for document in expected):
+        outcome.scores = task.score(expected, answers)
+
+
+def _chunks(
+    documents: Iterator[tuple[Source, Document]],
+) -> Iterator[list[tuple[Source, Document]]]:
+    chunk: list[tuple[Source, Document]] = []
+    characters = 0
+    for source, document in documents:
+        chunk.append((source, document))
+        characters += len(document.text)
+        if len(chunk) == CHUNK_DOCUMENTS or characters >= CHUNK_CHARACTERS:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
+
+
+def _known(document: Document, result: Result, outcome: Outcome) -> Document:
+    """Returns the document with the annotations the model could find, under the names it has for them."""
+    types = result.settings.data.types
+    renamed = rename_types(document, types) if isinstance(types, Mapping) else document
+    known = result.task.known(renamed)
+    outcome.unknown |= {span.label for span in renamed.spans} - {span.label for span in known.spans}
+    outcome.unknown |= set(renamed.labels) - set(known.labels)
+    return known
+
+
+def _write_pair(
+    inputs: Inputs,
+    source: Source,
+    document: Document,
+    out: Path,
+    output: str,
+    labels: FileLabels,
+    outcome: Outcome,
+) -> None:
+    """Writes a text and its annotations, in this order: whoever sees the second has both."""
+    target = out / inputs.place(source, document)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if output == "brat":
+        text, rows, suffix = brat.text_of(document), "".join(brat.lines_of(document, labels)), ".ann"
+        unchanged = inputs.one_a_file
+    else:
+        concepts = i2b2.concepts_of(document, own_tokens=inputs.form == "i2b2")
+        text, rows, suffix = concepts.text, concepts.rows, ".con"
+        unchanged = inputs.form == "i2b2"
+        outcome.left_out += concepts.left_out
+        outcome.widened += concepts.widened
+    content = _unchanged(source, document) if unchanged else None
+    name = target.name  # with_suffix would take a dot in a name for the beginning of a suffix
+    write_atomically(
+        target.with_name(f"{name}.txt"), [text.encode() if content is None else content], durable=False
+    )
+    write_atomically(target.with_name(f"{name}{suffix}"), [rows.encode()], durable=False)
+
+
+def _unchanged(source: Source, document: Document) -> bytes | None:
+    r"""Returns the bytes of the input file; none where the text is another one.
+
+    That is so where the annotations of a BRAT input count a byte order mark, or `\r\n` as one character.
+    """
+    content = source.path.read_bytes()
+    return content if content.decode().removeprefix(BYTE_ORDER_MARK) == document.text else None

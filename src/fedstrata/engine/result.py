@@ -1,0 +1,138 @@
+"""A finished run, opened again to use what was learnt: its settings, its task and its model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fedstrata.core.config import ModelSettings, RunSettings
+from fedstrata.core.errors import ConfigurationError, DataError, Problem
+from fedstrata.core.seeding import Seed
+from fedstrata.engine.checkpoint import client_folder
+from fedstrata.engine.folder import resumable
+from fedstrata.engine.setup import check_settings, device_of
+from fedstrata.models.load import load, read_config
+from fedstrata.record.log import committed_rounds, read_events
+from fedstrata.record.summary import summarise
+from fedstrata.tasks import TASKS
+
+if TYPE_CHECKING:
+    from fedstrata.core.method import Method, Task
+    from fedstrata.models.state import Model
+
+MAY_CHANGE = frozenset({"device", "threads", "training.eval_batch_size", "training.precision"})
+"""Settings that a use of the result may choose anew: they do not change what the model is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a finished run learnt.
+
+    Attributes:
+        folder: The run directory.
+        settings: The run's settings, with those chosen anew.
+        method: The federated method.
+        task: The task, which knows its labels.
+        model: The trained model, on the device to use.
+        client: Whose model it is; none where all clients share one.
+        start: The facts of the record's `run` event.
+        summary: The summary of the run.
+    """
+
+    folder: Path
+    settings: RunSettings
+    method: Method
+    task: Task
+    model: Model
+    client: str | None
+    start: Mapping[str, Any]
+    summary: Mapping[str, Any]
+
+    @property
+    def scores(self) -> Mapping[str, float]:
+        """The scores of this model on the run's test split; empty where that had no documents."""
+        metrics = self.summary["metrics"]
+        own = metrics["global"] if self.client is None else metrics["clients"].get(self.client)
+        return own or {}
+
+
+def open_result(folder: Path, overrides: Sequence[str] = (), *, client: str | None = None) -> Result:
+    """Opens what a finished run learnt.
+
+    Args:
+        folder: The run directory.
+        overrides: `key.path=value`, for settings in `MAY_CHANGE`.
+        client: Whose model to open, where every client has its own.
+
+    Raises:
+        ConfigurationError: The directory holds no finished run, or the client or an override does not fit it.
+    """
+    source = resumable(folder, None, overrides, may_change=MAY_CHANGE, named_by="RUN")
+    settings, method, problems = check_settings(source)
+    if problems or method is None:
+        raise ConfigurationError(problems)
+    events = _finished(folder)
+    start = [event for event in events if event["event"] == "run"][-1]
+    trained = [name for name, parts in start["clients"].items() if parts["train"]]  # others were held out
+    saved = _model_folder(folder, method, client, trained)
+    device = device_of(settings)
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    task, model = _load(saved, settings)
+    return Result(folder, settings, method, task, model.to(device), client, start, summarise(events))
+
+
+def _finished(folder: Path) -> list[dict[str, Any]]:
+    """Returns the record of a run whose model is that of its last round.
+
+    A checkpoint is no substitute: its scores on the test split are not known, and a run can be ended at
+    the round it has reached, which scores and saves it.
+    """
+    record = folder / "record.jsonl"
+    events = read_events(record) if record.is_file() else []
+    committed = len(committed_rounds(events))
+    kinds = [event["event"] for event in events if event["event"] in ("round", "final")]
+    if kinds and kinds[-1] == "final":
+        return events
+    command = f"fedstrata run --resume --out {folder}"
+    message = (
+        f"the run in {folder} is not finished, and has no model of its last round; finish it with: {command}"
+    )
+    if committed:
+        message += f", or end it after round {committed} with: {command} federation.rounds={committed}"
+    raise ConfigurationError([Problem("RUN", message)])
+
+
+def _model_folder(folder: Path, method: Method, client: str | None, clients: Sequence[str]) -> Path:
+    """Returns where the model to open was saved."""
+    names = ", ".join(clients)
+    if not method.personal:
+        if client is None:
+            return folder / "model"
+        message = f"must be left out: with {method.name} all clients share one model, not {client!r}"
+        raise ConfigurationError([Problem("--client", message)])
+    if client is None:
+        message = f"must be set: with {method.name} every client has a model of its own; one of: {names}"
+        raise ConfigurationError([Problem("--client", message)])
+    if client not in clients:
+        raise ConfigurationError([Problem("--client", f"must be one of {names}, not {client!r}")])
+    return client_folder(folder, client) / "model"
+
+
+def _load(saved: Path, settings: RunSettings) -> tuple[Task, Model]:
+    """Loads a saved model, and makes the task it was trained on."""
+    if not saved.is_dir():
+        raise DataError(saved, "no such folder", expected="the model that the run saved")
+    card = TASKS[settings.task.name]
+    stored = ModelSettings(name=str(saved.absolute()), attention=settings.model.attention)
+    names = read_config(stored).id2label or {}
+    labels = tuple(names[index] for index in sorted(names))
+    task = card.from_labels(settings.task, labels)
+    model = load(stored, kind=card.kind, labels=labels, seed=Seed(settings.seed))
+    if model.new_parameters:
+        raise DataError(saved, f"its weights lack {', '.join(model.new_parameters)}")
+    return task, model

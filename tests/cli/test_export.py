@@ -1,0 +1,43 @@
+"""`fedstrata export` as a user calls it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support import RunTiny
+from typer.testing import CliRunner
+
+from fedstrata.cli.main import app
+from fedstrata.core.errors import ConfigurationError
+
+
+def test_a_folder_with_a_card_and_a_licence_field(run_tiny: RunTiny, tmp_path: Path) -> None:
+    done = run_tiny("federation.rounds=1")
+    out = tmp_path / "tagger"
+    shown = CliRunner().invoke(app, ["export", str(done.folder), "--out", str(out)])
+    assert shown.exit_code == 0, shown.output
+    assert "no licence is stated" in shown.output
+    assert {path.name for path in out.iterdir()} == {
+        "README.md",
+        "config.json",
+        "fedstrata.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    assert (out / "model.safetensors").read_bytes() == (
+        done.folder / "model" / "model.safetensors"
+    ).read_bytes()
+    again = CliRunner().invoke(app, ["export", str(done.folder), "--out", str(out)])
+    assert isinstance(again.exception, ConfigurationError)
+    other = CliRunner().invoke(
+        app, ["export", str(done.folder), "--out", str(tmp_path / "other"), "--licence", "mit"]
+    )
+    assert "no licence" not in other.output
+    assert "\nlicense: mit\n" in (tmp_path / "other" / "README.md").read_text()
+
+
+def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
+    shown = CliRunner().invoke(app, ["export", str(tmp_path), "--out", str(tmp_path / "out")])
+    assert isinstance(shown.exception, ConfigurationError)
+    assert "holds no run" in str(shown.exception)

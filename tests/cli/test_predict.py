@@ -1,0 +1,99 @@
+"""`fedstrata predict` as a user calls it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from support import TINY, RunTiny
+from typer.testing import CliRunner
+
+from fedstrata.cli.main import app
+from fedstrata.core.documents import Document, Span
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.sources import read_source
+from fedstrata.data.readers import read
+from fedstrata.data.writers import write
+from fedstrata.engine.folder import open_run
+
+QUOTED = "Zebrafinch"
+UNTRAINED = ("federation.rounds=1", "training.learning_rate=1e-9")
+
+
+@pytest.fixture(scope="module")
+def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run whose model finds a mention in every other word."""
+    folder = tmp_path_factory.mktemp("untrained") / "run"
+    source = read_source(None, [*TINY, *UNTRAINED])
+    open_run(source, folder, lambda event, facts: None, resume=False).execute()
+    return folder
+
+
+def predict(*arguments: object) -> Result:
+    shown = CliRunner().invoke(app, ["predict", *map(str, arguments)])
+    assert QUOTED not in shown.output
+    return shown
+
+
+def test_a_file_to_brat_into_a_numbered_folder(
+    untrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("note.txt").write_text(f"{QUOTED} has chest pain and takes 81 mg of aspirin.\n")
+    Path("predictions").mkdir()
+    shown = predict(untrained, "note.txt", "training.eval_batch_size=4", "device=cpu")
+    assert shown.exit_code == 0, shown.output
+    pattern = r"1 documents, \d+ annotations; [\d.,]+ documents a second; in predictions-2 \(brat\)"
+    assert re.search(pattern, shown.output)
+    (document,) = read(tmp_path / "predictions-2", "brat")
+    assert document.spans
+
+
+def test_an_annotated_corpus_is_scored(untrained: Path, tmp_path: Path) -> None:
+    spans = (Span(4, 14, "problem"), Span(16, 23, "severity"))
+    write([Document("note", "Has chest pain, severely.", spans)], tmp_path / "in", "jsonl")
+    options = ("--input-format", "jsonl", "--format", "i2b2", "--out", tmp_path / "out")
+    shown = predict(untrained, tmp_path / "in", *options)
+    assert shown.exit_code == 0, shown.output
+    for part in ("against the input's own annotations", "f1", "precision", "recall", "problem"):
+        assert part in shown.output
+    assert "does not know, not scored: severity" in shown.output
+
+
+def test_the_model_of_a_client(run_tiny: RunTiny, tmp_path: Path) -> None:
+    done = run_tiny(*UNTRAINED, "method={name: local_only}")
+    (tmp_path / "note.txt").write_text("chest pain")
+    arguments = (done.folder, tmp_path / "note.txt", "--out", tmp_path / "out")
+    shown = predict(*arguments)
+    assert isinstance(shown.exception, ConfigurationError)
+    assert "site-1, site-2, site-3" in str(shown.exception)
+    assert not (tmp_path / "out").exists()
+    assert predict(*arguments, "--client", "site-2").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "expected"),
+    [
+        (b"na\xefve", (), "note.txt, line 1: byte 2 is not UTF-8"),
+        (b"x", ("--input-format", "word"), "--input-format: must be one of text"),
+        (b"x", ("task.stride=4",), "task.stride: is 4, the run has 8; it cannot change"),
+        (b"x", ("--out", "."), "is not an empty folder"),
+    ],
+)
+def test_bad_input_is_one_message_and_nothing_is_written(
+    untrained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    content: bytes,
+    options: tuple[str, ...],
+    expected: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("note.txt").write_bytes(content)
+    shown = predict(untrained, "note.txt", *options)
+    assert isinstance(shown.exception, ConfigurationError)
+    assert shown.exception.exit_status == 2
+    assert expected in str(shown.exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["note.txt"]

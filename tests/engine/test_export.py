@@ -1,0 +1,170 @@
+"""The exported folder: it works as its card says, and gives away no path and no site's name."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import ModelCard
+from support import Finished, RunTiny
+
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.data.synthetic import generate
+from fedstrata.data.writers import write
+from fedstrata.engine.export import export
+from fedstrata.engine.result import open_result
+from fedstrata.methods import METHODS
+
+
+def exported(done: Finished, out: Path, **options: Any) -> tuple[ModelCard, str]:
+    """Exports and returns the card and all that a person can read in the folder."""
+    client = options.pop("client", None)
+    given = {"licence": None, "language": None, "with_names": False, **options}
+    export(open_result(done.folder, client=client), out, **given)
+    readable = (path.read_text() for path in sorted(out.iterdir()) if path.suffix in (".md", ".json"))
+    return ModelCard.load(out / "README.md"), "\n".join(readable)
+
+
+def test_the_code_of_the_card_runs(
+    run_tiny: RunTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card, _ = exported(run_tiny("federation.rounds=1", "training.learning_rate=1e-9"), tmp_path / "tagger")
+    (code,) = re.findall(r"```python\n(.*?)```", card.text, flags=re.DOTALL)
+    assert len(code.splitlines()) <= 4
+    monkeypatch.chdir(tmp_path / "tagger")
+    names: dict[str, Any] = {}
+    exec(code, names)  # noqa: S102 - the card's own code is what is tested
+    assert names["mentions"]
+    assert {mention["entity_group"] for mention in names["mentions"]} <= {
+        "problem",
+        "test",
+        "treatment",
+        "drug",
+    }
+
+
+def test_what_the_card_says_is_what_the_run_did(run_tiny: RunTiny, tmp_path: Path) -> None:
+    done = run_tiny("federation.rounds=2")
+    card, _ = exported(done, tmp_path / "tagger", licence="apache-2.0")
+    summary = done.summary
+    head = card.data
+    assert (head.license, head.language, head.library_name) == ("apache-2.0", "en", "transformers")
+    assert head.pipeline_tag == "token-classification"
+    assert head.base_model is None  # random weights are no model of the hub
+    assert {item.metric_type: item.metric_value for item in head.eval_results} == {
+        name: round(value, 4) for name, value in summary["metrics"]["global"].items() if "/" not in name
+    }
+    for fact in (
+        "`layer_skipping`",
+        "Zhang and Li",
+        METHODS["layer_skipping"].travels,
+        "9,609 of 126,473 (7.6 %)",
+        f"{summary['communication']['percent_of_full_model']:.1f} % of the whole model",
+        "llama with 3 blocks",
+        "| seed | 0 |",
+        "fedstrata 0.1.0",
+        "| site 1 | 8 | 1 | 3 |",
+        "5 documents that were not trained on",
+        "\n\n| | f1 | precision | recall |\n|---|---:|---:|---:|\n| all |",
+        "without differential privacy",
+        "windows of 64 tokens",
+    ):
+        assert fact in card.text, fact
+    assert not re.search(r"None|nan|Undefined|\{\{|\{%", card.content)
+
+
+def test_neither_paths_nor_names_of_sites_leave(run_tiny: RunTiny, tmp_path: Path) -> None:
+    secret = tmp_path / "stmarys-hospital"
+    corpus = [
+        replace(document, site="st-marys", id=f"st-marys/{document.id.rpartition('/')[2]}")
+        for document in generate(seed=1, sites=1, notes=12)
+    ]
+    write(corpus, secret / "notes", "jsonl")
+    done = run_tiny(
+        "federation.rounds=1",
+        "data.format=jsonl",
+        f"data.path={secret / 'notes'}",
+        "data.synthetic={}",
+        "name=stmarys",
+    )
+    assert "st-marys" in done.summary["metrics"]["clients"]
+    card, readable = exported(done, tmp_path / "out")
+    assert not re.search(r"st-?marys", readable)
+    assert str(tmp_path) not in readable
+    assert card.data.license == "other"
+    assert "language" not in card.data.to_dict()
+    assert "Not stated" in card.text
+    assert "can give away text" in card.text
+    assert "JSON lines form" in card.text
+    _, named = exported(done, tmp_path / "named", with_names=True)
+    assert "st-marys" in named
+
+
+def test_the_summary_for_programs(run_tiny: RunTiny, tmp_path: Path) -> None:
+    done = run_tiny("federation.rounds=1")
+    exported(done, tmp_path / "out")
+    facts = json.loads((tmp_path / "out" / "fedstrata.json").read_text())
+    assert facts["metrics"]["global"] == done.summary["metrics"]["global"]
+    assert list(facts["metrics"]["clients"].values()) == list(done.summary["metrics"]["clients"].values())
+    assert list(facts["documents"]) == ["site 1", "site 2", "site 3"]
+    assert facts["settings"]["task"]["max_length"] == 64
+    assert facts["settings"]["model"]["tokenizer"] == "mini"
+    assert facts["labels"][:3] == ["O", "B-drug", "I-drug"]
+
+
+def test_the_model_of_one_client(run_tiny: RunTiny, tmp_path: Path) -> None:
+    done = run_tiny("federation.rounds=1", "method={name: local_only}")
+    card, _ = exported(done, tmp_path / "out", client="site-2")
+    assert "the model of one client, site 2" in card.text
+    assert "1 documents that were not trained on" in card.text
+    own = done.summary["metrics"]["clients"]["site-2"]["precision"]
+    (value,) = [item.metric_value for item in card.data.eval_results if item.metric_type == "precision"]
+    assert value == round(own, 4)
+
+
+def test_sites_held_out_of_training(run_tiny: RunTiny, tmp_path: Path) -> None:
+    held_out = "data.split={test_sites: [site-3]}"
+    done = run_tiny("federation.rounds=1", "method={name: local_only}", held_out)
+    with pytest.raises(ConfigurationError, match=r"one of: site-1, site-2$"):
+        open_result(done.folder)
+    card, readable = exported(done, tmp_path / "out", client="site-1")
+    assert "no document was trained on:\n\n| | site 3 |\n|---|---:|\n| f1 |" in card.text
+    assert not re.search(r"site-\d", readable)
+
+
+def test_pooled_training_sends_no_model(run_tiny: RunTiny, tmp_path: Path) -> None:
+    done = run_tiny("federation.rounds=1", "method={name: centralized}")
+    card, _ = exported(done, tmp_path / "out")
+    assert "every note, to one place" in card.text
+    assert "size of an update" not in card.text
+
+
+def test_a_run_without_test_documents(run_tiny: RunTiny, tmp_path: Path) -> None:
+    done = run_tiny("federation.rounds=1", "data.split={train: 0.9, validation: 0.1, test: 0.0}")
+    card, _ = exported(done, tmp_path / "out")
+    assert card.data.eval_results is None
+    assert "no test documents" in card.text
+
+
+def test_a_folder_in_use_is_left_alone(run_tiny: RunTiny, tmp_path: Path) -> None:
+    done = run_tiny("federation.rounds=1")
+    with pytest.raises(ConfigurationError, match="not an empty folder"):
+        exported(done, done.folder)
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_names_its_source(name: str) -> None:
+    from types import SimpleNamespace
+
+    from fedstrata.engine.card import method_source
+
+    card = METHODS[name]
+    source = method_source(SimpleNamespace(method=card(card.Settings())))
+    assert source != "not named"
+    assert "Travels" not in source
+    assert len(source) > 20
