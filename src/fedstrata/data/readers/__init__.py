@@ -92,7 +92,9 @@ def read(
         raise ConfigurationError([Problem("data.format", f"{format!r} is none of {allowed}")])
     if format == "datasets":
         rows = datasets.read(str(path), dataset, columns)
-        found = ((source, _placed(document, source)) for source, document in rows)
+        found: Iterator[tuple[Source, Document]] = (
+            (source, _placed(document, source)) for source, document in rows
+        )
     else:
         layout = mimic.of_categories(mimic_settings.categories) if format == "mimic" else FORMATS[format]
         found = _from_files(Path(path), layout, skip_unannotated)
