@@ -12,6 +12,7 @@ import pytest
 from support import REPOSITORY, load_script
 
 from fedstrata.core.sources import read_source
+from fedstrata.core.sweep import read_sweep, with_value
 from fedstrata.engine.setup import check_settings
 
 CONFIGURATIONS = sorted(
@@ -31,9 +32,19 @@ def test_the_page_of_settings_is_up_to_date() -> None:
 
 @pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: path.name)
 def test_every_shipped_configuration_is_valid(path: Path) -> None:
-    _, method, problems = check_settings(read_source(path, []))
-    assert not problems
-    assert method is not None
+    """Every run of it, where it describes several."""
+    sources = [read_source(path, [])]
+    if "sweep" in sources[0].values:
+        sweep = read_sweep([path], [])
+        tune = sweep.settings.tune
+        tried = (
+            [(tune.setting, value) for value in tune.values] if tune else [("seed", sweep.settings.seeds[0])]
+        )
+        sources = [with_value(row, *setting, "")[0].source for row in sweep.rows for setting in tried]
+    for source in sources:
+        _, method, problems = check_settings(source)
+        assert not problems
+        assert method is not None
 
 
 def readme_blocks() -> list[str]:

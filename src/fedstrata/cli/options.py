@@ -45,10 +45,19 @@ def sort_arguments(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
     Raises:
         ConfigurationError: More than one file is named.
     """
-    overrides = [argument for argument in arguments if "=" in argument]
-    names = [argument for argument in arguments if "=" not in argument]
-    if len(names) > 1:
-        raise ConfigurationError(
-            [Problem("", f"one configuration file at most, not {len(names)}: {', '.join(names)}")]
-        )
-    return (Path(names[0]) if names else None), overrides
+    files, overrides = sort_files(arguments)
+    if len(files) > 1:
+        named = ", ".join(map(str, files))
+        raise ConfigurationError([Problem("", f"one configuration file at most, not {len(files)}: {named}")])
+    return (files[0] if files else None), overrides
+
+
+def sort_files(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Tells configuration files from `key.path=value`; a path may hold an equals sign after a slash.
+
+    Example:
+        >>> sort_files(["./top=2/site.yaml", "data.path=a/b"])
+        ([PosixPath('top=2/site.yaml')], ['data.path=a/b'])
+    """
+    overrides = [text for text in arguments if "=" in text and "/" not in text.partition("=")[0]]
+    return [Path(text) for text in arguments if text not in overrides], overrides

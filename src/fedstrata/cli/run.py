@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Annotated
@@ -23,12 +26,20 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on after the last committed round of --out.")
     ] = False,
+    until_eof: Annotated[
+        bool,
+        typer.Option(
+            "--until-eof", hidden=True, help="Stop when standard input closes: for programs that start runs."
+        ),
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Fine-tune a model across clients.
 
     Example: fedstrata run site.yaml method.top=4 federation.rounds=20 --out runs/top4
     """
+    if until_eof:
+        _stop_at_eof()
     file, overrides = sort_arguments(arguments or [])
     if resume and out is None:
         raise ConfigurationError([Problem("", "--resume needs --out: the run directory to go on with")])
@@ -53,3 +64,17 @@ def run(
         display.say(f"stopped{how}")
         raise typer.Exit(INTERRUPTED) from None
     display.show(summary, opened.folder, personal=opened.experiment.method.personal)
+
+
+def _stop_at_eof() -> None:
+    """Ends this process when standard input closes, which it does when whoever started the run is gone.
+
+    At once and whatever is under way: what is committed is on disk, and nobody is there to read a message.
+    """
+
+    def watch() -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        os._exit(INTERRUPTED)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -22,6 +22,9 @@ from fedstrata.core.errors import ConfigurationError, Problem
 
 SettingsType = TypeVar("SettingsType", bound=BaseModel)
 
+COMMAND_LINE = "the command line"
+"""The origin of an override."""
+
 
 @dataclass(slots=True)
 class Source:
@@ -69,7 +72,7 @@ def read_source(file: Path | None, overrides: Sequence[str]) -> Source:
             elif document is not None:
                 source.values = _plain(document, file.name, "", source.origins)
     for override in overrides:
-        problem = _apply(override, source)
+        problem = apply_override(override, source)
         if problem:
             problems.append(problem)
     if problems:
@@ -95,27 +98,39 @@ def _plain(node: Any, file: str, prefix: str, origins: dict[str, str]) -> Any:
     return node
 
 
-def _apply(override: str, source: Source) -> Problem | None:
+def apply_override(override: str, source: Source) -> Problem | None:
     """Writes one `key.path=value` into the source; returns what is wrong with it, if anything."""
     path, equals, text = override.partition("=")
     if not equals or not path or any(not part for part in path.split(".")):
-        return Problem("", f"an override must look like key.path=value, not {override!r}", "the command line")
+        return Problem("", f"an override must look like key.path=value, not {override!r}", COMMAND_LINE)
     try:
         value = YAML(typ="safe", pure=True).load(text)
     except YAMLError:
-        return Problem(path, f"{text!r} is not a YAML value", "the command line")
+        return Problem(path, f"{text!r} is not a YAML value", COMMAND_LINE)
+    return assign(source, path, value, COMMAND_LINE)
+
+
+def assign(source: Source, path: str, value: Any, origin: str) -> Problem | None:
+    """Sets one value, making the sections around it; returns what is wrong with the path, if anything.
+
+    Args:
+        source: Where to set it.
+        path: Its dotted path.
+        value: The value, which replaces a whole section where there was one.
+        origin: Where the value was set.
+    """
     *sections, key = path.split(".")
     node = source.values
     for depth, section in enumerate(sections):
         inner = node.setdefault(section, {})
         if not isinstance(inner, dict):
             here = ".".join(sections[: depth + 1])
-            return Problem(path, f"{here} is a single value and has no settings in it", "the command line")
+            return Problem(path, f"{here} is a single value and has no settings in it", origin)
         node = inner
     node[key] = value
     for known in [known for known in source.origins if known.startswith(f"{path}.")]:
         del source.origins[known]
-    source.origins[path] = "the command line"
+    source.origins[path] = origin
     return None
 
 

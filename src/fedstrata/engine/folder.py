@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
 
+from fedstrata.core.config import RunSettings
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.files import write_atomically
 from fedstrata.core.sources import Source, read_source
@@ -57,7 +58,7 @@ def open_run(source: Source, folder: Path | None, listen: Listener, *, resume: b
     if folder is None:
         folder = free_folder(Path("runs"), experiment.settings.name)
     folder.mkdir(parents=True, exist_ok=True)
-    _write_yaml(experiment.settings.model_dump(mode="json"), folder / "config.yaml")
+    write_settings(experiment.settings, folder / "config.yaml")
     return Run(experiment, folder, listen)
 
 
@@ -85,28 +86,39 @@ def resumable(
     if not stored.is_file():
         message = f"{folder} holds no run: there is no config.yaml in it"
         raise ConfigurationError([Problem(named_by, message)])
-    before, _, broken = check_settings(read_source(stored, []))
     source = read_source(file or stored, overrides)
+    require_same_settings(folder, source, may_change=may_change)
+    return source
+
+
+def require_same_settings(folder: Path, source: Source, *, may_change: Collection[str] = MAY_CHANGE) -> None:
+    """Refuses a configuration that differs from a run's own where that would change committed rounds.
+
+    Args:
+        folder: The run directory.
+        source: The configuration.
+        may_change: The settings that may differ.
+
+    Raises:
+        ConfigurationError: It does, or one of the two is wrong in itself.
+    """
+    before, _, broken = check_settings(read_source(folder / "config.yaml", []))
     now, _, problems = check_settings(source)
-    old, new = dict(_flat(before.model_dump(mode="json"))), dict(_flat(now.model_dump(mode="json")))
-    changed = sorted(
-        path
-        for path in old.keys() | new.keys()
-        if old.get(path) != new.get(path)
-        and path not in may_change
-        and not (path in RESOLVED and new.get(path) == "auto")
-    )
-    for path in [] if problems or broken else changed:
-        problems.append(
-            source.problem(
-                path,
-                f"is {new.get(path)!r}, the run has {old.get(path)!r}; it cannot change, unlike: "
-                f"{', '.join(sorted(may_change))}",
-            )
-        )
+    changed = {} if problems or broken else differences(before, now)
+    for path, (old, new) in changed.items():
+        if path not in may_change and not (path in RESOLVED and new == "auto"):
+            allowed = ", ".join(sorted(may_change))
+            message = f"is {new!r}, the run has {old!r}; it cannot change, unlike: {allowed}"
+            problems.append(source.problem(path, message))
     if problems or broken:
         raise ConfigurationError([*broken, *problems])
-    return source
+
+
+def differences(one: RunSettings, other: RunSettings) -> dict[str, tuple[Any, Any]]:
+    """Returns the settings in which two configurations differ, by dotted path, with the value in each."""
+    old, new = dict(_flat(one.model_dump(mode="json"))), dict(_flat(other.model_dump(mode="json")))
+    paths = sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path))
+    return {path: (old.get(path), new.get(path)) for path in paths}
 
 
 def free_folder(parent: Path, name: str) -> Path:
@@ -127,7 +139,8 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield path, value
 
 
-def _write_yaml(settings: Mapping[str, Any], path: Path) -> None:
+def write_settings(settings: RunSettings, path: Path) -> None:
+    """Writes a configuration with every setting; the file appears complete or not at all."""
     text = io.StringIO()
-    YAML(typ="safe", pure=True).dump(dict(settings), text)
+    YAML(typ="safe", pure=True).dump(settings.model_dump(mode="json"), text)
     write_atomically(path, [text.getvalue().encode()])

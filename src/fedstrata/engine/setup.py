@@ -87,7 +87,7 @@ def prepare(source: Source) -> Experiment:
             _check_metric(settings.federation.metric, task or TASKS[settings.task.name])
     if sound("model", "task"):
         with _collecting(problems, source):
-            _check_model(settings, method)
+            check_model(settings, method)
     if problems or method is None or task is None:
         raise ConfigurationError(problems)
     seed = Seed(settings.seed)
@@ -152,7 +152,7 @@ def _check_metric(metric: str | None, task: Any) -> None:
     raise ConfigurationError([Problem("federation.metric", message)])
 
 
-def _check_model(settings: RunSettings, method: Method | None) -> None:
+def check_model(settings: RunSettings, method: Method | None) -> None:
     """Checks the model against the task and the method; no weights are loaded."""
     problems = []
     if settings.model.dtype != "float32":
@@ -183,6 +183,7 @@ def check_settings(source: Source) -> tuple[RunSettings, Method | None, list[Pro
         sound; the problems.
     """
     settings, problems = validate(RunSettings, source)
+    problems = [_with_verb(problem) for problem in problems]
     if settings is None:
         sound = _sound_sections(problems)
         rest = {
@@ -217,6 +218,13 @@ def _with_absolute_paths(settings: RunSettings) -> RunSettings:
     if Path(model.name).expanduser().is_dir():
         model = model.model_copy(update={"name": str(Path(model.name).expanduser().absolute())})
     return settings.model_copy(update={"data": data, "model": model})
+
+
+def _with_verb(problem: Problem) -> Problem:
+    """Says which verb a file of several runs is for."""
+    if problem.path != "sweep":
+        return problem
+    return Problem("sweep", "describes several runs; give this file to fedstrata compare", problem.origin)
 
 
 def _with_hint(problem: Problem, name: str) -> Problem:

@@ -1,11 +1,14 @@
-"""What a run cost this machine."""
+"""What a run cost this machine, and which machine it is."""
 
 from __future__ import annotations
 
+import os
+import platform
+import re
 import resource
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -31,3 +34,28 @@ def peak_gpu_bytes(device: torch.device) -> int | None:
     import torch  # noqa: PLC0415 - heavy
 
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+
+def cores() -> int:
+    """Returns the number of CPU cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def machine() -> dict[str, Any]:
+    """Returns what seconds and memory depend on: cores, processor and operating system."""
+    return {
+        "cores": cores(),
+        "processor": _processor() or platform.processor() or platform.machine(),
+        "system": platform.platform(),
+    }
+
+
+def _processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+    found = re.search(r"^model name\s*:\s*(.+)$", text, flags=re.MULTILINE)
+    return found[1].strip() if found else ""

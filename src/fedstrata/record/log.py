@@ -52,8 +52,36 @@ class RecordLog:
 
 def read_events(path: Path) -> list[dict[str, Any]]:
     """Returns the events of a record; half-written lines are left out."""
+    return _parse(path.read_bytes())
+
+
+class Follower:
+    """Reads a record while another process writes it.
+
+    Args:
+        path: The file; it need not be there yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def new(self) -> list[dict[str, Any]]:
+        """Returns the events written since the last call; a line still being written comes later."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                text = file.read()
+        except FileNotFoundError:
+            return []
+        complete = text[: text.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        return _parse(complete)
+
+
+def _parse(text: bytes) -> list[dict[str, Any]]:
     events = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in text.split(b"\n"):
         try:
             event = json.loads(line)
         except ValueError:

@@ -1,0 +1,91 @@
+"""`fedstrata compare`: several runs on the same data and seeds, and one table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedstrata.cli.options import Debug, sort_files
+from fedstrata.cli.run import INTERRUPTED
+
+if TYPE_CHECKING:
+    from fedstrata.core.sweep import Sweep
+
+
+def compare(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="CONFIG.yaml... [KEY.PATH=VALUE]...",
+            help="A configuration with a `sweep` section, or several configurations, one a row of the table; "
+            "and settings that override every row's.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Where everything is kept; comparisons/NAME when not given.")
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Seeds of every row, for example 0,1,2; short for sweep.seeds=[0,1,2].")
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="Columns to show, with commas between; short for sweep.columns=[...].")
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="Runs side by side.", min=1)] = 1,
+    debug: Debug = False,
+) -> None:
+    """Compare methods or settings: mean and spread over seeds, the best in bold.
+
+    What has finished is not run again and what has begun is resumed: to go on, give the same command again.
+
+    Example: fedstrata compare site.yaml sweep.grid.method.top=[2,4] --seeds 0,1,2 --jobs 2
+    """
+    files, overrides = sort_files(arguments)
+    overrides += [f"sweep.seeds=[{seeds}]"] if seeds is not None else []
+    overrides += [f"sweep.columns=[{columns}]"] if columns is not None else []
+
+    from fedstrata.cli.compare_display import Display  # noqa: PLC0415 - heavy
+    from fedstrata.core.sweep import folder_name, read_sweep  # noqa: PLC0415
+
+    display = Display()
+    try:
+        sweep = read_sweep(files, overrides)
+        folder = out if out is not None else Path("comparisons") / (folder_name(sweep.name) or "comparison")
+        table = _execute(sweep, folder, jobs, display)
+    except KeyboardInterrupt:
+        display.say("stopped; to go on, give the same command again")
+        raise typer.Exit(INTERRUPTED) from None
+    display.show(table, folder)
+    if not _sound(table["rows"], different_data=sweep.settings.allow_different_data):
+        raise typer.Exit(1)
+
+
+def _execute(sweep: Sweep, folder: Path, jobs: int, display: Any) -> dict[str, Any]:
+    """Checks and runs everything; returns the table, which is also written."""
+    from fedstrata.engine.compare_check import check_comparison  # noqa: PLC0415 - heavy
+    from fedstrata.metrics.cost import machine  # noqa: PLC0415
+    from fedstrata.record.table import tabulate  # noqa: PLC0415
+    from fedstrata.record.table_text import write_table  # noqa: PLC0415
+
+    display.say("checking every run ...")
+    comparison = check_comparison(sweep, folder, jobs=jobs, listen=display)
+    with display:
+        rows = comparison.execute()
+    table = tabulate(
+        rows,
+        name=sweep.name,
+        columns=sweep.settings.columns,
+        different_data=sweep.settings.allow_different_data,
+        machine={**machine(), "jobs": jobs},
+    )
+    write_table(table, folder)
+    return table
+
+
+def _sound(rows: Sequence[Mapping[str, Any]], *, different_data: bool) -> bool:
+    """Whether every run has finished, on the same documents where that was wanted."""
+    finished = all(cell["finished"] for row in rows for cell in row["cells"])
+    return finished and (different_data or all(row["same_data"] for row in rows))

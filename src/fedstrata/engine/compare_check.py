@@ -1,0 +1,188 @@
+"""Checks a comparison as a whole before anything starts; every problem at once, where its value was set."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedstrata.core.config import RunSettings
+from fedstrata.core.errors import ConfigurationError, DataError, Problem
+from fedstrata.core.sweep import SECTION, Row, Sweep, folder_name, label, with_value
+from fedstrata.engine.cells import Cell
+from fedstrata.engine.compare import LOCK, Comparison, RowPlan
+from fedstrata.engine.folder import differences
+from fedstrata.engine.setup import check_model, check_settings, divide
+from fedstrata.engine.simulate import Listener
+from fedstrata.metrics.cost import cores
+from fedstrata.record.table import column_names
+from fedstrata.tasks import TASKS
+
+DATA_SECTIONS = frozenset({"data", "partition", "task"})
+"""What rows have in common unless `sweep.allow_different_data` says otherwise."""
+
+
+def check_comparison(sweep: Sweep, folder: Path, *, jobs: int, listen: Listener) -> Comparison:
+    """Checks every run of a comparison: settings, data, model, method, and what the folder holds.
+
+    Args:
+        sweep: What was asked for.
+        folder: Where everything is to be kept, or is kept already.
+        jobs: Runs side by side; each gets its share of the cores unless its `threads` are set.
+        listen: To be told of progress.
+
+    Raises:
+        ConfigurationError: With every problem that was found.
+    """
+    folder = folder.absolute()
+    problems = list(_folder_problems(folder))
+    found: dict[str, list[Problem]] = {}
+    rows = []
+    for row in sweep.rows:
+        plan, found[row.name] = _plan(row, sweep, folder, jobs)
+        rows.append(plan)
+    problems += _by_row(found)
+    unsound = _sections([problem for wrong in found.values() for problem in wrong])
+    if not DATA_SECTIONS & unsound:
+        if not sweep.settings.allow_different_data:
+            problems += _other_data(rows)
+        metrics, wrong = _metrics(rows)
+        problems += wrong or _wrong_scores(sweep, metrics)
+    if problems:
+        raise ConfigurationError(list(dict.fromkeys(problems)))
+    return Comparison(sweep, tuple(rows), folder, jobs, listen)
+
+
+def _plan(row: Row, sweep: Sweep, folder: Path, jobs: int) -> tuple[RowPlan, list[Problem]]:
+    """Returns the runs of a row, and what is wrong with any of them."""
+    tune, seeds = sweep.settings.tune, sweep.settings.seeds
+    problems: list[Problem] = []
+    trials: dict[Any, dict[int, Cell]] = {}
+    checked: dict[str, list[Problem]] = {}
+    for value in tune.values if tune else [None]:
+        tried, under, wanted = row, folder / row.folder, list(seeds)
+        if tune is not None:
+            tried, wrong = with_value(row, tune.setting, value, sweep.source.origin(f"{SECTION}.tune.values"))
+            problems += [wrong] if wrong else []
+            under = under / folder_name(label(tune.setting, value))
+            wanted += [tune.seed] if tune.seed is not None else []
+        trials[value] = {}
+        for seed in dict.fromkeys(wanted):
+            trial = f", {label(tune.setting, value)}" if tune else ""
+            name = f"{row.name}{trial}, seed {seed}"
+            cell, wrong_settings = _cell(name, tried, seed, under / f"seed-{seed}", jobs)
+            problems += wrong_settings
+            if not {"model", "task", "method"} & _sections(wrong_settings):
+                problems += _model_problems(cell, checked)
+            if not wrong_settings:
+                problems += _refusals(cell.require_resumable, name)
+            trials[value][seed] = cell
+    return RowPlan(row.name, trials), list(dict.fromkeys(problems))
+
+
+def _cell(name: str, row: Row, seed: int, folder: Path, jobs: int) -> tuple[Cell, list[Problem]]:
+    seeded, _ = with_value(row, "seed", seed, f"{SECTION}.seeds")
+    if jobs > 1 and seeded.source.values.get("threads") is None:
+        seeded, _ = with_value(seeded, "threads", max(1, cores() // jobs), "--jobs")
+    settings, _, problems = check_settings(seeded.source)
+    return Cell(name, seed, seeded.source, settings, folder), problems
+
+
+def _model_problems(cell: Cell, checked: dict[str, list[Problem]]) -> list[Problem]:
+    """Returns what is wrong with the model, or with the method on it; asked once for equal ones."""
+    settings = cell.settings.model_dump(mode="json")
+    key = json.dumps([settings[section] for section in ("model", "method", "task")], sort_keys=True)
+    if key not in checked:
+        _, method, _ = check_settings(cell.source)
+        wrong = _refusals(lambda: check_model(cell.settings, method))
+        checked[key] = [cell.source.problem(item.path, item.message) for item in wrong]
+    return checked[key]
+
+
+def _refusals(check: Callable[[], None], name: str = "") -> list[Problem]:
+    """Returns what a check refuses, after the name of what was checked."""
+    try:
+        check()
+    except ConfigurationError as error:
+        return [replace(item, path=f"{name}: {item.path}" if name else item.path) for item in error.problems]
+    return []
+
+
+def _by_row(found: Mapping[str, list[Problem]]) -> Iterator[Problem]:
+    """Yields each problem once; one that not every row has says which row it is in."""
+    for name, problems in found.items():
+        for problem in problems:
+            everywhere = all(problem in others for others in found.values())
+            named = problem.path.startswith(name)
+            yield problem if everywhere or named else replace(problem, path=f"{name}: {problem.path}")
+
+
+def _wrong_scores(sweep: Sweep, metrics: Sequence[str]) -> Iterator[Problem]:
+    """Yields a problem for every column, and for a score to tune by, that no run can have."""
+    whole = [name for name in metrics if "/" not in name]
+    allowed, shown = column_names(metrics), column_names(whole)
+    for name in sweep.settings.columns or ():
+        if name not in allowed:
+            message = (
+                f"there is no column {name!r}; there are {', '.join(shown)}, and scores of single labels"
+            )
+            yield sweep.source.problem(f"{SECTION}.columns", message)
+    metric = sweep.settings.tune.metric if sweep.settings.tune else None
+    if metric is not None and metric not in metrics:
+        message = f"must be one of {', '.join(whole)}, not {metric!r}"
+        yield sweep.source.problem(f"{SECTION}.tune.metric", message)
+
+
+def _other_data(rows: list[RowPlan]) -> Iterator[Problem]:
+    """Yields a problem wherever a row differs from the first in what all must share."""
+    first = _first(rows[0])
+    for row in rows:
+        for cells in row.trials.values():
+            cell = next(iter(cells.values()))
+            for path, (wanted, here) in differences(first.settings, cell.settings).items():
+                if path.partition(".")[0] in DATA_SECTIONS:
+                    message = (
+                        f"is {here!r}, in row {rows[0].name!r} {wanted!r}; rows are compared on the same "
+                        f"data (unless {SECTION}.allow_different_data is true)"
+                    )
+                    problem = cell.source.problem(path, message)
+                    yield replace(problem, path=f"{row.name}: {path}")
+
+
+def _metrics(rows: list[RowPlan]) -> tuple[Sequence[str], list[Problem]]:
+    """Returns the scores that runs may have, and what is wrong with the documents.
+
+    Where a run is still to come the documents are read and divided once, before any process is started;
+    otherwise the scores are those of a finished run.
+    """
+    every = [cell for row in rows for cells in row.trials.values() for cell in cells.values()]
+    pending = next((cell for cell in every if cell.summary() is None), None)
+    if pending is None:
+        scores = (every[0].summary() or {"metrics": {}})["metrics"]
+        return list(scores.get("global") or scores.get("mean_client") or ()), []
+    settings: RunSettings = pending.settings
+    try:
+        task = TASKS[settings.task.name].from_documents(settings.task, divide(settings))
+    except ConfigurationError as error:
+        return (), [pending.source.problem(item.path, item.message) for item in error.problems]
+    except DataError as error:
+        return (), [pending.source.problem("data.path", str(error))]
+    return task.metric_names, []
+
+
+def _folder_problems(folder: Path) -> Iterator[Problem]:
+    if folder.exists() and not folder.is_dir():
+        yield Problem("--out", f"{folder} is a file; name a folder")
+    elif folder.is_dir() and any(folder.iterdir()) and not (folder / LOCK).exists():
+        yield Problem("--out", f"{folder} holds something other than a comparison; name another folder")
+
+
+def _sections(problems: Sequence[Problem]) -> set[str]:
+    """Returns the top-level sections that have a problem."""
+    return {problem.path.partition(".")[0] for problem in problems}
+
+
+def _first(row: RowPlan) -> Cell:
+    return next(iter(next(iter(row.trials.values())).values()))

@@ -1,0 +1,182 @@
+"""The table of a comparison for people and for other programs: Markdown, CSV, and what a terminal shows."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedstrata.core.files import write_atomically
+from fedstrata.record.table import Column, score_column
+
+FIGURES = {"mean": "mean", "sd": "standard_deviation", "min": "minimum", "max": "maximum", "n": "n"}
+"""What stands behind a column's name in the CSV file, and its name in `table.json`."""
+NOTHING = "-"
+OTHER_DATA = "†"
+UNDECIDED = "≈"
+PAIRED = 2
+"""Fewest seeds for which the difference to the best row is shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """One cell as people read it.
+
+    Attributes:
+        text: What is in it.
+        bold: Whether it is the best of its column.
+    """
+
+    text: str
+    bold: bool = False
+
+
+def write_table(table: Mapping[str, Any], folder: Path) -> None:
+    """Writes `table.json`, `table.csv` and `table.md`; each appears complete or not at all."""
+    texts = {
+        "table.json": json.dumps(table, indent=2, allow_nan=False, ensure_ascii=False) + "\n",
+        "table.csv": csv_text(table),
+        "table.md": markdown(table),
+    }
+    for name, text in texts.items():
+        write_atomically(folder / name, [text.encode()])
+
+
+def grid(table: Mapping[str, Any]) -> tuple[list[str], list[list[Text]]]:
+    """Returns the titles and rows that people see; the first column holds the rows' names."""
+    shown = {key: Column(**table["columns"][key]) for key in table["shown"] if key in table["columns"]}
+    paired = table["metric"] if table["metric"] in shown and _has_pairs(table) else None
+    titles = [""]
+    for key, column in shown.items():
+        titles += [column.title, f"{column.title} behind the best"] if key == paired else [column.title]
+    rows = []
+    for row in table["rows"]:
+        cells = [Text(_name(row))]
+        for key, column in shown.items():
+            cells.append(_mean(row, key, column))
+            if key == paired:
+                cells.append(Text(_behind(row["values"][key], column)))
+        rows.append(cells)
+    return titles, rows
+
+
+def markdown(table: Mapping[str, Any]) -> str:
+    """Returns the table in Markdown, the best mean of each column in bold, with notes below it."""
+    titles, rows = grid(table)
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    lines = [line(titles), line(["---", *["---:"] * (len(titles) - 1)])]
+    lines += [line([f"**{cell.text}**" if cell.bold else cell.text for cell in row]) for row in rows]
+    return "\n".join([*lines, "", *(f"- {note}" for note in notes(table))]) + "\n"
+
+
+def csv_text(table: Mapping[str, Any]) -> str:
+    """Returns every column, shown or not, one line a row, in the units of `table.json`."""
+    keys = list(table["columns"])
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    head = ["row", "seeds", "failed", "same_data", "tuned"]
+    writer.writerow([*head, *(f"{key}_{figure}" for key in keys for figure in FIGURES)])
+    for row in table["rows"]:
+        failed = [str(cell["seed"]) for cell in row["cells"] if not cell["finished"]]
+        seeds = " ".join(str(cell["seed"]) for cell in row["cells"])
+        tuned = row["tuning"]["chosen"] if row["tuning"] else None
+        values = [(row["values"][key] or {}).get(name) for key in keys for name in FIGURES.values()]
+        writer.writerow([row["name"], seeds, " ".join(failed), row["same_data"], tuned, *values])
+    return text.getvalue()
+
+
+def notes(table: Mapping[str, Any]) -> list[str]:
+    """Returns what a reader must know to read the table."""
+    seeds = ", ".join(map(str, table["seeds"]))
+    several = len(table["seeds"]) > 1
+    spread = f"Mean ± sample standard deviation over the seeds {seeds}" if several else f"Seed {seeds}"
+    lines = [f"{spread}. Scores are points (hundredths) on the test split. Bold: the best mean of a column."]
+    if table["metric"] in table["shown"] and _has_pairs(table):
+        lines.append(
+            "Behind the best: difference to the best row on the same seed, mean (smallest to largest); "
+            f"{UNDECIDED} where the row is no worse on at least one seed."
+        )
+    if "rounds_to_90_percent" in table["shown"]:
+        lines.append("Rounds to 90 %: until the validation score reaches 90 % of the run's own best.")
+    absent = [key for key in table["shown"] if key not in table["columns"]]
+    if absent:
+        lines.append(f"No run has {', '.join(absent)}.")
+    lines += [_tuning(row) for row in table["rows"] if row["tuning"]]
+    lines += [
+        f"{row['name']}, seed {cell['seed']} failed: {' '.join((cell['message'] or '').split())}"
+        for row in table["rows"]
+        for cell in row["cells"]
+        if not cell["finished"]
+    ]
+    if not all(row["same_data"] for row in table["rows"]):
+        first = table["rows"][0]["name"]
+        lines.append(f"{OTHER_DATA} not the same documents as {first}, or not at the same clients.")
+    return [*lines, *_machine(table)]
+
+
+def _machine(table: Mapping[str, Any]) -> list[str]:
+    """Says what the runs ran on, and whether their seconds can be compared."""
+    cells = [cell for row in table["rows"] for cell in row["cells"] if cell["finished"]]
+    threads = sorted({cell["threads"] for cell in cells})
+    machine = table["machine"]
+    parts = [f"{machine['cores']} cores of {machine['processor']}", f"{machine['jobs']} side by side"]
+    if threads:
+        parts.append(f"{' or '.join(map(str, threads))} {'thread' if threads == [1] else 'threads'} a run")
+    parts += [f"{name} {number}" for name, number in table["versions"].items()]
+    lines = [f"{', '.join(parts)}."]
+    if len(threads) > 1:
+        lines.append("Runs had different numbers of threads: their seconds do not compare.")
+    return lines
+
+
+def _tuning(row: Mapping[str, Any]) -> str:
+    tuning = row["tuning"]
+    column = score_column(tuning["metric"], tuning["metric"])
+    tried = ", ".join(
+        f"{trial['value']}: {'failed' if trial['validation'] is None else column.text(trial['validation'])}"
+        for trial in tuning["tried"]
+    )
+    chosen = "nothing" if tuning["chosen"] is None else f"{tuning['setting']} {tuning['chosen']}"
+    decided = f"by validation {tuning['metric']} of seed {tuning['seed']}"
+    return f"{row['name']}: {chosen} was chosen {decided} ({tried})."
+
+
+def _has_pairs(table: Mapping[str, Any]) -> bool:
+    cells = [row["values"].get(table["metric"]) for row in table["rows"]]
+    return any(cell and (cell["behind_best"] or {}).get("n", 0) >= PAIRED for cell in cells)
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    failed = [str(cell["seed"]) for cell in row["cells"] if not cell["finished"]]
+    mark = "" if row["same_data"] else f" {OTHER_DATA}"
+    return f"{row['name']}{mark}" + (f" (failed: seed {', '.join(failed)})" if failed else "")
+
+
+def _mean(row: Mapping[str, Any], key: str, column: Column) -> Text:
+    """Returns mean and spread; without a spread where there is one value or all are equal."""
+    cell = row["values"][key]
+    if cell is None:
+        return Text(NOTHING)
+    text = column.text(cell["mean"])
+    if cell["minimum"] != cell["maximum"]:
+        text = f"{text} ± {column.text(cell['standard_deviation'])}"
+    if cell["n"] < len(row["cells"]):
+        text = f"{text} (n={cell['n']})"
+    return Text(text, cell["best"])
+
+
+def _behind(cell: Mapping[str, Any] | None, column: Column) -> str:
+    behind = cell and cell["behind_best"]
+    if not behind or behind["n"] < PAIRED:
+        return NOTHING
+    low, high = sorted((behind["minimum"], behind["maximum"]))
+    no_worse = high >= 0 if column.better == "higher" else low <= 0
+    text = f"{column.text(behind['mean'])} ({column.text(low)} to {column.text(high)})"
+    return f"{text} {UNDECIDED}" if no_worse else text

@@ -1,0 +1,187 @@
+"""`fedstrata compare` as people use it: real processes, stopped in every way, and taken up again."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+BASE = """name: tiny
+threads: 1
+data: {types: [problem, test, treatment, drug], synthetic: {sites: 2, notes: 16}}
+model:
+  init: random
+  tokenizer: mini
+  config: {model_type: llama, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2,
+           num_attention_heads: 4, num_key_value_heads: 2, tie_word_embeddings: true}
+task: {max_length: 64, stride: 8}
+training: {learning_rate: 0.005}
+federation: {rounds: 2}
+"""
+ROWS = """sweep:
+  seeds: [0, 1]
+  rows:
+    top 1 of 2: {method: {name: layer_skipping, top: 1}}
+    FedAvg: {method: {name: fedavg}}
+"""
+
+
+def command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "fedstrata", *map(str, arguments)]
+
+
+def stopped_when(
+    seen: Callable[[str], bool], ending: signal.Signals, arguments: list[str], folder: Path
+) -> tuple[int, str]:
+    """Gives the command and ends it at the first line of that kind; returns exit status and output."""
+    lines = []
+    with subprocess.Popen(arguments, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            if seen(line):
+                process.send_signal(ending)
+                break
+        lines += process.stdout
+    return process.returncode, "".join(lines)
+
+
+def records(out: Path) -> dict[str, bytes]:
+    """The records of the runs that have finished."""
+    finished = sorted(path.parent for path in out.rglob("summary.json"))
+    return {str(path.relative_to(out)): (path / "record.jsonl").read_bytes() for path in finished}
+
+
+@pytest.mark.slow
+def test_a_comparison_that_was_killed_goes_on_without_repeating_what_has_finished(tmp_path: Path) -> None:
+    (tmp_path / "sweep.yaml").write_text(BASE + ROWS)
+    again = command("compare", "sweep.yaml", "--jobs", "2", "--out", "out")
+    status, _ = stopped_when(lambda line: "FedAvg" in line, signal.SIGKILL, again, tmp_path)
+    assert status == -signal.SIGKILL
+    finished = records(tmp_path / "out")
+    assert 1 <= len(finished) < 4
+    done = subprocess.run(again, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("(finished before)") >= len(finished)
+    now = records(tmp_path / "out")
+    assert len(now) == 4
+    assert {name: now[name] for name in finished} == finished
+
+    table = json.loads((tmp_path / "out" / "table.json").read_text())
+    for row in table["rows"]:
+        assert row["same_data"]
+        for cell in row["cells"]:
+            summary = json.loads((tmp_path / "out" / cell["folder"] / "summary.json").read_text())
+            seed = str(cell["seed"])
+            assert summary["seed"] == cell["seed"]
+            assert row["values"]["f1"]["by_seed"][seed] == summary["metrics"]["global"]["f1"]
+    assert (tmp_path / "out" / "table.md").read_text() in done.stdout
+    with (tmp_path / "out" / "table.csv").open() as file:
+        assert [line["row"] for line in csv.DictReader(file)] == ["top 1 of 2", "FedAvg"]
+
+
+def test_ctrl_c_stops_the_runs_and_exits_130(tmp_path: Path) -> None:
+    (tmp_path / "sweep.yaml").write_text(BASE)
+    settings = ["federation.rounds=500", "--seeds", "0,1", "--jobs", "2"]
+    arguments = command("compare", "sweep.yaml", *settings)
+    status, output = stopped_when(lambda line: "round 2" in line, signal.SIGINT, arguments, tmp_path)
+    assert status == 130
+    assert "give the same command again" in output
+    out = tmp_path / "comparisons" / "tiny" / "tiny"
+    for seed in (0, 1):  # told once, and each said so itself
+        assert (out / f"seed-{seed}.log").read_text().splitlines()[-1].startswith("stopped")
+        assert not (out / f"seed-{seed}" / "summary.json").exists()
+
+
+def test_a_run_ends_with_whoever_started_it(tmp_path: Path) -> None:
+    """Its standard input closes then, even after kill -9."""
+    (tmp_path / "run.yaml").write_text(BASE + "seed: 3\n")
+    arguments = command("run", "run.yaml", "federation.rounds=500", "--out", "run", "--until-eof")
+    with subprocess.Popen(
+        arguments, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert any(line.startswith("round 1:") for line in process.stdout)
+        process.stdin.close()
+        process.stdout.read()
+    assert process.returncode == 130
+
+
+def test_a_terminal_shows_every_run_and_a_failed_one_harms_no_other(tmp_path: Path) -> None:
+    """In a pseudo-terminal, since the bars are for people only."""
+    rows = (
+        "sweep: {seeds: [0], rows: {sound: {}, broken: {training: {optimizer: sgd, learning_rate: 1e38}}}}\n"
+    )
+    (tmp_path / "sweep.yaml").write_text(BASE + rows)
+    arguments = command("compare", "sweep.yaml", "training.clip_norm=null", "--jobs", "2", "--out", "out")
+    leader, follower = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "150", "TERM": "xterm"}
+    with subprocess.Popen(
+        arguments, cwd=tmp_path, stdout=follower, stderr=follower, env=environment
+    ) as process:
+        os.close(follower)
+        seen = b""
+        while True:
+            try:
+                seen += os.read(leader, 4096)
+            except OSError:  # the other end is closed
+                break
+    os.close(leader)
+    shown = seen.decode(errors="replace")
+    assert process.returncode == 1
+    for part in (
+        "runs",
+        "sound, seed 0",
+        "broken, seed 0",
+        "1/2",
+        "validation f1",
+        "test f1",
+        "precision",
+    ):
+        assert part in shown
+    assert shown.count("broken, seed 0: failed: ") == 1
+    assert "| sound |" not in shown  # Markdown is for files
+    assert shown.rstrip().endswith("table.csv, table.json")
+
+    text = (tmp_path / "out" / "table.md").read_text()
+    assert "| broken (failed: seed 0) | - |" in text
+    assert "training.learning_rate is 1e+38" in text
+    sound, broken = json.loads((tmp_path / "out" / "table.json").read_text())["rows"]
+    assert sound["cells"][0]["finished"]
+    assert not broken["cells"][0]["finished"]
+    assert not broken["competes"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["compare", "absent.yaml"], "absent.yaml"),
+        (["compare", "sweep.yaml", "--seeds", "0,0"], "sweep.seeds: must name each once"),
+        (["compare", "sweep.yaml", "--columns", "f1,f2"], "sweep.columns: there is no column 'f2'"),
+        (["compare", "sweep.yaml", "seed=1"], "--seeds"),
+        (["compare", "sweep.yaml", "method.top=9"], "FedAvg: method.top"),
+        (["run", "sweep.yaml"], "sweep: describes several runs; give this file to fedstrata compare"),
+    ],
+)
+def test_bad_input_exits_2_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments, expected
+) -> None:
+    from fedstrata.cli import main as cli
+
+    (tmp_path / "sweep.yaml").write_text(BASE + ROWS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["fedstrata", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2
+    assert expected in capsys.readouterr().err
+    assert not (tmp_path / "comparisons").exists()

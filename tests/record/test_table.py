@@ -1,0 +1,228 @@
+"""A comparison's numbers against the statistics module, and its three forms against each other."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedstrata.record.table import (
+    CellResult,
+    RowResult,
+    Trial,
+    Tuning,
+    column_names,
+    score_column,
+    tabulate,
+)
+from fedstrata.record.table_text import csv_text, grid, markdown, notes, write_table
+
+MACHINE = {"cores": 2, "processor": "a processor", "system": "an operating system", "jobs": 1}
+
+
+def cell(
+    seed: int, f1: float | None, *, sent: int | None = 5_000_000, data: str = "d", threads: int = 1
+) -> CellResult:
+    """A finished run with this score, or a failed one."""
+    if f1 is None:
+        return CellResult(seed, f"row/seed-{seed}", message="the loss\nbecame nan")
+    summary = {
+        "metrics": {"global": {"f1": f1, "f1/drug": f1 / 2}, "mean_client": {"f1": f1 / 4}, "clients": {}},
+        "communication": {
+            "bytes_up": sent,
+            "bytes_down": sent,
+            "percent_of_full_model": None if sent is None else 21.1,
+        },
+        "time": {"train_seconds": 30.0, "total_seconds": 40.0},
+        "rounds": 10,
+        "convergence": {"metric": "f1", "rounds_to_90_percent": 3},
+        "memory": {"peak_rss_bytes": 500_000_000, "peak_gpu_bytes": None},
+        "trainable_parameters": 7,
+    }
+    run = {
+        "metric": "f1",
+        "data": f"{data}{seed}",
+        "threads": threads,
+        "device": "cpu",
+        "versions": {"torch": "2"},
+    }
+    return CellResult(seed, f"row/seed-{seed}", summary, run)
+
+
+def row(name: str, scores: Sequence[float | None], **facts: Any) -> RowResult:
+    return RowResult(name, tuple(cell(seed, score, **facts) for seed, score in enumerate(scores)))
+
+
+def table_of(*rows: RowResult, **options: Any) -> dict[str, Any]:
+    return tabulate(rows, name="test", machine=MACHINE, **options)
+
+
+def values(table: Mapping[str, Any], name: str, key: str) -> Any:
+    return next(item for item in table["rows"] if item["name"] == name)["values"][key]
+
+
+def from_markdown(text: str) -> list[dict[str, str]]:
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    cells = [[part.strip() for part in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    return [dict(zip(cells[0], own, strict=True)) for own in cells[2:]]
+
+
+def test_mean_and_spread_are_those_of_the_statistics_module() -> None:
+    scores = [0.813, 0.901, 0.777]
+    table = table_of(row("a", scores), row("b", [0.5, 0.6, 0.7]))
+    got = values(table, "a", "f1")
+    assert got["by_seed"] == {"0": 0.813, "1": 0.901, "2": 0.777}
+    assert got["mean"] == statistics.fmean(scores)
+    assert got["standard_deviation"] == statistics.stdev(scores)
+    assert (got["minimum"], got["maximum"], got["n"]) == (0.777, 0.901, 3)
+    assert values(table, "a", "mean_client.f1")["mean"] == pytest.approx(statistics.fmean(scores) / 4)
+    assert values(table, "a", "megabytes_sent")["mean"] == 10.0
+    assert values(table, "a", "train_seconds_per_round")["mean"] == 3.0
+    assert values(table, "a", "peak_memory_megabytes")["mean"] == 500.0
+
+
+def test_the_difference_to_the_best_is_paired_by_seed() -> None:
+    best, other, worse = [0.9, 0.7, 0.8], [0.8, 0.75, 0.79], [0.5, 0.6, 0.7]
+    table = table_of(row("other", other), row("best", best), row("worse", worse))
+    assert values(table, "best", "f1")["behind_best"] is None
+    differences = [one - two for one, two in zip(other, best, strict=True)]
+    behind = values(table, "other", "f1")["behind_best"]
+    assert behind["row"] == "best"
+    assert behind["n"] == 3
+    assert behind["mean"] == pytest.approx(statistics.fmean(differences))
+    assert (behind["minimum"], behind["maximum"]) == (min(differences), max(differences))
+    read = {item[""]: item["f1 behind the best"] for item in from_markdown(markdown(table))}
+    assert read == {
+        "other": "-2.0 (-10.0 to 5.0) ≈",  # better on one seed
+        "best": "-",
+        "worse": "-20.0 (-40.0 to -10.0)",
+    }
+
+
+@given(
+    st.lists(
+        st.lists(st.none() | st.floats(0, 1), min_size=2, max_size=2),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_bold_is_exactly_the_best_printed_means_of_rows_without_failures(
+    scores: list[list[float | None]],
+) -> None:
+    table = table_of(*(row(f"row {index}", own) for index, own in enumerate(scores)))
+    complete = {
+        f"row {index}": f"{100 * statistics.fmean(own):.1f}"
+        for index, own in enumerate(scores)
+        if None not in own
+    }
+    top = max(complete.values(), key=float, default=None)
+    expected = (
+        {name for name, mean in complete.items() if mean == top} if len(set(complete.values())) > 1 else set()
+    )
+    titles, rows = grid(table)
+    if "f1" in titles:
+        assert {cells[0].text for cells in rows if cells[titles.index("f1")].bold} == expected
+    else:
+        assert not any(any(score is not None for score in own) for own in scores)
+
+
+def test_less_is_better_for_what_a_run_costs() -> None:
+    table = table_of(row("much", [0.5, 0.5]), row("little", [0.5, 0.5], sent=1_000_000))
+    assert values(table, "little", "megabytes_sent")["best"]
+    assert not values(table, "much", "megabytes_sent")["best"]
+    assert not any(values(table, name, "f1")["best"] for name in ("much", "little"))  # all equal
+    assert not any(values(table, name, "trainable_parameters")["best"] for name in ("much", "little"))
+
+
+def test_what_does_not_apply_is_a_dash_and_never_the_best() -> None:
+    table = table_of(row("federated", [0.5, 0.6]), row("centralised", [0.6, 0.7], sent=None))
+    assert values(table, "centralised", "megabytes_sent") is None
+    read = {item[""]: item for item in from_markdown(markdown(table))}
+    assert read["centralised"]["sent, MB"] == "-"
+    assert read["federated"]["sent, MB"] == "10.0"  # alone, so not marked
+    assert read["centralised"]["f1"].startswith("**65.0 ± ")
+
+
+def test_a_failed_run_is_named_and_its_row_is_never_the_best() -> None:
+    table = table_of(row("broken", [0.99, None]), row("sound", [0.5, 0.6]), row("other", [0.4, 0.4]))
+    text = markdown(table)
+    read = {item[""]: item for item in from_markdown(text)}
+    assert read["broken (failed: seed 1)"]["f1"] == "99.0 (n=1)"
+    assert read["sound"]["f1"].startswith("**55.0")
+    assert "- broken, seed 1 failed: the loss became nan" in text
+    assert not table["rows"][0]["competes"]
+
+
+def test_nothing_that_ran_is_still_a_table() -> None:
+    table = table_of(row("broken", [None, None]))
+    assert from_markdown(markdown(table))[0][""] == "broken (failed: seed 0, 1)"
+    assert json.loads(json.dumps(table, allow_nan=False)) == table
+
+
+def test_rows_on_other_documents_are_marked_and_never_the_best() -> None:
+    rows = row("first", [0.5, 0.6]), row("same", [0.4, 0.4]), row("other", [0.9, 0.9], data="e")
+    table = table_of(*rows)
+    assert [item["same_data"] for item in table["rows"]] == [True, True, False]
+    assert values(table, "first", "f1")["best"]
+    assert "other †" in markdown(table)
+    assert any("not the same documents as first" in note for note in notes(table))
+    assert values(table_of(*rows, different_data=True), "other", "f1")["best"]
+
+
+def test_seconds_of_other_threads_do_not_compare() -> None:
+    table = table_of(row("one", [0.5, 0.6]), row("two", [0.5, 0.6], threads=2))
+    assert any("seconds do not compare" in note for note in notes(table))
+
+
+def test_the_columns_asked_for_are_shown_in_order_and_the_files_hold_all() -> None:
+    table = table_of(row("a", [0.5, 0.6]), columns=["rounds_to_90_percent", "f1/drug", "nowhere"])
+    assert list(from_markdown(markdown(table))[0]) == ["", "rounds to 90 %", "f1/drug"]
+    assert "No run has nowhere." in notes(table)
+    assert "f1" in table["columns"]
+    assert "f1_mean" in csv_text(table)
+    assert column_names(["f1"])[:2] == ["f1", "mean_client.f1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "better", "text"),
+    [("f1", "higher", "50.0"), ("perplexity", "lower", "0.5"), ("auc_labels_left_out", None, "0.5")],
+)
+def test_scores_are_points_where_they_are_fractions(name: str, better: str | None, text: str) -> None:
+    column = score_column(name, name)
+    assert (column.better, column.text(0.5)) == (better, text)
+
+
+def test_the_three_files_hold_the_same_numbers(tmp_path: Path) -> None:
+    tuning = Tuning("training.learning_rate", "f1", 0, (Trial(0.1, 0.51), Trial(0.2, None, "nan")), 0.1)
+    awkward = RowResult('a|b, "c"', row("", [0.123456789, 0.2]).cells, tuning)
+    table = table_of(awkward, row("plain", [0.3, 0.4]))
+    write_table(table, tmp_path)
+    assert json.loads((tmp_path / "table.json").read_text(encoding="utf-8")) == table
+    text = (tmp_path / "table.csv").read_text(encoding="utf-8")
+    read = {line["row"]: line for line in csv.DictReader(io.StringIO(text))}
+    for item in table["rows"]:
+        for key, cell_values in item["values"].items():
+            for suffix, name in (("mean", "mean"), ("sd", "standard_deviation"), ("n", "n")):
+                written = read[item["name"]][f"{key}_{suffix}"]
+                assert written == "" if cell_values is None else float(written) == cell_values[name]
+    assert read['a|b, "c"']["tuned"] == "0.1"
+    marked = from_markdown((tmp_path / "table.md").read_text(encoding="utf-8"))
+    assert marked[0][""] == 'a\\|b, "c"'
+    shown = re.fullmatch(r"([\d.]+) ± ([\d.]+)", marked[0]["f1"])
+    assert shown is not None
+    assert float(shown[1]) == pytest.approx(100 * values(table, awkward.name, "f1")["mean"], abs=0.05)
+    assert float(shown[2]) == pytest.approx(
+        100 * values(table, awkward.name, "f1")["standard_deviation"], abs=0.05
+    )
+    assert any(
+        "training.learning_rate 0.1 was chosen" in note and "0.2: failed" in note for note in notes(table)
+    )
