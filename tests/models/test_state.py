@@ -324,3 +324,38 @@ class TestSaving:
             model.save(folder)
         assert (folder / "model.safetensors").read_bytes() == before
         assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_fingerprint_is_that_of_the_values(tiny_model: Callable[..., Model]) -> None:
+    model, same, other = tiny_model("bert"), tiny_model("bert"), tiny_model("bert", seed=1)
+    names = model.layout.all
+    base = model.fingerprint(names)
+    assert same.fingerprint(names) == base != other.fingerprint(names)
+    assert model.fingerprint(names[1:]) != base
+    first = model.snapshot(names[:1])
+    model.load({name: tensor + 1 for name, tensor in first.items()})
+    assert model.is_changed(names)
+    assert not model.is_changed(names[1:])
+    assert model.fingerprint(names) != base
+    model.load(first)
+    assert not model.is_changed(names)
+    assert model.fingerprint(names) == base
+    model.train_only(names[:2])
+    train(model)
+    assert model.is_changed(names[:2])
+    assert model.fingerprint(names) != base
+    model.restore()
+    assert model.fingerprint(names) == base
+
+
+def test_base_values_are_hashed_once(
+    tiny_model: Callable[..., Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedstrata.models import state
+
+    model, hashed, digest = tiny_model("llama"), [], state._digest
+    monkeypatch.setattr(state, "_digest", lambda tensor: hashed.append(tensor) or digest(tensor))
+    names = model.layout.all
+    for _ in range(3):
+        model.fingerprint(names)
+    assert len(hashed) == len(names)

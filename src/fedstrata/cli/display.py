@@ -36,6 +36,7 @@ class Display:
         self._bytes = 0
         self._metric = ""
         self._pooled = False
+        self._uncached = False
         self._score: float | None = None
 
     def __enter__(self) -> Display:
@@ -85,6 +86,12 @@ class Display:
         if facts["error"] != DROPPED_OUT:  # those are asked for, and many; the round's line counts them
             told = f": {facts['message']}" if facts["message"] else ""
             self.say(f"round {facts['round']}: {facts['client']} failed: {facts['error']}{told}")
+
+    def _on_cache(self, facts: Mapping[str, Any]) -> None:
+        if not facts["used"] and not self._uncached:  # once: the record has every client's
+            self._uncached = True
+            what = "the output of the frozen blocks is not kept on disk, they run every time"
+            self.say(f"{facts['client']}: {what}. {facts['reason']}")
 
     def _on_round(self, facts: Mapping[str, Any]) -> None:
         self._score = headline(facts, self._metric)

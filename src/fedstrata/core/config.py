@@ -282,6 +282,17 @@ class TrainingSettings(Settings):
         description="Of the arithmetic: bfloat16 autocast on a GPU and float32 on a CPU when auto.",
     )
     eval_batch_size: Count = 32
+    cache: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="Keep the output of frozen lower blocks on disk; auto where texts are used repeatedly.",
+    )
+    cache_dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto", description="In what it is kept: auto as the blocks give it, which is exact."
+    )
+    cache_gigabytes: Positive = Field(
+        default=20.0,
+        description="Disk it may take, all clients of a run together; without it where it is less.",
+    )
 
     @model_validator(mode="after")
     def _momentum_only_where_used(self) -> TrainingSettings:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from fedstrata.core.types import ClientInfo, Message, Plan, State, Tensors, Update
 
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from fedstrata.core.config import MethodSettings, TrainingSettings
     from fedstrata.core.documents import Document
     from fedstrata.core.seeding import Seed
+
+
+Feed: TypeAlias = "Callable[[Mapping[str, Tensor]], None]"
+"""Told each batch, on the CPU, before the model is called with it."""
 
 
 class Layout(Protocol):
@@ -68,6 +73,12 @@ class Model(Protocol):
 
     def snapshot(self, names: Collection[str]) -> dict[str, Tensor]:
         """Returns copies on the CPU."""
+
+    def is_changed(self, names: Collection[str]) -> bool:
+        """Whether any of these parameters differs from its base value."""
+
+    def fingerprint(self, names: Collection[str]) -> str:
+        """Returns a hash of the present values of these parameters."""
 
     def load(self, tensors: Tensors) -> None:
         """Copies these values into the parameters of the same names."""
@@ -139,7 +150,11 @@ class Task(Protocol):
         """Turns documents into examples; an example knows the index of its document."""
 
     def collate(self, examples: Sequence[Any]) -> dict[str, Tensor]:
-        """Pads examples to one batch."""
+        """Pads examples to one batch.
+
+        A batch with `input_ids` and `attention_mask`, (rows, tokens) padded on the right, can start from
+        stored states of the frozen blocks, if the model is called with just these rows (`PrefixCache`).
+        """
 
     def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Returns the summed loss of a batch and the number of terms in the sum, both scalars."""
@@ -172,6 +187,20 @@ class Store(Protocol):
         """Replaces the content; durable once the round is committed."""
 
 
+class PrefixCache(Protocol):
+    """Where a client keeps what its frozen blocks give; see `fedstrata.models.prefix_cache`."""
+
+    def serve(
+        self,
+        model: Model,
+        cut: int,
+        batches: Callable[[], Iterable[Mapping[str, Tensor]]],
+        run: Callable[[Mapping[str, Tensor]], Tensor],
+        arithmetic: str,
+    ) -> AbstractContextManager[Feed]:
+        """Lets stored states stand in for the first `cut` blocks within the block."""
+
+
 class Client(Protocol):
     """One client, as the client half of a method sees it."""
 
@@ -202,6 +231,10 @@ class Client(Protocol):
     @property
     def report(self) -> Callable[[Mapping[str, float]], None]:
         """Told of progress within the local training."""
+
+    @property
+    def cache(self) -> PrefixCache | None:
+        """Where it keeps what its frozen blocks give; none to run them every time."""
 
 
 class Mean(Protocol):

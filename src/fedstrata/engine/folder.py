@@ -18,7 +18,16 @@ from fedstrata.engine.setup import check_settings, prepare
 from fedstrata.engine.simulate import Listener
 
 MAY_CHANGE = frozenset(
-    {"name", "federation.rounds", "federation.min_clients", "federation.metric", "threads", "device"}
+    {
+        "name",
+        "federation.rounds",
+        "federation.min_clients",
+        "federation.metric",
+        "threads",
+        "device",
+        "training.cache",
+        "training.cache_gigabytes",
+    }
 )
 """Settings a resumed run may change: they do not change the numbers of the rounds that were committed.
 

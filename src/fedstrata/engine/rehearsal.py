@@ -17,6 +17,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+
 from fedstrata.core.config import FederationSettings, RunSettings
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ClientsLostError
@@ -30,7 +32,8 @@ from fedstrata.wire import frame
 from fedstrata.wire.meter import Meter
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import numpy as np
+    from torch import Tensor, nn
 
     from fedstrata.core.method import Task
     from fedstrata.engine.scoring import Scorer
@@ -150,7 +153,9 @@ def rehearse(experiment: Experiment, samples: Samples, *, seconds: float = SECON
 
 
 class WatchedTask:
-    """The task, and a count of the padded tokens in the batches it makes.
+    """The task, and a count of the padded tokens that the model trains on and is asked about.
+
+    What a cache runs through the model without a gradient, to fill itself, is not counted.
 
     Args:
         task: The task.
@@ -168,13 +173,21 @@ class WatchedTask:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._task, name)
 
-    def collate(self, examples: Sequence[Any]) -> dict[str, Tensor]:
-        """Makes a batch and counts it."""
+    def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Returns the task's loss; counts the batch if the model trains on it."""
+        if torch.is_grad_enabled():
+            self._count(batch)
+        return self._task.loss(module, batch)
+
+    def predict(self, module: nn.Module, batch: Mapping[str, Tensor]) -> list[np.ndarray]:
+        """Returns the task's predictions and counts the batch."""
+        self._count(batch)
+        return self._task.predict(module, batch)
+
+    def _count(self, batch: Mapping[str, Tensor]) -> None:
         if self.began is None:
             self.began = time.perf_counter()
-        batch = self._task.collate(examples)
         self.tokens += padded_tokens(batch)
-        return batch
 
     def reset(self) -> None:
         """Starts to count from 0."""

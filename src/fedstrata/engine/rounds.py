@@ -19,6 +19,7 @@ import torch
 from fedstrata.core.errors import ConfigurationError, FedstrataError, Problem
 from fedstrata.core.types import Message, State
 from fedstrata.data.split import PARTS, Split
+from fedstrata.engine.caching import ClientCaches
 from fedstrata.engine.checkpoint import Checkpoints, client_folder, discard_uncommitted
 from fedstrata.engine.failures import RoundAbandonedError, drop_outs
 from fedstrata.engine.scoring import Scorer
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from fedstrata.core.config import FederationSettings
     from fedstrata.engine.setup import Experiment
 
-RECORDED = frozenset({"run", "resumed", "client", "client_failed", "round", "final", "failed"})
+RECORDED = frozenset({"run", "resumed", "client", "client_failed", "cache", "round", "final", "failed"})
 """Events that go into the record; the others only concern whoever watches."""
 
 
@@ -51,6 +52,7 @@ class Run:
         self._log = RecordLog(folder / "record.jsonl")
         self._checkpoints = Checkpoints(folder / "checkpoints")
         self._sites, self._trainers = sites_of(experiment)
+        self._caches = ClientCaches(folder, experiment.settings, self._emit)
 
     def execute(self, *, resume: bool = False) -> dict[str, Any]:
         """Runs all rounds that are not yet committed and returns the summary.
@@ -165,6 +167,7 @@ class Run:
         self._emit("final", facts)
         summary = summarise(read_events(self.folder / "record.jsonl"))
         write_summary(summary, self.folder / "summary.json")
+        self._caches.remove()
         return summary
 
     def _score(self, scorer: Scorer, cohort: SimulatedCohort, state: State, *, final: bool) -> dict[str, Any]:
@@ -200,6 +203,7 @@ class Run:
             number=number,
             rng=experiment.seed.child("round", number),
             listen=self._emit,
+            cache_of=self._caches.of,
             dropped=dropped(experiment, number, [site.id for site in sites]),
             min_clients=None if experiment.method.pooled else experiment.settings.federation.min_clients,
         )

@@ -24,11 +24,12 @@ from fedstrata.methods import METHODS
 from fedstrata.methods.layer_skipping import LayerSkipping
 from fedstrata.models.blocks import find_layout
 from fedstrata.models.load import load, read_config, read_tokenizer, skeleton
+from fedstrata.models.prefix import frozen_blocks
 from fedstrata.tasks import TASKS
 
 if TYPE_CHECKING:
     from fedstrata.core.documents import Document
-    from fedstrata.core.method import Method, Task
+    from fedstrata.core.method import Layout, Method, Task
     from fedstrata.models.state import Model
 
 
@@ -166,13 +167,29 @@ def check_model(settings: RunSettings, method: Method | None) -> None:
         )
         problems.append(Problem("task.max_length", message))
     layout = find_layout(skeleton(settings.model, kind=TASKS[settings.task.name].kind, labels=("O",)))
-    for check in (lambda: method and method.trainable(layout), lambda: read_tokenizer(settings.model)):
+    checks = (
+        lambda: _check_method(settings, method, layout),
+        lambda: read_tokenizer(settings.model),
+    )
+    for check in checks:
         try:
             check()
         except ConfigurationError as error:
             problems += error.problems
     if problems:
         raise ConfigurationError(problems)
+
+
+def _check_method(settings: RunSettings, method: Method | None, layout: Layout) -> None:
+    """Refuses a method that does not fit the model, and a cache asked for where there is nothing to keep."""
+    if method is None:
+        return
+    cut = frozen_blocks(layout, method.trainable(layout))
+    if settings.training.cache == "on" and cut == 0:
+        message = (
+            "'on' needs a frozen embedding and frozen lower blocks, and with this method they train; use auto"
+        )
+        raise ConfigurationError([Problem("training.cache", message)])
 
 
 def check_settings(source: Source) -> tuple[RunSettings, Method | None, list[Problem]]:

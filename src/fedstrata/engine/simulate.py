@@ -33,7 +33,7 @@ from fedstrata.wire.meter import Meter
 
 if TYPE_CHECKING:
     from fedstrata.core.config import TrainingSettings
-    from fedstrata.core.method import Method, Task
+    from fedstrata.core.method import Method, PrefixCache, Task
     from fedstrata.core.seeding import Seed
     from fedstrata.data.split import Split
     from fedstrata.models.state import Model
@@ -80,6 +80,7 @@ class SimulatedClient:
     training: TrainingSettings
     store: ClientStore
     report: Callable[[Mapping[str, float]], None]
+    cache: PrefixCache | None = None
 
 
 @dataclass
@@ -95,6 +96,7 @@ class SimulatedCohort:
         number: The round, counted from 1.
         rng: Seed of the round.
         listen: Told of progress.
+        cache_of: Returns the cache of the client of this name.
         dropped: The clients that are lost once they have the plan (simulated drop-out).
         min_clients: How many clients must deliver; every one that does not drop out when none.
         attendance: Who is lost so far, and whether enough are left.
@@ -111,6 +113,7 @@ class SimulatedCohort:
     number: int
     rng: Seed
     listen: Listener
+    cache_of: Callable[[str], PrefixCache | None]
     dropped: frozenset[str] = frozenset()
     min_clients: int | None = None
     attendance: Attendance = field(init=False)
@@ -229,7 +232,10 @@ class SimulatedCohort:
             self.listen("client_progress", {"round": self.number, "client": site.id, **progress})
 
         store = self.enter(site)
-        return SimulatedClient(site.id, self.model, site.task, site.encode(), self.training, store, report)
+        cache = self.cache_of(site.id)
+        return SimulatedClient(
+            site.id, self.model, site.task, site.encode(), self.training, store, report, cache
+        )
 
 
 def sample(sites: Sequence[Site], share: float, rng: Seed) -> list[Site]:

@@ -7,6 +7,7 @@ and `Model.restore` brings back the model as it was. Only what was touched is ev
 from __future__ import annotations
 
 import difflib
+import hashlib
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -57,6 +58,7 @@ class Model:
         self._base: dict[str, Tensor] = {}  # copies of parameters as they were, made when first touched
         self._trainable: set[str] = set()
         self._dirty: set[str] = set()  # may differ from its base value
+        self._digests: dict[str, bytes] = {}  # hashes of base values, made when first asked for
 
     @property
     def device(self) -> torch.device:
@@ -115,6 +117,29 @@ class Model:
             name: tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
             for name, tensor in self.tensors(names).items()
         }
+
+    def is_changed(self, names: Iterable[str]) -> bool:
+        """Whether any of these parameters differs from its base value at present."""
+        return any(self._differs(name) for name in names)
+
+    def fingerprint(self, names: Iterable[str]) -> str:
+        """Returns a hash of the names, shapes and present values of parameters.
+
+        Base values never change and are read once in the life of the handle; others every time.
+
+        Raises:
+            FrameError: The model has no parameter of such a name.
+        """
+        whole = hashlib.sha256()
+        for name, parameter in self.tensors(names).items():
+            if self._differs(name):
+                digest = _digest(parameter)
+            else:
+                digest = self._digests.get(name) or _digest(parameter)
+                self._digests[name] = digest
+            whole.update(name.encode())
+            whole.update(digest)
+        return whole.hexdigest()
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Copies values into the parameters of the same names; all of them, or none when one does not fit.
@@ -211,6 +236,9 @@ class Model:
         self.tokenizer.backend_tokenizer.no_padding()
         self.tokenizer.save_pretrained(folder)
 
+    def _differs(self, name: str) -> bool:
+        return name in self._dirty and not torch.equal(self._parameters[name], self._base[name])
+
     def _parameter(self, name: str) -> nn.Parameter:
         try:
             return self._parameters[name]
@@ -244,6 +272,13 @@ class Model:
     def _copy(self, tensors: Mapping[str, Tensor]) -> None:
         if tensors:
             torch._foreach_copy_([self._parameters[name] for name in tensors], list(tensors.values()))
+
+
+def _digest(tensor: Tensor) -> bytes:
+    digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+    data: Any = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    digest.update(data)
+    return digest.digest()
 
 
 def _is_causal(module: nn.Module, layout: Layout) -> bool:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,10 +21,11 @@ from torch.utils.data import DataLoader
 from fedstrata.core.errors import TrainingError
 from fedstrata.core.types import Message, Plan, Update
 from fedstrata.models.blocks import transformers_model
+from fedstrata.models.prefix import frozen_blocks
 
 if TYPE_CHECKING:
     from fedstrata.core.config import TrainingSettings
-    from fedstrata.core.method import Client, Model
+    from fedstrata.core.method import Client, Feed, Model
     from fedstrata.core.seeding import Seed
 
 
@@ -92,13 +94,13 @@ def fit(client: Client, trainable: Collection[str], rng: Seed, *, proximal: floa
     optimizer = _optimizer(parameters, settings)
     schedule = _schedule(optimizer, settings, steps)
     step, loss = 0, math.nan
-    with rng.child("dropout").everywhere():
+    with rng.child("dropout").everywhere(), _frozen_part(client, trainable) as feed:
         _train_mode(model)
         for _ in range(settings.epochs):
             loss_sum = term_count = 0.0
             for batches in _groups(loader, settings.accumulation):
                 step += 1
-                step_loss, terms = accumulate(client, batches, parameters)
+                step_loss, terms = accumulate(client, batches, parameters, feed)
                 if proximal:
                     _pull(parameters, anchors, proximal)
                 norm = _clip(parameters, settings)
@@ -137,6 +139,34 @@ def _train_mode(model: Model) -> None:
     body.train(any(parameter.requires_grad for parameter in model.parameters(model.layout.embedding)))
     for block in model.module.get_submodule(model.layout.blocks_path).children():
         block.train(any(parameter.requires_grad for parameter in block.parameters()))
+
+
+def _frozen_part(client: Client, trainable: Collection[str]) -> AbstractContextManager[Feed]:
+    """Returns the context in which the output of the frozen blocks comes from the client's cache, if it can.
+
+    The texts are gone through by length, whatever the order of training, so that a cache that is made again
+    holds the same numbers.
+    """
+    model, settings, task = client.model, client.training, client.task
+    cut = frozen_blocks(model.layout, trainable)
+    if client.cache is None or cut == 0:
+        return nullcontext(lambda batch: None)
+    device = model.parameters(trainable)[0].device
+    by_length = sorted(client.examples, key=len)
+
+    def batches() -> Iterator[Mapping[str, Tensor]]:
+        # The first batch is one text: the cache tries the model on it.
+        for start, end in pairwise([0, *range(1, len(by_length), settings.eval_batch_size), len(by_length)]):
+            yield task.collate(by_length[start:end])
+
+    def run(batch: Mapping[str, Tensor]) -> Tensor:
+        with autocast(settings, device):
+            return task.loss(model.module, to_device(batch, device))[0]
+
+    with autocast(settings, device):
+        low = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+    arithmetic = f"{device.type}, {low or 'full precision'}"
+    return client.cache.serve(model, cut, batches, run, arithmetic)
 
 
 def _optimizer(parameters: Sequence[Parameter], settings: TrainingSettings) -> torch.optim.Optimizer:
@@ -187,12 +217,24 @@ def shuffled_batches(client: Client, rng: Seed) -> DataLoader[Any]:
 
 
 def accumulate(
-    client: Client, batches: Sequence[Mapping[str, Tensor]], parameters: Sequence[Parameter]
+    client: Client,
+    batches: Sequence[Mapping[str, Tensor]],
+    parameters: Sequence[Parameter],
+    feed: Feed | None = None,
 ) -> tuple[float, float]:
-    """Leaves the gradient of all batches' mean loss behind; returns that loss and its number of terms."""
+    """Leaves the gradient of all batches' mean loss behind; returns that loss and its number of terms.
+
+    Args:
+        client: The client.
+        batches: What to take the gradient on.
+        parameters: What it is the gradient of.
+        feed: Told each batch before the model sees it.
+    """
     device = parameters[0].device
     losses, counts = [], []
     for batch in batches:
+        if feed is not None:
+            feed(batch)
         with autocast(client.training, device):
             loss, count = client.task.loss(client.model.module, to_device(batch, device))
         loss.backward()  # type: ignore[no-untyped-call]

@@ -11,6 +11,7 @@ would cost twice the payload in memory. Reading aliases the buffers in the same 
 from __future__ import annotations
 
 import json
+import math
 import operator
 import struct
 from collections.abc import Iterator, Mapping
@@ -86,37 +87,52 @@ def encode(message: Message) -> Frame:
     Raises:
         FrameError: A dtype that safetensors does not know, or values that are not JSON (NaN included).
     """
-    header: dict[str, Any] = {}
-    bodies, offset = [], 0
+    shapes, bodies = {}, []
     for name, tensor in message.tensors.items():
-        if name == _METADATA:
-            raise FrameError(f"a tensor cannot be called {name}: safetensors keeps that name for itself")
-        if tensor.dtype not in _NAME_OF:
-            raise FrameError(
-                f"tensor {name}: dtype {tensor.dtype} cannot travel; allowed: {', '.join(_DTYPE_OF)}"
-            )
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         array: Any = flat.view(torch.uint8).numpy() if flat.numel() else b""
-        body = memoryview(array)
-        header[name] = {
-            "dtype": _NAME_OF[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, offset + body.nbytes],
-        }
-        bodies.append(body)
-        offset += body.nbytes
+        shapes[name] = (tensor.dtype, tuple(tensor.shape))
+        bodies.append(memoryview(array))
     values = dict(message.values)
     if isinstance(message, Update):
         if "weight" in values:
             raise FrameError("an update's values cannot hold `weight`: its weight travels under that name")
         values["weight"] = message.weight
+    return Frame(head(shapes, values), tuple(bodies))
+
+
+def head(shapes: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], values: Mapping[str, JSON]) -> bytes:
+    """Returns the length field and header of a frame, before there is anything to put behind it.
+
+    Args:
+        shapes: Dtype and shape of each tensor by name, in the order in which their bytes will follow.
+        values: The message's values.
+
+    Raises:
+        FrameError: A dtype that safetensors does not know, or values that are not JSON (NaN included).
+    """
+    header: dict[str, Any] = {}
+    offset = 0
+    for name, (dtype, shape) in shapes.items():
+        if name == _METADATA:
+            raise FrameError(f"a tensor cannot be called {name}: safetensors keeps that name for itself")
+        if dtype not in _NAME_OF:
+            raise FrameError(f"tensor {name}: dtype {dtype} cannot travel; allowed: {', '.join(_DTYPE_OF)}")
+        end = offset + math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": _NAME_OF[dtype], "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
     try:
         header[_METADATA] = {"values": json.dumps(values, allow_nan=False, separators=(",", ":"))}
     except (TypeError, ValueError) as error:
         raise FrameError(f"the values of a message must be JSON: {error}") from None
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
-    return Frame(_LENGTH.pack(len(text)) + text, tuple(bodies))
+    return _LENGTH.pack(len(text)) + text
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Returns the dtype that safetensors calls by this name."""
+    return _DTYPE_OF[name]
 
 
 def decode(frame: Frame, kind: type[MessageType]) -> MessageType:

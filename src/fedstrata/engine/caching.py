@@ -1,0 +1,81 @@
+"""Where the clients of a run keep the output of their frozen blocks, and how much of the disk that may take.
+
+The rule of `training.cache: auto`: states are stored where texts are used more than once, that is where
+epochs x rounds x share of the clients sampled is above 1. At least two rounds are counted, since a run can
+be given more of them later and must then come to the numbers of one that had them from the start.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedstrata.engine.checkpoint import client_folder
+
+if TYPE_CHECKING:
+    from fedstrata.core.config import RunSettings
+    from fedstrata.models.prefix_cache import PrefixCache
+
+_FREE_SHARE = 0.9  # of the free disk that a new file may take
+_PATTERN = "clients/*/prefix*.safetensors"
+
+
+class ClientCaches:
+    """The stored states of all clients of a run.
+
+    Args:
+        run: The run directory.
+        settings: The run's settings.
+        emit: Told `cache` when a client's states were stored, and once for each reason why they were not.
+    """
+
+    def __init__(
+        self, run: Path, settings: RunSettings, emit: Callable[[str, Mapping[str, Any]], None]
+    ) -> None:
+        self._run, self._settings, self._emit = run, settings, emit
+        self._told: set[tuple[str, str]] = set()
+
+    def of(self, client: str) -> PrefixCache | None:
+        """Returns a client's cache; none if the settings turn it off."""
+        from fedstrata.models.prefix_cache import CachePolicy, PrefixCache  # noqa: PLC0415
+
+        training, federation = self._settings.training, self._settings.federation
+        if training.cache == "off":
+            return None
+        policy = CachePolicy(
+            always=training.cache == "on",
+            passes=training.epochs * max(2, federation.rounds) * federation.sample,
+            epochs=training.epochs,
+            dtype=training.cache_dtype,
+            budget=self._budget,
+        )
+        return PrefixCache(
+            client_folder(self._run, client), policy, lambda facts: self._tell({"client": client, **facts})
+        )
+
+    def remove(self) -> None:
+        """Deletes all stored states: nothing needs them once a run is finished, and they may be large."""
+        for path in list(self._run.glob(_PATTERN)):
+            path.unlink()
+            for folder in (path.parent, path.parent.parent):
+                if not any(folder.iterdir()):
+                    folder.rmdir()
+
+    def _budget(self) -> tuple[int, str]:
+        """Returns how many bytes one more file may have, and what sets that limit."""
+        gigabytes = self._settings.training.cache_gigabytes
+        taken = sum(path.stat().st_size for path in self._run.glob(_PATTERN))
+        allowed = int(gigabytes * 1e9) - taken
+        free = int(_FREE_SHARE * shutil.disk_usage(self._run).free)
+        if allowed <= free:
+            return allowed, f"training.cache_gigabytes ({gigabytes:g})"
+        return free, f"{_FREE_SHARE:.0%} of the free disk"
+
+    def _tell(self, facts: Mapping[str, Any]) -> None:
+        """Passes on what was stored, and what was not once."""
+        about = (facts["client"], str(facts["reason"]))
+        if facts["used"] or about not in self._told:
+            self._told.add(about)
+            self._emit("cache", facts)

@@ -1,0 +1,152 @@
+"""Running a model's lower blocks alone, and the rest of it without them.
+
+The first `cut` blocks of a model, and the embedding under them, are its prefix. While they are frozen their
+output is a fixed function of the text. Both functions here replace the `forward` of block instances for a
+while and let the model's own code do all the rest (masks, positions, the upper blocks, the head), so that
+every architecture runs exactly as it would; names, modules and the state dict do not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from fedstrata.core.method import Layout
+
+Answer = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockOutput:
+    """What a block gave.
+
+    Attributes:
+        states: The hidden states, (rows, tokens, hidden).
+        size: Length of the tuple the block returned, whose other entries nothing reads when training; 0 for
+            a plain tensor.
+    """
+
+    states: Tensor
+    size: int
+
+
+def frozen_blocks(layout: Layout, trainable: Collection[str]) -> int:
+    """Returns how many of the lowest blocks are a fixed function of the text.
+
+    Args:
+        layout: The model's parameters by part.
+        trainable: Names of the parameters that train.
+
+    Returns:
+        The number of blocks below the first one that trains; 0 when anything of the embedding trains, since
+        it lies below them all.
+    """
+    names = set(trainable)
+    if not names.isdisjoint(layout.embedding):
+        return 0
+    training = (index for index, block in enumerate(layout.blocks) if not names.isdisjoint(block))
+    return next(training, len(layout.blocks))
+
+
+def prefix_names(layout: Layout, cut: int) -> tuple[str, ...]:
+    """Returns the parameters on which the output of the first `cut` blocks depends."""
+    return (*layout.embedding, *(name for block in layout.blocks[:cut] for name in block))
+
+
+def run_prefix(
+    module: nn.Module, layout: Layout, cut: int, call: Callable[[], object], *, stop: bool = True
+) -> BlockOutput | None:
+    """Runs a model and returns what block `cut - 1` gave.
+
+    Args:
+        module: The model.
+        layout: Its layout.
+        cut: Number of blocks to run, at least 1.
+        call: Calls the model, in whatever way its task does.
+        stop: Whether to break off there, and leave `call` unfinished.
+
+    Returns:
+        The output; none if `call` never came to it.
+    """
+    seen: list[BlockOutput] = []
+
+    def look(block: nn.Module, inputs: Any, output: Any) -> None:
+        pair = isinstance(output, tuple)
+        seen.append(BlockOutput(output[0], len(output)) if pair else BlockOutput(output, 0))
+        if stop:
+            raise _SeenError
+
+    handle = _blocks(module, layout)[cut - 1].register_forward_hook(look)
+    try:
+        call()
+    except _SeenError:
+        pass
+    finally:
+        handle.remove()
+    return seen[0] if seen else None
+
+
+@contextmanager
+def replaced_prefix(
+    module: nn.Module, layout: Layout, cut: int, size: int
+) -> Iterator[Callable[[Tensor | None], None]]:
+    """Lets stored hidden states stand in for the first `cut` blocks.
+
+    All of these blocks answer with the states, since some models do something between two blocks (DeBERTa-v2
+    convolves after the first): what comes after the last of them sees the states and nothing else.
+
+    Args:
+        module: The model.
+        layout: Its layout.
+        cut: Number of blocks that are replaced.
+        size: As in `BlockOutput`.
+
+    Yields:
+        A function that sets the states of the next call, (rows, tokens, hidden); none lets the blocks run.
+    """
+    blocks = list(_blocks(module, layout)[:cut])
+    current: list[Tensor | None] = [None]
+
+    def instead_of(forward: Answer) -> Answer:
+        def answer(*args: Any, **kwargs: Any) -> Any:
+            states = current[0]
+            if states is None:
+                return forward(*args, **kwargs)
+            return (states, *[None] * (size - 1)) if size else states
+
+        return answer
+
+    def use(states: Tensor | None) -> None:
+        current[0] = states
+
+    with _answering(blocks, [instead_of(block.forward) for block in blocks]):
+        yield use
+
+
+class _SeenError(Exception):
+    """Ends a forward pass at the block whose output was asked for."""
+
+
+@contextmanager
+def _answering(blocks: Sequence[nn.Module], answers: Sequence[Answer]) -> Iterator[None]:
+    """Sets `forward` on these instances; what was set there before is put back."""
+    before = [vars(block).get("forward") for block in blocks]
+    try:
+        for block, answer in zip(blocks, answers, strict=True):
+            block.forward = answer
+        yield
+    finally:
+        for block, forward in zip(blocks, before, strict=True):
+            if forward is not None:
+                block.forward = forward
+            else:
+                vars(block).pop("forward", None)
+
+
+def _blocks(module: nn.Module, layout: Layout) -> nn.ModuleList:
+    return cast("nn.ModuleList", module.get_submodule(layout.blocks_path))

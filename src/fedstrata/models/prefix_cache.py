@@ -1,0 +1,398 @@
+"""The output of a model's frozen lower blocks, computed once per text and kept in a file.
+
+While the embedding and the first `cut` blocks are frozen and run in evaluation mode, their output is a fixed
+function of the token ids. It is computed once, in batches of texts of like length, written without padding to
+one file in the client's folder, and every later pass over the data starts from there. In multiplications a
+training step of the top k of L blocks then costs 3k, instead of L + 2k with the lower blocks frozen and 3L
+with everything trained.
+
+The file is a safetensors file of `offsets`, (texts + 1) int64, and `states`, (tokens, hidden): row
+`offsets[i]` is the first of the i-th text. Its header holds a key, a hash of all that the states depend on:
+the values of the frozen parameters, the model's configuration, attention and arithmetic, the cut, and the ids
+of every text, which stand for tokenizer, data and length at once. A file with another key, or one that is cut
+short, is not used. It is read by position and not mapped: a batch is a few large reads, the memory of the
+process does not grow with the file, and a file that vanishes is an error and no crash.
+
+Texts are found by a hash of their ids, so a task may batch, window and repeat them as it likes; a batch with
+a text that is not there runs through the blocks as usual.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate, chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import transformers
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from fedstrata.core.errors import FedstrataError
+from fedstrata.core.files import write_atomically
+from fedstrata.models.blocks import transformers_model
+from fedstrata.models.prefix import BlockOutput, prefix_names, replaced_prefix, run_prefix
+from fedstrata.wire import frame
+
+if TYPE_CHECKING:
+    from fedstrata.core.method import Feed, Model
+    from fedstrata.core.types import JSON
+
+Batch = Mapping[str, Tensor]
+Run = Callable[[Batch], Tensor]
+"""Runs the model on a batch in evaluation mode, as training will; returns the loss."""
+
+FILE = "prefix.safetensors"
+
+_VERSION = 1
+_INPUTS = ("input_ids", "token_type_ids", "position_ids")  # what blocks may see of a token besides the mask
+
+
+def estimate_bytes(lengths: Iterable[int], hidden_size: int, dtype: torch.dtype) -> int:
+    """Returns the bytes that the stored states of these texts take; the header's few hundred are left out.
+
+    Args:
+        lengths: Tokens of each text.
+        hidden_size: Width of the model.
+        dtype: What the states are stored in; by default what a block gives, float32 for float32 weights.
+
+    Example:
+        >>> estimate_bytes([100, 28], hidden_size=384, dtype=torch.float32)
+        196632
+    """
+    each = list(lengths)
+    return sum(each) * hidden_size * dtype.itemsize + (len(each) + 1) * torch.int64.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class CachePolicy:
+    """Whether and how states are kept.
+
+    Attributes:
+        always: Keep them even where a single pass over the data does not pay for it.
+        passes: How often each text is expected to be used in the whole run.
+        epochs: How often in one local training.
+        dtype: `auto` (as a block gives them), `float32` or `bfloat16`.
+        budget: Returns how many bytes a new file may have, and what sets that limit.
+    """
+
+    always: bool
+    passes: float
+    epochs: int
+    dtype: str
+    budget: Callable[[], tuple[int, str]]
+
+
+class PrefixCache:
+    """One client's stored states; implements `core.method.PrefixCache`.
+
+    Args:
+        folder: The client's folder; made when needed.
+        policy: Whether and how states are kept.
+        report: Told when states were stored (`used` true, `bytes`, `seconds`), or why not (`reason`).
+    """
+
+    def __init__(
+        self, folder: Path, policy: CachePolicy, report: Callable[[Mapping[str, Any]], None]
+    ) -> None:
+        self._path = folder / FILE
+        self._policy, self._report = policy, report
+
+    @contextmanager
+    def serve(
+        self, model: Model, cut: int, batches: Callable[[], Iterable[Batch]], run: Run, arithmetic: str
+    ) -> Iterator[Feed]:
+        """Lets stored states stand in for the first `cut` blocks; they are stored first where need be.
+
+        Args:
+            model: The model; left in evaluation mode.
+            cut: Number of frozen blocks, at least 1; everything below them is frozen too.
+            batches: Returns all texts, in batches that depend on nothing but them; called more than once. The
+                first batch is also run through the whole model, and is best a small one.
+            run: Runs the model on a batch.
+            arithmetic: What decides how numbers are rounded: device and precision.
+
+        Yields:
+            What must be told each batch, on the CPU, before the model is called with it; a batch's states
+            are valid until the next is told.
+        """
+        if not self._pays(model, cut):
+            yield _feed_nothing
+            return
+        stored = self._stored(model, cut, batches, run, arithmetic)
+        if stored is None:
+            yield _feed_nothing
+            return
+        device = next(model.module.parameters()).device
+        with stored, replaced_prefix(model.module, model.layout, cut, stored.size) as use:
+            yield lambda batch: use(stored.padded(batch, device))
+
+    def _pays(self, model: Model, cut: int) -> bool:
+        """Whether each text is used more than once while its states stay what they are."""
+        policy = self._policy
+        lasting = not model.is_changed(prefix_names(model.layout, cut))
+        return policy.always or (policy.passes if lasting else policy.epochs) > 1
+
+    def _stored(
+        self, model: Model, cut: int, batches: Callable[[], Iterable[Batch]], run: Run, arithmetic: str
+    ) -> _Stored | None:
+        """Returns the states of these texts, from the file if it holds them; none if they cannot be kept."""
+        lengths = _lengths(batches())
+        if not lengths:
+            self._report({"used": False, "reason": "its batches are not ids padded on the right"})
+            return None
+        key = self._key(model, cut, lengths, arithmetic)
+        stored = _open(self._path, key, lengths)
+        if stored is None:
+            self._path.unlink(missing_ok=True)  # its room is needed
+            reason = self._fill(_Filling(model, cut, batches, run, lengths), key)
+            stored = _open(self._path, key, lengths) if reason is None else None
+            if stored is None:
+                self._report({"used": False, "reason": reason or "the file just written cannot be read back"})
+        return stored
+
+    def _key(self, model: Model, cut: int, lengths: Mapping[bytes, int], arithmetic: str) -> str:
+        config: Any = transformers_model(model.module).config
+        facts = [
+            _VERSION,
+            cut,
+            self._policy.dtype,
+            arithmetic,
+            config._attn_implementation,
+            config.to_json_string(use_diff=False),
+            torch.__version__,
+            transformers.__version__,
+            model.fingerprint(prefix_names(model.layout, cut)),
+        ]
+        digest = hashlib.sha256(json.dumps(facts).encode())
+        for text in lengths:
+            digest.update(text)
+        return digest.hexdigest()
+
+    def _fill(self, filling: _Filling, key: str) -> str | None:
+        """Writes the file; returns the reason if that cannot be."""
+        started = time.perf_counter()
+        reason = filling.check()
+        if reason is not None:
+            return reason
+        dtype = filling.output.states.dtype
+        if self._policy.dtype != "auto":
+            dtype = getattr(torch, self._policy.dtype)
+        needed = estimate_bytes(filling.lengths.values(), filling.output.states.shape[-1], dtype)
+        left, limit = self._policy.budget()
+        if needed > left:
+            return f"{needed / 1e9:.3g} GB are needed, and {limit} leaves {max(0, left) / 1e9:.3g} GB"
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._path, filling.pieces(key, dtype))
+        except OSError as error:
+            return f"writing {needed / 1e9:.3g} GB failed: {error.strerror}"
+        seconds = time.perf_counter() - started
+        self._report({"used": True, "bytes": self._path.stat().st_size, "seconds": seconds, "reason": None})
+        return None
+
+
+class _Filling:
+    """One run of the frozen blocks over all texts."""
+
+    def __init__(
+        self,
+        model: Model,
+        cut: int,
+        batches: Callable[[], Iterable[Batch]],
+        run: Run,
+        lengths: Mapping[bytes, int],
+    ) -> None:
+        self.lengths = lengths
+        self.output: BlockOutput  # of no text: what `check` learnt of dtype, width and form
+        self._model, self._cut, self._batches, self._run = model, cut, batches, run
+        model.module.eval()
+
+    @torch.no_grad()
+    def check(self) -> str | None:
+        """Runs the first batch; returns why this model cannot go on from stored states, if it cannot.
+
+        The loss must be the same with the states in place of the blocks, here without a new padding: an
+        architecture whose upper blocks read more of the lower ones than their last output gives another one.
+        """
+        module, layout = self._model.module, self._model.layout
+        batch = next(iter(self._batches()))
+        losses: list[float] = []
+        output = run_prefix(
+            module, layout, self._cut, lambda: losses.append(float(self._run(batch))), stop=False
+        )
+        if output is None or output.states.shape[:2] != batch["input_ids"].shape:
+            return "the blocks of this model do not give one vector a token"
+        self.output = BlockOutput(output.states.new_empty(0, output.states.shape[-1]), output.size)
+        expected = losses[0]
+        with replaced_prefix(module, layout, self._cut, output.size) as use:
+            use(output.states)
+            found = float(self._run(batch))
+        if not math.isclose(found, expected, rel_tol=1e-5, abs_tol=1e-7):
+            return f"from stored states the loss of this model is {found:.6g} instead of {expected:.6g}"
+        return None
+
+    def pieces(self, key: str, dtype: torch.dtype) -> Iterator[bytes | memoryview]:
+        """Yields the file's bytes, computing as it goes."""
+        offsets = torch.tensor([0, *accumulate(self.lengths.values())])
+        width = self.output.states.shape[-1]
+        values: dict[str, JSON] = {
+            "key": key,
+            "size": self.output.size,
+            "given": _name(self.output.states.dtype),
+        }
+        shapes = {
+            "offsets": (offsets.dtype, tuple(offsets.shape)),
+            "states": (dtype, (int(offsets[-1]), width)),
+        }
+        yield frame.head(shapes, values)
+        yield _bytes(offsets)
+        seen: set[bytes] = set()
+        for batch in self._batches():
+            texts = [text for text, _ in _texts(batch) or ()]
+            fresh = [row for row, text in enumerate(texts) if text not in seen and text not in texts[:row]]
+            seen.update(texts)
+            if fresh:
+                yield _bytes(self._unpadded(batch, fresh).to(dtype))
+
+    @torch.no_grad()
+    def _unpadded(self, batch: Batch, rows: Sequence[int]) -> Tensor:
+        """Returns the states of some rows of a batch one after the other, (tokens, hidden)."""
+        model = self._model
+        output = run_prefix(model.module, model.layout, self._cut, lambda: self._run(batch))
+        assert output is not None  # noqa: S101 - the first batch came there, and all take one way
+        mask = batch["attention_mask"][list(rows)].to(output.states.device).bool()
+        return output.states[list(rows)][mask]
+
+
+class _Stored:
+    """An open file of states.
+
+    Args:
+        path: The file.
+        rows: Number of each text in the file.
+        offsets: As in the file.
+        states: Dtype and width of its states.
+        size: As in `BlockOutput`.
+        given: The dtype in which the model gave the states and gets them back.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        rows: Mapping[bytes, int],
+        offsets: Sequence[int],
+        states: tuple[torch.dtype, int],
+        size: int,
+        given: torch.dtype,
+    ) -> None:
+        self.size = size
+        self._rows, self._offsets, self._given = rows, offsets, given
+        self._dtype, self._width = states
+        self._bytes_per_token = self._width * self._dtype.itemsize
+        self._start = path.stat().st_size - offsets[-1] * self._bytes_per_token  # the states come last
+        self._file = path.open("rb", buffering=0)
+        self._buffer = np.empty(0, dtype=np.uint8)
+
+    def __enter__(self) -> _Stored:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def padded(self, batch: Batch, device: torch.device) -> Tensor | None:
+        """Returns the states of a batch, (rows, tokens, hidden), zero where it is padded.
+
+        They share one buffer: the next call overwrites them. None if a text of the batch is not stored.
+        """
+        texts = _texts(batch)
+        if texts is None or not all(text in self._rows for text, _ in texts):
+            return None
+        shape = (*batch["input_ids"].shape, self._width)
+        self._reserve(math.prod(shape) * self._dtype.itemsize, device)
+        stride = shape[1] * self._bytes_per_token
+        for row, (text, length) in enumerate(texts):
+            begin, size = row * stride, length * self._bytes_per_token
+            self._file.seek(self._start + self._offsets[self._rows[text]] * self._bytes_per_token)
+            self._read(memoryview(self._buffer)[begin : begin + size])  # type: ignore[arg-type]
+            self._buffer[begin + size : begin + stride] = 0
+        states = torch.from_numpy(self._buffer[: len(texts) * stride]).view(self._dtype).view(shape)
+        return states.to(device).to(self._given)
+
+    def _reserve(self, size: int, device: torch.device) -> None:
+        """Makes the buffer large enough; for a GPU in memory that it can copy from directly."""
+        if self._buffer.size < size:
+            pinned = device.type == "cuda"
+            self._buffer = torch.empty(size, dtype=torch.uint8, pin_memory=pinned).numpy()
+
+    def _read(self, target: memoryview) -> None:
+        while target:
+            count = self._file.readinto(target)
+            if not count:
+                raise FedstrataError(f"{self._file.name} was cut short while it was in use")
+            target = target[count:]
+
+
+def _open(path: Path, key: str, lengths: Mapping[bytes, int]) -> _Stored | None:
+    """Opens a file of states; none if there is none, or it is damaged or of something else."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            values = json.loads(file.metadata()["values"])
+            tokens, width = file.get_slice("states").get_shape()
+            dtype = file.get_slice("states").get_dtype()
+            offsets: list[int] = file.get_tensor("offsets").tolist()
+        given, size = getattr(torch, values["given"]), int(values["size"])
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    if values["key"] != key or offsets != [0, *accumulate(lengths.values())] or tokens != offsets[-1]:
+        return None
+    rows = {text: number for number, text in enumerate(lengths)}
+    return _Stored(path, rows, offsets, (frame.dtype_of(dtype), width), size, given)
+
+
+def _lengths(batches: Iterable[Batch]) -> dict[bytes, int]:
+    """Returns the length of each distinct text, in order; empty if a batch is of another kind."""
+    all_texts = [_texts(batch) for batch in batches]
+    known = [texts for texts in all_texts if texts is not None]
+    return dict(chain.from_iterable(known)) if len(known) == len(all_texts) else {}
+
+
+def _texts(batch: Batch) -> list[tuple[bytes, int]] | None:
+    """Returns hash and length of each row of a batch; none if it does not hold ids padded on the right."""
+    ids, attention = batch.get("input_ids"), batch.get("attention_mask")
+    if ids is None or attention is None or ids.ndim != 2 or ids.shape != attention.shape:
+        return None
+    mask = attention.numpy()
+    lengths = mask.sum(axis=1)
+    if not np.array_equal(mask, np.arange(mask.shape[1]) < lengths[:, None]):
+        return None
+    inputs = [batch[name].numpy() for name in _INPUTS if name in batch and batch[name].shape == ids.shape]
+    return [
+        (_digest([each[row, :length].tobytes() for each in inputs]), length)
+        for row, length in enumerate(lengths.tolist())
+    ]
+
+
+def _digest(parts: Iterable[bytes]) -> bytes:
+    return hashlib.blake2b(b"".join(parts), digest_size=16).digest()
+
+
+def _feed_nothing(batch: Batch) -> None:
+    """Stands for a cache where there is none."""
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    array: Any = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(array)

@@ -1,0 +1,134 @@
+"""A run that starts from stored states is the run that does not, whatever happens to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from support import TINY, Finished, RunTiny, assert_same_tensors
+
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.sources import read_source
+from fedstrata.engine.folder import open_run
+from fedstrata.models.prefix_cache import FILE
+
+LONG = ("training.epochs=2", "training.optimizer=sgd", "training.learning_rate=0.1")
+BERT = (
+    "model.config={model_type: bert, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 3, "
+    "num_attention_heads: 4}"
+)
+
+
+class StoppedError(Exception):
+    """Stands for whatever ends a process."""
+
+
+def assert_same_run(one: Finished, other: Finished) -> None:
+    assert one.state.tensors.keys() == other.state.tensors.keys()
+    for name, tensor in one.state.tensors.items():
+        torch.testing.assert_close(tensor, other.state.tensors[name], rtol=1e-5, atol=1e-5)
+    for mine, theirs in zip(one.of("round"), other.of("round"), strict=True):
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+    assert one.summary["communication"] == other.summary["communication"]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("method={name: layer_skipping, top: 1}",),
+        ("method={name: layer_skipping, top: 2, head: local}", BERT),
+    ],
+    ids=["llama, shared head", "bert with dropout, local head"],
+)
+def test_cache_on_is_cache_off(run_tiny: RunTiny, overrides: tuple[str, ...]) -> None:
+    plain = run_tiny(*LONG, *overrides, "training.cache=off", out="off")
+    cached = run_tiny(*LONG, *overrides, "training.cache=on", out="on")
+    assert_same_run(cached, plain)
+    assert not plain.of("cache")
+    assert [(event["client"], event["used"]) for event in cached.of("cache")] == [
+        (f"site-{number}", True) for number in (1, 2, 3)
+    ]
+
+
+def test_a_finished_run_keeps_no_states(run_tiny: RunTiny) -> None:
+    plain = run_tiny("training.cache=off", out="off")
+    cached = run_tiny(out="on")
+    assert cached.of("cache")
+    assert {path.relative_to(cached.folder) for path in cached.folder.rglob("*")} == {
+        path.relative_to(plain.folder) for path in plain.folder.rglob("*")
+    }
+
+
+def test_a_method_that_trains_everything_has_nothing_to_keep(run_tiny: RunTiny) -> None:
+    plain = run_tiny("method={name: fedavg}", "training.cache=off", out="off")
+    same = run_tiny("method={name: fedavg}", out="auto")
+    assert not same.of("cache")
+    assert_same_tensors(plain.state.tensors, same.state.tensors)
+    with pytest.raises(ConfigurationError, match=r"training\.cache: 'on' needs .*use auto"):
+        run_tiny("method={name: fedavg}", "training.cache=on", out="on")
+
+
+def test_clients_that_are_rarely_sampled_keep_nothing(run_tiny: RunTiny) -> None:
+    """Two rounds of a third of the clients: most texts are used once or never."""
+    assert not run_tiny("federation.sample=0.33", out="rare").of("cache")
+    assert run_tiny("federation.sample=0.33", "training.epochs=2", out="epochs").of("cache")
+
+
+@pytest.mark.parametrize("after", [0, 2])
+def test_resumed_is_uninterrupted_and_uses_what_is_there(
+    run_tiny: RunTiny, tmp_path: Path, after: int
+) -> None:
+    overrides = ["federation.rounds=4", "federation.sample=0.67", "training.epochs=2"]
+    whole = run_tiny(*overrides, out="whole")
+
+    def listen(event: str, facts) -> None:
+        if event == "client" and facts["round"] == after + 1:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        open_run(read_source(None, [*TINY, *overrides]), tmp_path / "broken", listen, resume=False).execute()
+    kept = {path.parent.name for path in (tmp_path / "broken").glob(f"clients/*/{FILE}")}
+    assert kept
+    resumed = run_tiny(out="broken", resume=True)
+    assert_same_tensors(whole.state.tensors, resumed.state.tensors)
+    stored = [event["client"] for event in resumed.of("cache")]
+    assert len(stored) == len(set(stored)), "no client stored its states twice"
+    assert kept <= set(stored)
+
+
+def test_a_run_goes_on_without_a_cache(run_tiny: RunTiny, tmp_path: Path) -> None:
+    whole = run_tiny(*LONG, "federation.rounds=2", out="whole")
+    run_tiny(*LONG, "federation.rounds=1", out="short")
+    longer = run_tiny("federation.rounds=2", "training.cache=off", out="short", resume=True)
+    assert_same_run(longer, whole)
+
+
+def test_over_the_budget_the_run_is_that_without_a_cache(run_tiny: RunTiny) -> None:
+    plain = run_tiny("training.cache=off", out="off")
+    full = run_tiny("training.cache_gigabytes=1e-5", out="full")
+    assert_same_tensors(plain.state.tensors, full.state.tensors)
+    events = full.of("cache")
+    assert [event["client"] for event in events] == ["site-1", "site-2", "site-3"], "once for each client"
+    assert all(not event["used"] for event in events)
+    assert "training.cache_gigabytes (1e-05) leaves 1e-05 GB" in events[0]["reason"]
+
+
+def test_the_budget_is_that_of_all_clients_together(run_tiny: RunTiny) -> None:
+    sizes = [event["bytes"] for event in run_tiny(out="all").of("cache")]
+    allowed = (sum(sizes[:2]) + 100) / 1e9
+    events = run_tiny(f"training.cache_gigabytes={allowed}", out="two").of("cache")
+    assert [event["used"] for event in events] == [True, True, False]
+
+
+def test_the_watcher_is_told_once_why_nothing_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fedstrata.cli.display import Display
+
+    source = read_source(None, [*TINY, "training.cache_gigabytes=1e-5"])
+    with Display() as display:
+        open_run(source, tmp_path / "run", display, resume=False).execute()
+    printed = capsys.readouterr().out
+    assert printed.count("is not kept on disk") == 1
+    assert "GB are needed" in printed
