@@ -16,6 +16,9 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
+
+from fedstrata.record.log import read_events
 
 CONFIGURATIONS = {
     "top2": ["method={name: layer_skipping, top: 2}"],
@@ -34,6 +37,12 @@ def fedstrata(*arguments: str) -> str:
     return done.stdout
 
 
+def events(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """Returns the recorded events of one kind that did what they say."""
+    recorded = read_events(folder / "record.jsonl")
+    return [event for event in recorded if event["event"] == kind and event.get("used", True)]
+
+
 def ratios(overrides: list[str], options: argparse.Namespace, folder: Path) -> dict[str, float]:
     """Returns estimate over measurement of every quantity."""
     shortened = [f"federation.rounds={options.rounds}", f"data.synthetic.notes={options.notes}", "threads=1"]
@@ -42,6 +51,7 @@ def ratios(overrides: list[str], options: argparse.Namespace, folder: Path) -> d
     fedstrata("run", *settings, "--out", str(folder))
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     held = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    held += sum(event["bytes"] for event in events(folder, "cache"))  # these files are removed at the end
     sent, measured = plan["communication"], summary["communication"]
     pairs = {
         "seconds": (plan["time"]["total_seconds"], summary["time"]["total_seconds"]),

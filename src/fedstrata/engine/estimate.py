@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
@@ -167,9 +168,15 @@ class Estimate:
 
     def _cache_bytes(self) -> int:
         """Returns the size of what clients cache of their examples, in proportion to the tokens of these."""
-        rehearsed = [*self.surveyed.samples.typical, *self.surveyed.samples.largest]
-        per_token = self.measured.cache_bytes / max(1, sum(map(len, rehearsed)))
+        samples = self.surveyed.samples
+        rehearsed = _distinct_tokens(samples.typical) + _distinct_tokens(samples.largest)
+        per_token = self.measured.cache_bytes / max(1, rehearsed)
         return round(per_token * sum(self.workloads[client].tokens for client in self.turns))
+
+
+def _distinct_tokens(examples: Sequence[Any]) -> int:
+    """Returns the tokens of these examples' windows; a cache holds equal ones once."""
+    return sum(len(text) for text in {tuple(window) for each in examples for window in each.windows})
 
 
 def _delivered(experiment: Experiment, sampled: list[list[str]]) -> list[list[str]]:
