@@ -40,6 +40,8 @@ def allowed(schema: dict[str, Any], definitions: dict[str, Any]) -> str:
         return ", ".join(f"`{value}`" for value in schema["enum"])
     if "const" in schema:
         return f"`{schema['const']}`"
+    if "items" in schema and "enum" in schema["items"]:
+        return f"list of {allowed(schema['items'], definitions)}"
     bounds = {
         "minimum": "at least",
         "exclusiveMinimum": "above",

@@ -103,6 +103,9 @@ class Display:
     def _on_finishing(self, facts: Mapping[str, Any]) -> None:
         self._progress.update(self._clients, status="scoring the test split")
 
+    def _on_warning(self, facts: Mapping[str, Any]) -> None:
+        self.say(f"warning: {facts['message']}")
+
     def _show_round(self, loss: float | None) -> None:
         self._progress.update(self._rounds, status=self._status(loss))
 
@@ -137,6 +140,8 @@ class Display:
         for line in _cost(summary):
             self.say(line)
         self.say(f"run directory: {folder}")
+        if (folder / "report.html").exists():
+            self.say(f"report: {folder / 'report.html'}")
 
     def _width(self, table: Table) -> int:
         """Returns how wide a table is on a terminal without an end."""

@@ -347,6 +347,9 @@ class RunSettings(Settings):
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "layer_skipping"})
     training: TrainingSettings = TrainingSettings()
     federation: FederationSettings = FederationSettings()
+    report_to: list[Literal["tensorboard", "mlflow", "wandb"]] = Field(
+        default_factory=list, description="Experiment trackers; each is an extra of its name."
+    )
 
     @field_validator("task", mode="before")
     @classmethod

@@ -6,7 +6,7 @@ YAML is read as version 1.2 (ruamel.yaml), so `2e-5` is a number and `off` is a 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
@@ -78,6 +78,16 @@ def read_source(file: Path | None, overrides: Sequence[str]) -> Source:
     if problems:
         raise ConfigurationError(problems)
     return source
+
+
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the dotted path and the value of every setting; an empty mapping is a value."""
+    for key, value in settings.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{path}.")
+        else:
+            yield path, value
 
 
 def _plain(node: Any, file: str, prefix: str, origins: dict[str, str]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,11 @@ from ruamel.yaml import YAML
 from fedstrata.core.config import RunSettings
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.files import write_atomically
-from fedstrata.core.sources import Source, read_source
+from fedstrata.core.sources import Source, flatten, read_source
 from fedstrata.engine.rounds import Run
 from fedstrata.engine.setup import check_settings, prepare
 from fedstrata.engine.simulate import Listener
+from fedstrata.record.trackers import Trackers
 
 MAY_CHANGE = frozenset(
     {
@@ -25,6 +26,7 @@ MAY_CHANGE = frozenset(
         "federation.metric",
         "threads",
         "device",
+        "report_to",
         "training.cache",
         "training.cache_gigabytes",
     }
@@ -68,6 +70,9 @@ def open_run(source: Source, folder: Path | None, listen: Listener, *, resume: b
         folder = free_folder(Path("runs"), experiment.settings.name)
     folder.mkdir(parents=True, exist_ok=True)
     write_settings(experiment.settings, folder / "config.yaml")
+    if experiment.settings.report_to:
+        settings = experiment.settings.model_dump(mode="json")
+        listen = Trackers(experiment.settings.report_to, folder, settings, listen)
     return Run(experiment, folder, listen)
 
 
@@ -125,7 +130,7 @@ def require_same_settings(folder: Path, source: Source, *, may_change: Collectio
 
 def differences(one: RunSettings, other: RunSettings) -> dict[str, tuple[Any, Any]]:
     """Returns the settings in which two configurations differ, by dotted path, with the value in each."""
-    old, new = dict(_flat(one.model_dump(mode="json"))), dict(_flat(other.model_dump(mode="json")))
+    old, new = dict(flatten(one.model_dump(mode="json"))), dict(flatten(other.model_dump(mode="json")))
     paths = sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path))
     return {path: (old.get(path), new.get(path)) for path in paths}
 
@@ -137,15 +142,6 @@ def free_folder(parent: Path, name: str) -> Path:
         number += 1
         folder = parent / f"{name}-{number}"
     return folder
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in settings.items():
-        path = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{path}.")
-        else:
-            yield path, value
 
 
 def write_settings(settings: RunSettings, path: Path) -> None:

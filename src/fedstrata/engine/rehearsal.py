@@ -22,7 +22,7 @@ import torch
 from fedstrata.core.config import FederationSettings, RunSettings
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ClientsLostError
-from fedstrata.core.types import Message, State
+from fedstrata.core.types import State
 from fedstrata.data.split import Split
 from fedstrata.engine.rounds import Run
 from fedstrata.engine.simulate import SimulatedCohort, Site
@@ -215,17 +215,17 @@ def _documents(samples: Samples, index: int) -> Split:
 class TensorMeter(Meter):
     """A meter that also notes the bytes of every tensor, by direction."""
 
-    tensors_up: dict[str, int] = field(default_factory=dict)
-    tensors_down: dict[str, int] = field(default_factory=dict)
+    sizes_up: dict[str, int] = field(default_factory=dict)
+    sizes_down: dict[str, int] = field(default_factory=dict)
 
     def count_down(self, client: str, sent: frame.Frame) -> int:
         """Counts a plan and returns its bytes."""
-        self.tensors_down |= _sizes(sent)
+        self.sizes_down |= sent.tensor_bytes()
         return Meter.count_down(self, client, sent)
 
     def count_up(self, client: str, sent: frame.Frame) -> int:
         """Counts an update and returns its bytes."""
-        self.tensors_up |= _sizes(sent)
+        self.sizes_up |= sent.tensor_bytes()
         return Meter.count_up(self, client, sent)
 
 
@@ -337,7 +337,7 @@ class Rehearsal(Run):
             max(0.0, engine - per_client * clients),
         )
         self.measured.rounds.append(cost)
-        self.measured.up, self.measured.down = self._meter.tensors_up, self._meter.tensors_down
+        self.measured.up, self.measured.down = self._meter.sizes_up, self._meter.sizes_down
 
     def _measure_clients(self) -> None:
         """Looks at what clients keep between rounds: private tensors, and what grows with their examples."""
@@ -358,11 +358,6 @@ class Rehearsal(Run):
         self.measured.event_bytes = {kind: fmean(sizes) for kind, sizes in sizes_of.items()}
         self.measured.peak_rss_bytes = summary["memory"]["peak_rss_bytes"]
         self.measured.peak_gpu_bytes = summary["memory"]["peak_gpu_bytes"]
-
-
-def _sizes(sent: frame.Frame) -> dict[str, int]:
-    tensors = frame.decode(sent, Message).tensors
-    return {name: tensor.nbytes for name, tensor in tensors.items()}
 
 
 def _size(paths: Iterable[Path]) -> int:

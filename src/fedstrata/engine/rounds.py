@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -32,6 +33,10 @@ from fedstrata.wire import frame
 if TYPE_CHECKING:
     from fedstrata.core.config import FederationSettings
     from fedstrata.engine.setup import Experiment
+    from fedstrata.models.blocks import Layout
+
+OTHER = "other"
+"""Tensor group of what travels and is no parameter of the model."""
 
 RECORDED = frozenset({"run", "resumed", "client", "client_failed", "cache", "round", "final", "failed"})
 """Events that go into the record; the others only concern whoever watches."""
@@ -69,7 +74,9 @@ class Run:
             scorer = self._scorer("validation")
             for number in range(committed + 1, self.experiment.settings.federation.rounds + 1):
                 state = self._round(number, state, scorer)
-            return self._finish(state)
+            summary = self._finish(state)
+            self._report()
+            return summary
         except FedstrataError as error:
             self._emit("failed", {"error": type(error).__name__, "message": str(error)})
             raise
@@ -142,6 +149,7 @@ class Run:
             "failed": list(cohort.attendance.lost),
             "abandoned": abandoned,
             "exchanges": cohort.meter.exchanges(),
+            "groups_up": _by_group(cohort.meter.tensors_up, self.experiment.model.layout),
             "seconds": time.perf_counter() - started,
             "train_seconds": cohort.train_seconds,
             "evaluate_seconds": evaluate_seconds,
@@ -169,6 +177,16 @@ class Run:
         write_summary(summary, self.folder / "summary.json")
         self._caches.remove()
         return summary
+
+    def _report(self) -> None:
+        """Writes the report; it only shows what the record holds, so no run fails if it cannot be written."""
+        try:
+            from fedstrata.record.report import write_report  # noqa: PLC0415 - matplotlib, heavy
+
+            write_report([self.folder], self.folder / "report.html")
+        except Exception as error:
+            reason = f"the report could not be written ({type(error).__name__})"
+            self._emit("warning", {"message": f"{reason}; try again with: fedstrata report {self.folder}"})
 
     def _score(self, scorer: Scorer, cohort: SimulatedCohort, state: State, *, final: bool) -> dict[str, Any]:
         if not self.experiment.method.personal:
@@ -237,6 +255,7 @@ class Run:
                 "blocks": len(layout.blocks),
                 "bytes": whole.nbytes,
             },
+            "groups": _by_group({name: model.bytes_of([name]) for name in layout.all}, layout),
             "trainable_parameters": sum(parameter.numel() for parameter in trainable),
             "clients": {
                 site.id: {part: len(getattr(site.documents, part)) for part in PARTS} for site in self._sites
@@ -247,6 +266,15 @@ class Run:
         if event in RECORDED:
             self._log.append(event, facts, durable=event == "round")
         self._listen(event, facts)
+
+
+def _by_group(sizes: Mapping[str, int], layout: Layout) -> dict[str, int]:
+    """Returns the bytes of each tensor group; what is no parameter of the model is `other`."""
+    parameters = set(layout.all)
+    groups: Counter[str] = Counter()
+    for name, size in sizes.items():
+        groups[layout.group_of(name) if name in parameters else OTHER] += size
+    return dict(groups)
 
 
 def sites_of(experiment: Experiment) -> tuple[list[Site], list[Site]]:

@@ -25,6 +25,7 @@ from fedstrata.methods.layer_skipping import LayerSkipping
 from fedstrata.models.blocks import find_layout
 from fedstrata.models.load import load, read_config, read_tokenizer, skeleton
 from fedstrata.models.prefix import frozen_blocks
+from fedstrata.record.trackers import require_trackers
 from fedstrata.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ def prepare(source: Source) -> Experiment:
     device = torch.device("cpu")
     with _collecting(problems, source):
         device = device_of(settings)
+    with _collecting(problems, source):
+        require_trackers(settings.report_to)
     if sound("data", "partition", "seed", "task"):
         with _collecting(problems, source):
             clients = divide(settings)

@@ -17,7 +17,10 @@ CONVERGED = 0.9
 
 
 def summarise(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Builds `summary.json` from the events of a finished run; what does not apply is null."""
+    """Builds `summary.json` from the events of a finished run; what does not apply is null.
+
+    A `final` event without scores stands for the end of a run that has none yet.
+    """
     start = [event for event in events if event["event"] == "run"][-1]
     final = [event for event in events if event["event"] == "final"][-1]
     rounds = committed_rounds(events)
@@ -36,8 +39,10 @@ def summarise(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "mean_client": mean_of(list(final["clients"].values())),
             "external": final.get("external") or None,
         },
-        "trainable_parameters": max(event["trainable_parameters"] for event in rounds),
-        "state": rounds[-1]["state"],
+        "trainable_parameters": max(
+            (event["trainable_parameters"] for event in rounds), default=start["trainable_parameters"]
+        ),
+        "state": rounds[-1]["state"] if rounds else {},
         "communication": _communication(start, rounds),
         "failures": _failures(start, rounds),
         "convergence": {"metric": metric, "rounds_to_90_percent": _rounds_to(rounds, metric)},

@@ -64,6 +64,11 @@ class Frame:
         """Bytes on the wire."""
         return len(self.head) + sum(body.nbytes for body in self.bodies)
 
+    def tensor_bytes(self) -> dict[str, int]:
+        """Returns the bytes of each tensor by name; header and values are not in it."""
+        header, _ = _parse_header(self.head)
+        return {name: body.nbytes for name, body in zip(header, self.bodies, strict=True)}
+
     def buffers(self) -> Iterator[bytes | memoryview]:
         """Yields what to write, in order."""
         yield self.head

@@ -15,10 +15,12 @@ class Meter:
     Attributes:
         up: Bytes from each client to the server.
         down: Bytes from the server to each client.
+        tensors_up: Bytes of each tensor that clients sent, by name; headers are not in it.
     """
 
     up: Counter[str] = field(default_factory=Counter)
     down: Counter[str] = field(default_factory=Counter)
+    tensors_up: Counter[str] = field(default_factory=Counter)
 
     def count_down(self, client: str, frame: Frame) -> int:
         """Counts a plan and returns its bytes."""
@@ -28,6 +30,7 @@ class Meter:
     def count_up(self, client: str, frame: Frame) -> int:
         """Counts an update and returns its bytes."""
         self.up[client] += frame.nbytes
+        self.tensors_up.update(frame.tensor_bytes())
         return frame.nbytes
 
     def exchanges(self) -> dict[str, dict[str, int]]:

@@ -1,0 +1,190 @@
+"""A run directory read back: its configuration, its committed rounds and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Literal
+
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.record.log import committed_rounds, read_events
+from fedstrata.record.summary import headline, summarise
+
+State = Literal["finished", "unfinished", "failed", "interrupted"]
+_UNSCORED: Mapping[str, Any] = {
+    "global": None,
+    "clients": {},
+    "mean_client": None,
+    "external": {},
+    "seconds": 0.0,
+}
+_UNMEASURED = {"peak_rss_bytes": None, "peak_gpu_bytes": None}
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What one run directory holds.
+
+    Attributes:
+        folder: The run directory.
+        configuration: The text of `config.yaml`.
+        state: How the run ended; `unfinished` is also what a run under way looks like.
+        start: The last `run` event; none when the run failed before it began.
+        rounds: The committed rounds in order.
+        final: The `final` event, with the scores of the test split, unless the run went on after it.
+        failures: The `failed` events, oldest first.
+        losses: The `client_failed` events, one for each client and round.
+        ended: Time of the last event, ISO 8601.
+        summary: The summary, of the committed rounds alone while there is no `final` event; none without a
+            `run` event.
+    """
+
+    folder: Path
+    configuration: str
+    state: State
+    start: Mapping[str, Any] | None
+    rounds: Sequence[Mapping[str, Any]]
+    final: Mapping[str, Any] | None
+    failures: Sequence[Mapping[str, Any]]
+    losses: Sequence[Mapping[str, Any]]
+    ended: str
+    summary: Mapping[str, Any] | None
+
+
+def read_history(folder: Path) -> History:
+    """Reads a run directory.
+
+    Raises:
+        ConfigurationError: The folder holds no run.
+    """
+    for name in ("config.yaml", "record.jsonl"):
+        if not (folder / name).is_file():
+            raise ConfigurationError([Problem("", f"{folder} holds no run: there is no {name} in it")])
+    events = read_events(folder / "record.jsonl")
+    turns = [event for event in events if event["event"] in {"run", "resumed", "final", "failed"}]
+    start = _start(turns)
+    began = max((index for index, item in enumerate(turns) if item["event"] in {"run", "resumed"}), default=0)
+    finals = [event for event in turns[began:] if event["event"] == "final"]
+    final = finals[-1] if finals else None
+    summary = None
+    if start is not None:
+        counted = [*events, *([] if final else [{"event": "final", **_UNSCORED, **_UNMEASURED}])]
+        summary = summarise(counted)
+    return History(
+        folder=folder,
+        configuration=(folder / "config.yaml").read_text(encoding="utf-8"),
+        state=_state(turns),
+        start=start,
+        rounds=committed_rounds(events),
+        final=final,
+        failures=[event for event in turns if event["event"] == "failed"],
+        losses=_losses(events),
+        ended=events[-1]["time"] if events else "",
+        summary=summary,
+    )
+
+
+def _start(turns: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Returns the last `run` event, with the rounds and the score that a later resumption asked for."""
+    start: dict[str, Any] | None = None
+    for event in turns:
+        if event["event"] == "run":
+            start = dict(event)
+        elif event["event"] == "resumed" and start is not None:
+            start |= {"rounds": event["rounds"], "metric": event["metric"]}
+    return start
+
+
+def _losses(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Returns who was lost to which round; of a round that was run twice the later time counts."""
+    lost = {(event["round"], event["client"]): event for event in events if event["event"] == "client_failed"}
+    return list(lost.values())
+
+
+def lost_clients(losses: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[int]]]:
+    """Returns for each client that was ever lost the rounds, by what was the matter."""
+    rounds: dict[str, dict[str, list[int]]] = {}
+    for event in losses:
+        reason = event["error"] + (f": {event['message']}" if event.get("message") else "")
+        rounds.setdefault(event["client"], {}).setdefault(reason, []).append(event["round"])
+    return rounds
+
+
+def _state(turns: Sequence[Mapping[str, Any]]) -> State:
+    last = turns[-1] if turns else {"event": "run"}
+    if last["event"] == "final":
+        return "finished"
+    if last["event"] == "failed":
+        return "interrupted" if last["error"] == "KeyboardInterrupt" else "failed"
+    return "unfinished"
+
+
+def bytes_sent(rounds: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Returns the bytes that had travelled, up and down over all clients, at the end of each round."""
+    return list(
+        accumulate(
+            sum(client["bytes_up"] + client["bytes_down"] for client in event["exchanges"].values())
+            for event in rounds
+        )
+    )
+
+
+def client_scores(clients: Mapping[str, Mapping[str, float] | None], metric: str) -> dict[str, float]:
+    """Returns the score of every client that has one, in the clients' order."""
+    return {name: scores[metric] for name, scores in clients.items() if scores and metric in scores}
+
+
+def extremes(scores: Mapping[str, float]) -> tuple[str, str] | None:
+    """Returns the clients with the lowest and the highest score, the first of equals; none if all equal."""
+    if len(set(scores.values())) < 2:
+        return None
+    return min(scores, key=lambda name: scores[name]), max(scores, key=lambda name: scores[name])
+
+
+def group_bytes(rounds: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Returns the bytes that clients sent of each tensor group, over all rounds."""
+    totals: dict[str, int] = {}
+    for event in rounds:
+        for group, size in event.get("groups_up", {}).items():
+            totals[group] = totals.get(group, 0) + size
+    return totals
+
+
+def time_parts(history: History) -> dict[str, float]:
+    """Returns the seconds of a run by what they were spent on; they add up to the total."""
+    train = sum(event["train_seconds"] for event in history.rounds)
+    scoring = sum(event["evaluate_seconds"] for event in history.rounds)
+    rounds = sum(event["seconds"] for event in history.rounds)
+    return {
+        "training": train,
+        "scoring the validation split": scoring,
+        "engine": max(0.0, rounds - train - scoring),
+        "scoring the test split, saving": history.final["seconds"] if history.final else 0.0,
+    }
+
+
+def round_rows(rounds: Sequence[Mapping[str, Any]], metric: str) -> list[dict[str, Any]]:
+    """Returns one row of numbers for each committed round.
+
+    Scores are those of the validation split by this metric, null for a round that was not scored; `headline`
+    is the one a round is judged by. `bytes` is what had travelled by then.
+    """
+    rows = []
+    for event, sent in zip(rounds, bytes_sent(rounds), strict=True):
+        clients = client_scores(event.get("clients") or {}, metric).values()
+        rows.append(
+            {
+                "round": event["round"],
+                "loss": event["loss"],
+                "global": (event.get("global") or {}).get(metric),
+                "mean": (event.get("mean_client") or {}).get(metric),
+                "headline": headline(event, metric),
+                "low": min(clients, default=None),
+                "high": max(clients, default=None),
+                "bytes": sent,
+                "seconds": event["seconds"],
+            }
+        )
+    return rows

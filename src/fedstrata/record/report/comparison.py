@@ -1,0 +1,142 @@
+"""The comparison of several runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from fedstrata.core.sources import flatten
+from fedstrata.record.history import History, client_scores, round_rows, time_parts
+from fedstrata.record.report import plots
+from fedstrata.record.report.page import ABSENT, MEGABYTE, render
+
+SCORES = {
+    "global": "all documents",
+    "mean": "mean of clients",
+    "low": "lowest client",
+    "high": "highest client",
+}
+_UNCOMPARED = frozenset({"name", "report_to"})  # settings that do not change what a run does
+
+
+def comparison_page(histories: Sequence[History]) -> str:
+    """Returns a comparison of several runs as HTML; a run that did not begin is in the table only."""
+    rows = [
+        _row(index, name, history)
+        for index, (name, history) in enumerate(zip(_names(histories), histories, strict=True))
+    ]
+    begun = [row for row in rows if row["begun"]]
+    metrics = sorted({row["metric"] for row in begun})
+    data = {row["data"] for row in begun}
+    return render(
+        "comparison.html",
+        rows=rows,
+        scores=SCORES,
+        best=_best(rows) if len(metrics) == 1 and len(data) == 1 else {},
+        metrics=metrics,
+        same_data=len(data) < 2,
+        unfinished=[row["name"] for row in rows if row["state"] != "finished"],
+        private=any(row["epsilon"] is not None for row in begun),
+        parts_of_time=list(time_parts(histories[0])),
+        differences=_differences(histories),
+        figures=_figures(begun, metrics[0]) if len(metrics) == 1 else {},
+    )
+
+
+def _names(histories: Sequence[History]) -> list[str]:
+    """Returns the folders' names, or their paths as given where names repeat."""
+    names = [history.folder.resolve().name for history in histories]
+    return names if len(set(names)) == len(names) else [str(history.folder) for history in histories]
+
+
+def _row(index: int, name: str, history: History) -> dict[str, Any]:
+    """Returns what is compared of one run."""
+    row: dict[str, Any] = {"index": index, "name": name, "state": history.state, "begun": False}
+    if history.start is None or history.summary is None:
+        return row
+    metric, summary, scores = history.start["metric"], history.summary, history.final or {}
+    clients = client_scores(scores.get("clients") or {}, metric).values()
+    rounds = round_rows(history.rounds, metric)
+    return row | {
+        "begun": True,
+        "metric": metric,
+        "data": history.start["data"],
+        "pooled": history.start["pooled"],
+        "method": summary["method"],
+        "model": summary["model"]["name"],
+        "rounds": rounds,
+        "planned": history.start["rounds"],
+        "global": (scores.get("global") or {}).get(metric),
+        "mean": (scores.get("mean_client") or {}).get(metric),
+        "low": min(clients, default=None),
+        "high": max(clients, default=None),
+        "percent": summary["communication"]["percent_of_full_model"],
+        "bytes": rounds[-1]["bytes"] if rounds and not history.start["pooled"] else None,
+        "converged": summary["convergence"]["rounds_to_90_percent"],
+        "seconds": summary["time"]["total_seconds"],
+        "epsilon": summary["privacy"]["epsilon"],
+        "parts": time_parts(history),
+    }
+
+
+def _best(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Returns the highest of each score over the runs that finished; none where they do not differ."""
+    best = {}
+    for column in SCORES:
+        values = [row[column] for row in rows if row["state"] == "finished" and row[column] is not None]
+        if len(set(values)) > 1:
+            best[column] = max(values)
+    return best
+
+
+def _figures(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
+    """Draws runs that are judged by one score over each other."""
+    sent, by_bytes = "megabytes sent, both ways, all clients", [row for row in rows if not row["pooled"]]
+    figures: dict[str, Any] = {
+        "legend": [(row["name"], plots.swatch(f"key-{row['index']}", row["index"])) for row in rows],
+        "swatches": {row["name"]: plots.swatch(f"row-{row['index']}", row["index"]) for row in rows},
+    }
+    for key, title, label, series in (
+        ("score_round", f"validation {metric}", "round", _series(rows, "round", "headline")),
+        ("score_bytes", f"validation {metric}", sent, _series(by_bytes, "bytes", "headline", MEGABYTE)),
+        ("loss", "training loss", "round", _series(rows, "round", "loss")),
+    ):
+        if series:
+            whole = label == "round"
+            figures[key] = plots.curves(
+                key.replace("_", "-"), f"{title} by {label}", series, label, whole=whole
+            )
+    spread = [
+        (plots.shorten(row["name"]), row["low"], row["mean"], row["high"], row["index"]) for row in rows
+    ]
+    spread = [row for row in spread if row[1] is not None]
+    if spread:
+        figures["clients"] = plots.ranges("clients", f"{metric} of the clients of each run", spread, metric)
+    times = [(plots.shorten(row["name"]), list(row["parts"].values())) for row in rows if row["rounds"]]
+    if times:
+        figures["time"] = plots.stacks("time", "seconds by what they were spent on", times, "seconds")
+    return figures
+
+
+def _series(
+    rows: Sequence[Mapping[str, Any]], axis: str, value: str, unit: float = 1.0
+) -> list[plots.Series]:
+    """Returns a curve for each run that has this value in any round."""
+    curves = []
+    for row in rows:
+        points = [line for line in row["rounds"] if line[value] is not None]
+        if points:
+            x, y = [point[axis] / unit for point in points], [point[value] for point in points]
+            curves.append(plots.Series(row["index"], x, y))
+    return curves
+
+
+def _differences(histories: Sequence[History]) -> dict[str, list[Any]]:
+    """Returns the settings that are not the same in all runs, with the value of each run."""
+    yaml = YAML(typ="safe", pure=True)
+    settings = [dict(flatten(yaml.load(history.configuration) or {})) for history in histories]
+    paths = dict.fromkeys(path for one in settings for path in one if path not in _UNCOMPARED)
+    values = {path: [one.get(path, ABSENT) for one in settings] for path in paths}
+    return {path: row for path, row in values.items() if any(value != row[0] for value in row)}

@@ -1,0 +1,298 @@
+"""Figures as inline SVG that take their colours from the page they are on.
+
+Artists are drawn in placeholder colours, and each placeholder is then replaced with a CSS variable, so one
+figure serves a light page, a dark page and paper. Text stays text, in the page's font. The same numbers give
+the same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from xml.etree import ElementTree
+
+import matplotlib as mpl
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+COLOURS = 7
+"""Number of series colours the style sheet defines, as `--series-1` and on."""
+SHOWN = 40
+"""Rows of a figure at most; of more clients the lowest and the highest are shown."""
+
+_NAMED = {"--ink": "#010101", "--muted": "#010102", "--rule": "#010103", "--page": "#010104"}
+_SERIES = [f"#0102{number:02x}" for number in range(1, COLOURS + 1)]
+_VARIABLES = {colour: name for name, colour in _NAMED.items()} | {
+    colour: f"--series-{number}" for number, colour in enumerate(_SERIES, start=1)
+}
+_INK, _MUTED, _RULE, _PAGE = _NAMED.values()
+_MARKERS = "osD^vPX*"
+_LINES = ("solid", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1.5, 1.5)))
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "fedstrata",  # the same numbers give the same bytes
+    "text.parse_math": False,  # a client may be called $x$
+    "font.size": 12.0,
+    "text.color": _INK,
+    "axes.edgecolor": _RULE,
+    "axes.labelcolor": _MUTED,
+    "axes.facecolor": "none",
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "grid.color": _RULE,
+    "grid.linewidth": 0.8,
+    "xtick.color": _MUTED,
+    "ytick.color": _MUTED,
+    "xtick.major.size": 0.0,
+    "ytick.major.size": 0.0,
+    "xtick.major.pad": 6.0,
+    "ytick.major.pad": 6.0,
+    "figure.facecolor": "none",
+    "lines.linewidth": 1.9,
+    "lines.markersize": 6.0,
+}
+_WIDTH, _HEIGHT = 420.0, 250.0  # points; one point is one unit of the viewBox
+_ROW = 23.0
+_SVG = "http://www.w3.org/2000/svg"
+_LINK = "{http://www.w3.org/1999/xlink}href"
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line of a figure.
+
+    Attributes:
+        style: Which colour, marker and kind of line, counted from 0.
+        x: Positions.
+        y: Values; as many.
+        low: Lower edge of a band around the line, if there is one.
+        high: Upper edge.
+    """
+
+    style: int
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] = field(default=())
+    high: Sequence[float] = field(default=())
+
+
+def curves(key: str, title: str, series: Sequence[Series], x_label: str, *, whole: bool = False) -> Markup:
+    """Draws lines.
+
+    Args:
+        key: Unique within the page; goes into the figure's ids.
+        title: What a screen reader says.
+        series: The lines.
+        x_label: What the positions are.
+        whole: Whether positions are whole numbers.
+    """
+    with mpl.rc_context(_STYLE):
+        figure, axes = _axes(_HEIGHT)
+        for line in series:
+            colour = _SERIES[line.style % COLOURS]
+            if len(line.low) == 1:  # a band of no width would not be seen
+                axes.vlines(line.x, line.low, line.high, color=colour, alpha=0.16, linewidth=9.0)
+            elif line.low:
+                axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.16, linewidth=0)
+            axes.plot(line.x, line.y, markevery=max(1, len(line.x) // 15), clip_on=False, **_look(line.style))
+        axes.grid(axis="y")
+        axes.margins(x=0.03)
+        if all(value >= 0 for line in series for value in [*line.y, *line.low]):
+            axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]))  # there is nothing below nothing
+        if not whole:  # what adds up is seen from nothing on
+            axes.set_xlim(left=0.0)
+        axes.set_xlabel(x_label)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=whole, min_n_ticks=1 if whole else 2))
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        return _markup(figure, key, title)
+
+
+def bars(key: str, title: str, rows: Sequence[tuple[str, float, float]], x_label: str) -> Markup:
+    """Draws a bar for each row in front of a wider, paler one.
+
+    Args:
+        key: Unique within the page; goes into the figure's ids.
+        title: What a screen reader says.
+        rows: A label, the value in front and the value behind it.
+        x_label: What the values are.
+    """
+    with mpl.rc_context(_STYLE):
+        figure, axes = _rows([label for label, _, _ in rows])
+        for place, (_, front, behind) in enumerate(rows):
+            axes.barh(place, behind, height=0.62, color=_RULE)
+            axes.barh(place, front, height=0.62, color=_SERIES[0])
+        axes.set_xlabel(x_label)
+        axes.set_xlim(0, max((max(front, behind) for _, front, behind in rows), default=0.0) * 1.02 or 1.0)
+        return _markup(figure, key, title)
+
+
+def dots(key: str, title: str, rows: Sequence[tuple[str, float, int]], x_label: str) -> Markup:
+    """Draws a dot for each row on a line from 0, or from the lowest value where that is negative.
+
+    Args:
+        key: Unique within the page; goes into the figure's ids.
+        title: What a screen reader says.
+        rows: A label, a value and the style of the dot.
+        x_label: What the values are.
+    """
+    with mpl.rc_context(_STYLE):
+        figure, axes = _rows([label for label, _, _ in rows])
+        for place, (_, value, style) in enumerate(rows):
+            look = _look(style) | {"linestyle": "none", "markersize": 7.0}
+            axes.plot([0, value], [place, place], color=_RULE, linewidth=1.4)
+            axes.plot([value], [place], clip_on=False, **look)
+            axes.annotate(
+                f"{value:.3f}", (value, place), (9, 0), textcoords="offset points", va="center", color=_INK
+            )
+        axes.set_xlabel(x_label)
+        axes.margins(x=0.16)
+        axes.set_xlim(left=min(0.0, *(value for _, value, _ in rows)))
+        return _markup(figure, key, title)
+
+
+def ranges(
+    key: str, title: str, rows: Sequence[tuple[str, float, float, float, int]], x_label: str
+) -> Markup:
+    """Draws a line from a low to a high value for each row, and a marker between.
+
+    Args:
+        key: Unique within the page; goes into the figure's ids.
+        title: What a screen reader says.
+        rows: A label, the low value, the value marked, the high value and the style.
+        x_label: What the values are.
+    """
+    with mpl.rc_context(_STYLE):
+        figure, axes = _rows([label for label, *_ in rows])
+        for place, (_, low, middle, high, style) in enumerate(rows):
+            look = _look(style)
+            axes.plot([low, high], [place, place], color=look["color"], linewidth=2.4, solid_capstyle="butt")
+            for end in (low, high):
+                axes.plot([end, end], [place - 0.2, place + 0.2], color=look["color"], linewidth=1.6)
+            axes.plot([middle], [place], clip_on=False, **look | {"linestyle": "none", "markersize": 7.0})
+        axes.set_xlabel(x_label)
+        axes.margins(x=0.06)
+        return _markup(figure, key, title)
+
+
+def stacks(key: str, title: str, rows: Sequence[tuple[str, Sequence[float]]], x_label: str) -> Markup:
+    """Draws one bar a row, cut into parts.
+
+    Args:
+        key: Unique within the page; goes into the figure's ids.
+        title: What a screen reader says.
+        rows: A label and the parts.
+        x_label: What the parts measure.
+    """
+    with mpl.rc_context(_STYLE):
+        figure, axes = _rows([label for label, _ in rows])
+        for place, (_, parts) in enumerate(rows):
+            left = 0.0
+            for number, part in enumerate(parts):
+                axes.barh(
+                    place, part, left=left, height=0.62, color=_SERIES[number], edgecolor=_PAGE, linewidth=1.0
+                )
+                left += part
+        axes.set_xlabel(x_label)
+        axes.set_xlim(0, max((sum(parts) for _, parts in rows), default=0.0) * 1.02 or 1.0)
+        return _markup(figure, key, title)
+
+
+def swatch(key: str, style: int) -> Markup:
+    """Draws a piece of a line, for a legend."""
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(34 / 72, 12 / 72))
+        axes = figure.add_axes((0, 0, 1, 1))
+        axes.plot([0.05, 0.5, 0.95], [0.5] * 3, markevery=[1], **_look(style))
+        axes.set(xlim=(0, 1), ylim=(0, 1))
+        axes.set_axis_off()
+        return _markup(figure, key, "")
+
+
+def shorten(label: str, length: int = 20) -> str:
+    """Returns a label that fits beside a figure."""
+    return label if len(label) <= length else f"{label[: length - 1]}…"
+
+
+def _look(style: int) -> dict[str, Any]:
+    """Returns colour, marker and kind of line: series differ in all three."""
+    return {
+        "color": _SERIES[style % COLOURS],
+        "marker": _MARKERS[style % len(_MARKERS)],
+        "linestyle": _LINES[style % len(_LINES)],
+        "markeredgecolor": _PAGE,
+        "markeredgewidth": 0.8,
+    }
+
+
+def _axes(height: float) -> tuple[Figure, Axes]:
+    layout = ConstrainedLayoutEngine(w_pad=3 / 72, h_pad=3 / 72)
+    figure = Figure(figsize=(_WIDTH / 72, height / 72), layout=layout)
+    return figure, figure.add_subplot()
+
+
+def _rows(labels: Sequence[str]) -> tuple[Figure, Axes]:
+    """Makes a figure with one row for each label, the first on top."""
+    figure, axes = _axes(58 + _ROW * max(1, len(labels)))
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(max(1, len(labels)) - 0.5, -0.5)
+    axes.tick_params(axis="y", labelcolor=_INK)
+    axes.grid(axis="x")
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    return figure, axes
+
+
+def _markup(figure: Figure, key: str, title: str) -> Markup:
+    """Returns a figure as an `svg` element: coloured by variables, ids of its own, no size of its own."""
+    file = io.StringIO()
+    figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    ElementTree.register_namespace("", _SVG)
+    root = ElementTree.fromstring(file.getvalue())  # noqa: S314 - matplotlib's own output
+    _drop(root, "metadata", "style")  # its style sheet would hold for the whole page
+    for name in ("width", "height", "version"):
+        del root.attrib[name]
+    if title:
+        root.set("role", "img")
+        root.set("aria-label", title)
+        heading = ElementTree.Element(f"{{{_SVG}}}title")
+        heading.text = title
+        root.insert(0, heading)
+    else:
+        root.set("aria-hidden", "true")
+    for element in root.iter():
+        _localise(element, key)
+    return Markup(ElementTree.tostring(root, encoding="unicode"))  # noqa: S704 - ElementTree escapes
+
+
+def _drop(element: ElementTree.Element, *names: str) -> None:
+    """Removes the elements of these names from a tree."""
+    for child in list(element):
+        if child.tag in {f"{{{_SVG}}}{name}" for name in names}:
+            element.remove(child)
+        else:
+            _drop(child, *names)
+
+
+def _localise(element: ElementTree.Element, key: str) -> None:
+    """Makes an element's ids the figure's own, its colours and its font the page's."""
+    name = element.attrib.pop("id", None)
+    if name is not None and element.tag != f"{{{_SVG}}}g":  # nothing refers to a group
+        element.set("id", f"{key}-{name}")
+    link = element.attrib.pop(_LINK, None)
+    if link is not None:
+        element.set("href", link.replace("#", f"#{key}-"))
+    if "clip-path" in element.attrib:
+        element.set("clip-path", element.attrib["clip-path"].replace("#", f"#{key}-"))
+    style = element.attrib.get("style", "")
+    if style:
+        style = re.sub(r"#[0-9a-f]{6}", lambda found: f"var({_VARIABLES[found[0]]})", style)
+        style = re.sub(r"font: ([\d.]+px) [^;]*", r"font-size: \1", style)
+        element.set("style", re.sub(r"font-family: [^;]*;? ?", "", style))

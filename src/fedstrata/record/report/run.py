@@ -1,0 +1,158 @@
+"""The report of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from fedstrata.record.history import (
+    History,
+    client_scores,
+    extremes,
+    group_bytes,
+    lost_clients,
+    round_rows,
+    time_parts,
+)
+from fedstrata.record.report import plots
+from fedstrata.record.report.page import MEGABYTE, render
+from fedstrata.record.scores import overall, score_tables
+
+CURVES = {"global": "all documents", "mean": "mean of clients; the band goes from the lowest to the highest"}
+
+
+def run_page(history: History) -> str:
+    """Returns the report of one run as HTML."""
+    name = history.folder.resolve().name
+    if history.start is None:
+        return render("not_begun.html", name=name, history=history)
+    metric = history.start["metric"]
+    scores, split = _latest_scores(history)
+    clients = client_scores(scores.get("clients") or {}, metric)
+    parts = time_parts(history)
+    total = sum(parts.values())
+    everything = scores.get("global") or scores.get("mean_client") or {}
+    return render(
+        "run.html",
+        name=name,
+        history=history,
+        start=history.start,
+        summary=history.summary,
+        metric=metric,
+        scores=scores,
+        split=split,
+        columns=list(overall(everything)),
+        by_label=score_tables(everything) if any("/" in name for name in everything) else [],
+        training=[name for name, counts in history.start["clients"].items() if counts["train"]],
+        lost=lost_clients(history.losses),
+        extremes=extremes(clients),
+        rounds=round_rows(history.rounds, metric),
+        groups=_group_rows(history),
+        times=[(part, seconds, 100.0 * seconds / total) for part, seconds in parts.items()] if total else [],
+        everybody=CURVES["global"] + (", own models" if history.start["personal"] else ""),
+        totals=_documents(history.start["clients"]),
+        figures=_figures(history, metric, clients),
+        shown=plots.SHOWN,
+    )
+
+
+def _latest_scores(history: History) -> tuple[Mapping[str, Any], str]:
+    """Returns the scores of the test split, or else the last ones of the validation split, and which."""
+    if history.final is not None:
+        return history.final, "test split"
+    scored = [event for event in history.rounds if "clients" in event]
+    if not scored:
+        return {}, ""
+    return scored[-1], f"validation split after round {scored[-1]['round']}"
+
+
+def _documents(clients: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+    """Returns the number of documents in each split, over all clients."""
+    return {
+        part: sum(counts.get(part, 0) for counts in clients.values())
+        for part in ("train", "validation", "test")
+    }
+
+
+def _group_rows(history: History) -> list[dict[str, Any]]:
+    """Returns for each tensor group what clients sent in all, an update's mean, and the whole model's."""
+    if history.start is None or history.start["pooled"]:
+        return []
+    whole, sent = history.start.get("groups", {}), group_bytes(history.rounds)
+    updates = sum(one["bytes_up"] > 0 for event in history.rounds for one in event["exchanges"].values())
+    return [
+        {
+            "group": group,
+            "sent": sent.get(group, 0),
+            "average": sent.get(group, 0) / updates if updates else 0.0,
+            "whole": whole.get(group),
+        }
+        for group in dict.fromkeys([*whole, *sent])
+    ]
+
+
+def _figures(history: History, metric: str, clients: Mapping[str, float]) -> dict[str, Any]:
+    """Draws the figures of one run; those without anything to show are left out."""
+    rows, groups = round_rows(history.rounds, metric), _group_rows(history)
+    figures: dict[str, Any] = _score_figures(history, rows, metric)
+    losses = [row for row in rows if row["loss"] is not None]
+    if losses:
+        series = [plots.Series(0, [row["round"] for row in losses], [row["loss"] for row in losses])]
+        figures["loss"] = plots.curves("loss", "training loss by round", series, "round", whole=True)
+    if any(row["sent"] for row in groups):
+        bars = [(row["group"], row["average"] / MEGABYTE, (row["whole"] or 0) / MEGABYTE) for row in groups]
+        figures["groups"] = plots.bars("groups", "megabytes by tensor group", bars, "megabytes")
+    if clients:
+        figures["clients"] = _client_figure(history, clients, metric)
+    if rows:
+        parts = [("", list(time_parts(history).values()))]
+        figures["time"] = plots.stacks("time", "seconds by what they were spent on", parts, "seconds")
+    return figures
+
+
+def _score_figures(history: History, rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
+    """Draws the learning curves: all documents, and the clients' mean with a band around it."""
+    lines = {
+        key: [row for row in rows if row[key] is not None]
+        for key in CURVES
+        if any(row[key] is not None for row in rows)
+    }
+    if not lines:
+        return {}
+    styles = {"global": 0, "mean": 1}
+    figures: dict[str, Any] = {
+        "score_legend": [(CURVES[key], plots.swatch(f"key-{key}", styles[key])) for key in lines]
+    }
+    axes = {"round": ("round", 1.0), "bytes": ("megabytes sent, both ways, all clients", MEGABYTE)}
+    if history.start and history.start["pooled"]:  # notes travelled, not models
+        del axes["bytes"]
+    for axis, (label, unit) in axes.items():
+        series = [
+            plots.Series(
+                styles[key],
+                [point[axis] / unit for point in points],
+                [point[key] for point in points],
+                [point["low"] for point in points] if key == "mean" else (),
+                [point["high"] for point in points] if key == "mean" else (),
+            )
+            for key, points in lines.items()
+        ]
+        title = f"validation {metric} by {label}"
+        figures[f"score_{axis}"] = plots.curves(f"score-{axis}", title, series, label, whole=axis == "round")
+    return figures
+
+
+def _client_figure(history: History, clients: Mapping[str, float], metric: str) -> Markup:
+    """Draws the clients' scores, the highest on top; the middle is left out where there are too many."""
+    lowest, highest = extremes(clients) or ("", "")
+    styles = {lowest: 1, highest: 0}
+    documents = history.start["clients"] if history.start else {}
+    rows = [
+        (f"{plots.shorten(name)} ({documents.get(name, {}).get('train', 0)})", score, styles.get(name, 2))
+        for name, score in sorted(clients.items(), key=lambda item: item[1], reverse=True)
+    ]
+    if len(rows) > plots.SHOWN:
+        rows = [*rows[: plots.SHOWN // 2], *rows[-(plots.SHOWN // 2) :]]
+    return plots.dots("clients", f"{metric} of each client", rows, metric)

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.record.history import (
+    bytes_sent,
+    client_scores,
+    extremes,
+    group_bytes,
+    read_history,
+    time_parts,
+)
+
+names = st.text(min_size=1, max_size=4)
+exchanges = st.lists(
+    st.dictionaries(names, st.tuples(st.integers(0, 9**9), st.integers(0, 9**9))), max_size=6
+)
+
+
+@given(exchanges)
+def test_bytes_sent_is_the_sum_of_everything_up_to_a_round(rounds: list[dict[str, tuple[int, int]]]) -> None:
+    events = [
+        {"exchanges": {name: {"bytes_up": up, "bytes_down": down} for name, (up, down) in one.items()}}
+        for one in rounds
+    ]
+    expected = [
+        sum(up + down for one in rounds[:count] for up, down in one.values())
+        for count in range(1, len(rounds) + 1)
+    ]
+    assert bytes_sent(events) == expected
+
+
+@given(st.dictionaries(names, st.floats(-5, 5)))
+def test_extremes_are_the_lowest_and_the_highest(scores: dict[str, float]) -> None:
+    ends = extremes(scores)
+    if ends is None:
+        assert len(set(scores.values())) <= 1
+        return
+    ordered = sorted(scores.values())
+    assert (scores[ends[0]], scores[ends[1]]) == (ordered[0], ordered[-1])
+    assert list(scores.values()).index(ordered[0]) == list(scores).index(ends[0])
+
+
+@given(st.lists(st.dictionaries(names, st.integers(0, 9**9)), max_size=6))
+def test_group_bytes_add_up_over_rounds(rounds: list[dict[str, int]]) -> None:
+    totals = group_bytes([{"groups_up": groups} for groups in rounds] + [{}])
+    assert totals == {
+        name: sum(groups.get(name, 0) for groups in rounds) for name in {n for g in rounds for n in g}
+    }
+
+
+def test_clients_without_the_score_have_none() -> None:
+    assert client_scores({"a": {"f1": 0.5}, "b": None, "c": {"auc": 0.7}}, "f1") == {"a": 0.5}
+
+
+def test_the_parts_of_the_time_add_up_to_the_total(write_run: Any, events: Any) -> None:
+    history = read_history(write_run(events(rounds=3)))
+    parts = time_parts(history)
+    assert sum(parts.values()) == pytest.approx(history.summary["time"]["total_seconds"])
+    assert parts["engine"] == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(
+    ("ending", "state"),
+    [
+        ([], "unfinished"),
+        ([{"event": "failed", "error": "TrainingError", "message": "m"}], "failed"),
+        ([{"event": "failed", "error": "KeyboardInterrupt", "message": None}], "interrupted"),
+        (
+            [
+                {"event": "failed", "error": "X", "message": None},
+                {"event": "resumed", "rounds": 9, "metric": "f1"},
+            ],
+            "unfinished",
+        ),
+    ],
+)
+def test_a_run_without_an_end_has_a_state_and_a_summary_of_what_there_is(
+    write_run: Any, events: Any, ending: list[dict[str, Any]], state: str
+) -> None:
+    stamped = [{"time": "2026-01-01T10:00:00", **event} for event in ending]
+    history = read_history(write_run([*events(rounds=2, final=False), *stamped]))
+    assert history.state == state
+    assert history.final is None
+    assert history.summary["rounds"] == 2
+    assert history.summary["communication"]["bytes_up"] == 2 * 2 * 80
+    assert history.summary["metrics"]["global"] is None
+    assert history.start["rounds"] == (9 if state == "unfinished" and ending else 3)
+
+
+def test_a_final_event_before_a_resumption_does_not_count(write_run: Any, events: Any) -> None:
+    resumed = {"event": "resumed", "time": "2026-01-01T10:00:00", "round": 3, "rounds": 5, "metric": "f1"}
+    history = read_history(write_run([*events(rounds=3), resumed]))
+    assert (history.state, history.final) == ("unfinished", None)
+
+
+def test_a_run_that_failed_before_it_began_has_no_summary(write_run: Any) -> None:
+    failed = {"event": "failed", "time": "t", "error": "MemoryError", "message": None}
+    history = read_history(write_run([failed]))
+    assert (history.state, history.start, history.summary) == ("failed", None, None)
+
+
+@pytest.mark.parametrize("missing", ["config.yaml", "record.jsonl"])
+def test_a_folder_without_a_run_is_refused(write_run: Any, missing: str) -> None:
+    folder = write_run([])
+    (folder / missing).unlink()
+    with pytest.raises(ConfigurationError, match=missing):
+        read_history(folder)

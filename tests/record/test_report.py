@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import RunTiny
+
+from fedstrata.record.report import write_report
+
+NASTY = ["<b>bold</b>", 'quote" onload="x', "$x$ & _y", "</svg><script>alert(1)</script>", "{{ 7 * 7 }}"]
+
+
+class Page(HTMLParser):
+    """What a page consists of."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.tables: list[list[list[str]]] = []
+        self.text = ""
+        self._cell: list[str] | None = None
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attributes)))
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in {"td", "th"}:
+            self._cell = []
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in {"td", "th"} and self._cell is not None:
+            self.tables[-1][-1].append(" ".join("".join(self._cell).split()))
+            self._cell = None
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if self._cell is not None:
+            self._cell.append(data)
+
+
+def report(*folders: Path) -> Page:
+    file = folders[0].parent / "page.html"
+    write_report(folders, file)
+    return Page(file.read_text(encoding="utf-8"))
+
+
+def rows(page: Page, table: int = 0) -> dict[str, list[str]]:
+    return {row[0]: row[1:] for row in page.tables[table]}
+
+
+def test_a_run_leaves_a_report_with_its_numbers(run_tiny: RunTiny) -> None:
+    run = run_tiny("method={name: layer_skipping, top: 1}")
+    page = Page((run.folder / "report.html").read_text(encoding="utf-8"))
+    metrics, table = run.summary["metrics"], rows(page)
+    assert table["all documents"][0] == f"{metrics['global']['f1']:.4f}"
+    assert table["mean of clients"][0] == f"{metrics['mean_client']['f1']:.4f}"
+    for client, scores in metrics["clients"].items():
+        (row,) = [cells for name, cells in table.items() if name.split(" ")[0] == client]
+        assert row[0] == f"{scores['f1']:.4f}"
+    assert f"{run.summary['communication']['percent_of_full_model']:.1f} %" in page.text
+    assert (run.folder / "config.yaml").read_text() in page.text
+    (groups,) = [table for table in page.tables if table[0][0] == "tensor group"]
+    sent = {row[0]: row[3] for row in groups[1:]}
+    assert sent["embedding"] == sent["block 0"] == "0 bytes"
+    assert sent["block 2"] != "0 bytes"
+
+
+def test_a_report_that_cannot_be_written_fails_no_run(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise ValueError
+
+    monkeypatch.setattr("fedstrata.record.report.write_report", broken)
+    run = run_tiny("federation.rounds=1")
+    assert (run.folder / "summary.json").exists()
+    assert not (run.folder / "report.html").exists()
+
+
+@pytest.mark.parametrize("method", ["local_only", "centralized"])
+def test_personal_and_pooled_methods_have_reports(run_tiny: RunTiny, method: str) -> None:
+    run = run_tiny(f"method={{name: {method}}}", "federation.rounds=1")
+    page = Page((run.folder / "report.html").read_text(encoding="utf-8"))
+    titles = {attributes.get("aria-label") for tag, attributes in page.tags if tag == "svg"}
+    assert ("validation f1 by megabytes sent, both ways, all clients" in titles) == (method == "local_only")
+    assert ("all documents, own models" in rows(page)) == (method == "local_only")
+
+
+def test_the_same_record_gives_the_same_bytes(write_run: Any, events: Any) -> None:
+    folder = write_run(events())
+    write_report([folder], folder / "one.html")
+    write_report([folder], folder / "two.html")
+    assert (folder / "one.html").read_bytes() == (folder / "two.html").read_bytes()
+
+
+def test_names_from_outside_are_text_and_nothing_else(write_run: Any, events: Any) -> None:
+    clients = {name: index / 10 for index, name in enumerate(NASTY)}
+    record = events(clients=clients, method="<i>method</i>")
+    for event in record[1:]:
+        event["global"]["f1/<u>kind</u>"] = 0.5
+    failed = {"event": "failed", "time": "t", "error": "E", "message": "<script>alert(2)</script>"}
+    folders = [
+        write_run(record, "first", "name: <s>config</s>\n"),
+        write_run([*record[:-1], failed], "<em>second</em>"),
+    ]
+    for page in (report(folders[0]), report(folders[1]), report(*folders)):
+        tags = {tag for tag, _ in page.tags}
+        assert not tags & {"script", "b", "i", "u", "s", "em"}
+        assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
+    page = report(folders[0])
+    assert all(name in page.text for name in [*NASTY, "<u>kind</u>", "<s>config</s>"])
+
+
+def test_nothing_refers_to_anything_outside_the_file(write_run: Any, events: Any) -> None:
+    one, other = write_run(events(), "one"), write_run(events(), "other")
+    for page in (report(one), report(one, other)):
+        ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+        assert len(ids) == len(set(ids))
+        for _, attributes in page.tags:
+            for name in {"src", "href", "xlink:href", "action", "data", "srcset"} & attributes.keys():
+                value = str(attributes[name])
+                assert value == "data:," or value[1:] in ids, value
+            for used in re.findall(r"url\(#([^)]*)\)", str(attributes.get("clip-path"))):
+                assert used in ids
+
+
+def test_figures_take_every_colour_from_the_page(write_run: Any, events: Any) -> None:
+    page = report(write_run(events(), "one"), write_run(events(), "two"))
+    styles = [str(attributes["style"]) for _, attributes in page.tags if "style" in attributes]
+    colours = [value for style in styles for value in re.findall(r"(?:fill|stroke): ([^;]+)", style)]
+    assert colours
+    assert {value for value in colours if not value.startswith("var(--")} == {"none"}
+
+
+def test_the_lowest_and_the_highest_client_are_marked(write_run: Any, events: Any) -> None:
+    table = rows(report(write_run(events(clients={"a": 0.5, "b": 0.2, "c": 0.9, "d": 0.4}))))
+    assert {"b ▼ lowest", "c ▲ highest", "a", "d"} < table.keys()
+    same = rows(report(write_run(events(clients={"a": 0.5, "b": 0.5}), "same")))
+    assert {"a", "b"} < same.keys()
+
+
+def test_many_clients_are_all_in_the_table_and_the_ends_in_the_figure(write_run: Any, events: Any) -> None:
+    page = report(write_run(events(clients={f"client-{number:03d}": number / 200 for number in range(150)})))
+    assert {f"client-{number:03d}" for number in range(1, 149)} < rows(page).keys()
+    drawn = set(re.findall(r"client-(\d{3}) \(7\)", page.text))
+    assert drawn == {f"{number:03d}" for number in [*range(20), *range(130, 150)]}
+
+
+def test_a_failed_run_says_why_and_shows_its_last_scores(write_run: Any, events: Any) -> None:
+    lost = [
+        {
+            "event": "client_failed",
+            "time": "t",
+            "round": number,
+            "client": "b",
+            "error": "OSError",
+            "message": None,
+        }
+        for number in (1, 3, 3)  # the third round was run twice
+    ]
+    failed = {"event": "failed", "time": "t", "error": "TrainingError", "message": "the loss is nan"}
+    page = report(write_run([*events(rounds=2, final=False), *lost, failed]))
+    assert "This run failed: the loss is nan" in " ".join(page.text.split())
+    assert "Scores on the validation split after round 2" in page.text
+    (clients,) = [table for table in page.tables if table[0][0] == "client"]
+    assert clients[1:] == [["b", "1, 3", "OSError"]]
+    assert rows(page)["all documents"][0] == "0.5000"
+
+
+def test_a_run_without_a_single_round_has_a_report(write_run: Any, events: Any) -> None:
+    assert "unfinished" in report(write_run(events(rounds=0, final=False))).text.lower()
+    failed = {"event": "failed", "time": "t", "error": "MemoryError", "message": None}
+    assert "before the first round" in report(write_run([failed], "early")).text
+
+
+def test_rounds_that_were_not_scored_are_left_out_of_the_curves(write_run: Any, events: Any) -> None:
+    record = events(rounds=4)
+    for event in record[1:4:2]:
+        del event["global"], event["clients"], event["mean_client"]
+    page = report(write_run(record))
+    (numbers,) = [table for table in page.tables if table[0][0] == "round"]
+    assert [row[2] for row in numbers[1:]] == ["-", "0.5000", "-", "0.5000"]
+
+
+def test_a_record_of_an_older_version_has_a_report(write_run: Any, events: Any) -> None:
+    record = events()
+    del record[0]["groups"]
+    for event in record[1:-1]:
+        del event["groups_up"]
+    assert "What an update holds" not in report(write_run(record)).text
+
+
+def test_a_comparison_shows_the_best_and_what_differs(write_run: Any, events: Any) -> None:
+    low = write_run(events(clients={"a": 0.1, "b": 0.9}), "low", "seed: 0\nmethod: {name: x, top: 2}\n")
+    high = write_run(events(clients={"a": 0.5, "b": 0.7}), "high", "seed: 0\nmethod: {name: y}\nname: n\n")
+    write_report([low, high], low.parent / "page.html")
+    text = (low.parent / "page.html").read_text(encoding="utf-8")
+    assert re.findall(r"<strong>([^<]*)</strong>", text) == ["0.9000", "0.6000", "0.6000", "0.5000"]
+    page = Page(text)
+    assert rows(page, 2) == {
+        "setting": ["low", "high"],
+        "method.name": ["x", "y"],
+        "method.top": ["2", "-"],
+    }
+
+
+def test_runs_on_other_documents_are_not_compared(write_run: Any, events: Any) -> None:
+    one = write_run(events(clients={"a": 0.1, "b": 0.9}), "one")
+    other = write_run(events(data="another"), "other")
+    write_report([one, other], one.parent / "page.html")
+    text = (one.parent / "page.html").read_text(encoding="utf-8")
+    assert "data fingerprints differ" in text
+    assert "<strong>" not in text
+
+
+def test_runs_of_other_tasks_are_listed_without_figures(write_run: Any, events: Any) -> None:
+    one, record = write_run(events(), "one"), json.loads(json.dumps(events(metric="micro_f1")))
+    for event in record[1:]:
+        for scores in (event["global"], event["mean_client"], *event["clients"].values()):
+            scores["micro_f1"] = scores.pop("f1")
+    page = report(one, write_run(record, "other"))
+    assert "judged by different scores (f1, micro_f1)" in page.text
+    assert not any(tag == "svg" for tag, _ in page.tags)
+
+
+def test_runs_of_one_name_are_told_apart(write_run: Any, events: Any) -> None:
+    first, second = write_run(events(), "x/run"), write_run(events(), "y/run")
+    assert {str(first), str(second)} < rows(report(first, second)).keys()
+
+
+def test_held_out_sites_and_lost_clients_are_shown(run_tiny: RunTiny) -> None:
+    run = run_tiny("data.split.test_sites=[site-3]", "federation.dropout=0.5", "federation.rounds=4")
+    page = Page((run.folder / "report.html").read_text(encoding="utf-8"))
+    held_out = run.summary["metrics"]["external"]["site-3"]["f1"]
+    assert rows(page)["site-3 held out"][0] == f"{held_out:.4f}"
+    (lost,) = [table for table in page.tables if table[0][0] == "client"]
+    counts = {row[0]: len(row[1].split(",")) for row in lost[1:]}
+    assert counts == run.summary["failures"]["clients"]
+    assert "2 clients" in page.text
