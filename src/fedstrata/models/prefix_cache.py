@@ -152,7 +152,6 @@ class PrefixCache:
         key = self._key(model, cut, lengths, arithmetic)
         stored = _open(self._path, key, lengths)
         if stored is None:
-            self._path.unlink(missing_ok=True)  # its room is needed
             reason = self._fill(_Filling(model, cut, batches, run, lengths), key)
             stored = _open(self._path, key, lengths) if reason is None else None
             if stored is None:
@@ -187,11 +186,12 @@ class PrefixCache:
         if self._policy.dtype != "auto":
             dtype = getattr(torch, self._policy.dtype)
         needed = estimate_bytes(filling.lengths.values(), filling.output.states.shape[-1], dtype)
-        left, limit = self._policy.budget()
-        if needed > left:
-            return f"{needed / 1e9:.3g} GB are needed, and {limit} leaves {max(0, left) / 1e9:.3g} GB"
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.unlink(missing_ok=True)  # its room is needed
+            left, limit = self._policy.budget()
+            if needed > left:
+                return f"{needed / 1e9:.3g} GB are needed, and {limit} leaves {max(0, left) / 1e9:.3g} GB"
             write_atomically(self._path, filling.pieces(key, dtype))
         except OSError as error:
             return f"writing {needed / 1e9:.3g} GB failed: {error.strerror}"
