@@ -20,9 +20,15 @@ def shown(names: list[str], width: int) -> list[str]:
         "method": "fedavg",
         "task": "classify",
         "model": {"name": "mini", "parameters": 100},
-        "metrics": {"global": scores, "mean_client": scores, "clients": {"site-1": scores, "site-2": None}},
+        "metrics": {
+            "global": scores,
+            "mean_client": scores,
+            "clients": {"site-1": scores, "site-2": None},
+            "external": None,
+        },
         "trainable_parameters": 50,
         "communication": {"bytes_up": None},
+        "failures": {"clients": None, "abandoned_rounds": None},
         "time": {"total_seconds": 2.0, "train_seconds": 1.0},
     }
     console = Console(file=io.StringIO(), width=width)

@@ -201,7 +201,7 @@ def test_a_folder_with_runs_of_other_settings_is_refused(tmp_path: Path) -> None
     finish(tmp_path / "out" / "small" / "seed-0", validation=0.5)
     lock(tmp_path)
     (found,) = refusals(tmp_path, BASE, "sweep.seeds=[0]", "training.epochs=2")
-    assert "small, seed 0: training.epochs: is 2, the run to go on with has 1; it cannot change" in found
+    assert "small, seed 0: training.epochs: is 2, the run has 1; it cannot change" in found
     (found,) = refusals(tmp_path, BASE, "sweep.seeds=[0]", "federation.rounds=1")
     assert "federation.rounds: must be at least 2" in found
 

@@ -139,9 +139,9 @@ class Display:
             self.say(f"in summary.json as well: {', '.join(names[shown:])}")
         for line in _cost(summary):
             self.say(line)
-        self.say(f"run directory: {folder}")
         if (folder / "report.html").exists():
             self.say(f"report: {folder / 'report.html'}")
+        self.say(f"run directory: {folder}")
 
     def _width(self, table: Table) -> int:
         """Returns how wide a table is on a terminal without an end."""

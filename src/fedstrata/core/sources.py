@@ -6,6 +6,7 @@ YAML is read as version 1.2 (ruamel.yaml), so `2e-5` is a number and `off` is a 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -224,6 +225,7 @@ def _message(
     if kind == "value_error":
         return str(items[0]["msg"]).removeprefix("Value error, ")
     wanted = " or ".join(dict.fromkeys(item["msg"].removeprefix("Input should be ") for item in items))
+    wanted = re.sub(r"a valid dictionary or instance of \w+", "a mapping", wanted)
     return f"must be {wanted}, not {items[0]['input']!r}"
 
 
