@@ -21,7 +21,7 @@ settings.load_profile("fedstrata")
 
 @pytest.fixture(autouse=True, scope="session")
 def _interruptible() -> None:
-    """A shell's background job ignores Ctrl-C, and so would every process that a test starts and interrupts."""
+    """A background job of a shell ignores Ctrl-C, and so would the processes its tests interrupt."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
