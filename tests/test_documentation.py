@@ -71,7 +71,7 @@ def test_the_commands_of_the_readme_run_in_order(tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         ran.append(arguments[0])
-    verbs = ["synth", "plan", "run", "run", "run", "methods", "predict", "export", "compare", "report"]
+    verbs = ["synth", "plan", "run", "run", "predict", "export", "run", "report", "compare"]
     assert ran == verbs
     assert (tmp_path / "both.html").exists()
     assert (tmp_path / "runs" / "first" / "summary.json").exists()

@@ -141,7 +141,7 @@ def test_one_mistake_is_one_problem_in_plain_words(fedstrata, tmp_path: Path) ->
     assert status == 2
     assert err.splitlines() == [
         "fedstrata: 1 problem in the configuration:",
-        "  - method.top: must be a valid integer or less than or equal to 1 or 'auto' or a mapping, not 1.5  "
+        "  - method.top: must be a whole number or less than or equal to 1 or 'auto' or a mapping, not 1.5  "
         "[from the command line]",
     ]
 

@@ -58,10 +58,23 @@ def test_an_override_wins_and_takes_the_blame(tmp_path: Path) -> None:
     assert "the command line" in found["training.epochs"]
 
 
+def test_an_unknown_section_says_who_named_it(tmp_path: Path) -> None:
+    found = problems_of(tmp_path, "trainin:\n  epochs: 2\n", "methd.top=2")
+    assert "the command line" in found["methd"]
+    assert "site.yaml, line 1" in found["trainin"]
+
+
+def test_kinds_are_named_in_plain_words(tmp_path: Path) -> None:
+    found = problems_of(tmp_path, "data: {types: problem}\nseed: x\n")
+    assert "must be a mapping or a list, not 'problem'" in found["data.types"]
+    assert "must be a whole number, not 'x'" in found["seed"]
+
+
 def test_conditions_between_settings_are_checked(tmp_path: Path) -> None:
     assert "path" in problems_of(tmp_path, "data:\n  format: brat\n")["data"]
     assert "must be 1" in problems_of(tmp_path, "data:\n  split: {train: 0.5}\n")["data.split"]
     assert "clients" in problems_of(tmp_path, "partition: {by: iid}\n")["partition"]
+    assert "not 2" in problems_of(tmp_path, "data: {synthetic: {notes: 2}}\n")["data.synthetic"]
     assert "half" in problems_of(tmp_path, "task: {max_length: 16, stride: 9}\n")["task"]
 
 
@@ -77,7 +90,7 @@ def test_conditions_between_settings_are_checked(tmp_path: Path) -> None:
         ("{name: classify, thresold: 0.1}", "task.thresold", ["did you mean 'threshold'?", "max_windows"]),
         ("{ner: {max_length: 9}}", "task.ner", ["unknown key", "Allowed here: max_length, name, stride"]),
         ("{ner: 1, name: ner}", "task.ner", ["unknown key"]),
-        ("{classify: 1, name: classify, stride: x}", "task.stride", ["valid integer, not 'x'"]),
+        ("{classify: 1, name: classify, stride: x}", "task.stride", ["a whole number, not 'x'"]),
         ("{threshold: 0.1}", "task.threshold", ["it belongs to name: classify. Allowed here: max_length"]),
         ("{name: classify, max_length: 16, stride: 9}", "task", ["at most half of max_length (16), not 9"]),
         ("{name: classify, problem_type: single_label, threshold: 0.1}", "task", ["threshold=0.1 has no"]),

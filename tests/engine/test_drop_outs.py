@@ -152,7 +152,7 @@ def test_drop_outs_are_counted_and_not_shown_one_by_one(tmp_path: Path) -> None:
     text = out.getvalue()
     assert "DroppedOut" not in text
     assert "of 3 clients lost, abandoned" in text
-    assert "rounds were abandoned" in text
+    assert "rounds abandoned" in text
 
 
 def rounds_of(run: Finished) -> list[dict[str, Any]]:

@@ -303,7 +303,7 @@ def test_failures_are_shown(tmp_path: Path) -> None:
     text = shown(run)
     assert "site-3 failed: TrainingError: client site-3: diverged" in text
     assert "1 of 3 clients lost" in text
-    assert "1 updates were lost, 1 of them by site-3; 0 of 2 rounds were abandoned" in text
+    assert "1 update lost, 1 of them by site-3; 0 of 2 rounds abandoned" in text
 
 
 def test_a_run_that_loses_nobody_says_nothing_of_it(tmp_path: Path) -> None:

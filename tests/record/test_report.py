@@ -59,11 +59,11 @@ def test_a_run_leaves_a_report_with_its_numbers(run_tiny: RunTiny) -> None:
     run = run_tiny("method={name: layer_skipping, top: 1}")
     page = Page((run.folder / "report.html").read_text(encoding="utf-8"))
     metrics, table = run.summary["metrics"], rows(page)
-    assert table["all documents"][0] == f"{metrics['global']['f1']:.4f}"
-    assert table["mean of clients"][0] == f"{metrics['mean_client']['f1']:.4f}"
+    assert table["all documents"][0] == f"{metrics['global']['f1']:.3f}"
+    assert table["mean of clients"][0] == f"{metrics['mean_client']['f1']:.3f}"
     for client, scores in metrics["clients"].items():
         (row,) = [cells for name, cells in table.items() if name.split(" ")[0] == client]
-        assert row[0] == f"{scores['f1']:.4f}"
+        assert row[0] == f"{scores['f1']:.3f}"
     assert f"{run.summary['communication']['percent_of_full_model']:.1f} %" in page.text
     assert (run.folder / "config.yaml").read_text() in page.text
     (groups,) = [table for table in page.tables if table[0][0] == "tensor group"]
@@ -171,7 +171,7 @@ def test_a_failed_run_says_why_and_shows_its_last_scores(write_run: Any, events:
     assert "Scores on the validation split after round 2" in page.text
     (clients,) = [table for table in page.tables if table[0][0] == "client"]
     assert clients[1:] == [["b", "1, 3", "OSError"]]
-    assert rows(page)["all documents"][0] == "0.5000"
+    assert rows(page)["all documents"][0] == "0.500"
 
 
 def test_a_run_without_a_single_round_has_a_report(write_run: Any, events: Any) -> None:
@@ -186,7 +186,7 @@ def test_rounds_that_were_not_scored_are_left_out_of_the_curves(write_run: Any, 
         del event["global"], event["clients"], event["mean_client"]
     page = report(write_run(record))
     (numbers,) = [table for table in page.tables if table[0][0] == "round"]
-    assert [row[2] for row in numbers[1:]] == ["-", "0.5000", "-", "0.5000"]
+    assert [row[2] for row in numbers[1:]] == ["-", "0.500", "-", "0.500"]
 
 
 def test_a_record_of_an_older_version_has_a_report(write_run: Any, events: Any) -> None:
@@ -202,7 +202,7 @@ def test_a_comparison_shows_the_best_and_what_differs(write_run: Any, events: An
     high = write_run(events(clients={"a": 0.5, "b": 0.7}), "high", "seed: 0\nmethod: {name: y}\nname: n\n")
     write_report([low, high], low.parent / "page.html")
     text = (low.parent / "page.html").read_text(encoding="utf-8")
-    assert re.findall(r"<strong>([^<]*)</strong>", text) == ["0.9000", "0.6000", "0.6000", "0.5000"]
+    assert re.findall(r"<strong>([^<]*)</strong>", text) == ["0.900", "0.600", "0.600", "0.500"]
     page = Page(text)
     assert rows(page, 2) == {
         "setting": ["low", "high"],
@@ -239,7 +239,7 @@ def test_held_out_sites_and_lost_clients_are_shown(run_tiny: RunTiny) -> None:
     run = run_tiny("data.split.test_sites=[site-3]", "federation.dropout=0.5", "federation.rounds=4")
     page = Page((run.folder / "report.html").read_text(encoding="utf-8"))
     held_out = run.summary["metrics"]["external"]["site-3"]["f1"]
-    assert rows(page)["site-3 held out"][0] == f"{held_out:.4f}"
+    assert rows(page)["site-3 held out"][0] == f"{held_out:.3f}"
     (lost,) = [table for table in page.tables if table[0][0] == "client"]
     counts = {row[0]: len(row[1].split(",")) for row in lost[1:]}
     assert counts == run.summary["failures"]["clients"]

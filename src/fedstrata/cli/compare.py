@@ -19,7 +19,7 @@ def compare(
     arguments: Annotated[
         list[str],
         typer.Argument(
-            metavar="CONFIG.yaml... [KEY.PATH=VALUE]...",
+            metavar="CONFIG.yaml|KEY.PATH=VALUE",
             help="A configuration with a `sweep` section, or several configurations, one a row of the table; "
             "and settings that override every row's.",
             show_default=False,

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from fedstrata.core.errors import DROPPED_OUT
 from fedstrata.record.summary import headline
+from fedstrata.record.words import duration, plural, score
 
 
 class Display:
@@ -112,7 +113,7 @@ class Display:
     def _status(self, loss: float | None) -> str:
         parts = [f"loss {loss:.3f}"] if loss is not None else []
         if self._score is not None:
-            parts.append(f"validation {self._metric} {self._score:.3f}")
+            parts.append(f"validation {self._metric} {score(self._score)}")
         if not self._pooled:  # pooled training sends notes, not models
             parts.append(f"{decimal(self._bytes)} sent")
         return ", ".join(parts)
@@ -156,7 +157,7 @@ def _table(title: str, names: Sequence[str], rows: Mapping[str, Mapping[str, flo
     for name in names:
         table.add_column(Text(name.replace("_", "\n")), justify="right")
     for row_name, row in rows.items():
-        cells = (f"{row[name]:.4f}" if row and name in row else "-" for name in names)
+        cells = (score((row or {}).get(name), name) for name in names)
         table.add_row(Text(row_name), *cells)
     return table
 
@@ -179,20 +180,19 @@ def _cost(summary: Mapping[str, Any]) -> list[str]:
     sent = summary["communication"]
     lines = [f"trained {summary['trainable_parameters']:,} of {parameters:,} parameters ({share:.1f} %)"]
     if sent["bytes_up"] is not None:
+        rounds = plural(summary["rounds"], "round")
         lines.append(
-            f"sent {decimal(sent['bytes_up'])} up and {decimal(sent['bytes_down'])} down in "
-            f"{summary['rounds']} rounds; an update is {sent['percent_of_full_model']:.1f} % of the model"
+            f"sent {decimal(sent['bytes_up'])} up and {decimal(sent['bytes_down'])} down in {rounds}; "
+            f"an update is {sent['percent_of_full_model']:.1f} % of the model"
         )
     failures = summary["failures"]
     if failures["clients"]:
         client, most = max(failures["clients"].items(), key=lambda item: item[1])
         total = sum(failures["clients"].values())
         lines.append(
-            f"{total} updates were lost, {most} of them by {client}; "
-            f"{failures['abandoned_rounds']} of {summary['rounds']} rounds were abandoned"
+            f"{plural(total, 'update')} lost, {most} of them by {client}; "
+            f"{failures['abandoned_rounds']} of {plural(summary['rounds'], 'round')} abandoned"
         )
-    seconds = summary["time"]
-    lines.append(
-        f"took {seconds['total_seconds']:.0f} s, of which {seconds['train_seconds']:.0f} s of training"
-    )
+    total, training = (duration(summary["time"][key]) for key in ("total_seconds", "train_seconds"))
+    lines.append(f"took {total}, of which {training} of training")
     return lines

@@ -11,7 +11,9 @@ from fedstrata.cli.options import Debug
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="The directory of a finished run.", show_default=False)],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The directory of a finished run.", show_default=False)
+    ],
     out: Annotated[Path, typer.Option(help="The folder to write; must not exist yet or be empty.")],
     client: Annotated[
         str | None, typer.Option(help="Whose model, where every client has its own.", metavar="ID")

@@ -52,7 +52,7 @@ def main() -> None:
         interrupted.
     """
     try:
-        app()
+        app(prog_name="fedstrata")
     except FedstrataError as error:
         _fail(str(error), error.exit_status)
     except OSError as error:

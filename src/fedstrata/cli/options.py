@@ -32,7 +32,7 @@ Debug = Annotated[
 Arguments = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[CONFIG.yaml] [KEY.PATH=VALUE]...",
+        metavar="CONFIG.yaml|KEY.PATH=VALUE",
         help="A configuration and settings that override it. Without a configuration: the demo.",
         show_default=False,
     ),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedstrata.cli.options import Arguments, Debug, sort_arguments
+from fedstrata.record.words import duration, size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -88,10 +89,10 @@ def _groups(made: RunPlan) -> Table:
         table.add_row(
             name,
             f"{parameters:,}" if parameters else "-",
-            _size(sum(group.bytes for group in alike)),
+            size(sum(group.bytes for group in alike) or None),
             share if trainable else "-",
-            _size(sum(group.bytes_down for group in alike)),
-            _size(sum(group.bytes_up for group in alike)),
+            size(sum(group.bytes_down for group in alike) or None),
+            size(sum(group.bytes_up for group in alike) or None),
         )
     return table
 
@@ -142,15 +143,15 @@ def _costs(made: RunPlan) -> Iterator[str]:
     share = 100 * made.trainable_parameters / parameters
     yield f"trains   {made.trainable_parameters:,} of {parameters:,} parameters ({share:.1f} %)"
     yield from _travels(made)
-    total, a_round = (_duration(made.time[key]) for key in ("total_seconds", "seconds_per_round"))
-    yield f"time     {total} on {made.device}, {a_round} a round: {_parts(made.time, TIMES, _duration)}"
-    gpu = f" and {_size(memory['peak_gpu_bytes'])} on the GPU" if memory["peak_gpu_bytes"] else ""
-    yield f"memory   {_size(memory['peak_rss_bytes'])}{gpu} at the peak"
-    used, free = (_size(made.disk[key]) for key in ("bytes", "free_bytes"))
-    yield f"disk     {used}: {_parts(made.disk, FILES, _size)}; {free} free"
+    total, a_round = (duration(made.time[key]) for key in ("total_seconds", "seconds_per_round"))
+    yield f"time     {total} on {made.device}, {a_round} a round: {_parts(made.time, TIMES, duration)}"
+    gpu = f" and {size(memory['peak_gpu_bytes'])} on the GPU" if memory["peak_gpu_bytes"] else ""
+    yield f"memory   {size(memory['peak_rss_bytes'])}{gpu} at the peak"
+    used, free = (size(made.disk[key]) for key in ("bytes", "free_bytes"))
+    yield f"disk     {used}: {_parts(made.disk, FILES, size)}; {free} free"
     yield (
         f"measured in {rehearsal['steps']:.0f} steps of {rehearsal['rounds']:.0f} rehearsed rounds, "
-        f"which took {_duration(rehearsal['seconds'])}"
+        f"which took {duration(rehearsal['seconds'])}"
     )
 
 
@@ -159,34 +160,12 @@ def _travels(made: RunPlan) -> Iterator[str]:
     if sent["bytes_up"] is None:
         yield f"travels  {made.travels}"
         return
-    up, down = (_size(sent[f"bytes_{way}_per_client_round"]) for way in ("up", "down"))
+    up, down = (size(sent[f"bytes_{way}_per_client_round"]) for way in ("up", "down"))
     percent = sent["percent_of_full_model"]
     yield f"travels  a client's turn: {up} up and {down} down; an update is {percent:.1f} % of the model"
-    up, down, whole = (_size(sent[key]) for key in ("bytes_up", "bytes_down", "full_model_bytes_up"))
+    up, down, whole = (size(sent[key]) for key in ("bytes_up", "bytes_down", "full_model_bytes_up"))
     yield f"         in all: {up} up and {down} down; the whole model each time: {whole} up"
 
 
 def _parts(values: Mapping[str, float], names: Mapping[str, str], show: Callable[[float], str]) -> str:
     return ", ".join(f"{name} {show(values[key])}" for key, name in names.items() if values[key])
-
-
-def _size(number: float | None) -> str:
-    from rich.filesize import decimal  # noqa: PLC0415
-
-    return decimal(round(number)) if number else "-"
-
-
-def _duration(seconds: float) -> str:
-    """Returns a time as people say it.
-
-    Example:
-        >>> _duration(4.26), _duration(90), _duration(7300)
-        ('4.3 s', '1 min 30 s', '2 h 2 min')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    if seconds < 3600:
-        minutes, rest = divmod(round(seconds), 60)
-        return f"{minutes} min {rest} s"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes} min"

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="The directory of a finished run.", show_default=False)],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The directory of a finished run.", show_default=False)
+    ],
     input: Annotated[
         Path,
         typer.Argument(help="A file, or a folder with sub-folders.", metavar="INPUT", show_default=False),
@@ -27,7 +29,7 @@ def predict(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY.PATH=VALUE]...",
+            metavar="KEY.PATH=VALUE",
             help="device, threads, training.eval_batch_size or training.precision, other than the run's.",
             show_default=False,
         ),

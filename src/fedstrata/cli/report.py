@@ -11,9 +11,7 @@ from fedstrata.cli.options import Debug
 
 
 def report(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Run directories.", show_default=False)
-    ],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories.", show_default=False)],
     out: Annotated[
         Path | None,
         typer.Option(

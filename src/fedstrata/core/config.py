@@ -60,6 +60,14 @@ class SyntheticSettings(Settings):
     )
     seed: int | None = Field(default=None, description="Seed of the corpus; the run's seed when null.")
 
+    @model_validator(mode="after")
+    def _check_size(self) -> SyntheticSettings:
+        if self.notes < self.sites:
+            raise ValueError(
+                f"notes must be at least {self.sites}, one for each of the sites, not {self.notes}"
+            )
+        return self
+
 
 DISCHARGE_SUMMARY = "Discharge summary"
 

@@ -25,6 +25,8 @@ SettingsType = TypeVar("SettingsType", bound=BaseModel)
 
 COMMAND_LINE = "the command line"
 """The origin of an override."""
+_PLAIN = {"integer": "a whole number", "number": "a number", "list": "a list", "string": "a text"}
+"""What pydantic calls a valid one, as people say it."""
 
 
 @dataclass(slots=True)
@@ -40,7 +42,13 @@ class Source:
     origins: dict[str, str] = field(default_factory=dict)
 
     def origin(self, path: str) -> str:
-        """Returns where a setting, or the nearest section around it, was set; empty for a default."""
+        """Returns where a setting was set: itself, else the first in it, else the nearest section around it.
+
+        Empty for a default.
+        """
+        inside = next((known for known in self.origins if known.startswith(f"{path}.")), None)
+        if path not in self.origins and inside is not None:
+            return self.origins[inside]
         while path:
             if path in self.origins:
                 return self.origins[path]
@@ -225,7 +233,9 @@ def _message(
     if kind == "value_error":
         return str(items[0]["msg"]).removeprefix("Value error, ")
     wanted = " or ".join(dict.fromkeys(item["msg"].removeprefix("Input should be ") for item in items))
-    wanted = re.sub(r"a valid dictionary or instance of \w+", "a mapping", wanted)
+    wanted = re.sub(r"a valid dictionary( or instance of \w+)?", "a mapping", wanted)
+    for name, plain in _PLAIN.items():
+        wanted = wanted.replace(f"a valid {name}", plain)
     return f"must be {wanted}, not {items[0]['input']!r}"
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fedstrata.record.words import score
+
 
 @dataclass(frozen=True, slots=True)
 class ScoreTable:
@@ -32,19 +34,19 @@ def score_tables(scores: Mapping[str, float]) -> list[ScoreTable]:
 
     >>> for table in score_tables({"f1": 0.5, "f1/drug": 0.25}):
     ...     print(table.columns, table.rows)
-    ('f1',) (('all', ('0.5000',)), ('drug', ('0.2500',)))
+    ('f1',) (('all', ('0.500',)), ('drug', ('0.250',)))
     """
     total = overall(scores)
     parts = [name.partition("/") for name in scores if "/" in name]
     single = tuple(dict.fromkeys(name for name, _, _ in parts))
     types = tuple(
-        (kind, _cells([scores.get(f"{name}/{kind}") for name in single]))
+        (kind, _cells([(name, scores.get(f"{name}/{kind}")) for name in single]))
         for kind in dict.fromkeys(kind for _, _, kind in parts)
     )
     if set(single) == set(total):
-        everything = ("all", _cells([total[name] for name in single]))
+        everything = ("all", _cells([(name, total[name]) for name in single]))
         return [ScoreTable(single, (everything, *types))] if total else []
-    tables = [ScoreTable(("score",), tuple((name, _cells([value])) for name, value in total.items()))]
+    tables = [ScoreTable(("score",), tuple((name, _cells([(name, value)])) for name, value in total.items()))]
     return [*tables, ScoreTable(single, types)] if types else tables
 
 
@@ -55,9 +57,9 @@ def compared(scores: Mapping[str, Mapping[str, float]]) -> ScoreTable:
         scores: The scores of each, by its name.
     """
     names = dict.fromkeys(name for own in scores.values() for name in overall(own))
-    rows = tuple((name, _cells([own.get(name) for own in scores.values()])) for name in names)
+    rows = tuple((name, _cells([(name, own.get(name)) for own in scores.values()])) for name in names)
     return ScoreTable(tuple(scores), rows)
 
 
-def _cells(values: Sequence[float | None]) -> tuple[str, ...]:
-    return tuple("-" if value is None else f"{value:.4f}" for value in values)
+def _cells(values: Sequence[tuple[str, float | None]]) -> tuple[str, ...]:
+    return tuple(score(value, name) for name, value in values)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from fedstrata.record.words import COUNTED
+
 Summary = Mapping[str, Any]
 
 
@@ -82,8 +84,6 @@ SHOWN_COSTS = (
 )
 CLIENTS = "mean_client."
 """What stands before a score's name for the mean of the clients' own."""
-COUNTED = "_left_out"
-"""How the names of figures end that stand among the scores and count what could not be scored."""
 LOWER_IS_BETTER = frozenset({"loss", "perplexity"})
 """Scores that are no fraction and of which less is better."""
 

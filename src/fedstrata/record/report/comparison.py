@@ -10,7 +10,8 @@ from ruamel.yaml import YAML
 from fedstrata.core.sources import flatten
 from fedstrata.record.history import History, client_scores, round_rows, time_parts
 from fedstrata.record.report import plots
-from fedstrata.record.report.page import ABSENT, MEGABYTE, render
+from fedstrata.record.report.page import MEGABYTE, render
+from fedstrata.record.words import ABSENT
 
 SCORES = {
     "global": "all documents",

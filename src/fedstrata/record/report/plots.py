@@ -21,6 +21,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from fedstrata.record.words import score
+
 COLOURS = 7
 """Number of series colours the style sheet defines, as `--series-1` and on."""
 SHOWN = 40
@@ -59,6 +61,7 @@ _STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.9,
     "lines.markersize": 6.0,
 }
+_STEPS = (1, 2, 2.5, 5, 10)  # between the numbers of an axis, times a power of ten
 _WIDTH, _HEIGHT = 420.0, 250.0  # points; one point is one unit of the viewBox
 _ROW = 23.0
 _SVG = "http://www.w3.org/2000/svg"
@@ -110,8 +113,10 @@ def curves(key: str, title: str, series: Sequence[Series], x_label: str, *, whol
         if not whole:  # what adds up is seen from nothing on
             axes.set_xlim(left=0.0)
         axes.set_xlabel(x_label)
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=whole, min_n_ticks=1 if whole else 2))
-        axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.xaxis.set_major_locator(
+            MaxNLocator(6, steps=_STEPS, integer=whole, min_n_ticks=1 if whole else 2)
+        )
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
         return _markup(figure, key, title)
 
 
@@ -150,7 +155,7 @@ def dots(key: str, title: str, rows: Sequence[tuple[str, float, int]], x_label: 
             axes.plot([0, value], [place, place], color=_RULE, linewidth=1.4)
             axes.plot([value], [place], clip_on=False, **look)
             axes.annotate(
-                f"{value:.3f}", (value, place), (9, 0), textcoords="offset points", va="center", color=_INK
+                score(value), (value, place), (9, 0), textcoords="offset points", va="center", color=_INK
             )
         axes.set_xlabel(x_label)
         axes.margins(x=0.16)
@@ -245,7 +250,7 @@ def _rows(labels: Sequence[str]) -> tuple[Figure, Axes]:
     axes.set_ylim(max(1, len(labels)) - 0.5, -0.5)
     axes.tick_params(axis="y", labelcolor=_INK)
     axes.grid(axis="x")
-    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     return figure, axes
 

@@ -19,6 +19,7 @@ from fedstrata.record.history import (
 from fedstrata.record.report import plots
 from fedstrata.record.report.page import MEGABYTE, render
 from fedstrata.record.scores import overall, score_tables
+from fedstrata.record.words import COUNTED
 
 CURVES = {"global": "all documents", "mean": "mean of clients; the band goes from the lowest to the highest"}
 
@@ -43,7 +44,7 @@ def run_page(history: History) -> str:
         metric=metric,
         scores=scores,
         split=split,
-        columns=list(overall(everything)),
+        columns=[name for name in overall(everything) if not name.endswith(COUNTED)],
         by_label=score_tables(everything) if any("/" in name for name in everything) else [],
         training=[name for name, counts in history.start["clients"].items() if counts["train"]],
         lost=lost_clients(history.losses),

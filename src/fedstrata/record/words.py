@@ -1,0 +1,56 @@
+"""How numbers are written for people, on a terminal and on a page."""
+
+from __future__ import annotations
+
+from rich.filesize import decimal
+
+ABSENT = "-"
+"""What stands for a number there is none of."""
+COUNTED = "_left_out"
+"""How the names of figures end that stand among the scores and count what could not be scored."""
+
+
+def score(value: float | None, name: str = "") -> str:
+    """Returns a score with as many digits as the documents of a test split can tell apart; a count as it is.
+
+    >>> score(0.88296), score(3.0, "auc_labels_left_out"), score(None)
+    ('0.883', '3', '-')
+    """
+    if value is None:
+        return ABSENT
+    if name.endswith(COUNTED):
+        return f"{value:.1f}".removesuffix(".0")  # a mean of counts is not whole
+    return f"{value:.3f}"
+
+
+def size(value: float | None) -> str:
+    """Returns bytes in the unit that suits them: `3.2 MB`."""
+    return ABSENT if value is None else decimal(round(value))
+
+
+def duration(seconds: float | None) -> str:
+    """Returns a time as people say it.
+
+    >>> duration(4.26), duration(42.3), duration(90), duration(7300)
+    ('4.3 s', '42 s', '1 min 30 s', '2 h 2 min')
+    """
+    if seconds is None:
+        return ABSENT
+    whole = round(seconds)
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def plural(count: int, noun: str) -> str:
+    """Returns a number of things.
+
+    >>> plural(1, "round"), plural(2, "round")
+    ('1 round', '2 rounds')
+    """
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
