@@ -58,7 +58,7 @@ def cache_in(
     room: tuple[int, str] = ROOM,
     **changes: Any,
 ) -> PrefixCache:
-    policy = {"always": True, "passes": 1.0, "epochs": 1, "dtype": dtype, "budget": lambda: room, **changes}
+    policy = {"always": True, "epochs": 1, "dtype": dtype, "budget": lambda: room, **changes}
     return PrefixCache(folder, CachePolicy(**policy), lambda facts: told.append(dict(facts)))
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,25 +35,34 @@ def experiment_of(*overrides: str) -> Experiment:
 
 
 @pytest.mark.parametrize(
-    "method",
-    [*(f"{{name: {name}}}" for name in METHODS), "{name: layer_skipping, top: 1, head: local}"],
+    "overrides",
+    [
+        *((f"method={{name: {name}}}",) for name in METHODS),
+        ("method={name: layer_skipping, top: 1, head: local}",),
+        ("method={name: layer_skipping, top: auto}", "training.cache=off"),
+        ("method={name: fedper}", "data.split.test_sites=[site-3]"),
+        ("federation.sample=0.34",),
+    ],
+    ids=str,
 )
-def test_any_method_is_planned_as_it_then_runs(run_tiny: RunTiny, method: str) -> None:
-    overrides = (f"method={method}", "federation.rounds=4")
+def test_any_run_is_planned_as_it_then_runs(run_tiny: RunTiny, overrides: tuple[str, ...]) -> None:
+    overrides = (*overrides, "federation.rounds=4")
     plan = plan_tiny(*overrides)
     run = run_tiny(*SMALL[len(TINY) :], *overrides)
     assert plan.model == run.summary["model"]
     assert plan.trainable_parameters == run.summary["trainable_parameters"]
     assert plan.metric == run.summary["convergence"]["metric"]
     assert {event["client"]: event["examples"] for event in run.of("client")} == {
-        name: client.examples for name, client in plan.clients.items()
+        name: client.examples for name, client in plan.clients.items() if client.rounds
     }
     measured = run.summary["communication"]
     if measured["bytes_up"] is None:
         assert set(plan.communication.values()) == {None}
     else:
         assert plan.communication["bytes_down"] == measured["bytes_down"]
-        turns = len(run.of("client"))  # the digits of an update's loss are text in its frame, in steps of 8
+        turns = sum(client.rounds for client in plan.clients.values())
+        assert turns == sum(len(event["exchanges"]) for event in run.of("round"))
+        # The digits of an update's loss are text in its frame, in steps of 8.
         assert plan.communication["bytes_up"] == pytest.approx(measured["bytes_up"], abs=8 * turns)
         assert plan.communication["full_model_bytes_up"] == turns * measured_bytes(run.summary)
     held = sum(path.stat().st_size for path in run.folder.rglob("*") if path.is_file())
@@ -71,6 +81,24 @@ def test_drop_outs_and_abandoned_rounds_are_in_the_plan(run_tiny: RunTiny) -> No
     assert {name: client.rounds for name, client in plan.clients.items()} == {
         name: trained[name] for name in plan.clients
     }
+
+
+def test_a_plan_says_where_all_stored_states_will_not_fit() -> None:
+    small = "training.batch_size=4"  # what the rehearsal itself stores does fit
+    plenty = plan_tiny(small)
+    half = plenty.disk["caches_bytes"] // 2
+    scarce = plan_tiny(small, f"training.cache_gigabytes={half / 1e9}")
+    assert not plenty.warnings
+    assert scarce.disk["caches_bytes"] == pytest.approx(half, abs=1)
+    assert [warning for warning in scarce.warnings if "training.cache_gigabytes allows" in warning]
+
+
+def test_a_look_at_gradients_is_had_once_by_the_clients_of_the_first_round() -> None:
+    experiment = experiment_of("federation={rounds: 5, sample: 0.67}")
+    surveyed = survey(experiment)
+    looked = replace(REHEARSED, turns=[Turn(1, "site-2", [], 4.0), *REHEARSED.turns])
+    times = [Estimate(experiment, surveyed, measured).time() for measured in (REHEARSED, looked)]
+    assert times[1]["train_seconds"] - times[0]["train_seconds"] == pytest.approx(2 * 4.0)
 
 
 def measured_bytes(summary) -> int:

@@ -69,10 +69,29 @@ def test_a_method_that_trains_everything_has_nothing_to_keep(run_tiny: RunTiny) 
         run_tiny("method={name: fedavg}", "training.cache=on", out="on")
 
 
-def test_clients_that_are_rarely_sampled_keep_nothing(run_tiny: RunTiny) -> None:
-    """Two rounds of a third of the clients: most texts are used once or never."""
-    assert not run_tiny("federation.sample=0.33", out="rare").of("cache")
-    assert run_tiny("federation.sample=0.33", "training.epochs=2", out="epochs").of("cache")
+def test_a_run_given_more_rounds_is_the_run_that_had_them_where_clients_are_rarely_sampled(
+    run_tiny: RunTiny,
+) -> None:
+    rare = "federation.sample=0.33"
+    whole = run_tiny(rare, "federation.rounds=4", out="whole")
+    run_tiny(rare, "federation.rounds=1", out="short")
+    longer = run_tiny("federation.rounds=4", out="short", resume=True)
+    assert_same_tensors(whole.state.tensors, longer.state.tensors)
+
+
+def test_a_run_that_ends_before_its_summary_has_removed_its_states(
+    run_tiny: RunTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a summary it counts as finished, and nobody would come back for them."""
+
+    def stop(*arguments: object) -> None:
+        raise StoppedError
+
+    with monkeypatch.context() as patched, pytest.raises(StoppedError):
+        patched.setattr("fedstrata.engine.rounds.write_summary", stop)
+        run_tiny(out="broken")
+    assert not list((tmp_path / "broken").rglob(FILE))
+    assert run_tiny(out="broken", resume=True).summary["metrics"] == run_tiny(out="whole").summary["metrics"]
 
 
 @pytest.mark.parametrize("after", [0, 2])

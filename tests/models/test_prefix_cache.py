@@ -251,7 +251,7 @@ def test_what_was_trained_before_is_stored_as_it_is_now(tiny_model: Tiny, tmp_pa
 
 def test_states_that_do_not_last_pay_only_with_several_epochs(tiny_model: Tiny, tmp_path: Path) -> None:
     model, told = tiny_model("llama"), []
-    once = {"always": False, "passes": 10.0, "epochs": 1}
+    once = {"always": False, "epochs": 1}
     changed = {name: tensor + 0.1 for name, tensor in model.snapshot(model.layout.blocks[0]).items()}
     model.load(changed)
     with serving(cache_in(tmp_path, told, **once), model, texts()):
@@ -263,15 +263,6 @@ def test_states_that_do_not_last_pay_only_with_several_epochs(tiny_model: Tiny, 
     with serving(cache_in(tmp_path, told, **once), model, texts()):
         pass
     assert len(told) == 2
-
-
-def test_a_single_pass_does_not_pay(tiny_model: Tiny, tmp_path: Path) -> None:
-    told: list[dict[str, Any]] = []
-    cache = cache_in(tmp_path, told, always=False, passes=1.0)
-    with serving(cache, tiny_model("llama"), texts()) as feed:
-        feed({})
-    assert not told
-    assert not (tmp_path / FILE).exists()
 
 
 def test_without_room_the_blocks_run_and_the_reason_is_told(tiny_model: Tiny, tmp_path: Path) -> None:

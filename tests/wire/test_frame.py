@@ -54,7 +54,7 @@ def test_a_frame_is_a_valid_safetensors_file_of_the_counted_size(message: Messag
     encoded = frame.encode(message)
     data = encoded.tobytes()
     loaded = safetensors_load(data)
-    assert len(data) == encoded.nbytes
+    assert len(data) == encoded.nbytes == frame.size(message)
     assert loaded.keys() == message.tensors.keys()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in message.tensors.items())
 

@@ -1,8 +1,8 @@
 """Where the clients of a run keep the output of their frozen blocks, and how much of the disk that may take.
 
-The rule of `training.cache: auto`: states are stored where texts are used more than once, that is where
-epochs x rounds x share of the clients sampled is above 1. At least two rounds are counted, since a run can
-be given more of them later and must then come to the numbers of one that had them from the start.
+With `training.cache: auto` states are stored wherever a later epoch or round can use them. Neither the
+number of rounds nor the share of the clients sampled matters: a run can be given more rounds later and must
+then come to the numbers of one that had them from the start. Filling costs about what an epoch without costs.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.engine.checkpoint import client_folder
+from fedstrata.models.prefix_cache import FILE, CachePolicy, PrefixCache
 
 if TYPE_CHECKING:
     from fedstrata.core.config import RunSettings
-    from fedstrata.models.prefix_cache import PrefixCache
 
 _FREE_SHARE = 0.9  # of the free disk that a new file may take
-_PATTERN = "clients/*/prefix*.safetensors"
+_PATTERN = f"clients/*/{FILE}"
 
 
 class ClientCaches:
@@ -39,14 +39,11 @@ class ClientCaches:
 
     def of(self, client: str) -> PrefixCache | None:
         """Returns a client's cache; none if the settings turn it off."""
-        from fedstrata.models.prefix_cache import CachePolicy, PrefixCache  # noqa: PLC0415
-
-        training, federation = self._settings.training, self._settings.federation
+        training = self._settings.training
         if training.cache == "off":
             return None
         policy = CachePolicy(
             always=training.cache == "on",
-            passes=training.epochs * max(2, federation.rounds) * federation.sample,
             epochs=training.epochs,
             dtype=training.cache_dtype,
             budget=self._budget,

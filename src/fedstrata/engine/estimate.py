@@ -21,7 +21,7 @@ from fedstrata.engine.simulate import sample
 from fedstrata.wire import frame
 
 if TYPE_CHECKING:
-    from fedstrata.engine.rehearsal import Rehearsed
+    from fedstrata.engine.rehearsal import Rehearsed, Turn
     from fedstrata.engine.setup import Experiment
     from fedstrata.engine.survey import Survey, Workload
 
@@ -74,7 +74,7 @@ class Estimate:
     def model_bytes(self) -> int:
         """Returns the bytes of the whole model as a frame."""
         model = self.experiment.model
-        return frame.encode(Message(model.tensors(model.layout.all))).nbytes
+        return frame.size(Message(model.tensors(model.layout.all)))
 
     def communication(self) -> dict[str, float | int | None]:
         """Returns bytes in all, and on average for a client's turn; null where notes travel and no model."""
@@ -95,8 +95,7 @@ class Estimate:
         """Returns seconds by purpose, as `summary.json` divides them; `finish` scores the test and saves."""
         turns, rounds = self.turns.total(), self.federation.rounds
         train = sum(count * self.turn_seconds(self.workloads[client]) for client, count in self.turns.items())
-        if self.measured.cache_bytes:
-            train += self._filling_seconds()
+        train += self._first_turns_seconds()
         scorings = sum(due_for_scoring(number, self.federation) for number in range(1, rounds + 1))
         evaluate = scorings * self.per_scored_token * self.surveyed.scored_tokens["validation"]
         costs = self.measured.rounds[1:]
@@ -106,7 +105,7 @@ class Estimate:
         engine += sum(
             (count + 1) * self.workloads[client].encode_seconds for client, count in self.turns.items()
         )
-        models = len(self.experiment.clients) if self.experiment.method.personal else 1
+        models = self._models
         finish = models * self.measured.save_seconds
         # A model of its own for every client is scored on everybody's test documents.
         finish += models * self.per_scored_token * self.surveyed.scored_tokens["test"]
@@ -120,14 +119,28 @@ class Estimate:
             "seconds_per_client_round": train / max(1, turns),
         }
 
-    def _filling_seconds(self) -> float:
-        """Returns what clients' first turns take longer than later ones, because they fill caches.
+    @property
+    def _models(self) -> int:
+        """How many models are saved at the end: held-out sites have none of their own."""
+        return len(self.workloads) if self.experiment.method.personal else 1
 
-        The second client of a rehearsal knows: its first turn fills its cache and does not warm up the
-        process.
+    def _first_turns_seconds(self) -> float:
+        """Returns what clients' first turns take longer than later ones.
+
+        The second client of a rehearsal knows: its first turns do not warm up the process. Turns without a
+        step, such as those that look at gradients, are had by the clients of the first round that is not
+        abandoned; a first training may fill a cache.
         """
         second = self.measured.turns[-1].client
         first = [turn for turn in self.measured.turns if turn.round == 1 and turn.client == second]
+        looking = sum(turn.fixed_seconds for turn in first if not turn.steps)
+        filling = self._filling_seconds([turn for turn in first if turn.steps])
+        return looking * len(next(filter(None, self.delivered), ())) + filling
+
+    def _filling_seconds(self, first: Sequence[Turn]) -> float:
+        """Returns what filling caches takes, from how long a client's first training turns took."""
+        if not self.measured.cache_bytes:
+            return 0.0
         steps = [step for turn in first for step in turn.steps]
         tokens = sum(step.tokens for step in steps)
         seconds = sum(step.seconds for step in steps) + sum(turn.fixed_seconds for turn in first)
@@ -159,15 +172,16 @@ class Estimate:
         parts = {
             "checkpoints_bytes": measured.checkpoint_bytes * min(KEEP, rounds),
             "stores_bytes": measured.store_bytes * versions,
-            "caches_bytes": self._cache_bytes(),
-            "models_bytes": measured.model_bytes * (clients if self.experiment.method.personal else 1),
+            "caches_bytes": min(self.cache_bytes, int(self.training.cache_gigabytes * 1e9)),
+            "models_bytes": measured.model_bytes * self._models,
             "record_bytes": round(record),
         }
         nearest = next(path for path in (place.absolute(), *place.absolute().parents) if path.exists())
         return {"bytes": sum(parts.values()), **parts, "free_bytes": shutil.disk_usage(nearest).free}
 
-    def _cache_bytes(self) -> int:
-        """Returns the size of what clients cache of their examples, in proportion to the tokens of these."""
+    @property
+    def cache_bytes(self) -> int:
+        """Size of what clients would cache of their examples, in proportion to the tokens of these."""
         samples = self.surveyed.samples
         rehearsed = _distinct_tokens(samples.typical) + _distinct_tokens(samples.largest)
         per_token = self.measured.cache_bytes / max(1, rehearsed)

@@ -19,15 +19,13 @@ from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.data.split import PARTS
 from fedstrata.engine.estimate import Estimate
 from fedstrata.engine.rehearsal import SECONDS, rehearse
-from fedstrata.engine.rounds import sites_of
+from fedstrata.engine.rounds import OTHER, sites_of
 from fedstrata.engine.setup import prepare
 from fedstrata.engine.survey import survey
 
 if TYPE_CHECKING:
     from fedstrata.core.sources import Source
 
-OTHER = "other"
-"""The group of tensors that travel and are no parameters of the model."""
 NEARLY_ALL = 0.95
 
 
@@ -86,7 +84,7 @@ class RunPlan:
         rounds: Number of rounds.
         clients: What each client does, by name.
         model: `name`, `parameters`, `blocks`, `bytes`.
-        trainable_parameters: Numbers that train.
+        trainable_parameters: Numbers that train; where a run chooses, as the rehearsal chose.
         groups: The parts of the model.
         communication: Bytes in all and for a client's turn; null where a method sends no model.
         time: Seconds.
@@ -155,7 +153,7 @@ def _assemble(estimate: Estimate, folder: Path, preparation: float, rehearsal: f
     """Puts the plan together; the seconds are those its own parts took."""
     experiment, settings = estimate.experiment, estimate.experiment.settings
     model, method = experiment.model, experiment.method
-    trainable = model.parameters(method.trainable(model.layout))
+    trainable = model.parameters(estimate.measured.trainable)
     memory, disk = estimate.memory(), estimate.disk(folder)
     return RunPlan(
         name=settings.name,
@@ -207,7 +205,7 @@ def _clients(estimate: Estimate) -> dict[str, ClientPlan]:
 def _groups(estimate: Estimate) -> tuple[GroupPlan, ...]:
     """Sorts what trains and travels by part of the model."""
     model = estimate.experiment.model
-    trains = set(estimate.experiment.method.trainable(model.layout))
+    trains = set(estimate.measured.trainable)
     groups: dict[str, list[str]] = {}
     for name in model.layout.all:
         groups.setdefault(model.layout.group_of(name), []).append(name)
@@ -230,13 +228,19 @@ def _groups(estimate: Estimate) -> tuple[GroupPlan, ...]:
 
 def _warnings(estimate: Estimate, memory: Mapping[str, int | None], disk: Mapping[str, int]) -> Sequence[str]:
     """Says what will not fit or not happen."""
-    found = []
+    found, settings = [], estimate.training
     for kind, place in (("rss", "memory"), ("gpu", "GPU memory")):
         peak, available = memory[f"peak_{kind}_bytes"], memory[f"available_{kind}_bytes"]
         if peak is not None and available is not None and peak > NEARLY_ALL * available:
             found.append(f"the run needs nearly all of this machine's {place} that is free")
     if disk["bytes"] > disk["free_bytes"]:
         found.append("the run directory will not fit on the disk")
+    if disk["caches_bytes"] < estimate.cache_bytes:
+        needed = f"all clients' states take {estimate.cache_bytes / 1e9:.3g} GB"
+        found.append(
+            f"{needed}, more than training.cache_gigabytes allows ({settings.cache_gigabytes:g}): some "
+            "clients will run their frozen blocks every time, and take longer than estimated"
+        )
     if not estimate.surveyed.scored_tokens["validation"]:
         found.append("no client has validation documents: rounds will not be scored")
     idle = [client for client in estimate.workloads if client not in estimate.turns]

@@ -8,7 +8,6 @@ later ones are measured.
 from __future__ import annotations
 
 import json
-import math
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -98,6 +97,7 @@ class Rehearsed:
         scorings: Every scoring of a split.
         up: Bytes of every tensor that a client sent in the last round, by name.
         down: Bytes of every tensor that a client was sent in the last round, by name.
+        trainable: Names of the parameters that a client trained in the last round.
         save_seconds: Time to save one model.
         checkpoint_bytes: Size of a checkpoint.
         store_bytes: Size of one version of a client's private store.
@@ -113,6 +113,7 @@ class Rehearsed:
     scorings: list[Timed] = field(default_factory=list)
     up: dict[str, int] = field(default_factory=dict)
     down: dict[str, int] = field(default_factory=dict)
+    trainable: tuple[str, ...] = ()
     save_seconds: float = 0.0
     checkpoint_bytes: int = 0
     store_bytes: int = 0
@@ -136,9 +137,7 @@ def rehearse(experiment: Experiment, samples: Samples, *, seconds: float = SECON
     """
     watched = WatchedTask(experiment.task)
     settings = {name: value for name, value in experiment.settings if name not in NOT_REHEARSED}
-    federation = experiment.settings.federation
-    rounds = math.ceil(federation.rounds * federation.sample)  # as often as a client of the run trains
-    small = RunSettings(**settings, federation=FederationSettings(rounds=rounds))
+    small = RunSettings(**settings, federation=FederationSettings(rounds=MOST_ROUNDS))
     with tempfile.TemporaryDirectory(prefix="fedstrata-plan-") as folder:
         rehearsed = replace(experiment, settings=small, task=cast("Task", watched))
         run = Rehearsal(rehearsed, Path(folder), samples, watched)
@@ -245,6 +244,7 @@ class Rehearsal(Run):
         self._watched = watched
         self._turn, self._marked, self._counted = Turn(1), 0.0, 0
         self._round_began = self._last_client = 0.0
+        self._trained: tuple[str, ...] = ()
         self._meter = TensorMeter()
         names = [site.id for site in self._trainers]
         names = [*names, f"{names[0]}-again"][:2]
@@ -321,6 +321,7 @@ class Rehearsal(Run):
 
     def _end_turn(self, facts: Mapping[str, Any]) -> None:
         self._turn.client = facts["client"]
+        self._trained = self.experiment.model.trainable
         self._turn.fixed_seconds = facts["seconds"] - sum(step.seconds for step in self._turn.steps)
         self.measured.turns.append(self._turn)
         self._begin_turn(facts["round"])
@@ -338,6 +339,7 @@ class Rehearsal(Run):
         )
         self.measured.rounds.append(cost)
         self.measured.up, self.measured.down = self._meter.sizes_up, self._meter.sizes_down
+        self.measured.trainable = self._trained
 
     def _measure_clients(self) -> None:
         """Looks at what clients keep between rounds: private tensors, and what grows with their examples."""

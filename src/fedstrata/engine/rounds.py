@@ -104,7 +104,10 @@ class Run:
                 "metric": self.experiment.metric,
                 "pooled": self.experiment.method.pooled,
                 "bytes_sent": sum(
-                    sum(client.values()) for event in rounds for client in event["exchanges"].values()
+                    sum(client.values())
+                    for event in rounds
+                    if event["round"] <= loaded[0]
+                    for client in event["exchanges"].values()
                 ),
             },
         )
@@ -173,9 +176,9 @@ class Run:
             "peak_gpu_bytes": peak_gpu_bytes(self.experiment.model.device),
         }
         self._emit("final", facts)
+        self._caches.remove()  # before the summary, with which a run counts as finished
         summary = summarise(read_events(self.folder / "record.jsonl"))
         write_summary(summary, self.folder / "summary.json")
-        self._caches.remove()
         return summary
 
     def _report(self) -> None:
@@ -235,7 +238,6 @@ class Run:
         experiment, model = self.experiment, self.experiment.model
         layout = model.layout
         trainable = model.parameters(experiment.method.trainable(layout))
-        whole = frame.encode(Message(model.tensors(layout.all)))
         return {
             "name": experiment.settings.name,
             "data": _fingerprint(self._sites),
@@ -253,7 +255,7 @@ class Run:
                 "name": experiment.settings.model.name,
                 "parameters": model.parameter_count,
                 "blocks": len(layout.blocks),
-                "bytes": whole.nbytes,
+                "bytes": frame.size(Message(model.tensors(layout.all))),
             },
             "groups": _by_group({name: model.bytes_of([name]) for name in layout.all}, layout),
             "trainable_parameters": sum(parameter.numel() for parameter in trainable),

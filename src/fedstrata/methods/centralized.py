@@ -5,9 +5,8 @@ Travels: every note, once; no model.
 Server half: none.
 Client half: one client holds the pooled training data and trains the whole model.
 Reduces to: FedAvg with one client.
-Deviations: a "round" is `training.epochs` epochs over the pooled data, so that a run sees as many examples
-as the
-    federated one of the same configuration with every client taking part; like every client's, its
+Deviations: a "round" is `training.epochs` epochs over the pooled data, so that a run sees as many examples as
+    the federated one of the same configuration with every client taking part; like every client's, its
     optimiser starts anew each round.
 """
 

@@ -77,15 +77,13 @@ class CachePolicy:
     """Whether and how states are kept.
 
     Attributes:
-        always: Keep them even where a single pass over the data does not pay for it.
-        passes: How often each text is expected to be used in the whole run.
-        epochs: How often in one local training.
+        always: Keep them even where they would be used once.
+        epochs: How often each text is used in one local training.
         dtype: `auto` (as a block gives them), `float32` or `bfloat16`.
         budget: Returns how many bytes a new file may have, and what sets that limit.
     """
 
     always: bool
-    passes: float
     epochs: int
     dtype: str
     budget: Callable[[], tuple[int, str]]
@@ -137,9 +135,9 @@ class PrefixCache:
 
     def _pays(self, model: Model, cut: int) -> bool:
         """Whether each text is used more than once while its states stay what they are."""
-        policy = self._policy
-        lasting = not model.is_changed(prefix_names(model.layout, cut))
-        return policy.always or (policy.passes if lasting else policy.epochs) > 1
+        if self._policy.always or self._policy.epochs > 1:
+            return True
+        return not model.is_changed(prefix_names(model.layout, cut))  # later rounds find them again
 
     def _stored(
         self, model: Model, cut: int, batches: Callable[[], Iterable[Batch]], run: Run, arithmetic: str

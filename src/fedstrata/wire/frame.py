@@ -92,18 +92,16 @@ def encode(message: Message) -> Frame:
     Raises:
         FrameError: A dtype that safetensors does not know, or values that are not JSON (NaN included).
     """
-    shapes, bodies = {}, []
-    for name, tensor in message.tensors.items():
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        array: Any = flat.view(torch.uint8).numpy() if flat.numel() else b""
-        shapes[name] = (tensor.dtype, tuple(tensor.shape))
-        bodies.append(memoryview(array))
-    values = dict(message.values)
-    if isinstance(message, Update):
-        if "weight" in values:
-            raise FrameError("an update's values cannot hold `weight`: its weight travels under that name")
-        values["weight"] = message.weight
-    return Frame(head(shapes, values), tuple(bodies))
+    return Frame(_head_of(message), tuple(_body(tensor) for tensor in message.tensors.values()))
+
+
+def size(message: Message) -> int:
+    """Returns the bytes of a message's frame without making it: no tensor is copied from a GPU.
+
+    Raises:
+        FrameError: As `encode` does.
+    """
+    return len(_head_of(message)) + sum(tensor.nbytes for tensor in message.tensors.values())
 
 
 def head(shapes: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], values: Mapping[str, JSON]) -> bytes:
@@ -197,6 +195,21 @@ def read(path: Path) -> Frame:
         raise FrameError(f"cannot read {path}: {error.strerror}") from None
     except FrameError as error:
         raise FrameError(f"{path}: {error}") from None
+
+
+def _head_of(message: Message) -> bytes:
+    values = dict(message.values)
+    if isinstance(message, Update):
+        if "weight" in values:
+            raise FrameError("an update's values cannot hold `weight`: its weight travels under that name")
+        values["weight"] = message.weight
+    return head({name: (each.dtype, tuple(each.shape)) for name, each in message.tensors.items()}, values)
+
+
+def _body(tensor: Tensor) -> memoryview:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    array: Any = flat.view(torch.uint8).numpy() if flat.numel() else b""
+    return memoryview(array)
 
 
 def _parse_header(head: bytes) -> tuple[dict[str, dict[str, Any]], dict[str, JSON]]:
