@@ -140,7 +140,7 @@ class WeightsAndBiases:
             resume="allow" if id else None,
             dir=str(folder),
             config=dict(settings),
-            mode=os.environ.get("WANDB_MODE", "offline"),  # type: ignore[arg-type]
+            mode=os.environ.get("WANDB_MODE", "offline"),
             settings=quiet,
             reinit="create_new",
         )
