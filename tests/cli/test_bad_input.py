@@ -13,6 +13,8 @@ import pytest
 from support import TINY
 
 from fedstrata.cli import main as cli
+from fedstrata.cli.options import configuration
+from fedstrata.engine.setup import check_settings
 
 QUOTED = "Zebrafinch"
 """Stands in every note; no message may contain it."""
@@ -66,7 +68,7 @@ def jsonl(notes: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (["data.format=brat", "data.path=nowhere"], ["data.path", "nowhere", "the command line"]),
+        (["data={format: brat, path: nowhere}"], ["data.path", "nowhere", "the command line"]),
         (["training.epoch=3"], ["training.epoch", "unknown key", "did you mean 'epochs'?"]),
         (["method={name: layer_skipping, top: 9}"], ["method.top", "at most 3", "not 9", "the command line"]),
         (["method={name: layer_skipping, top: 0}"], ["method.top", "not 0"]),
@@ -285,3 +287,21 @@ def test_a_bug_shows_its_type_but_not_its_text(
     assert status == 1
     assert "KeyError" in err
     assert "--debug" in err
+
+
+@pytest.mark.parametrize("overrides", [["data.format=jsonl", "data.path=notes"], ["task.name=classify"]])
+def test_what_the_demo_says_of_its_own_notes_is_not_said_of_others(overrides: list[str]) -> None:
+    """Without a configuration the demo's is taken, whose types other notes do not have."""
+    settings, _, problems = check_settings(configuration(None, overrides))
+    assert not problems
+    assert settings.data.types is None
+    assert settings.federation.rounds == 10
+    named = configuration(None, [*overrides, "data.types=[gene]", "data.synthetic.notes=4"]).values["data"]
+    assert named["types"] == ["gene"]
+    assert named["synthetic"]["notes"] == 4
+
+
+def test_the_demo_keeps_its_own_settings() -> None:
+    data = configuration(None, ["data.synthetic.notes=4"]).values["data"]
+    assert data["types"] == ["problem", "test", "treatment", "drug"]
+    assert data["synthetic"] == {"sites": 4, "notes": 4}

@@ -62,6 +62,18 @@ def test_an_annotated_corpus_is_scored(untrained: Path, tmp_path: Path) -> None:
     assert "does not know, not scored: severity" in shown.output
 
 
+def test_codes_are_scored_as_the_run_shortened_them(run_tiny: RunTiny, tmp_path: Path) -> None:
+    codes = ("task.name=classify", "data.types=null", "task.max_windows=1", "data.labels.digits=3")
+    done = run_tiny(*UNTRAINED, *codes)
+    code = next(name.removeprefix("f1/") for name in done.summary["metrics"]["global"] if "f1/" in name)
+    labels = (f"{code}.9", "no code")
+    write([Document("note", "chest pain", labels=labels)], tmp_path / "in", "jsonl")
+    shown = predict(done.folder, tmp_path / "in", "--input-format", "jsonl", "--out", tmp_path / "out")
+    assert shown.exit_code == 0, shown.output
+    assert f"│ {code} " in shown.output
+    assert "1 types or labels that the model does not know, not scored: no code" in shown.output
+
+
 def test_the_model_of_a_client(run_tiny: RunTiny, tmp_path: Path) -> None:
     done = run_tiny(*UNTRAINED, "method={name: local_only}")
     (tmp_path / "note.txt").write_text("chest pain")

@@ -140,3 +140,11 @@ def test_problems_of_the_task_are_told_with_those_of_other_sections(one_each: Pa
         open_run(read_source(None, overrides), one_each / "run", lambda *_: None, resume=False)
     assert {problem.path for problem in error.value.problems} == {"task.problem_type", "method.name"}
     assert not (one_each / "run").exists()
+
+
+def test_mention_types_mean_nothing_to_it() -> None:
+    _, _, problems = check_settings(read_source(None, ["task.name=classify", "data.types=[problem]"]))
+    (problem,) = problems
+    assert problem.path == "data.types"
+    assert problem.origin == "the command line"
+    assert "no meaning with task classify" in problem.message

@@ -99,7 +99,7 @@ def test_neither_paths_nor_names_of_sites_leave(run_tiny: RunTiny, tmp_path: Pat
     assert "language" not in card.data.to_dict()
     assert "Not stated" in card.text
     assert "can give away text" in card.text
-    assert "JSON lines form" in card.text
+    assert "Annotated documents as JSON lines." in card.text
     _, named = exported(done, tmp_path / "named", with_names=True)
     assert "st-marys" in named
 

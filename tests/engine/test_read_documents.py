@@ -78,6 +78,11 @@ def test_a_hub_id_stays_and_a_file_becomes_absolute(tmp_path: Path, monkeypatch:
         ("{labels: {keep: []}}", "data.labels.keep"),
         ("{format: mimic, path: x, mimic: {categories: []}}", "data.mimic.categories"),
         ("{split: {by: site}}", "data.split.by"),
+        (
+            "{format: mimic, path: x, synthetic: {notes: 4}}",
+            "data.synthetic belongs to data.format 'synthetic'",
+        ),
+        ("{unannotated: skip}", "data.unannotated belongs to data.format 'i2b2' or 'brat'"),
         ("{format: bioc, path: x}", "'pubtator', 'mtsamples', 'mimic' or 'datasets', not 'bioc'"),
     ],
 )

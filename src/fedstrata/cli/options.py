@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedstrata.core.errors import ConfigurationError, Problem
+
+if TYPE_CHECKING:
+    from fedstrata.core.sources import Source
 
 
 class Flags:
@@ -61,3 +65,29 @@ def sort_files(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
     """
     overrides = [text for text in arguments if "=" in text and "/" not in text.partition("=")[0]]
     return [Path(text) for text in arguments if text not in overrides], overrides
+
+
+def configuration(file: Path | None, overrides: Sequence[str]) -> Source:
+    """Reads a configuration, or the demo's where none is named.
+
+    What the demo says of its own notes goes where the command line names others, or another task.
+
+    Raises:
+        ConfigurationError: It cannot be read, or an override is malformed.
+    """
+    from fedstrata.core.sources import COMMAND_LINE, read_source  # noqa: PLC0415 - heavy
+
+    if file is not None:
+        return read_source(file, overrides)
+    with as_file(files("fedstrata.cli") / "demo.yaml") as demo:
+        source = read_source(demo, overrides)
+    data, task = source.values["data"], source.values["task"]
+    if not isinstance(data, dict) or not isinstance(task, dict):
+        return source  # wrong, which is told when it is checked
+    other_data = data.get("format") != "synthetic"
+    idle = {"synthetic": other_data, "types": other_data or task.get("name", "ner") != "ner"}
+    given = [path for path, origin in source.origins.items() if origin == COMMAND_LINE]
+    for name in [name for name in idle if idle[name]]:
+        if not any(f"{path}.".startswith(f"data.{name}.") for path in given):
+            data.pop(name, None)
+    return source

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.resources import as_file, files
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedstrata.cli.options import Arguments, Debug, sort_arguments
+from fedstrata.cli.options import Arguments, Debug, configuration, sort_arguments
 from fedstrata.record.words import duration, size
 
 if TYPE_CHECKING:
@@ -54,14 +53,12 @@ def plan(
 
     from rich.console import Console  # noqa: PLC0415 - heavy
 
-    from fedstrata.core.sources import read_source  # noqa: PLC0415
     from fedstrata.engine.plan import make_plan  # noqa: PLC0415
 
     console = Console()
     if not as_json:
         _say(console, "preparing the data and the model, then rehearsing a few batches ...")
-    with as_file(files("fedstrata.cli") / "demo.yaml") as demo:
-        made = make_plan(read_source(file or demo, overrides), folder=out, seconds=seconds)
+    made = make_plan(configuration(file, overrides), folder=out, seconds=seconds)
     if as_json:
         typer.echo(json.dumps(made.as_json(), indent=2, allow_nan=False))
         return

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     from fedstrata.engine.predict import Outcome
 
+SHOWN = 20
+"""How many names of unknown types or labels are shown; MIMIC-III has thousands of codes."""
+
 
 def predict(
     run: Annotated[
@@ -45,8 +48,8 @@ def predict(
     input_format: Annotated[
         str,
         typer.Option(
-            help="text (every .txt file, alone), or a format of data.format; annotations in it are scored "
-            "against."
+            help="text (every .txt file, alone), or a data.format of files (not synthetic, datasets); "
+            "annotations in it are scored against."
         ),
     ] = "text",
     client: Annotated[
@@ -71,7 +74,8 @@ def predict(
     require_new(folder)
     result = open_result(run, overrides or [], client=client)
     output = check_output(result.task, format)
-    inputs = open_inputs(input, input_format, output)
+    categories = result.settings.data.mimic.categories
+    inputs = open_inputs(input, input_format, output, categories=categories)
     done = 0
     try:
         with Progress(console=console, disable=not console.is_terminal) as progress:
@@ -99,8 +103,10 @@ def _show(console: Console, outcome: Outcome, folder: Path, output: str) -> None
     if outcome.scores:
         _show_scores(console, outcome.scores)
     if outcome.unknown:
-        names = ", ".join(sorted(outcome.unknown))
-        _say(console, f"the input is also annotated with what the model does not know, not scored: {names}")
+        names = sorted(outcome.unknown)
+        shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+        what = f"{len(names):,} types or labels that the model does not know, not scored"
+        _say(console, f"the input is also annotated with {what}: {shown}")
     if outcome.left_out:
         what = "modifiers, and mentions that became equal"
         _say(console, f"{outcome.left_out:,} mentions were left out: {output} has no place for them ({what})")

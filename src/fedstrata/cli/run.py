@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedstrata.cli.options import Arguments, Debug, sort_arguments
+from fedstrata.cli.options import Arguments, Debug, configuration, sort_arguments
 from fedstrata.core.errors import ConfigurationError, Problem
 
 INTERRUPTED = 130
@@ -45,7 +44,6 @@ def run(
         raise ConfigurationError([Problem("", "--resume needs --out: the run directory to go on with")])
 
     from fedstrata.cli.display import Display  # noqa: PLC0415 - heavy
-    from fedstrata.core.sources import read_source  # noqa: PLC0415
     from fedstrata.engine.folder import open_run, resumable  # noqa: PLC0415
 
     display, opened = Display(), None
@@ -54,8 +52,7 @@ def run(
         if resume and out is not None:
             source = resumable(out, file, overrides)
         else:
-            with as_file(files("fedstrata.cli") / "demo.yaml") as demo:
-                source = read_source(file or demo, overrides)
+            source = configuration(file, overrides)
         opened = open_run(source, out, display, resume=resume)
         with display:
             summary = opened.execute(resume=resume)

@@ -156,11 +156,18 @@ class DataSettings(Settings):
 
     @model_validator(mode="after")
     def _sections_of_the_format(self) -> DataSettings:
-        owners = {"mimic": "mimic", "dataset": "datasets", "columns": "datasets"}
+        owners = {
+            "synthetic": ("synthetic",),
+            "mimic": ("mimic",),
+            "dataset": ("datasets",),
+            "columns": ("datasets",),
+            "unannotated": ("i2b2", "brat"),
+        }
         idle = [
-            f"data.{section} belongs to data.format {owner!r} and has no meaning when it is {self.format!r}"
-            for section, owner in owners.items()
-            if self.format != owner and getattr(self, section) != type(getattr(self, section))()
+            f"data.{name} belongs to data.format {' or '.join(map(repr, formats))} and has no meaning when "
+            f"it is {self.format!r}"
+            for name, formats in owners.items()
+            if self.format not in formats and getattr(self, name) != type(self).model_fields[name].default
         ]
         if idle:
             raise ValueError("; ".join(idle))

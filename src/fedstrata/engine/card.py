@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from rich.filesize import decimal
 
+from fedstrata.core.config import ClassifySettings
 from fedstrata.record.scores import compared, overall, score_tables
 
 if TYPE_CHECKING:
@@ -32,7 +33,16 @@ classifier = pipeline("text-classification", model=".", top_k=None)
 labels = classifier("The patient has chest pain and takes aspirin.")""",
 }
 
-FORMAT_NAMES = {"i2b2": "i2b2-2010", "brat": "BRAT", "conll": "CoNLL", "jsonl": "JSON lines"}
+FORMAT_NAMES = {
+    "i2b2": "in i2b2-2010 form",
+    "brat": "in BRAT form",
+    "conll": "in CoNLL form",
+    "jsonl": "as JSON lines",
+    "pubtator": "in PubTator form",
+    "mtsamples": "in the form of MTSamples",
+    "mimic": "in the form of MIMIC-III",
+    "datasets": "in tables",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +135,8 @@ def _description(facts: Facts) -> dict[str, Any]:
         what = f"Finds mentions in text, of these types: {', '.join(types)}."
         long = "the pipeline above does not, unless it is given a `stride`"
     else:
-        what = f"Labels texts, with these {len(labels)} labels: {', '.join(labels)}."
-        long = "the pipeline above reads their beginning only"
+        what = f"Labels texts, with {_how_many(facts)} these {len(labels)} labels: {', '.join(labels)}."
+        long = "the pipeline above takes them as one window, longer than any it was trained on"
     if result.client is not None:
         what += f" This is the model of one client, {facts.clients[result.client]}, made for its own notes."
     window = result.settings.task.max_length
@@ -144,14 +154,21 @@ def _description(facts: Facts) -> dict[str, Any]:
     }
 
 
+def _how_many(facts: Facts) -> str:
+    """Says how many labels a text is given, and by what rule."""
+    settings = facts.result.settings.task
+    if isinstance(settings, ClassifySettings) and settings.problem_type == "multi_label":
+        return f"each that has a probability of {settings.threshold:g} or more, of"
+    return "the likeliest of"
+
+
 def _data(facts: Facts) -> str:
     """Says what kind of documents the model was trained on, and not where they lie."""
     settings = facts.result.settings
     if facts.synthetic:
         text = "Synthetic clinical notes that fedstrata generates; no text of a patient."
     else:
-        form = FORMAT_NAMES.get(settings.data.format, settings.data.format)
-        text = f"Annotated documents in {form} form. Where they lie is left out here."
+        text = f"Annotated documents {FORMAT_NAMES[settings.data.format]}. Where they lie is left out here."
     clients = "are the sites" if settings.partition.by == "site" else f"were made `{settings.partition.by}`"
     return f"{text} Clients {clients}; they were simulated in one process, with every byte counted."
 

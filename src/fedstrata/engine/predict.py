@@ -8,14 +8,16 @@ in memory, whatever the size of the input.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from fedstrata.core.config import DISCHARGE_SUMMARY
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
 from fedstrata.core.files import require_new, write_atomically
-from fedstrata.data.readers import FORMATS, documents_of, texts
+from fedstrata.data.icd9 import category
+from fedstrata.data.readers import FORMATS, documents_of, mimic, texts
 from fedstrata.data.readers.files import BYTE_ORDER_MARK, Format, Source
 from fedstrata.data.readers.folders import find_sources
 from fedstrata.data.select import rename_types
@@ -134,13 +136,16 @@ def check_output(task: Task, output: str | None) -> str:
     return output
 
 
-def open_inputs(path: Path, form: str, output: str) -> Inputs:
+def open_inputs(
+    path: Path, form: str, output: str, *, categories: Sequence[str] | None = (DISCHARGE_SUMMARY,)
+) -> Inputs:
     """Finds and checks the files to predict for.
 
     Args:
         path: A file or a folder.
         form: `text`, or a format of `fedstrata.data.readers`.
         output: The format to write.
+        categories: Of MIMIC-III tables, the CATEGORY of the notes to read; all if None.
 
     Raises:
         ConfigurationError: There is no such format, or files are not of it or cannot be written; all at once.
@@ -149,7 +154,7 @@ def open_inputs(path: Path, form: str, output: str) -> Inputs:
     if form != TEXT and form not in FORMATS:
         message = f"must be one of {', '.join((TEXT, *FORMATS))}, not {form!r}"
         raise ConfigurationError([Problem("--input-format", message)])
-    layout = texts.FORMAT if form == TEXT else FORMATS[form]
+    layout = {**FORMATS, TEXT: texts.FORMAT, "mimic": mimic.of_categories(categories)}[form]
     sources = texts.find_texts(path) if form == TEXT else find_sources(path, layout)
     inputs = Inputs(path if path.is_dir() else path.parent, form, layout, tuple(sources))
     problems, names, count = [], set(), 0
@@ -237,8 +242,11 @@ def _chunks(
 
 def _known(document: Document, result: Result, outcome: Outcome) -> Document:
     """Returns the document with the annotations the model could find, under the names it has for them."""
-    types = result.settings.data.types
+    types, labels = result.settings.data.types, result.settings.data.labels
     renamed = rename_types(document, types) if isinstance(types, Mapping) else document
+    if labels.digits == 3:  # what is no code stays, and is told as unknown
+        shortened = dict.fromkeys(category(label) or label for label in renamed.labels)
+        renamed = replace(renamed, labels=tuple(shortened))
     known = result.task.known(renamed)
     outcome.unknown |= {span.label for span in renamed.spans} - {span.label for span in known.spans}
     outcome.unknown |= set(renamed.labels) - set(known.labels)

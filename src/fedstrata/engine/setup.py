@@ -213,6 +213,9 @@ def check_settings(source: Source) -> tuple[RunSettings, Method | None, list[Pro
         }
         settings = RunSettings.model_validate(rest)
     settings = _with_absolute_paths(settings)
+    if settings.task.name == "classify" and settings.data.types is not None:
+        message = "mention types have no meaning with task classify, which learns labels of documents"
+        problems.append(source.problem("data.types", f"{message} (data.labels); leave it null"))
     name = settings.method.get("name", LayerSkipping.name)
     if not isinstance(name, str) or name not in METHODS:
         allowed = ", ".join(METHODS)

@@ -139,6 +139,12 @@ def test_columns_that_are_not_there_are_all_named(tmp_path: Path) -> None:
     assert "SECRET" not in str(raised.value)
 
 
+def test_what_is_asked_of_a_saved_data_set_is_refused_for_files(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("text\na\n")
+    with pytest.raises(ConfigurationError, match=r"data\.dataset: has no meaning for .*split by their names"):
+        rows(tmp_path, splits=["train"])
+
+
 def test_a_first_row_that_is_no_header_is_not_quoted(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("3,SECRET\n4,SECRET too\n")
     with pytest.raises(
@@ -153,6 +159,7 @@ def test_a_first_row_that_is_no_header_is_not_quoted(tmp_path: Path) -> None:
     [
         ({"text": 3}, ColumnSettings(), "'text' holds int"),
         ({"text": "SECRET", "label": 0.5}, LABELLED, "'label' holds float"),
+        ({"text": "a", "label": "SECRET" * 40}, LABELLED, "'label' holds a label of 240 characters"),
         ({"text": "SECRET", "id": " "}, ColumnSettings(id="id"), "'id' names nothing"),
         ({"t": "SECRET", "g": ["O"]}, ColumnSettings(tokens="t", tags="g"), "'t' holds no list of tokens"),
         ({"t": ["SECRET"], "g": ["O", "O"]}, ColumnSettings(tokens="t", tags="g"), "'g' holds 2 tags"),

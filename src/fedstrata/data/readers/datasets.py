@@ -33,6 +33,8 @@ _WITH_TABS = (".tsv", ".tsv.gz")
 _TABLES = (".csv", ".csv.gz", *_WITH_TABS)
 _RECORDS = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
 _SUFFIXES = (*_TABLES, *_RECORDS, ".parquet")
+LONGEST_LABEL = 200
+"""Characters in a label: labels are shown and recorded, and a column of texts must not be."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _SAVED = ("dataset_dict.json", "state.json")
 
@@ -158,6 +160,9 @@ def _all_rows(path: str, settings: DatasetSettings, columns: ColumnSettings) -> 
     if any((place / name).is_file() for name in _SAVED):
         yield from _saved(place, settings)
     elif place.exists():
+        if settings != DatasetSettings():
+            message = f"has no meaning for {path}: files and folders of files are split by their names"
+            raise ConfigurationError([Problem("data.dataset", message)])
         layout = Format(lambda source: [], suffixes=_SUFFIXES)
         for source in find_sources(place, layout):
             yield _file(source, columns)
@@ -236,6 +241,9 @@ class _Cells:
                 raise self.wrong(
                     column, f"holds {type(item).__name__}", "text, whole numbers or lists of them"
                 )
+            if len(found[-1]) > LONGEST_LABEL:  # perhaps the text of a note, which no message may quote
+                message = f"holds a label of {len(found[-1])} characters"
+                raise self.wrong(column, message, f"at most {LONGEST_LABEL}")
         return [name for name in found if name]
 
 
