@@ -212,7 +212,7 @@ class _Filling:
         self.lengths = lengths
         self.output: BlockOutput  # of no text: what `check` learnt of dtype, width and form
         self._model, self._cut, self._batches, self._run = model, cut, batches, run
-        model.module.eval()
+        model.module.train(False)
 
     @torch.no_grad()
     def check(self) -> str | None:
