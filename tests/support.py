@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import pty
+import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,3 +74,19 @@ def load_script(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def in_terminal(command: list[str], *, columns: int, folder: Path | None = None) -> tuple[int, str]:
+    """Runs a command in a pseudo-terminal; returns its exit status and what it showed."""
+    leader, follower = pty.openpty()
+    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm"}
+    with subprocess.Popen(command, cwd=folder, stdout=follower, stderr=follower, env=environment) as process:
+        os.close(follower)
+        seen = b""
+        while True:
+            try:
+                seen += os.read(leader, 4096)
+            except OSError:  # the other end is closed
+                break
+    os.close(leader)
+    return process.returncode, seen.decode(errors="replace")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import subprocess
 import sys
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from support import Finished, finished
+from support import Finished, finished, in_terminal
 
 from fedstrata.core.sources import read_source
 from fedstrata.engine.setup import check_settings, divide
@@ -48,21 +46,10 @@ def test_a_look_up_table_is_at_least_15_f1_points_below_the_centralised_model(tm
 
 def test_a_terminal_shows_progress_and_ends_with_the_table_and_the_path(tmp_path: Path) -> None:
     """In a pseudo-terminal, since the bars are for people only."""
-    leader, follower = pty.openpty()
     small = ["data.synthetic.notes=24", "federation.rounds=2", "--out", str(tmp_path / "run")]
     command = [sys.executable, "-m", "fedstrata", "run", *small]
-    environment = {**os.environ, "COLUMNS": "120", "TERM": "xterm"}
-    with subprocess.Popen(command, stdout=follower, stderr=follower, env=environment) as process:
-        os.close(follower)
-        seen = b""
-        while True:
-            try:
-                seen += os.read(leader, 4096)
-            except OSError:  # the other end is closed
-                break
-    os.close(leader)
-    text = seen.decode(errors="replace")
-    assert process.returncode == 0
+    status, text = in_terminal(command, columns=120)
+    assert status == 0
     for part in (
         "rounds",
         "clients",

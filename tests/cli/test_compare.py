@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import pty
 import signal
 import subprocess
 import sys
@@ -13,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support import in_terminal
 
 BASE = """name: tiny
 threads: 1
@@ -123,21 +122,8 @@ def test_a_terminal_shows_every_run_and_a_failed_one_harms_no_other(tmp_path: Pa
     )
     (tmp_path / "sweep.yaml").write_text(BASE + rows)
     arguments = command("compare", "sweep.yaml", "training.clip_norm=null", "--jobs", "2", "--out", "out")
-    leader, follower = pty.openpty()
-    environment = {**os.environ, "COLUMNS": "150", "TERM": "xterm"}
-    with subprocess.Popen(
-        arguments, cwd=tmp_path, stdout=follower, stderr=follower, env=environment
-    ) as process:
-        os.close(follower)
-        seen = b""
-        while True:
-            try:
-                seen += os.read(leader, 4096)
-            except OSError:  # the other end is closed
-                break
-    os.close(leader)
-    shown = seen.decode(errors="replace")
-    assert process.returncode == 1
+    status, shown = in_terminal(arguments, columns=150, folder=tmp_path)
+    assert status == 1
     for part in (
         "runs",
         "sound, seed 0",

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from support import TINY
 from transformers import pipeline
 
+from fedstrata.core.config import NerSettings
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError, DataError
 from fedstrata.core.sources import read_source
@@ -27,6 +28,7 @@ from fedstrata.engine.folder import open_run
 from fedstrata.engine.predict import Outcome, check_output, open_inputs, predict_files
 from fedstrata.engine.result import Result, open_result
 from fedstrata.metrics.spans import span_scores
+from fedstrata.tasks.ner import NamedEntityRecognition
 from fedstrata.train.evaluate import answer
 
 # Line ends and blanks of all kinds, a byte order mark, a combining accent, a character outside the basic
@@ -299,7 +301,7 @@ def test_formats_that_cannot_spell_a_type_are_refused_before_anything(result: Re
 @pytest.mark.parametrize(
     "text", ["The patient has chest pain.", "5mg aspirin daily; no fever, no cough", "BP 120/80"]
 )
-def test_the_pipeline_of_transformers_finds_the_same(result: Result, text: str) -> None:
+def test_the_pipeline_of_transformers_finds_the_same_but_for_whole_words(result: Result, text: str) -> None:
     tagger = pipeline(
         "token-classification", model=str(result.folder / "model"), aggregation_strategy="simple"
     )
@@ -310,7 +312,9 @@ def test_the_pipeline_of_transformers_finds_the_same(result: Result, text: str) 
         words = text[group["start"] : group["end"]]
         start = group["start"] + len(words) - len(words.lstrip())
         spans.append((start, start + len(words.strip()), group["entity_group"]))
-    assert spans == [(span.start, span.end, span.label) for span in found(result, text)]
+    pieces = NamedEntityRecognition(NerSettings(whole_words=False), result.task.types)
+    (own,) = answer(result.model, pieces, [Document("x", text)], result.settings.training)
+    assert spans == [(span.start, span.end, span.label) for span in own]
 
 
 def test_real_notes_are_read_back_with_their_mentions(

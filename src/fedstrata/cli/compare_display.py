@@ -4,56 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from fedstrata.cli.listener import Listener
 from fedstrata.record.summary import headline
 from fedstrata.record.table_text import grid, markdown, notes
 
 
-class Display:
+class Display(Listener):
     """Listens to a comparison; use it as a context manager around the runs."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console()
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=16),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[status]}", markup=False),
-            TimeElapsedColumn(),
-            console=self._console,
-            disable=not self._console.is_terminal,
-        )
+        super().__init__(console, TextColumn("{task.description}", markup=False), width=16)
         self._all: TaskID | None = None
         self._tasks: dict[str, TaskID] = {}
         self._metrics: dict[str, str] = {}
         self._rounds: dict[str, int] = {}
-
-    def __enter__(self) -> Display:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
-
-    def say(self, message: str) -> None:
-        """Prints one line."""
-        self._console.print(message, highlight=False, markup=False, soft_wrap=True)
-
-    def __call__(self, event: str, facts: Mapping[str, Any]) -> None:
-        """Takes one event of the comparison, or of one of its runs."""
-        handler = getattr(self, f"_on_{event}", None)
-        if handler is not None:
-            handler(facts)
 
     def _on_comparison(self, facts: Mapping[str, Any]) -> None:
         self._all = self._progress.add_task("runs", total=facts["cells"], status="")

@@ -4,34 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from fedstrata.cli.listener import Listener
 from fedstrata.core.errors import DROPPED_OUT
 from fedstrata.record.summary import headline
 from fedstrata.record.words import duration, plural, score
 
 
-class Display:
+class Display(Listener):
     """Listens to a run; use it as a context manager around the run."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console()
-        self._progress = Progress(
-            TextColumn("{task.description:<8}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[status]}", markup=False),
-            TimeElapsedColumn(),
-            console=self._console,
-            disable=not self._console.is_terminal,
-        )
+        super().__init__(console, TextColumn("{task.description:<8}"), width=24)
         self._rounds = self._progress.add_task("rounds", total=None, status="")
         self._clients = self._progress.add_task("clients", total=None, status="")
         self._bytes = 0
@@ -39,25 +30,6 @@ class Display:
         self._pooled = False
         self._uncached = False
         self._score: float | None = None
-
-    def __enter__(self) -> Display:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
-
-    def say(self, message: str) -> None:
-        """Prints one line."""
-        self._console.print(message, highlight=False, markup=False, soft_wrap=True)
-
-    def __call__(self, event: str, facts: Mapping[str, Any]) -> None:
-        """Takes one event of the run."""
-        handler = getattr(self, f"_on_{event}", None)
-        if handler is not None:
-            handler(facts)
 
     def _on_run(self, facts: Mapping[str, Any]) -> None:
         self._metric, self._pooled = facts["metric"], facts["pooled"]

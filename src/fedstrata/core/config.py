@@ -239,6 +239,10 @@ class NerSettings(TaskSettings):
     """Named entity recognition, the task where none is named: the mentions of a note."""
 
     name: Literal["ner"] = "ner"
+    whole_words: bool = Field(
+        default=True,
+        description="The first token of a word decides for all of it (Latin, Greek and Cyrillic script).",
+    )
 
 
 class ClassifySettings(TaskSettings):

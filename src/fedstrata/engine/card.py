@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from rich.filesize import decimal
 
-from fedstrata.core.config import ClassifySettings
+from fedstrata.core.config import ClassifySettings, NerSettings
 from fedstrata.record.scores import compared, overall, score_tables
 
 if TYPE_CHECKING:
@@ -134,6 +134,8 @@ def _description(facts: Facts) -> dict[str, Any]:
         types = [label[2:] for label in labels if label.startswith("B-")]
         what = f"Finds mentions in text, of these types: {', '.join(types)}."
         long = "the pipeline above does not, unless it is given a `stride`"
+        if isinstance(result.settings.task, NerSettings) and result.settings.task.whole_words:
+            long += ", and finds pieces of words where `fedstrata predict` finds whole words"
     else:
         what = f"Labels texts, with {_how_many(facts)} these {len(labels)} labels: {', '.join(labels)}."
         long = "the pipeline above takes them as one window, longer than any it was trained on"

@@ -4,6 +4,9 @@ A token has the tag of the mention it touches. Flat tags hold one mention per to
 overlap, nest, or share a token the longest is tagged; a discontinuous one is tagged as the stretch that
 encloses it, where no continuous one is in the way. Scores are taken against all annotated mentions, tagged or
 not, and `reachability` says how many can be found at all.
+
+A tagger of subword tokens often tags a piece of a word and not the rest. Mentions begin and end within a word
+so seldom that the first token of a word decides for all of it (`task.whole_words`).
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import regex
 import torch
 from torch.nn import functional as F
 
@@ -26,8 +30,11 @@ from fedstrata.tasks.windows import IGNORED, Window, encode_windows, pad, run_mo
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from fedstrata.core.config import TaskSettings
+    from fedstrata.core.config import NerSettings
     from fedstrata.data.split import Split
+
+WORD = regex.compile(r"[\p{Latin}\p{Greek}\p{Cyrillic}\p{M}]+")
+"""A word of the scripts that put blanks between words; in others a run of letters may be a whole sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +45,8 @@ class Reachability:
         mentions: Distinct annotated mentions.
         discontinuous: Lost: in several pieces.
         overlapping: Lost: continuous, and overlapping another mention.
-        misaligned: Lost: neither; they begin or end within a token or at a blank, or share a token with a
-            neighbour.
+        misaligned: Lost: neither; they begin or end within a token, at a blank or, with `task.whole_words`,
+            within a word, or share a token with a neighbour.
     """
 
     mentions: int
@@ -57,7 +64,7 @@ class NamedEntityRecognition:
     """Tags subword tokens, and scores the mentions they spell, by character offsets.
 
     Args:
-        settings: Length and overlap of the windows.
+        settings: Length and overlap of the windows, and whether mentions are made of whole words.
         types: The mention types.
     """
 
@@ -66,12 +73,12 @@ class NamedEntityRecognition:
     metrics: ClassVar[tuple[str, ...]] = ("f1", "precision", "recall")
     problem_type: ClassVar[None] = None
 
-    def __init__(self, settings: TaskSettings, types: Sequence[str]) -> None:
+    def __init__(self, settings: NerSettings, types: Sequence[str]) -> None:
         self.settings = settings
         self.types = tuple(sorted(set(types)))
 
     @classmethod
-    def from_documents(cls, settings: TaskSettings, clients: Mapping[str, Split]) -> NamedEntityRecognition:
+    def from_documents(cls, settings: NerSettings, clients: Mapping[str, Split]) -> NamedEntityRecognition:
         """Makes the task for a corpus: its types are those of all clients' training documents.
 
         Raises:
@@ -96,11 +103,11 @@ class NamedEntityRecognition:
         return cls(settings, types)
 
     @classmethod
-    def from_labels(cls, settings: TaskSettings, labels: Sequence[str]) -> NamedEntityRecognition:
+    def from_labels(cls, settings: NerSettings, labels: Sequence[str]) -> NamedEntityRecognition:
         """Makes the task again for a model that was trained for it.
 
         Args:
-            settings: Length and overlap of the windows.
+            settings: As for the class.
             labels: The model's classes in order.
 
         Raises:
@@ -157,7 +164,8 @@ class NamedEntityRecognition:
         """Reads mentions off the tags of owned tokens.
 
         A mention begins at a B-, and at an I- that continues no mention of its type; it runs on across
-        windows. Mentions of nothing but blanks are left out.
+        windows. Mentions of nothing but blanks are left out. With `task.whole_words` the tag of a word's
+        first token stands for the word.
 
         Args:
             documents: The documents that were encoded.
@@ -173,7 +181,9 @@ class NamedEntityRecognition:
             windows, tags = zip(*group, strict=True)
             own_tags = [each[window.owned] for window, each in zip(windows, tags, strict=True)]
             offsets = [window.offsets[window.owned] for window in windows]
-            answers[index] = self._spans(np.concatenate(own_tags), np.concatenate(offsets))
+            answers[index] = self._spans(
+                documents[index].text, np.concatenate(own_tags), np.concatenate(offsets)
+            )
         return answers
 
     def score(self, documents: Sequence[Document], answers: Sequence[Sequence[Span]]) -> dict[str, float]:
@@ -227,8 +237,10 @@ class NamedEntityRecognition:
                 tags[begin] -= 1
         return tags
 
-    def _spans(self, tags: np.ndarray, offsets: np.ndarray) -> tuple[Span, ...]:
+    def _spans(self, text: str, tags: np.ndarray, offsets: np.ndarray) -> tuple[Span, ...]:
         """Returns the mentions that the tags of a document's tokens spell, (tokens,) and (tokens, 2)."""
+        if self.settings.whole_words:
+            tags = _by_first_of_word(tags, _begins(text, offsets))
         types = (tags.astype(np.int64) + 1) // 2  # 0 for O, else the number of the type from 1
         continues = (tags % 2 == 0) & (types == np.concatenate([[0], types[:-1]]))
         mentions = np.cumsum(~continues)  # the number of the run of tokens that each one belongs to
@@ -242,6 +254,26 @@ class NamedEntityRecognition:
         return tuple(
             sorted(map(Span, starts, ends, labels), key=lambda span: (span.start, span.end, span.label))
         )
+
+
+def _begins(text: str, offsets: np.ndarray) -> np.ndarray:
+    """Returns which tokens begin a word, (tokens,) bool, from their offsets, (tokens, 2).
+
+    A token that is not wholly within a word, such as a number or a comma, is taken for one of its own.
+    """
+    words = np.array([match.span() for match in WORD.finditer(text)] or [(0, 0)])
+    starts, ends = offsets.T
+    number = np.searchsorted(words[:, 0], starts, side="right") - 1
+    within = (number >= 0) & (starts < ends) & (ends <= words[number, 1])
+    number = np.where(within, number, -1 - np.arange(len(offsets)))
+    begins: np.ndarray = number != np.concatenate([[len(words)], number[:-1]])
+    return begins
+
+
+def _by_first_of_word(tags: np.ndarray, begins: np.ndarray) -> np.ndarray:
+    """Gives tokens that go on with a word the I- tag of the type of the word's first, (tokens,) each."""
+    first = np.maximum.accumulate(np.where(begins, np.arange(len(tags)), 0))
+    return np.where(begins, tags, (tags[first] + 1) // 2 * 2)
 
 
 def _precedence(span: Span) -> tuple[bool, int, int, str]:

@@ -1,0 +1,70 @@
+"""What does a configuration's corpus give away without a language model?
+
+    python benchmarks/baselines.py benchmarks/layer_skipping/table_2_ner_maccrobat.yaml --seeds 0,1,2
+
+Scores, on the test split of each seed, what every trained model must beat: for named entity recognition a
+look-up table of the training mentions, for document classification TF-IDF with logistic regression. Both see
+all clients' training documents at one place. Takes what `fedstrata compare` takes, and reads the data of its
+first row. Last line: one JSON object, of each score its mean, smallest and largest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+
+from fedstrata.core.errors import ConfigurationError, FedstrataError
+from fedstrata.core.sources import Source
+from fedstrata.core.sweep import read_sweep, with_value
+from fedstrata.engine.setup import check_settings, divide
+from fedstrata.tasks import TASKS
+from fedstrata.tasks.classify import DocumentClassification
+from fedstrata.tasks.lookup import LookupTagger
+from fedstrata.tasks.tfidf import tfidf_baseline
+
+
+def scores(source: Source) -> dict[str, float]:
+    """Trains the baseline of the configuration's task and scores it as the task scores a model."""
+    settings, _, problems = check_settings(source)
+    if problems:
+        raise ConfigurationError(problems)
+    clients = divide(settings)
+    task = TASKS[settings.task.name].from_documents(settings.task, clients)
+    train, test = (
+        [document for own in clients.values() for document in getattr(own, part)]
+        for part in ("train", "test")
+    )
+    if isinstance(task, DocumentClassification):
+        return tfidf_baseline(task, train, test)
+    tagger = LookupTagger.fit(train)
+    return task.score(test, [tagger.predict(document) for document in test])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("configuration", type=Path)
+    parser.add_argument("override", nargs="*", help="settings as `key.path=value`")
+    parser.add_argument("--seeds", default="0,1,2")
+    options = parser.parse_args()
+    row = read_sweep([options.configuration], options.override).rows[0]
+    by_seed = []
+    for seed in options.seeds.split(","):
+        seeded, _ = with_value(row, "seed", int(seed), "--seeds")
+        by_seed.append(scores(seeded.source))
+        print(f"seed {seed}: {json.dumps({name: round(value, 4) for name, value in by_seed[-1].items()})}")
+    values = {name: [one[name] for one in by_seed] for name in by_seed[0]}
+    spread = {
+        name: {"mean": statistics.mean(each), "min": min(each), "max": max(each)}
+        for name, each in values.items()
+    }
+    print(json.dumps(spread))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except FedstrataError as error:
+        sys.exit(str(error))

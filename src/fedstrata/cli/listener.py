@@ -1,0 +1,51 @@
+"""What every display of events shares: progress bars on a terminal, plain lines, and one handler an event."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+
+class Listener:
+    """Passes an event `x` on to the method `_on_x`, if there is one; a context manager around what it shows.
+
+    Args:
+        console: Where to print; standard output when none.
+        description: The column with the name of each bar.
+        width: Width of the bars, in characters.
+    """
+
+    def __init__(self, console: Console | None, description: TextColumn, width: int) -> None:
+        self._console = console or Console()
+        self._progress = Progress(
+            description,
+            BarColumn(bar_width=width),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[status]}", markup=False),
+            TimeElapsedColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def say(self, message: str) -> None:
+        """Prints one line."""
+        self._console.print(message, highlight=False, markup=False, soft_wrap=True)
+
+    def __call__(self, event: str, facts: Mapping[str, Any]) -> None:
+        """Takes one event."""
+        handler = getattr(self, f"_on_{event}", None)
+        if handler is not None:
+            handler(facts)
