@@ -13,8 +13,8 @@ import pytest
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.sources import read_source
 from fedstrata.core.sweep import read_sweep
-from fedstrata.engine.compare import Comparison, choose
-from fedstrata.engine.compare_check import check_comparison
+from fedstrata.engine.comparing.check import check_comparison
+from fedstrata.engine.comparing.compare import Comparison, choose
 from fedstrata.engine.folder import write_settings
 from fedstrata.engine.setup import check_settings
 from fedstrata.record.log import RecordLog
@@ -235,7 +235,7 @@ def test_what_has_not_finished_all_its_rounds_is_not_taken_as_finished(
 
 
 def test_runs_side_by_side_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedstrata.engine.compare_check.cores", lambda: 8)
+    monkeypatch.setattr("fedstrata.engine.comparing.check.cores", lambda: 8)
 
     def threads(*overrides: str, jobs: int) -> int | None:
         (row,) = checked(tmp_path, BASE, "sweep.seeds=[0]", *overrides, jobs=jobs)._rows

@@ -15,8 +15,8 @@ from support import Finished, RunTiny
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
-from fedstrata.engine.export import export
-from fedstrata.engine.result import open_result
+from fedstrata.engine.results.export import export
+from fedstrata.engine.results.result import open_result
 from fedstrata.methods import METHODS
 
 
@@ -161,7 +161,7 @@ def test_a_folder_in_use_is_left_alone(run_tiny: RunTiny, tmp_path: Path) -> Non
 def test_every_method_names_its_source(name: str) -> None:
     from types import SimpleNamespace
 
-    from fedstrata.engine.card import method_source
+    from fedstrata.engine.results.card import method_source
 
     card = METHODS[name]
     source = method_source(SimpleNamespace(method=card(card.Settings())))

@@ -15,12 +15,12 @@ from support import REPOSITORY, TINY, RunTiny, assert_same_tensors
 
 from fedstrata.core.errors import ConfigurationError, TrainingError
 from fedstrata.core.sources import read_source
-from fedstrata.engine.estimate import Estimate
 from fedstrata.engine.folder import open_run
-from fedstrata.engine.plan import RunPlan, make_plan
-from fedstrata.engine.rehearsal import Rehearsed, RoundCost, Timed, Turn, rehearse
+from fedstrata.engine.planning.estimate import Estimate
+from fedstrata.engine.planning.plan import RunPlan, make_plan
+from fedstrata.engine.planning.rehearsal import Rehearsed, RoundCost, Timed, Turn, rehearse
+from fedstrata.engine.planning.survey import padded_tokens, survey
 from fedstrata.engine.setup import Experiment, prepare
-from fedstrata.engine.survey import padded_tokens, survey
 from fedstrata.methods import METHODS
 
 SMALL = (*TINY, "data.synthetic.notes=12", "task.max_length=32")

@@ -23,10 +23,10 @@ from fedstrata.core.errors import ConfigurationError, DataError
 from fedstrata.core.sources import read_source
 from fedstrata.data.readers import read
 from fedstrata.data.writers import write
-from fedstrata.engine import predict as module
 from fedstrata.engine.folder import open_run
-from fedstrata.engine.predict import Outcome, check_output, open_inputs, predict_files
-from fedstrata.engine.result import Result, open_result
+from fedstrata.engine.results import predict as module
+from fedstrata.engine.results.predict import Outcome, check_output, open_inputs, predict_files
+from fedstrata.engine.results.result import Result, open_result
 from fedstrata.metrics.spans import span_scores
 from fedstrata.tasks.ner import NamedEntityRecognition
 from fedstrata.train.evaluate import answer

@@ -13,7 +13,7 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 from fedstrata.core.errors import ConfigurationError, DataError
 from fedstrata.core.sources import read_source
 from fedstrata.engine.folder import open_run
-from fedstrata.engine.result import open_result
+from fedstrata.engine.results.result import open_result
 
 SENTENCE = "The patient denies chest pain and takes 81 mg of aspirin."
 LONG = SENTENCE * 50

@@ -65,7 +65,7 @@ def compare(
 
 def _execute(sweep: Sweep, folder: Path, jobs: int, display: Any) -> dict[str, Any]:
     """Checks and runs everything; returns the table, which is also written."""
-    from fedstrata.engine.compare_check import check_comparison  # noqa: PLC0415 - heavy
+    from fedstrata.engine.comparing.check import check_comparison  # noqa: PLC0415 - heavy
     from fedstrata.metrics.cost import machine  # noqa: PLC0415
     from fedstrata.record.table import tabulate  # noqa: PLC0415
     from fedstrata.record.table_text import write_table  # noqa: PLC0415

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from fedstrata.engine.predict import Outcome
+    from fedstrata.engine.results.predict import Outcome
 
 SHOWN = 20
 """How many names of unknown types or labels are shown; MIMIC-III has thousands of codes."""
@@ -66,8 +66,8 @@ def predict(
 
     from fedstrata.core.files import require_new  # noqa: PLC0415
     from fedstrata.engine.folder import free_folder  # noqa: PLC0415
-    from fedstrata.engine.predict import check_output, open_inputs, predict_files  # noqa: PLC0415
-    from fedstrata.engine.result import open_result  # noqa: PLC0415
+    from fedstrata.engine.results.predict import check_output, open_inputs, predict_files  # noqa: PLC0415
+    from fedstrata.engine.results.result import open_result  # noqa: PLC0415
 
     console = Console()
     folder = out or free_folder(Path(), "predictions")

@@ -28,7 +28,7 @@ from fedstrata.train.evaluate import answer
 if TYPE_CHECKING:
     from fedstrata.core.documents import Document
     from fedstrata.core.method import Task
-    from fedstrata.engine.result import Result
+    from fedstrata.engine.results.result import Result
 
 TEXT = "text"
 """The input format of plain texts; the others are those of `fedstrata.data.readers`."""

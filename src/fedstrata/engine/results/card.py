@@ -17,7 +17,7 @@ from fedstrata.core.config import ClassifySettings, NerSettings
 from fedstrata.record.scores import compared, overall, score_tables
 
 if TYPE_CHECKING:
-    from fedstrata.engine.result import Result
+    from fedstrata.engine.results.result import Result
 
 PIPELINES = {"token-classification": "token-classification", "sequence-classification": "text-classification"}
 """The transformers pipeline of each kind of model."""
@@ -77,7 +77,7 @@ def is_path(name: str) -> bool:
 def card_of(facts: Facts) -> ModelCard:
     """Returns the model card."""
     result = facts.result
-    template = (files("fedstrata.engine") / "model_card.md").read_text(encoding="utf-8")
+    template = (files("fedstrata.engine.results") / "model_card.md").read_text(encoding="utf-8")
     card: ModelCard = ModelCard.from_template(
         _metadata(facts),
         template_str=template,

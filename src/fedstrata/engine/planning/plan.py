@@ -1,8 +1,8 @@
 """What a run will train, send and cost, before it starts (`fedstrata plan`).
 
 Counted exactly: parameters, examples, optimiser steps, who takes part in which round, and, up to the digits
-of a loss, bytes. Measured in a rehearsal (`fedstrata.engine.rehearsal`) and scaled by what a survey counted
-(`fedstrata.engine.survey`): seconds, memory and disk.
+of a loss, bytes. Measured in a rehearsal (`fedstrata.engine.planning.rehearsal`) and scaled by what a survey
+counted (`fedstrata.engine.planning.survey`): seconds, memory and disk.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch
 
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.data.split import PARTS
-from fedstrata.engine.estimate import Estimate
-from fedstrata.engine.rehearsal import SECONDS, rehearse
+from fedstrata.engine.planning.estimate import Estimate
+from fedstrata.engine.planning.rehearsal import SECONDS, rehearse
+from fedstrata.engine.planning.survey import survey
 from fedstrata.engine.rounds import OTHER, sites_of
 from fedstrata.engine.setup import prepare
-from fedstrata.engine.survey import survey
 
 if TYPE_CHECKING:
     from fedstrata.core.sources import Source

@@ -21,9 +21,9 @@ from fedstrata.engine.simulate import sample
 from fedstrata.wire import frame
 
 if TYPE_CHECKING:
-    from fedstrata.engine.rehearsal import Rehearsed, Turn
+    from fedstrata.engine.planning.rehearsal import Rehearsed, Turn
+    from fedstrata.engine.planning.survey import Survey, Workload
     from fedstrata.engine.setup import Experiment
-    from fedstrata.engine.survey import Survey, Workload
 
 COMMUNICATION = (
     "bytes_up",

@@ -17,7 +17,7 @@ from typing import Any
 
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.sweep import Sweep
-from fedstrata.engine.cells import Cell, CellProcess, stop
+from fedstrata.engine.comparing.cells import Cell, CellProcess, stop
 from fedstrata.engine.simulate import Listener
 from fedstrata.record.table import LOWER_IS_BETTER, CellResult, RowResult, Trial, Tuning
 
@@ -41,7 +41,7 @@ class RowPlan:
 
 
 class Comparison:
-    """A checked comparison; see `fedstrata.engine.compare_check.check_comparison`.
+    """A checked comparison; see `fedstrata.engine.comparing.check.check_comparison`.
 
     Args:
         sweep: What was asked for.

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.core.files import new_folder
-from fedstrata.engine.card import Facts, card_of, is_path
+from fedstrata.engine.results.card import Facts, card_of, is_path
 
 if TYPE_CHECKING:
-    from fedstrata.engine.result import Result
+    from fedstrata.engine.results.result import Result
 
 SUMMARY = "fedstrata.json"
 """The summary for programs."""

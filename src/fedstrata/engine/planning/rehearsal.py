@@ -23,9 +23,9 @@ from fedstrata.core.documents import Document
 from fedstrata.core.errors import ClientsLostError
 from fedstrata.core.types import State
 from fedstrata.data.split import Split
+from fedstrata.engine.planning.survey import Samples, padded_tokens
 from fedstrata.engine.rounds import Run
 from fedstrata.engine.simulate import SimulatedCohort, Site
-from fedstrata.engine.survey import Samples, padded_tokens
 from fedstrata.record.log import read_events
 from fedstrata.wire import frame
 from fedstrata.wire.meter import Meter

@@ -11,8 +11,8 @@ from typing import Any
 from fedstrata.core.config import RunSettings
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
 from fedstrata.core.sweep import SECTION, Row, Sweep, folder_name, label, with_value
-from fedstrata.engine.cells import Cell
-from fedstrata.engine.compare import LOCK, Comparison, RowPlan
+from fedstrata.engine.comparing.cells import Cell
+from fedstrata.engine.comparing.compare import LOCK, Comparison, RowPlan
 from fedstrata.engine.folder import differences
 from fedstrata.engine.setup import check_model, check_settings, divide
 from fedstrata.engine.simulate import Listener

@@ -1,0 +1,1 @@
+"""Several runs side by side on the same data and seeds."""

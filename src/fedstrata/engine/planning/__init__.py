@@ -1,0 +1,1 @@
+"""Preflight: what a run will send, need and take, measured in a rehearsal before it starts."""

@@ -1,0 +1,1 @@
+"""A finished run in use: its model, predictions, an export with a card."""
