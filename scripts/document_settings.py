@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 
+from fedstrata.aggregate.rules import AveragingSettings
 from fedstrata.core.config import RunSettings
 from fedstrata.core.sources import variants
 from fedstrata.methods import METHODS
@@ -57,16 +60,24 @@ def allowed(schema: dict[str, Any], definitions: dict[str, Any]) -> str:
 
 def cell(value: object) -> str:
     """Returns a default as YAML would have it."""
+    if value is PydanticUndefined:
+        return "must be set"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return "{}" if value == {} else str(value)
+
+
+def is_section(field: FieldInfo) -> bool:
+    """Whether a setting holds only settings of its own; one that may also be a plain value has a row."""
+    plain = set(get_args(field.annotation)) - {type(None), *variants(field)}
+    return bool(variants(field)) and (field.annotation in variants(field) or not plain)
 
 
 def rows(model: type[BaseModel]) -> Iterator[str]:
     """Yields a table row for every plain setting of a section."""
     schema = model.model_json_schema()
     for name, field in model.model_fields.items():
-        if variants(field):
+        if is_section(field):
             continue
         values = allowed(schema["properties"][name], schema.get("$defs", {}))
         default = cell(field.get_default(call_default_factory=True))
@@ -79,20 +90,25 @@ def sections(model: type[BaseModel], path: str = "", named: str = "") -> Iterato
     Args:
         model: The settings of the section.
         path: Its place in the configuration.
-        named: The `name` that chooses it, where there is a choice.
+        named: The `key: value` in it that chooses it, where there is a choice.
     """
-    left_out = "| `name`" if named else "" if path else "| `method`"
+    left_out = f"| `{named.partition(':')[0]}`" if named else "" if path else "| `method`"
     body = [row for row in rows(model) if not (left_out and row.startswith(left_out))]
     if body:
         about = " ".join((model.__doc__ or "").split("\n")[0].split())
-        title = f"{path}, with `name: {named}`" if named else path or "Top level"
+        title = f"{path}, with `{named}`" if named else path or "Top level"
         yield from ["", f"## {title}", "", about, ""]
         yield from ["| setting | default | allowed | |", "|---|---|---|---|", *body]
     for name, field in model.model_fields.items():
         inner = f"{path}.{name}" if path else name
-        for variant in variants(field):
-            chosen = variant.model_fields["name"].default if field.discriminator else ""
-            yield from sections(variant, inner, chosen)
+        yield from choices(field, inner)
+
+
+def choices(field: FieldInfo, path: str) -> Iterator[str]:
+    """Yields the lines of every section that a setting can hold."""
+    key = field.discriminator
+    for variant in variants(field) if is_section(field) else ():
+        yield from sections(variant, path, f"{key}: {variant.model_fields[key].default}" if key else "")
 
 
 def document() -> str:
@@ -106,6 +122,10 @@ def document() -> str:
             if body
             else ["No settings of its own."]
         )
+        if issubclass(card.Settings, AveragingSettings):
+            rules = "`mean` (default) or one of the rules below, by name or as a mapping"
+            lines += ["", f"And `aggregation`: how updates become one, {rules}."]
+    lines += choices(AveragingSettings.model_fields["aggregation"], "method.aggregation")
     return "\n".join(lines) + "\n"
 
 

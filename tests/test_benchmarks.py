@@ -42,6 +42,16 @@ SCRIPTS = [
         marks=pytest.mark.slow,
     ),
     pytest.param(
+        "sketched_selection.py",
+        [
+            *("--data", str(REPOSITORY / "LICENSE"), "--format", "text", "--clients", "2", "--rounds", "1"),
+            *("--blocks", "2", "--hidden", "8", "--tokens", "16", "--vocabulary", "300", "--width", "8"),
+            "data.text.documents=paragraphs",
+        ],
+        {"agreement", "uplink_fraction_of_blocks", "perplexity_ratio", "downlink_fraction"},
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
         "plan_accuracy.py",
         ["--configurations", "top2", "--rounds", "1", "--notes", "24", "--seconds", "0"],
         {"top2"},

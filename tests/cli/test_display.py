@@ -14,7 +14,10 @@ NAMES = ["micro_f1", "macro_f1", "micro_auc", "macro_auc", "precision_at_5", "pr
 NAMES += ["micro_precision", "micro_recall", "macro_precision", "macro_recall", "auc_labels_left_out"]
 
 
-def shown(names: list[str], width: int) -> list[str]:
+Clients = dict[str, dict[str, float] | None]
+
+
+def shown(names: list[str], width: int, clients: Clients | None = None) -> list[str]:
     scores = dict.fromkeys(names, 0.12345) | {"f1/401.9": 0.5}
     summary = {
         "method": "fedavg",
@@ -23,9 +26,10 @@ def shown(names: list[str], width: int) -> list[str]:
         "metrics": {
             "global": scores,
             "mean_client": scores,
-            "clients": {"site-1": scores, "site-2": None},
+            "clients": clients or {"site-1": scores, "site-2": None},
             "external": None,
         },
+        "convergence": {"metric": names[0]},
         "trainable_parameters": 50,
         "communication": {"bytes_up": None},
         "failures": {"clients": None, "abandoned_rounds": None},
@@ -55,3 +59,13 @@ def test_few_scores_are_all_shown() -> None:
     lines = shown(["f1", "precision", "recall"], 60)
     assert any("f1" in line and "precision" in line and "recall" in line for line in lines)
     assert not any("as well" in line or "401.9" in line for line in lines)
+
+
+def test_of_many_clients_the_lowest_and_the_highest_are_shown() -> None:
+    clients: Clients = {f"site-{number:03d}": {"f1": (number * 37 % 100) / 100} for number in range(100)}
+    clients["site-none"] = None
+    lines = shown(["f1"], 100, clients)
+    rows = [line.split()[1] for line in lines if line.startswith("│ site-")]
+    scored = sorted((row["f1"], name) for name, row in clients.items() if row)
+    assert rows == [name for _, name in (*scored[:5], *scored[-5:])]
+    assert "the 5 lowest and 5 highest of 101 clients; all are in summary.json" in lines

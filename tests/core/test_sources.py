@@ -81,9 +81,14 @@ def test_conditions_between_settings_are_checked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "path", "parts"),
     [
-        ("{name: lm}", "task.name", ["must be one of 'ner', 'classify', not 'lm'"]),
-        ("{name: null}", "task.name", ["'classify', not None"]),
-        ("{name: [ner]}", "task.name", ["'classify', not ['ner']"]),
+        ("{name: translate}", "task.name", ["must be one of 'ner', 'classify', 'lm', not 'translate'"]),
+        (
+            "{name: lm, stride: 8}",
+            "task.stride",
+            ["it belongs to name: ner or classify. Allowed here: max_length, name"],
+        ),
+        ("{name: null}", "task.name", ["'lm', not None"]),
+        ("{name: [ner]}", "task.name", ["'lm', not ['ner']"]),
         ("classify", "task", ["not 'classify'"]),
         ("{max_length: 7}", "task.max_length", ["greater than or equal to 8", "not 7"]),
         ("{name: classify, pooling: sum}", "task.pooling", ["'mean' or 'max'", "not 'sum'"]),

@@ -117,17 +117,18 @@ def test_a_setting_is_tuned_on_validation_whatever_the_test_split_says(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("scores", "metric", "expected"),
+    ("scores", "falling", "expected"),
     [
-        ([0.1, 0.3, 0.2], "f1", 1),
-        ([0.1, 0.3, 0.2], "perplexity", 0),
-        ([0.3, 0.3], "f1", 0),
-        ([None, 0.0], "f1", 1),
-        ([None, None], "f1", None),
+        ([0.1, 0.3, 0.2], False, 1),
+        ([0.1, 0.3, 0.2], True, 0),
+        ([0.3, 0.3], False, 0),
+        ([None, 0.0], False, 1),
+        ([None, None], False, None),
     ],
 )
-def test_the_best_value_is_chosen(scores: list[float | None], metric: str, expected: int | None) -> None:
-    assert choose(tuple(Trial(index, score) for index, score in enumerate(scores)), metric) == expected
+def test_the_best_value_is_chosen(scores: list[float | None], falling: bool, expected: int | None) -> None:
+    trials = tuple(Trial(index, score) for index, score in enumerate(scores))
+    assert choose(trials, falling=falling) == expected
 
 
 def test_other_documents_show_in_the_results(tmp_path: Path) -> None:
@@ -180,6 +181,21 @@ def test_documents_are_read_and_divided_before_anything_starts(tmp_path: Path) -
     (found,) = refusals(tmp_path, text)
     assert found.startswith("partition.clients")
     assert "[from sweep.yaml, line 4]" in found
+
+
+def test_a_rule_that_needs_more_clients_is_refused_before_other_rows_have_run(tmp_path: Path) -> None:
+    text = BASE + (
+        "sweep:\n"
+        "  columns: [f2]\n"
+        "  rows:\n"
+        "    a: {method: {name: fedavg}}\n"
+        "    b: {method: {name: fedavg, aggregation: median}}\n"
+    )
+    found = refusals(tmp_path, text)
+    assert len(found) == 2
+    assert found[0].startswith("b: method.aggregation: median needs 3 updates a round (at least 3")
+    assert found[0].endswith("[from sweep.yaml, line 8]")
+    assert "sweep.columns" in found[1]
 
 
 @pytest.mark.parametrize("finished", [False, True])

@@ -136,6 +136,23 @@ def test_sites_held_out_of_training(run_tiny: RunTiny, tmp_path: Path) -> None:
     assert not re.search(r"site-\d", readable)
 
 
+def test_the_card_of_an_experiment_with_corrupt_clients_says_so_and_names_none(
+    run_tiny: RunTiny, tmp_path: Path
+) -> None:
+    done = run_tiny(
+        "federation={rounds: 1, corrupt: {share: 0.2, kind: gaussian}}",
+        "method={name: fedavg, aggregation: krum}",
+        "data.synthetic={sites: 5, notes: 30}",
+    )
+    card, readable = exported(done, tmp_path / "out")
+    assert "`fedavg`, updates merged by `krum`" in card.text
+    assert "On purpose 1 of 5 clients were corrupt (`gaussian`)" in card.text
+    facts = json.loads((tmp_path / "out" / "fedstrata.json").read_text())
+    assert facts["state"]["aggregation"]["chosen"][0].startswith("site ")
+    assert facts["corrupt"]["clients"][0].startswith("site ")
+    assert not re.search(r"site-\d", readable)
+
+
 def test_pooled_training_sends_no_model(run_tiny: RunTiny, tmp_path: Path) -> None:
     done = run_tiny("federation.rounds=1", "method={name: centralized}")
     card, _ = exported(done, tmp_path / "out")

@@ -5,6 +5,7 @@ The model is random and untrained, which finds a mention in every other word.
 
 from __future__ import annotations
 
+import gzip
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -143,6 +144,13 @@ def test_i2b2_texts_keep_their_tokens_and_mentions_are_widened_to_them(result: R
             whole.add(Span(start, end, span.label))
     assert set(document.spans) == whole
     assert outcome.annotations - outcome.left_out == len(whole)
+
+
+def test_a_compressed_text_is_written_as_its_own_bytes(result: Result, tmp_path: Path) -> None:
+    content = "\ufeffchest pain\r\n".encode()
+    (tmp_path / "note.txt.gz").write_bytes(gzip.compress(content))
+    predict(result, tmp_path / "note.txt.gz", tmp_path / "out")
+    assert (tmp_path / "out" / "note.txt").read_bytes() == content
 
 
 def test_a_folder_is_mirrored_whatever_its_layout(result: Result, tmp_path: Path) -> None:

@@ -25,11 +25,12 @@ SUMMARY_KEYS = {
     "seed": None,
     "rounds": None,
     "clients": None,
-    "metrics": {"global", "best", "clients", "mean_client", "external"},
+    "metrics": {"global", "best", "clients", "mean_client", "external", "trained"},
     "trainable_parameters": None,
     "state": None,
     "communication": {"bytes_up", "bytes_down", "bytes_up_per_client_round", "percent_of_full_model"},
     "failures": {"clients", "abandoned_rounds"},
+    "corrupt": None,
     "convergence": {"metric", "rounds_to_90_percent"},
     "time": {
         "total_seconds",

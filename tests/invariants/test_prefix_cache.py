@@ -18,6 +18,8 @@ BERT = (
     "model.config={model_type: bert, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 3, "
     "num_attention_heads: 4}"
 )
+LM = ("data.types=null", "task={name: lm, max_length: 32}")
+POST_NORM = "model.config={model_type: openai-gpt, n_embd: 32, n_layer: 3, n_head: 2, n_positions: 64}"
 
 
 class StoppedError(Exception):
@@ -38,8 +40,10 @@ def assert_same_run(one: Finished, other: Finished) -> None:
     [
         ("method={name: layer_skipping, top: 1}",),
         ("method={name: layer_skipping, top: 2, head: local}", BERT),
+        ("method={name: layer_skipping, top: 1}", *LM),
+        ("method={name: layer_skipping, top: 1}", *LM, POST_NORM),
     ],
-    ids=["llama, shared head", "bert with dropout, local head"],
+    ids=["llama, shared head", "bert with dropout, local head", "lm", "lm, post-norm"],
 )
 def test_cache_on_is_cache_off(run_tiny: RunTiny, overrides: tuple[str, ...]) -> None:
     plain = run_tiny(*LONG, *overrides, "training.cache=off", out="off")

@@ -89,6 +89,7 @@ CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
     # Found without a table entry:
     "bloom": {key: value for key, value in GPT.items() if key != "max_position_embeddings"},
     "opt": {**GPT, "ffn_dim": 48, "word_embed_proj_dim": 32},
+    "openai-gpt": {key: value for key, value in GPT.items() if not key.endswith("_token_id")},
     "mixtral": {**GROUPED, "num_local_experts": BLOCKS, "num_experts_per_tok": 1},
     "electra": {**ENCODER, "embedding_size": 16},
     "mpnet": COMMON,
@@ -101,7 +102,7 @@ CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
 }
 
 WITHOUT_CAUSAL_LM = {"distilbert", "deberta", "deberta-v2", "modernbert", "mpnet", "mobilebert"}
-WITHOUT_TOKEN_CLASSIFICATION = {"gemma3_text", "gemma3", "opt"}
+WITHOUT_TOKEN_CLASSIFICATION = {"gemma3_text", "gemma3", "opt", "openai-gpt"}
 
 VARIANTS = [
     (family, kind)

@@ -54,6 +54,7 @@ EXPECTED: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         ("transformer.word_embeddings", "transformer.word_embeddings_layernorm"),
         ("transformer.ln_f",),
     ),
+    "openai-gpt": ("transformer.h", ("transformer.tokens_embed", "transformer.positions_embed"), ()),
     "opt": (
         "model.decoder.layers",
         ("model.decoder.embed_tokens", "model.decoder.embed_positions"),
@@ -64,7 +65,9 @@ EXPECTED: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "mobilebert": ("mobilebert.encoder.layer", ("mobilebert.embeddings",), ()),
 }
 # Families whose language-modelling head has nothing of its own when it is tied.
-WHOLLY_TIED = {"llama-tied", "gemma", "gemma2", "gemma3_text", "gemma3", "gpt2", "bloom", "opt"}
+WHOLLY_TIED = {
+    "llama-tied", "gemma", "gemma2", "gemma3_text", "gemma3", "gpt2", "bloom", "openai-gpt", "opt",
+}  # fmt: skip
 
 
 def names_under(model: nn.Module, modules: Sequence[str]) -> set[str]:

@@ -44,6 +44,7 @@ def test_extremes_are_the_lowest_and_the_highest(scores: dict[str, float]) -> No
     ordered = sorted(scores.values())
     assert (scores[ends[0]], scores[ends[1]]) == (ordered[0], ordered[-1])
     assert list(scores.values()).index(ordered[0]) == list(scores).index(ends[0])
+    assert extremes(scores, falling=True) == ends[::-1]
 
 
 @given(st.lists(st.dictionaries(names, st.integers(0, 9**9)), max_size=6))

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,25 +45,51 @@ def test_the_headline_is_the_clients_mean_where_nothing_is_global() -> None:
     assert headline({}, "f1") is None
 
 
-def test_convergence_is_the_first_round_with_90_percent_of_the_best() -> None:
-    start = {
-        "event": "run", "metric": "f1", "method": "m", "task": "ner", "seed": 0, "pooled": False,
+def summary_of(scores: Sequence[float], metric: str = "f1", **start: Any) -> dict[str, Any]:
+    """The summary of a run whose rounds had these scores."""
+    begun = {
+        "event": "run", "metric": metric, "method": "m", "task": "ner", "seed": 0, "pooled": False,
         "model": {"name": "x", "parameters": 1, "blocks": 1, "bytes": 100},
         "clients": {"a": {}}, "trainable_parameters": 1,
     }  # fmt: skip
     rounds = [
         {
-            "event": "round", "round": number, "global": {"f1": score}, "seconds": 3.0, "train_seconds": 2.0,
-            "evaluate_seconds": 0.5, "exchanges": {"a": {"bytes_up": 50, "bytes_down": 70}},
+            "event": "round", "round": number, "global": {metric: score}, "seconds": 3.0,
+            "train_seconds": 2.0, "evaluate_seconds": 0.5,
+            "exchanges": {"a": {"bytes_up": 50, "bytes_down": 70}},
             "trainable_parameters": 1, "state": {"top": 3},
         }
-        for number, score in enumerate((0.2, 0.73, 0.8, 0.7), start=1)
+        for number, score in enumerate(scores, start=1)
     ]  # fmt: skip
     final = {
-        "event": "final", "global": {"f1": 0.7}, "clients": {"a": {"f1": 0.7}},
+        "event": "final", "global": {metric: scores[-1]}, "clients": {"a": {metric: scores[-1]}},
         "seconds": 1.0, "peak_rss_bytes": 1, "peak_gpu_bytes": None,
     }  # fmt: skip
-    summary = summarise([start, *rounds, final])
+    return summarise([begun | start, *rounds, final])
+
+
+@pytest.mark.parametrize(
+    ("scores", "best", "reached"),
+    [
+        ((40.0, 22.3, 20.0, 21.0), {"perplexity": 20.0, "round": 3}, 3),  # 20 / 0.9 is 22.22
+        ((40.0, 22.2, 20.0, 20.0), {"perplexity": 20.0, "round": 3}, 2),
+        ((9.0,), {"perplexity": 9.0, "round": 1}, 1),
+    ],
+)
+def test_of_a_falling_score_the_lowest_is_best(
+    scores: tuple[float, ...], best: dict[str, float], reached: int
+) -> None:
+    summary = summary_of(scores, "perplexity", lower_is_better=["loss", "perplexity"])
+    assert summary["metrics"]["best"] == best
+    assert summary["convergence"] == {"metric": "perplexity", "rounds_to_90_percent": reached}
+
+
+def test_a_record_that_does_not_say_has_rising_scores() -> None:
+    assert summary_of((40.0, 20.0), "perplexity")["metrics"]["best"] == {"perplexity": 40.0, "round": 1}
+
+
+def test_convergence_is_the_first_round_with_90_percent_of_the_best() -> None:
+    summary = summary_of((0.2, 0.73, 0.8, 0.7))
     assert summary["convergence"] == {"metric": "f1", "rounds_to_90_percent": 2}
     assert summary["metrics"]["best"] == {"f1": 0.8, "round": 3}
     assert summary["communication"] == {

@@ -72,6 +72,26 @@ def test_a_run_leaves_a_report_with_its_numbers(run_tiny: RunTiny) -> None:
     assert sent["block 2"] != "0 bytes"
 
 
+@pytest.mark.parametrize("update", ["targeted", "random"])
+def test_the_blocks_that_were_merged_are_shown_by_round(run_tiny: RunTiny, update: str) -> None:
+    settings = f"method={{name: fedtlu, update: {update}, portion: 0.67}}"
+    run = run_tiny(settings, "federation.rounds=3", "federation.evaluate_every=3")
+    page = (run.folder / "report.html").read_text()
+    figure = page[page.index("<figcaption>Blocks by round") :]
+    figure = figure[: figure.index("</figure>")]
+    assert all(f"block {block}<" in figure for block in range(3))
+    dots = sum(len(event["state"]["merged_blocks"]) for event in run.of("round"))
+    assert figure.count('href="#blocks-') >= dots == 6
+    cells = sum(len(event["state"].get("block_scores", [])) for event in run.of("round"))
+    assert figure.count("opacity") >= cells == (9 if update == "targeted" else 0)
+    assert ("darker: a higher score" in figure) == (update == "targeted")
+
+
+def test_where_no_block_is_ever_merged_there_is_no_figure_of_blocks(run_tiny: RunTiny) -> None:
+    run = run_tiny("method={name: fedtlu, update: last}", "federation.rounds=1")
+    assert "Blocks by round" not in (run.folder / "report.html").read_text()
+
+
 def test_a_report_that_cannot_be_written_fails_no_run(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +164,43 @@ def test_the_lowest_and_the_highest_client_are_marked(write_run: Any, events: An
     assert {"b ▼ lowest", "c ▲ highest", "a", "d"} < table.keys()
     same = rows(report(write_run(events(clients={"a": 0.5, "b": 0.5}), "same")))
     assert {"a", "b"} < same.keys()
+
+
+def falling(events: Any, clients: dict[str, float]) -> list[dict[str, Any]]:
+    """The events of a run that is judged by a score of which less is better."""
+    return events(clients=clients, lower_is_better=["f1"])
+
+
+def test_of_a_falling_score_the_highest_client_is_the_worst(write_run: Any, events: Any) -> None:
+    page = report(write_run(falling(events, {"a": 12.5, "b": 8.25, "c": 30.0})))
+    assert {"b ▼ lowest", "c ▲ highest", "a"} < rows(page).keys()
+    marked = {attributes["class"] for tag, attributes in page.tags if "tag-" in str(attributes.get("class"))}
+    assert marked == {"tag tag-low", "tag tag-high"}
+    assert "Highest client" in page.text
+    assert "less is better" in page.text
+    assert "The best / 0.9" in page.text
+
+
+def test_the_models_that_clients_trained_have_a_column_where_they_were_scored(
+    write_run: Any, events: Any
+) -> None:
+    record = events()
+    assert "own models" not in report(write_run(record, "plain")).text
+    for event in record[1:3]:
+        event["trained"] = {"validation": {"clients": {}, "mean": {"f1": 0.125 * event["round"]}}}
+    page = report(write_run(record, "scored"))
+    assert "clients' own models" in page.text
+    (numbers,) = [table for table in (rows(page, number) for number in range(1, 5)) if "1" in table]
+    assert [numbers[number][5] for number in "123"] == ["0.125", "0.250", "-"]
+
+
+def test_of_a_falling_score_the_lowest_run_is_the_best(write_run: Any, events: Any) -> None:
+    one = write_run(falling(events, {"a": 10.0, "b": 90.0}), "one")
+    two = write_run(falling(events, {"a": 50.0, "b": 70.0}), "two")
+    write_report([one, two], one.parent / "page.html")
+    text = (one.parent / "page.html").read_text(encoding="utf-8")
+    assert re.findall(r"<strong>([^<]*)</strong>", text) == ["50.000", "50.000", "10.000", "70.000"]
+    assert "The lowest of each column is in bold." in text
 
 
 def test_many_clients_are_all_in_the_table_and_the_ends_in_the_figure(write_run: Any, events: Any) -> None:

@@ -194,11 +194,37 @@ def test_the_columns_asked_for_are_shown_in_order_and_the_files_hold_all() -> No
 
 @pytest.mark.parametrize(
     ("name", "better", "text"),
-    [("f1", "higher", "50.0"), ("perplexity", "lower", "0.5"), ("auc_labels_left_out", None, "0.5")],
+    [("f1", "higher", "50.0"), ("perplexity", "lower", "0.500"), ("auc_labels_left_out", None, "0.5")],
 )
 def test_scores_are_points_where_they_are_fractions(name: str, better: str | None, text: str) -> None:
-    column = score_column(name, name)
+    column = score_column(name, name, falling={"perplexity"})
     assert (column.better, column.text(0.5)) == (better, text)
+
+
+def test_of_falling_scores_the_lowest_is_best_and_no_points(tmp_path: Path) -> None:
+    def falling(name: str, scores: Sequence[float]) -> RowResult:
+        cells = []
+        for item in row(name, scores).cells:
+            assert item.summary is not None
+            assert item.run is not None
+            (own,) = {item.summary["metrics"]["global"]["f1"]}
+            scored = {"global": {"perplexity": own}, "mean_client": {"perplexity": own}}
+            trained = {"mean": {"perplexity": own + 1}, "clients": {}, "best": None}
+            summary = {**item.summary, "metrics": {**scored, "clients": {}, "trained": trained}}
+            run = {**item.run, "metric": "perplexity", "lower_is_better": ["perplexity"]}
+            cells.append(CellResult(item.seed, item.folder, summary, run))
+        return RowResult(name, tuple(cells))
+
+    table = table_of(falling("good", [20.0, 21.0]), falling("bad", [30.5, 20.5]))
+    found = {line[""]: line for line in from_markdown(markdown(table))}
+    assert found["good"]["perplexity"].startswith("**20.500 ± ")
+    assert found["bad"]["perplexity behind the best"] == "5.000 (-0.500 to 10.500) ≈"
+    assert found["good"]["perplexity, clients' own models"].startswith("**21.500")
+    text = " ".join(notes(table))
+    assert "Of perplexity on the test split lower is better." in text
+    assert "points" not in text
+    assert "at most the run's own best / 0.9" in text
+    assert column_names(["loss"])[:3] == ["loss", "mean_client.loss", "trained.loss"]
 
 
 def test_the_three_files_hold_the_same_numbers(tmp_path: Path) -> None:

@@ -216,10 +216,12 @@ def test_names_have_one_slash_and_clients_only_their_extremes() -> None:
         "exchanges": {"a": {"bytes_up": 1, "bytes_down": 2}, "b": {"bytes_up": 10, "bytes_down": 20}},
         "global": None, "mean_client": {"f1/a/b": 0.5, "f1": 0.5},
         "clients": {"St. Mary": {"f1": 0.2}, "b": {"f1": 0.8}, "c": None},
+        "trained": {"validation": {"mean": {"f1": 0.4}, "clients": {}}, "test": {"mean": None}},
     }  # fmt: skip
     assert round_values(event, "f1") == {
         "validation/mean_client.f1.a.b": 0.5, "validation/mean_client.f1": 0.5,
         "validation/lowest_client.f1": 0.2, "validation/highest_client.f1": 0.8,
+        "validation/trained.f1": 0.4,
         "bytes/up": 11, "bytes/down": 22, "seconds/round": 3.0, "seconds/train": 2.0,
     }  # fmt: skip
     assert score_values({"global": {"f1": 0.1}}, "f1", "test") == {"test/f1": 0.1}

@@ -395,7 +395,7 @@ def test_nearly_all_mentions_of_real_notes_can_be_reached(data_root: Path, byte_
     folder = data_root / "maccrobat2020" / "brat"
     if not folder.is_dir():
         pytest.skip(f"no real data at {folder}")
-    documents = read(folder, "brat", skip_unannotated=True)[:60]
+    documents = read(folder, "brat", unannotated="skip")[:60]
     task = NamedEntityRecognition(NerSettings(max_length=128, stride=32), mention_types(documents))
     windows = task.encode(documents, byte_level)
     reach = task.reachability(documents, windows)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstrata.core.config import TaskSettings
+from fedstrata.core.config import WindowSettings
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.tasks.windows import DOCUMENTS_PER_CALL, IGNORED, Window, encode_windows, pad
@@ -23,7 +23,7 @@ def number(_: Document, offsets: np.ndarray) -> np.ndarray:
 
 def encode(texts: list[str], tokenizer: Any, max_length: int = 16, stride: int = 4) -> list[Window]:
     documents = [Document(str(index), text) for index, text in enumerate(texts)]
-    return encode_windows(documents, tokenizer, TaskSettings(max_length=max_length, stride=stride), number)
+    return encode_windows(documents, tokenizer, WindowSettings(max_length=max_length, stride=stride), number)
 
 
 @settings(max_examples=60)
@@ -115,12 +115,12 @@ def test_without_a_padding_token_another_id_pads(byte_level: Any) -> None:
 
 def test_windows_must_be_longer_than_their_overlap() -> None:
     with pytest.raises(ConfigurationError, match=r"task\.max_length: 8 leaves .* task\.stride \(4\)"):
-        encode_windows([], Wordy(), TaskSettings(max_length=8, stride=4), number)
+        encode_windows([], Wordy(), WindowSettings(max_length=8, stride=4), number)
 
 
 def test_a_tokenizer_without_offsets_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"model\.tokenizer: Slow gives no character offsets"):
-        encode_windows([], Slow(), TaskSettings(), number)
+        encode_windows([], Slow(), WindowSettings(), number)
 
 
 class Slow:

@@ -6,13 +6,16 @@ mean = sum_k w_k x_k / sum_k w_k, where each tensor's sums run over the clients 
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from fedstrata.aggregate.changes import require_weight
+from fedstrata.aggregate.robust import robust_average
+from fedstrata.aggregate.rules import Aggregation, MeanRule
 from fedstrata.core.errors import TrainingError
 from fedstrata.core.types import Plan, State, Tensors, Update
 
@@ -30,11 +33,13 @@ class MeanResult:
         tensors: The mean of each tensor over the clients that sent it, float32 on the CPU.
         weights: The sum of the weights behind each tensor.
         values: The weighted mean of each number in the updates' values.
+        clients: Whose updates are in it.
     """
 
     tensors: dict[str, Tensor]
     weights: dict[str, float]
     values: dict[str, float]
+    clients: tuple[str, ...] = ()
 
 
 class StreamingMean:
@@ -60,8 +65,7 @@ class StreamingMean:
         Raises:
             TrainingError: The weight is not positive and finite, or a shape differs from an earlier client's.
         """
-        if not (math.isfinite(update.weight) and update.weight > 0):
-            raise TrainingError(f"an update's weight must be positive and finite, not {update.weight}")
+        require_weight(update)
         for name, tensor in update.tensors.items():
             known = self._sums.get(name)
             if known is None:
@@ -95,12 +99,16 @@ class StreamingMean:
         for part, target in zip(parts, targets, strict=True):
             target.add_(self._scratch[: part.numel()].copy_(part), alpha=weight)
 
-    def finish(self) -> MeanResult:
-        """Divides in place and returns the mean; the object must not be used afterwards."""
+    def finish(self, clients: Sequence[str] = ()) -> MeanResult:
+        """Divides in place and returns the mean; the object must not be used afterwards.
+
+        Args:
+            clients: Whose updates were added.
+        """
         for name, total in self._sums.items():
             total.div_(self._weights[name])
         values = {key: total / weight for key, (total, weight) in self._values.items()}
-        return MeanResult(self._sums, self._weights, values)
+        return MeanResult(self._sums, self._weights, values, tuple(clients))
 
 
 def replace(previous: Tensors, mean: Tensors) -> dict[str, Tensor]:
@@ -108,8 +116,16 @@ def replace(previous: Tensors, mean: Tensors) -> dict[str, Tensor]:
     return {**previous, **{name: tensor.to(previous[name].dtype) for name, tensor in mean.items()}}
 
 
-def average(state: State, cohort: Cohort) -> State:
-    """FedAvg's server half: sends everybody the state, trains, and takes the weighted mean."""
+def average(state: State, cohort: Cohort, rule: Aggregation | None = None) -> State:
+    """FedAvg's server half: sends everybody the state, trains, and makes one of what comes back.
+
+    Args:
+        state: What is shared.
+        cohort: The clients of the round.
+        rule: How updates become one; the weighted mean if none, which needs no single update.
+    """
+    if rule is not None and not isinstance(rule, MeanRule):
+        return robust_average(state, cohort, rule)
     plan = Plan(state.tensors, state.values)
     mean = cohort.mean("train", lambda _: plan)
     return State(replace(state.tensors, mean.tensors), state.values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -16,6 +16,12 @@ from fedstrata.cli.listener import Listener
 from fedstrata.core.errors import DROPPED_OUT
 from fedstrata.record.summary import headline
 from fedstrata.record.words import duration, plural, score
+
+MOST_CLIENTS = 25
+"""Clients in the table at most; of more the ends are shown."""
+ENDS = 5
+
+Scores: TypeAlias = "Mapping[str, float] | None"
 
 
 class Display(Listener):
@@ -102,7 +108,11 @@ class Display(Listener):
         names = [name for name in _first(scores) if "/" not in name]
         title = f"{summary['method']} on {summary['task']}, {summary['model']['name']}: test split"
         everybody = "all documents, own models" if personal else "all documents"
-        rows = {everybody: scores["global"], "mean of clients": scores["mean_client"], **scores["clients"]}
+        rows = {everybody: scores["global"], "mean of clients": scores["mean_client"]}
+        clients = _ends(scores["clients"], summary["convergence"]["metric"])
+        rows |= clients
+        if trained := scores.get("trained"):
+            rows["mean of clients' own models"] = trained["mean"]
         rows |= {f"{name} (held out)": row for name, row in (scores["external"] or {}).items()}
         shown = len(names)
         while shown > 1 and self._width(_table(title, names[:shown], rows)) > self._console.width:
@@ -110,6 +120,9 @@ class Display(Listener):
         self._console.print(_table(title, names[:shown], rows))
         if names[shown:]:
             self.say(f"in summary.json as well: {', '.join(names[shown:])}")
+        if len(clients) < len(scores["clients"]):
+            what = f"the {ENDS} lowest and {ENDS} highest of {len(scores['clients'])} clients"
+            self.say(f"{what}; all are in summary.json")
         for line in _cost(summary):
             self.say(line)
         if (folder / "report.html").exists():
@@ -122,7 +135,16 @@ class Display(Listener):
         return self._console.measure(table, options=unlimited).maximum
 
 
-def _table(title: str, names: Sequence[str], rows: Mapping[str, Mapping[str, float] | None]) -> Table:
+def _ends(clients: Mapping[str, Scores], metric: str) -> Mapping[str, Scores]:
+    """Returns the clients to be shown: all, or of many those with the lowest and the highest scores."""
+    scored = [name for name, row in clients.items() if row and metric in row]
+    if len(clients) <= MOST_CLIENTS or len(scored) < 2 * ENDS:
+        return clients
+    ranked = sorted(scored, key=lambda name: (clients[name] or {})[metric])
+    return {name: clients[name] for name in (*ranked[:ENDS], *ranked[-ENDS:])}
+
+
+def _table(title: str, names: Sequence[str], rows: Mapping[str, Scores]) -> Table:
     """Returns a table of scores, a row for everybody and each client; headings have a line a word."""
     table = Table(title=Text(title))
     table.add_column("", no_wrap=True)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedstrata.engine.results.predict import Outcome
+    from fedstrata.engine.results.result import Result
 
 SHOWN = 20
 """How many names of unknown types or labels are shown; MIMIC-III has thousands of codes."""
@@ -48,7 +49,7 @@ def predict(
     input_format: Annotated[
         str,
         typer.Option(
-            help="text (every .txt file, alone), or a data.format of files (not synthetic, datasets); "
+            help="text (every .txt file, at any depth), or a data.format of files (not synthetic, datasets); "
             "annotations in it are scored against."
         ),
     ] = "text",
@@ -57,7 +58,7 @@ def predict(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Find mentions in texts, or labels for them, with the model of a finished run.
+    """Find mentions in texts, labels for them, or how likely they are, with the model of a finished run.
 
     Example: fedstrata predict runs/first notes --out found --format brat
     """
@@ -74,8 +75,7 @@ def predict(
     require_new(folder)
     result = open_result(run, overrides or [], client=client)
     output = check_output(result.task, format)
-    categories = result.settings.data.mimic.categories
-    inputs = open_inputs(input, input_format, output, categories=categories)
+    inputs = open_inputs(input, input_format, output, result.settings.data)
     done = 0
     try:
         with Progress(console=console, disable=not console.is_terminal) as progress:
@@ -91,17 +91,17 @@ def predict(
         kept = "nothing was written" if output == "jsonl" else f"their files are in {folder}"
         _say(console, f"stopped after {done} of {inputs.count} documents; {kept}")
         raise typer.Exit(INTERRUPTED) from None
-    _show(console, outcome, folder, output)
+    _show(console, result, outcome, folder, output)
 
 
 def _say(console: Console, message: str) -> None:
     console.print(message, highlight=False, markup=False, soft_wrap=True)
 
 
-def _show(console: Console, outcome: Outcome, folder: Path, output: str) -> None:
+def _show(console: Console, result: Result, outcome: Outcome, folder: Path, output: str) -> None:
     """Prints what the prediction came to."""
     if outcome.scores:
-        _show_scores(console, outcome.scores)
+        _show_scores(console, outcome.scores, annotated=result.task.needs_annotations)
     if outcome.unknown:
         names = sorted(outcome.unknown)
         shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
@@ -113,22 +113,20 @@ def _show(console: Console, outcome: Outcome, folder: Path, output: str) -> None
     if outcome.widened:
         _say(console, f"{outcome.widened:,} mentions were widened to whole tokens of the input")
     rate = outcome.documents / outcome.seconds
-    _say(
-        console,
-        f"{outcome.documents:,} documents, {outcome.annotations - outcome.left_out:,} annotations; "
-        f"{rate:,.1f} documents a second; in {folder} ({output})",
-    )
+    found = f", {outcome.annotations - outcome.left_out:,} annotations"
+    counts = f"{outcome.documents:,} documents{found if result.task.needs_annotations else ''}"
+    _say(console, f"{counts}; {rate:,.1f} documents a second; in {folder} ({output})")
 
 
-def _show_scores(console: Console, scores: Mapping[str, float]) -> None:
-    """Prints the scores against the input's own annotations."""
+def _show_scores(console: Console, scores: Mapping[str, float], *, annotated: bool) -> None:
+    """Prints the scores: against the input's own annotations, or of its texts."""
     from rich.table import Table  # noqa: PLC0415 - heavy
     from rich.text import Text  # noqa: PLC0415
 
     from fedstrata.record.scores import score_tables  # noqa: PLC0415
 
     for scored in score_tables(scores):
-        table = Table(title="against the input's own annotations")
+        table = Table(title="against the input's own annotations" if annotated else "of all texts")
         table.add_column("")
         for name in scored.columns:
             table.add_column(Text(name), justify="right")

@@ -10,18 +10,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
-Positive = Annotated[float, Field(gt=0.0)]
-NotNegative = Annotated[float, Field(ge=0.0)]
-Count = Annotated[int, Field(ge=1)]
+from fedstrata.core.federation import FederationSettings
+from fedstrata.core.model_settings import ModelSettings, TrainedTokenizer
+from fedstrata.core.settings import Count, Fraction, NotNegative, Positive, Settings
+from fedstrata.core.task_settings import (
+    ClassifySettings,
+    LmSettings,
+    NerSettings,
+    TaskSettings,
+    WindowSettings,
+)
 
-
-class Settings(BaseModel):
-    """Base of every part of the configuration: strict, frozen, unknown keys refused."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+__all__ = [
+    "ClassifySettings",
+    "Count",
+    "FederationSettings",
+    "Fraction",
+    "LmSettings",
+    "ModelSettings",
+    "NerSettings",
+    "NotNegative",
+    "Positive",
+    "Settings",
+    "TaskSettings",
+    "TrainedTokenizer",
+    "WindowSettings",
+]  # besides what is defined here: what other modules take from here, though it lies beside it
 
 
 class SplitSettings(Settings):
@@ -80,6 +96,25 @@ class MimicSettings(Settings):
     )
 
 
+class ConlluSettings(Settings):
+    """Treebanks in CoNLL-U (format `conllu`)."""
+
+    text: Literal["original", "tokens"] = Field(
+        default="original",
+        description="The sentences as they were written (`# text`), or their tokens with blanks between.",
+    )
+
+
+class PlainTextSettings(Settings):
+    """Plain texts (format `text`)."""
+
+    documents: Literal["files", "paragraphs", "headings"] = Field(
+        default="files",
+        description="What a document is: a file, what is between two blank lines, or what goes from one "
+        "`= Title =` line to the next, as in WikiText.",
+    )
+
+
 class DatasetSettings(Settings):
     """A data set of the Hugging Face hub or saved by its library (format `datasets`)."""
 
@@ -134,18 +169,23 @@ class DataSettings(Settings):
     """Where the documents come from."""
 
     format: Literal[
-        "synthetic", "i2b2", "brat", "conll", "jsonl", "pubtator", "mtsamples", "mimic", "datasets"
-    ] = "synthetic"
+        "synthetic", "i2b2", "brat", "conll", "conllu", "jsonl", "pubtator", "mtsamples", "mimic", "text",
+        "datasets",
+    ] = "synthetic"  # fmt: skip
     path: str | None = Field(
         default=None,
         description="A file or folder; sub-folders are sites. With `datasets` also an id of the hub.",
     )
     synthetic: SyntheticSettings = SyntheticSettings()
     mimic: MimicSettings = MimicSettings()
+    conllu: ConlluSettings = ConlluSettings()
+    text: PlainTextSettings = PlainTextSettings()
     dataset: DatasetSettings = DatasetSettings()
     columns: ColumnSettings = ColumnSettings()
-    unannotated: Literal["refuse", "skip"] = Field(
-        default="refuse", description="Texts without an annotation file where others have one (i2b2, BRAT)."
+    unannotated: Literal["refuse", "skip", "keep"] = Field(
+        default="refuse",
+        description="Texts without an annotation file where others have one (i2b2, BRAT); those that are "
+        "kept have no mentions.",
     )
     split: SplitSettings = SplitSettings()
     types: dict[str, str] | list[str] | None = Field(
@@ -159,6 +199,8 @@ class DataSettings(Settings):
         owners = {
             "synthetic": ("synthetic",),
             "mimic": ("mimic",),
+            "conllu": ("conllu",),
+            "text": ("text",),
             "dataset": ("datasets",),
             "columns": ("datasets",),
             "unannotated": ("i2b2", "brat"),
@@ -185,7 +227,7 @@ class DataSettings(Settings):
 class PartitionSettings(Settings):
     """How documents come to clients."""
 
-    by: Literal["site", "iid", "dirichlet", "quantity", "speciality"] = "site"
+    by: Literal["site", "iid", "dirichlet", "quantity", "tokens", "speciality"] = "site"
     clients: Count | None = Field(
         default=None, description="Number of clients; the number of sites when by site."
     )
@@ -200,82 +242,6 @@ class PartitionSettings(Settings):
     def _clients_where_needed(self) -> PartitionSettings:
         if self.by != "site" and self.clients is None:
             raise ValueError(f"clients must be set (1 or more) when documents are partitioned by {self.by!r}")
-        return self
-
-
-class ModelSettings(Settings):
-    """Which model is fine-tuned."""
-
-    name: str = Field(default="mini", description="`mini`, a folder, a hub id, or `package:DISTRIBUTION`.")
-    init: Literal["pretrained", "random"] = "pretrained"
-    config: dict[str, Any] = Field(
-        default_factory=dict,
-        description="With init random: the transformers config, `model_type` included; else overrides.",
-    )
-    tokenizer: str | None = Field(default=None, description="Where the tokenizer is, if not with the model.")
-    dtype: Literal["float32", "bfloat16", "auto"] = "float32"
-    attention: Literal["auto", "eager", "sdpa"] = "auto"
-    revision: str | None = None
-
-
-class TaskSettings(Settings):
-    """Base of every task's settings: how long notes are read."""
-
-    max_length: Annotated[int, Field(ge=8)] = Field(default=256, description="Tokens in a window.")
-    stride: Annotated[int, Field(ge=0)] = Field(
-        default=32, description="Tokens that neighbouring windows share."
-    )
-
-    @model_validator(mode="after")
-    def _stride_below_length(self) -> TaskSettings:
-        if self.stride > self.max_length // 2:
-            raise ValueError(
-                f"stride must be at most half of max_length ({self.max_length}), not {self.stride}"
-            )
-        return self
-
-
-class NerSettings(TaskSettings):
-    """Named entity recognition, the task where none is named: the mentions of a note."""
-
-    name: Literal["ner"] = "ner"
-    whole_words: bool = Field(
-        default=True,
-        description="The first token of a word decides for all of it (Latin, Greek and Cyrillic script).",
-    )
-
-
-class ClassifySettings(TaskSettings):
-    """Document classification: the labels of a note."""
-
-    name: Literal["classify"] = "classify"
-    problem_type: Literal["auto", "single_label", "multi_label"] = Field(
-        default="auto",
-        description="One label a document, or any number; auto: single_label if every document has one.",
-    )
-    pooling: Literal["mean", "max"] = Field(
-        default="mean", description="How the logits of a document's windows become those of the document."
-    )
-    max_windows: Count | None = Field(
-        default=None, description="Windows of a document that are read, from its beginning; all if null."
-    )
-    threshold: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
-        default=0.5, description="Probability from which a label is given (multi_label)."
-    )
-    positive_weight: Positive = Field(
-        default=1.0,
-        description="Weight in the loss of a label that a document has; of one it lacks: 1 (multi_label).",
-    )
-
-    @model_validator(mode="after")
-    def _only_what_is_used(self) -> ClassifySettings:
-        if self.problem_type == "single_label":
-            for name in ("threshold", "positive_weight"):
-                if getattr(self, name) != type(self).model_fields[name].default:
-                    raise ValueError(
-                        f"{name}={getattr(self, name):g} has no meaning with one label a document: the "
-                        f"likeliest is taken; use problem_type multi_label"
-                    )
         return self
 
 
@@ -328,30 +294,6 @@ class MethodSettings(Settings):
     name: str
 
 
-class FederationSettings(Settings):
-    """The rounds, and what happens when clients are lost to one."""
-
-    rounds: Count = 10
-    sample: Fraction = Field(default=1.0, description="Share of the clients that takes part in a round.")
-    min_clients: Count | None = Field(
-        default=None,
-        description="Clients of a round that must deliver; the run stops when failures leave fewer. "
-        "When null, every one that does not drop out must.",
-    )
-    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
-        default=0.0,
-        description="Chance of each sampled client to be lost to a round once it has the plan (simulated: it "
-        "does not train). A round left with fewer than `min_clients`, or none, changes nothing.",
-    )
-    evaluate_every: Count = Field(
-        default=1,
-        description="Rounds between scorings of the validation split; the test split is scored at the end.",
-    )
-    metric: str | None = Field(
-        default=None, description="The score a run is judged by, for example `f1/drug`; the task's if null."
-    )
-
-
 class RunSettings(Settings):
     """A whole run."""
 
@@ -362,7 +304,7 @@ class RunSettings(Settings):
     data: DataSettings = DataSettings()
     partition: PartitionSettings = PartitionSettings()
     model: ModelSettings = ModelSettings()
-    task: NerSettings | ClassifySettings = Field(default=NerSettings(), discriminator="name")
+    task: NerSettings | ClassifySettings | LmSettings = Field(default=NerSettings(), discriminator="name")
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "layer_skipping"})
     training: TrainingSettings = TrainingSettings()
     federation: FederationSettings = FederationSettings()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from fedstrata.core.config import MethodSettings, TrainingSettings
     from fedstrata.core.documents import Document
+    from fedstrata.core.federation import CorruptSettings
     from fedstrata.core.seeding import Seed
 
 
@@ -97,6 +98,10 @@ class Task(Protocol):
 
     kind: ClassVar[str]
     """The transformers auto class: `token-classification`, `sequence-classification` or `causal-lm`."""
+    lower_is_better: ClassVar[frozenset[str]]
+    """Those of `metric_names` of which less is better; they are no fractions, the others are."""
+    needs_annotations: ClassVar[bool]
+    """Whether a document can be scored only against annotations; if not, its text is enough."""
 
     @classmethod
     def from_documents(cls, settings: Any, clients: Mapping[str, Any]) -> Task:
@@ -128,7 +133,7 @@ class Task(Protocol):
 
     @property
     def metric(self) -> str:
-        """The score a run is judged by, one of `metrics`; higher is better."""
+        """The score a run is judged by, one of `metrics`."""
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -147,7 +152,19 @@ class Task(Protocol):
         """Every score that `score` may return: those of `metrics`, then those of single labels."""
 
     def encode(self, documents: Sequence[Document], tokenizer: Any) -> list[Any]:
-        """Turns documents into examples; an example knows the index of its document."""
+        """Turns documents into examples; an example knows the index of its document, or of each token's."""
+
+    def corrupt(self, examples: Sequence[Any], kind: str, tokenizer: Any, rng: Seed) -> list[Any]:
+        """Returns a corrupt client's training examples, as many as before and as long (`federation.corrupt`).
+
+        Args:
+            examples: The client's examples, at least one.
+            kind: One of `core.federation.DATA_CORRUPTIONS`: `shuffled_labels` permutes the targets of all
+                examples against their inputs; `shuffled_tokens` permutes the tokens of each window, special
+                ones stay; `label_flips` puts for each class the next one, for the last the first.
+            tokenizer: As for `encode`.
+            rng: Seed of the permutations.
+        """
 
     def collate(self, examples: Sequence[Any]) -> dict[str, Tensor]:
         """Pads examples to one batch.
@@ -225,6 +242,10 @@ class Client(Protocol):
         """How it trains."""
 
     @property
+    def corruption(self) -> CorruptSettings | None:
+        """What it does to what it sends; none if it is honest, or corrupt in its examples only."""
+
+    @property
     def store(self) -> Store:
         """Its private tensors."""
 
@@ -251,6 +272,10 @@ class Mean(Protocol):
     @property
     def values(self) -> dict[str, float]:
         """The weighted mean of each number in the updates' values."""
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """Whose updates are in it: a client that was lost is not among them."""
 
 
 class Cohort(Protocol):
@@ -285,6 +310,10 @@ class Method(Protocol):
     """The class of its settings."""
 
     def __init__(self, settings: Any) -> None: ...
+
+    @property
+    def settings(self) -> MethodSettings:
+        """Its settings."""
 
     @property
     def personal(self) -> bool:

@@ -176,7 +176,7 @@ def validate(
 
 
 def variants(field_info: FieldInfo | None) -> tuple[type[BaseModel], ...]:
-    """Returns the sections a setting can hold: none, one, or several that their `name` tells apart."""
+    """Returns the sections a setting can hold: none, one, or several that a key in them tells apart."""
     annotation = field_info.annotation if field_info else None
     union = get_origin(annotation) in (Union, UnionType)
     options = get_args(annotation) if union else (annotation,)
@@ -252,9 +252,11 @@ def _unknown_key(model: type[BaseModel], names: Sequence[str], values: Any) -> s
     key, allowed = names[-1], list(section.model_fields)
     near = difflib.get_close_matches(key, allowed, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    for other in variants(field_info):
-        if key in other.model_fields:
-            hint = f"it belongs to name: {other.model_fields['name'].default}. "
+    tag = field_info.discriminator if field_info else None
+    owners = [other for other in variants(field_info) if isinstance(tag, str) and key in other.model_fields]
+    if owners and tag is not None:
+        names = " or ".join(str(other.model_fields[str(tag)].default) for other in owners)
+        hint = f"it belongs to {tag}: {names}. "
     return f"unknown key; {hint}Allowed here: {', '.join(sorted(allowed))}"
 
 

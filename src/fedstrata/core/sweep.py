@@ -16,8 +16,8 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from fedstrata.core.config import Settings
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.settings import Settings
 from fedstrata.core.sources import COMMAND_LINE, Source, apply_override, assign, read_source, validate
 
 SECTION = "sweep"

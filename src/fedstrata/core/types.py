@@ -37,7 +37,10 @@ class Plan(Message):
 
 
 class State(Message):
-    """What the server keeps between rounds: the global value of everything that is shared."""
+    """What the server keeps between rounds: the global value of everything that is shared.
+
+    Its values are recorded after every round, but for those whose name begins with an underscore.
+    """
 
     __slots__ = ()
 

@@ -11,6 +11,8 @@ on the order of the input.
   Learning of Neural Networks", ICML 2019; Li et al., "Federated Learning on Non-IID Data Silos", ICDE 2022).
   A document's label is its dominant one.
 - `quantity`: quantity skew. One draw of client shares divides all documents (Li et al.).
+- `tokens`: FedTLU's rule for language modelling, a budget of words for every client; see
+  `fedstrata.data.budget`. Validation and test documents are dealt in equal numbers.
 - `speciality`: the rule of Layer-Skipping Federated Learning: documents lean to the client of their dominant
   entity type or speciality.
 """
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import TypeAlias
 
@@ -28,6 +31,7 @@ from fedstrata.core.config import PartitionSettings
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.seeding import Seed
+from fedstrata.data.budget import by_words
 from fedstrata.data.split import PARTS, Split
 
 DRAWS = 100
@@ -62,6 +66,8 @@ def partition(documents: Split, settings: PartitionSettings, seed: Seed) -> dict
         sites = sorted({document.site for document in documents.all})
         return _collect(parts, {document.id: document.site for document in documents.all}, sites)
     clients = settings.clients or 0
+    if settings.by == "tokens":
+        return _by_tokens(parts, clients, seed.child("tokens"))
     _require_enough(documents, settings, clients)
     groups = _groups(parts, settings.by)
     idle: set[int] = set()
@@ -155,6 +161,31 @@ def _deal(ids: Sequence[str], shares: np.ndarray, rng: np.random.Generator) -> A
     positions = (rng.permutation(len(ids)) + rng.random()) / max(len(ids), 1)
     edges = np.cumsum(shares)
     return dict(zip(ids, np.searchsorted(edges / edges[-1], positions, side="right").tolist(), strict=True))
+
+
+def _by_tokens(parts: Parts, clients: int, seed: Seed) -> dict[str, Split]:
+    annotated = [item.id for item in parts["train"] if item.spans or item.relations]
+    if annotated:
+        raise _problem(
+            "partition.by",
+            f"'tokens' cuts documents, and {len(annotated)} of them have mentions (for example "
+            f"{annotated[0]!r}); it is for tasks without, such as lm",
+        )
+    names = [_name(client, clients) for client in range(clients)]
+    rng = seed.numpy()
+    own = by_words(parts["train"], clients, rng)
+    if not all(own):
+        count = sum(len(document.text.split()) for document in parts["train"])
+        message = f"{clients} clients cannot have 2 words each: the training documents have {count} words"
+        raise _problem("partition.clients", message)
+    rest = {part: [item.id for item in documents] for part, documents in parts.items() if part != "train"}
+    assignment = {
+        id_: names[client]
+        for ids in rest.values()
+        for id_, client in _deal(ids, np.full(clients, 1.0 / clients), rng).items()
+    }
+    others = _collect({part: parts[part] for part in rest}, assignment, names)
+    return {name: replace(others[name], train=train) for name, train in zip(names, own, strict=True)}
 
 
 def _collect(parts: Parts, client_of: Mapping[str, str], clients: Sequence[str]) -> dict[str, Split]:

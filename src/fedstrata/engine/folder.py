@@ -9,9 +9,9 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from fedstrata.core.config import RunSettings
+from fedstrata.core.config import RunSettings, TrainedTokenizer
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.core.files import write_atomically
+from fedstrata.core.files import new_folder, write_atomically
 from fedstrata.core.sources import Source, flatten, read_source
 from fedstrata.engine.rounds import Run
 from fedstrata.engine.setup import check_settings, prepare
@@ -29,12 +29,16 @@ MAY_CHANGE = frozenset(
         "report_to",
         "training.cache",
         "training.cache_gigabytes",
+        "method.aggregation.memory_gigabytes",
     }
 )
 """Settings a resumed run may change: they do not change the numbers of the rounds that were committed.
 
 `federation.min_clients` decides whether a round goes on at all; those that are committed stay as they are.
 """
+
+TOKENIZER = "tokenizer"
+"""The folder, within a run's, of a tokenizer that the run built from its training texts."""
 
 RESOLVED = frozenset({"task.problem_type"})
 """Settings whose `auto` a run replaces by what it found in its data, which a resumed run cannot change."""
@@ -65,10 +69,17 @@ def open_run(source: Source, folder: Path | None, listen: Listener, *, resume: b
                 )
             ]
         )
-    experiment = prepare(source)
+    built = folder / TOKENIZER if folder is not None and resume else None
+    experiment = prepare(source, tokenizer_folder=built if built is not None and built.is_dir() else None)
     if folder is None:
         folder = free_folder(Path("runs"), experiment.settings.name)
     folder.mkdir(parents=True, exist_ok=True)
+    if (
+        isinstance(experiment.settings.model.tokenizer, TrainedTokenizer)
+        and not (folder / TOKENIZER).exists()
+    ):
+        with new_folder(folder / TOKENIZER) as unfinished:  # a resumed run must not build another one
+            experiment.model.tokenizer.save_pretrained(unfinished)
     write_settings(experiment.settings, folder / "config.yaml")
     if experiment.settings.report_to:
         settings = experiment.settings.model_dump(mode="json")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,20 +18,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedstrata.core.errors import ConfigurationError, FedstrataError, Problem
+from fedstrata.core.federation import DATA_CORRUPTIONS
 from fedstrata.core.types import Message, State
 from fedstrata.data.split import PARTS, Split
 from fedstrata.engine.caching import ClientCaches
 from fedstrata.engine.checkpoint import Checkpoints, client_folder, discard_uncommitted
+from fedstrata.engine.corruption import corrupt_clients
 from fedstrata.engine.failures import RoundAbandonedError, drop_outs
 from fedstrata.engine.scoring import Scorer
-from fedstrata.engine.simulate import Listener, SimulatedCohort, Site, sample
+from fedstrata.engine.simulate import Listener, PooledSite, SimulatedCohort, Site, sample
 from fedstrata.metrics.cost import peak_gpu_bytes, peak_rss_bytes
 from fedstrata.record.log import RecordLog, committed_rounds, read_events
-from fedstrata.record.summary import summarise, write_summary
+from fedstrata.record.summary import summarise, trained_scores, write_summary
 from fedstrata.wire import frame
 
 if TYPE_CHECKING:
-    from fedstrata.core.config import FederationSettings
+    from fedstrata.core.federation import FederationSettings
     from fedstrata.engine.setup import Experiment
     from fedstrata.models.blocks import Layout
 
@@ -129,6 +131,7 @@ class Run:
         settings, method = self.experiment.settings, self.experiment.method
         rng = self.experiment.seed.child("round", number)
         cohort = self._cohort(number, sample(self._trainers, settings.federation.sample, rng.child("sample")))
+        cohort.score_trained = self._score_trained(number, scorer)
         self._emit(
             "round_started",
             {"round": number, "rounds": settings.federation.rounds, "clients": len(cohort.sites)},
@@ -141,13 +144,14 @@ class Run:
         before_scoring = time.perf_counter()
         due = due_for_scoring(number, settings.federation)
         scores = self._score(scorer, cohort, state, final=False) if due and scorer.has_documents else {}
-        evaluate_seconds = time.perf_counter() - before_scoring
+        evaluate_seconds = time.perf_counter() - before_scoring + cohort.score_seconds
         self._checkpoints.save(number, state)  # before the event, which commits the round
         facts = {
             "round": number,
             "loss": cohort.loss,
             **scores,
-            "state": dict(state.values),
+            "trained": trained_scores(cohort.trained_scores),
+            "state": {name: value for name, value in state.values.items() if not name.startswith("_")},
             "trainable_parameters": cohort.trained_parameters,
             "failed": list(cohort.attendance.lost),
             "abandoned": abandoned,
@@ -196,6 +200,17 @@ class Run:
             return scorer.shared(state)
         sites = {site.id: site for site in self._sites}
         return scorer.personal(lambda client: self._become(cohort, sites[client], state), pooled=final)
+
+    def _score_trained(self, number: int, scorer: Scorer) -> Callable[[], dict[str, Any]] | None:
+        """Returns what scores a client's just-trained model in this round, if anything is to."""
+        federation = self.experiment.settings.federation
+        if not federation.score_clients:
+            return None
+        scorers = {"validation": scorer} if due_for_scoring(number, federation) else {}
+        if number == federation.rounds:
+            scorers["test"] = self._scorer("test")
+        due = {part: own for part, own in scorers.items() if own.has_documents}
+        return (lambda: {part: own.pooled() for part, own in due.items()}) if due else None
 
     def _become(self, cohort: SimulatedCohort, site: Site, state: State) -> None:
         """Makes the shared model the client's own: its store and the global state."""
@@ -249,8 +264,10 @@ class Run:
             "personal": experiment.method.personal,
             "task": experiment.settings.task.name,
             "metric": experiment.metric,
+            "lower_is_better": sorted(experiment.task.lower_is_better),
             "seed": experiment.settings.seed,
             "rounds": experiment.settings.federation.rounds,
+            "corrupt": self._corrupt(),
             "model": {
                 "name": experiment.settings.model.name,
                 "parameters": model.parameter_count,
@@ -263,6 +280,14 @@ class Run:
                 site.id: {part: len(getattr(site.documents, part)) for part in PARTS} for site in self._sites
             },
         }
+
+    def _corrupt(self) -> dict[str, Any] | None:
+        """Who is corrupt, and how; none if nobody is."""
+        corrupt = {site.id: site.corruption.settings for site in self._sites if site.corruption}
+        if not corrupt:
+            return None
+        settings = next(iter(corrupt.values()))
+        return {"clients": list(corrupt), "kind": settings.kind, "strength": settings.strength_used}
 
     def _emit(self, event: str, facts: Mapping[str, Any]) -> None:
         if event in RECORDED:
@@ -282,9 +307,16 @@ def _by_group(sizes: Mapping[str, int], layout: Layout) -> dict[str, int]:
 def sites_of(experiment: Experiment) -> tuple[list[Site], list[Site]]:
     """Returns all sites, and the clients that train: those not held out, or one that holds everything."""
     task, tokenizer = experiment.task, experiment.model.tokenizer
-    sites = [Site(name, data, task, tokenizer) for name, data in experiment.clients.items()]
+    names = [name for name, data in experiment.clients.items() if data.train]
+    settings, pooled = experiment.settings.federation.corrupt, experiment.method.pooled
+    corrupt = corrupt_clients(names, settings, experiment.seed.child("corrupt"))
+    if pooled and settings.kind not in DATA_CORRUPTIONS:
+        corrupt = {}  # nobody sends an update
+    sites = [
+        Site(name, data, task, tokenizer, corrupt.get(name)) for name, data in experiment.clients.items()
+    ]
     clients = [site for site in sites if site.documents.train]
-    return sites, [_pool(clients)] if experiment.method.pooled else clients
+    return sites, [_pool(clients)] if pooled else clients
 
 
 def dropped(experiment: Experiment, number: int, clients: Sequence[str]) -> frozenset[str]:
@@ -312,4 +344,4 @@ def _fingerprint(sites: Sequence[Site]) -> str:
 def _pool(sites: list[Site]) -> Site:
     """Returns one client that holds all training documents; scores stay those of the sites."""
     documents = tuple(document for site in sites for document in site.documents.train)
-    return Site("pooled", Split(train=documents), sites[0].task, sites[0].tokenizer)
+    return PooledSite("pooled", Split(train=documents), sites[0].task, sites[0].tokenizer, parts=sites)

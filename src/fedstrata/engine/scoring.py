@@ -63,6 +63,10 @@ class Scorer:
             "external": {site: self._score([site], answers) for site in self._external},
         }
 
+    def pooled(self) -> Scores | None:
+        """Scores the model as it is on the documents of all clients; none where they have none here."""
+        return self._score(self._clients, {client: self._answers(client) for client in self._clients})
+
     def personal(self, enter: Callable[[str], None], *, pooled: bool) -> dict[str, Any]:
         """Scores every client's own model.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedstrata.core.config import DataSettings, RunSettings
+from fedstrata.aggregate.rules import AveragingSettings, MeanRule, MultiKrumRule, RobustRule
+from fedstrata.core.config import DataSettings, ModelSettings, RunSettings, TrainedTokenizer
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
 from fedstrata.core.seeding import Seed
 from fedstrata.core.sources import Source, validate
@@ -27,15 +28,21 @@ from fedstrata.models.load import load, read_config, read_tokenizer, skeleton
 from fedstrata.models.prefix import frozen_blocks
 from fedstrata.record.trackers import require_trackers
 from fedstrata.tasks import TASKS
+from fedstrata.tasks.lm import end_id
 
 if TYPE_CHECKING:
     from fedstrata.core.documents import Document
+    from fedstrata.core.federation import FederationSettings
     from fedstrata.core.method import Layout, Method, Task
     from fedstrata.models.state import Model
 
 
 MIMIC_LABELS = 50
 """How many codes are kept of MIMIC-III by default, the most frequent ones, as in Mullenbach et al. (CAML)."""
+
+
+_LEARNT = {"classify": "labels of documents (data.labels)", "lm": "the next token of a text"}
+"""What tasks learn that have no use for mentions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +72,12 @@ class Experiment:
         return self.settings.federation.metric or self.task.metric
 
 
-def prepare(source: Source) -> Experiment:
+def prepare(source: Source, *, tokenizer_folder: Path | None = None) -> Experiment:
     """Checks a configuration and loads what it names.
+
+    Args:
+        source: The configuration.
+        tokenizer_folder: Where the tokenizer lies that the run built from its texts; it is built if none.
 
     Raises:
         ConfigurationError: With every problem that could be found; sections that are wrong in themselves do
@@ -84,7 +95,9 @@ def prepare(source: Source) -> Experiment:
     if sound("data", "partition", "seed", "task"):
         with _collecting(problems, source):
             clients = divide(settings)
-            problems += [source.problem(item.path, item.message) for item in _too_few(settings, clients)]
+            problems += [
+                source.problem(item.path, item.message) for item in too_few(settings, method, clients)
+            ]
             task = TASKS[settings.task.name].from_documents(settings.task, clients)
     if sound("task", "federation"):
         with _collecting(problems, source):
@@ -99,28 +112,72 @@ def prepare(source: Source) -> Experiment:
         torch.set_num_threads(settings.threads)
     settings = settings.model_copy(update={"task": task.settings})
     with _collecting(problems, source):
+        tokenizer = _trained_tokenizer(settings, clients, tokenizer_folder)
         model = load(
             settings.model,
             kind=task.kind,
             labels=task.labels,
             problem_type=task.problem_type,
             seed=seed.child("model"),
+            tokenizer=tokenizer,
         )
         return Experiment(settings, method, task, model.to(device), clients, seed)
     raise ConfigurationError(problems)
 
 
-def _too_few(settings: RunSettings, sites: Mapping[str, Split]) -> list[Problem]:
-    """Returns the problem that a round asks for more clients than it has, if it does."""
+def _trained_tokenizer(settings: RunSettings, clients: Mapping[str, Split], folder: Path | None) -> Any:
+    """Returns the tokenizer that is built from all clients' training texts; none where it is not to be."""
+    asked = settings.model.tokenizer
+    if not isinstance(asked, TrainedTokenizer):
+        return None
+    if folder is not None:
+        return read_tokenizer(ModelSettings(name=str(folder)))
+    from fedstrata.models.train_tokenizer import train_tokenizer  # noqa: PLC0415 - seldom needed
+
+    return train_tokenizer(asked, (document.text for own in clients.values() for document in own.train))
+
+
+def too_few(settings: RunSettings, method: Method | None, sites: Mapping[str, Split]) -> list[Problem]:
+    """Returns the problem that a round asks for more clients than it has, if it does.
+
+    Args:
+        settings: The run's settings.
+        method: Its method, if that is sound.
+        sites: The documents of each site by split; one without training documents is no client.
+    """
     federation = settings.federation
     clients = sum(bool(own.train) for own in sites.values())
     sampled = sample_size(clients, federation.sample)
-    if federation.min_clients is None or federation.min_clients <= sampled:
-        return []
-    allowed = f"must be at most {sampled}, the clients that take part in a round"
     why = f"{clients} clients, of which federation.sample takes {federation.sample:g}"
-    message = f"{allowed} ({why}), not {federation.min_clients}"
-    return [Problem("federation.min_clients", message)]
+    if federation.min_clients is not None and federation.min_clients > sampled:
+        allowed = f"must be at most {sampled}, the clients that take part in a round"
+        return [Problem("federation.min_clients", f"{allowed} ({why}), not {federation.min_clients}")]
+    if method is None or not isinstance(method.settings, AveragingSettings):
+        return []
+    rule = method.settings.aggregation
+    return [] if isinstance(rule, MeanRule) else _too_few_to_judge(rule, federation, sampled, why)
+
+
+def _too_few_to_judge(
+    rule: RobustRule, federation: FederationSettings, sampled: int, why: str
+) -> list[Problem]:
+    """Returns the problem that a robust rule may get fewer updates than it can judge, if it may."""
+    hostile, needed = rule.hostile_among(sampled), rule.needed(sampled)
+    told = f", with f = {hostile}" if hostile else ""
+    condition = f"{rule.rule} needs {needed} updates a round ({rule.condition}{told})"
+    if sampled < needed:
+        message = f"{condition}, and {sampled} clients take part in one ({why})"
+        return [Problem("method.aggregation", message)]
+    if federation.min_clients is not None and federation.min_clients < needed:
+        message = f"must be at least {needed}, not {federation.min_clients}: {condition}"
+        return [Problem("federation.min_clients", message)]
+    if federation.min_clients is None and federation.dropout > 0:
+        message = f"must be set, to {needed} or more, when clients drop out: {condition}"
+        return [Problem("federation.min_clients", message)]
+    if isinstance(rule, MultiKrumRule) and rule.keep is not None and rule.keep > sampled - hostile:
+        message = f"must be at most {sampled - hostile}, n - f, not {rule.keep}"
+        return [Problem("method.aggregation.keep", message)]
+    return []
 
 
 @contextmanager
@@ -170,10 +227,9 @@ def check_model(settings: RunSettings, method: Method | None) -> None:
         )
         problems.append(Problem("task.max_length", message))
     layout = find_layout(skeleton(settings.model, kind=TASKS[settings.task.name].kind, labels=("O",)))
-    checks = (
-        lambda: _check_method(settings, method, layout),
-        lambda: read_tokenizer(settings.model),
-    )
+    checks: list[Callable[[], None]] = [lambda: _check_method(settings, method, layout)]
+    if not isinstance(settings.model.tokenizer, TrainedTokenizer):
+        checks.append(lambda: _check_tokenizer(settings))
     for check in checks:
         try:
             check()
@@ -181,6 +237,13 @@ def check_model(settings: RunSettings, method: Method | None) -> None:
             problems += error.problems
     if problems:
         raise ConfigurationError(problems)
+
+
+def _check_tokenizer(settings: RunSettings) -> None:
+    """Refuses a tokenizer that cannot be read, or has not what the task needs of it."""
+    tokenizer = read_tokenizer(settings.model)
+    if settings.task.name == "lm":
+        end_id(tokenizer)
 
 
 def _check_method(settings: RunSettings, method: Method | None, layout: Layout) -> None:
@@ -213,9 +276,10 @@ def check_settings(source: Source) -> tuple[RunSettings, Method | None, list[Pro
         }
         settings = RunSettings.model_validate(rest)
     settings = _with_absolute_paths(settings)
-    if settings.task.name == "classify" and settings.data.types is not None:
-        message = "mention types have no meaning with task classify, which learns labels of documents"
-        problems.append(source.problem("data.types", f"{message} (data.labels); leave it null"))
+    if settings.task.name in _LEARNT and settings.data.types is not None:
+        name, learnt = settings.task.name, _LEARNT[settings.task.name]
+        message = f"mention types have no meaning with task {name}, which learns {learnt}; leave it null"
+        problems.append(source.problem("data.types", message))
     name = settings.method.get("name", LayerSkipping.name)
     if not isinstance(name, str) or name not in METHODS:
         allowed = ", ".join(METHODS)
@@ -225,7 +289,7 @@ def check_settings(source: Source) -> tuple[RunSettings, Method | None, list[Pro
     method_settings, wrong = validate(
         card.Settings, Source({"method": settings.method}, source.origins), section="method"
     )
-    problems += [_with_hint(problem, name) for problem in wrong]
+    problems += [_with_hint(problem, card) for problem in wrong]
     if method_settings is None:
         return settings, None, problems
     resolved = settings.model_copy(update={"method": method_settings.model_dump()})
@@ -238,8 +302,10 @@ def _with_absolute_paths(settings: RunSettings) -> RunSettings:
     # What is no file or folder may be an id of the hub, which must stay as it is.
     if data.path is not None and (data.format != "datasets" or Path(data.path).expanduser().exists()):
         data = data.model_copy(update={"path": str(Path(data.path).expanduser().absolute())})
-    if Path(model.name).expanduser().is_dir():
-        model = model.model_copy(update={"name": str(Path(model.name).expanduser().absolute())})
+    for key in ("name", "tokenizer"):
+        place = getattr(model, key)
+        if isinstance(place, str) and Path(place).expanduser().is_dir():
+            model = model.model_copy(update={key: str(Path(place).expanduser().absolute())})
     return settings.model_copy(update={"data": data, "model": model})
 
 
@@ -250,11 +316,14 @@ def _with_verb(problem: Problem) -> Problem:
     return Problem("sweep", "describes several runs; give this file to fedstrata compare", problem.origin)
 
 
-def _with_hint(problem: Problem, name: str) -> Problem:
-    """Adds how to leave another method's settings behind, when a setting is not this method's."""
+def _with_hint(problem: Problem, card: type[Method]) -> Problem:
+    """Says whose a setting is that is not this method's, and how to leave another's settings behind."""
     if not problem.message.startswith("unknown key"):
         return problem
-    hint = f"; to change the method as a whole: 'method={{name: {name}}}'"
+    key = problem.path.removeprefix("method.")
+    owners = [name for name, other in METHODS.items() if key in other.Settings.model_fields]
+    others = f"; a setting of {', '.join(owners)}" if owners else ""
+    hint = f"{others}; to change the method as a whole: 'method={{name: {card.name}}}'"
     return Problem(problem.path, problem.message + hint, problem.origin)
 
 
@@ -269,13 +338,15 @@ def read_documents(settings: DataSettings, seed: Seed) -> list[Document]:
             seed=number, sites=corpus.sites, notes=corpus.notes, imbalance=corpus.imbalance
         )
     else:
-        from fedstrata.data.readers import read  # noqa: PLC0415
+        from fedstrata.data.readers import formats_of, read  # noqa: PLC0415
 
         documents = read(
             Path(str(settings.path)),
             settings.format,
-            skip_unannotated=settings.unannotated == "skip",
-            mimic_settings=settings.mimic,
+            unannotated=settings.unannotated,
+            formats=formats_of(
+                mimic_settings=settings.mimic, conllu_settings=settings.conllu, text_settings=settings.text
+            ),
             dataset=settings.dataset,
             columns=settings.columns,
         )
@@ -306,7 +377,7 @@ def divide(settings: RunSettings) -> dict[str, Split]:
     """Reads, splits by document, then partitions among clients; held-out sites come last."""
     seed = Seed(settings.seed)
     documents = read_documents(settings.data, seed)
-    if settings.task.name == "classify":  # a division by labels is then one by those the task learns
+    if settings.task.name != "ner":  # a division by labels is then one by those of whole documents
         documents = [replace(document, spans=(), relations=()) for document in documents]
     documents, held_out = hold_out(documents, settings.data.split)
     parts = split(documents, settings.data.split, seed.child("split"))

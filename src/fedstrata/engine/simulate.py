@@ -33,9 +33,11 @@ from fedstrata.wire.meter import Meter
 
 if TYPE_CHECKING:
     from fedstrata.core.config import TrainingSettings
+    from fedstrata.core.federation import CorruptSettings
     from fedstrata.core.method import Method, PrefixCache, Task
     from fedstrata.core.seeding import Seed
     from fedstrata.data.split import Split
+    from fedstrata.engine.corruption import Corruption
     from fedstrata.models.state import Model
     from fedstrata.wire.frame import Frame
 
@@ -52,21 +54,57 @@ class Site:
         documents: Its documents by split.
         task: What encodes them.
         tokenizer: The model's tokenizer.
+        corruption: What is wrong with the client; none if it is honest.
     """
 
     id: str
     documents: Split
     task: Task
     tokenizer: Any
+    corruption: Corruption | None = None
 
     def encode(self) -> list[Any]:
-        """Returns the training examples."""
-        return self.task.encode(self.documents.train, self.tokenizer)
+        """Returns the training examples, as the client uses them."""
+        examples = self.task.encode(self.documents.train, self.tokenizer)
+        return (
+            self.corruption.of_examples(self.task, examples, self.tokenizer) if self.corruption else examples
+        )
 
     @cached_property
     def count(self) -> int:
         """Its number of training examples, n_k."""
         return len(self.encode())
+
+
+class Examples(Sequence[Any]):
+    """A site's training examples, encoded when the first is asked for: not every turn trains."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._encoded: list[Any] | None = None
+
+    def __len__(self) -> int:
+        return self._site.count
+
+    def __getitem__(self, index: Any) -> Any:
+        if self._encoded is None:
+            self._encoded = self._site.encode()
+        return self._encoded[index]
+
+
+@dataclass
+class PooledSite(Site):
+    """One client that holds what several would; scores stay those of the sites.
+
+    Attributes:
+        parts: Those whose training examples it has, each of them as corrupt as it would be.
+    """
+
+    parts: Sequence[Site] = ()
+
+    def encode(self) -> list[Any]:
+        """Returns the training examples of all parts."""
+        return [example for part in self.parts for example in part.encode()]
 
 
 @dataclass
@@ -81,6 +119,7 @@ class SimulatedClient:
     store: ClientStore
     report: Callable[[Mapping[str, float]], None]
     cache: PrefixCache | None = None
+    corruption: CorruptSettings | None = None
 
 
 @dataclass
@@ -99,10 +138,14 @@ class SimulatedCohort:
         cache_of: Returns the cache of the client of this name.
         dropped: The clients that are lost once they have the plan (simulated drop-out).
         min_clients: How many clients must deliver; every one that does not drop out when none.
+        score_trained: Scores the shared model while it holds what a client has just trained, by split; not
+            asked for when none.
         attendance: Who is lost so far, and whether enough are left.
         meter: Counts the round's bytes.
         train_seconds: Time spent in client handlers so far.
         trained_parameters: How many numbers the last client trained.
+        trained_scores: What `score_trained` gave, by client.
+        score_seconds: Time spent in `score_trained` so far.
     """
 
     method: Method
@@ -116,10 +159,13 @@ class SimulatedCohort:
     cache_of: Callable[[str], PrefixCache | None]
     dropped: frozenset[str] = frozenset()
     min_clients: int | None = None
+    score_trained: Callable[[], Mapping[str, Any]] | None = None
     attendance: Attendance = field(init=False)
     meter: Meter = field(default_factory=Meter)
     train_seconds: float = 0.0
     trained_parameters: int = 0
+    trained_scores: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    score_seconds: float = 0.0
     _calls: Counter[str] = field(default_factory=Counter)
     _losses: dict[str, tuple[float, float]] = field(default_factory=dict)
 
@@ -139,10 +185,11 @@ class SimulatedCohort:
 
     def mean(self, handler: str, plan_of: Callable[[ClientInfo], Plan]) -> MeanResult:
         """Folds every update into one running sum per tensor."""
-        mean = StreamingMean()
-        for _, update in self.each(handler, plan_of):
+        mean, clients = StreamingMean(), []
+        for client, update in self.each(handler, plan_of):
             mean.add(update)
-        return mean.finish()
+            clients.append(client.id)
+        return mean.finish(clients)
 
     def each(
         self, handler: str, plan_of: Callable[[ClientInfo], Plan]
@@ -189,8 +236,9 @@ class SimulatedCohort:
             self._fail(site, error, bytes_down)
             return None
         loss = update.values.get("loss")
-        if isinstance(loss, float):
+        if isinstance(loss, float):  # the handler has trained
             self._losses[info.id] = (loss, update.weight)
+            self._score(info.id)
         facts = {
             "round": self.number,
             "client": info.id,
@@ -203,12 +251,21 @@ class SimulatedCohort:
         self.listen("client", facts)
         return received
 
+    def _score(self, client: str) -> None:
+        """Scores what the client has just trained, if that was asked for: no later moment has its weights."""
+        if self.score_trained is None:
+            return
+        started = time.perf_counter()
+        self.trained_scores[client] = self.score_trained()
+        self.score_seconds += time.perf_counter() - started
+
     def _fail(self, site: Site, error: Exception, bytes_down: int) -> None:
         """Undoes what a client that failed has left behind; ends the run if the round needs the client."""
         self.model.restore()
         release_memory(error)
         ClientStore(client_folder(self.folder, site.id), self.number).discard()
         self._losses.pop(site.id, None)
+        self.trained_scores.pop(site.id, None)
         self._lose(site.id, type(error).__name__, message_of(error), describe(error), bytes_down)
         if not self.attendance.suffices:
             raise ClientsLostError(self.attendance.why_not(self.number, str(self.folder))) from error
@@ -219,10 +276,14 @@ class SimulatedCohort:
         self.listen("client_failed", {"round": self.number, **facts})
 
     def enter(self, site: Site) -> ClientStore:
-        """Makes the shared model this client's own: base weights under its store. Returns the store."""
+        """Makes the shared model this client's own: base weights under its store. Returns the store.
+
+        What a store holds under other names than those of parameters is no part of the model.
+        """
         store = ClientStore(client_folder(self.folder, site.id), self.number)
         self.model.restore()
-        self.model.load(store.read().tensors)
+        parameters = self.model.layout.sizes
+        self.model.load({name: value for name, value in store.read().tensors.items() if name in parameters})
         return store
 
     def _client(self, site: Site) -> SimulatedClient:
@@ -232,9 +293,16 @@ class SimulatedCohort:
             self.listen("client_progress", {"round": self.number, "client": site.id, **progress})
 
         store = self.enter(site)
-        cache = self.cache_of(site.id)
         return SimulatedClient(
-            site.id, self.model, site.task, site.encode(), self.training, store, report, cache
+            site.id,
+            self.model,
+            site.task,
+            Examples(site),
+            self.training,
+            store,
+            report,
+            self.cache_of(site.id),
+            site.corruption.of_updates if site.corruption else None,
         )
 
 

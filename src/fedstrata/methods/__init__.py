@@ -7,6 +7,7 @@ from fedstrata.methods.centralized import Centralized
 from fedstrata.methods.fedavg import FedAvg
 from fedstrata.methods.fedper import FedPer
 from fedstrata.methods.fedprox import FedProx
+from fedstrata.methods.fedtlu import FedTLU
 from fedstrata.methods.layer_skipping import LayerSkipping
 from fedstrata.methods.local_only import LocalOnly
 
@@ -15,6 +16,7 @@ METHODS: dict[str, type[Method]] = {
     "fedavg": FedAvg,
     "fedprox": FedProx,
     "fedper": FedPer,
+    "fedtlu": FedTLU,
     "local_only": LocalOnly,
     "centralized": Centralized,
 }

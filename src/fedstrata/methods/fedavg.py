@@ -2,7 +2,7 @@
 
 Source: McMahan et al. 2017, Algorithm 1; the baseline of every paper here.
 Travels: the whole model, both ways.
-Server half: weighted mean; n_k counts training examples (for NER: windows).
+Server half: weighted mean; n_k counts training examples (for NER: windows). `aggregation` names another rule.
 Client half: local training of every parameter.
 Reduces to: plain training when there is one client.
 Deviations: the local optimiser is a setting (AdamW by default) rather than SGD; its state starts anew each
@@ -14,17 +14,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fedstrata.aggregate.mean import average
-from fedstrata.core.config import MethodSettings
+from fedstrata.aggregate.rules import AveragingSettings
 from fedstrata.core.types import Plan, State, Update
 from fedstrata.train.local import train_and_send
 
 if TYPE_CHECKING:
+    from fedstrata.core.config import MethodSettings
     from fedstrata.core.method import Client, Cohort, Layout, Model
     from fedstrata.core.seeding import Seed
 
 
-class FedAvgSettings(MethodSettings):
-    """FedAvg has no settings of its own."""
+class FedAvgSettings(AveragingSettings):
+    """Settings of FedAvg."""
 
     name: Literal["fedavg"] = "fedavg"
 
@@ -50,8 +51,8 @@ class FedAvg:
         return State(model.snapshot(self.trainable(model.layout)))
 
     def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
-        """One weighted mean."""
-        return average(state, cohort)
+        """One weighted mean, or what `aggregation` says."""
+        return average(state, cohort, self.settings.aggregation)
 
     def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
         """Trains every parameter."""

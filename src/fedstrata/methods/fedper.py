@@ -3,7 +3,8 @@
 Source: Arivazhagan et al. 2019, "Federated Learning with Personalization Layers", Algorithms 1 and 2; the
     "FedPer" row of Layer-Skipping FL, Table I.
 Travels: everything but the head (and the personal blocks, if any), both ways.
-Server half: weighted mean of the body; n_k counts training examples (for NER: windows).
+Server half: weighted mean of the body; n_k counts training examples (for NER: windows). `aggregation` names
+    another rule.
 Client half: local training of the whole model; the personal part persists in the client's store.
 Reduces to: Layer-Skipping FL with every block and a local head, at `personal_blocks: 0`.
 Deviations: the paper trains with SGD and counts its personalisation layers K_P from the classifier down, so
@@ -17,17 +18,18 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 
 from fedstrata.aggregate.mean import average
-from fedstrata.core.config import MethodSettings
+from fedstrata.aggregate.rules import AveragingSettings
 from fedstrata.core.types import Plan, State, Update
 from fedstrata.policies.share import personal_top
 from fedstrata.train.local import train_and_send
 
 if TYPE_CHECKING:
+    from fedstrata.core.config import MethodSettings
     from fedstrata.core.method import Client, Cohort, Layout, Model
     from fedstrata.core.seeding import Seed
 
 
-class FedPerSettings(MethodSettings):
+class FedPerSettings(AveragingSettings):
     """Settings of FedPer."""
 
     name: Literal["fedper"] = "fedper"
@@ -64,7 +66,7 @@ class FedPer:
 
     def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
         """FedAvg over the body."""
-        return average(state, cohort)
+        return average(state, cohort, self.settings.aggregation)
 
     def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
         """Trains the whole model; the personal part goes to the client's store."""

@@ -13,16 +13,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fedstrata.aggregate.mean import average
-from fedstrata.core.config import MethodSettings, NotNegative
+from fedstrata.aggregate.rules import AveragingSettings
+from fedstrata.core.settings import NotNegative
 from fedstrata.core.types import Plan, State, Update
 from fedstrata.train.local import train_and_send
 
 if TYPE_CHECKING:
+    from fedstrata.core.config import MethodSettings
     from fedstrata.core.method import Client, Cohort, Layout, Model
     from fedstrata.core.seeding import Seed
 
 
-class FedProxSettings(MethodSettings):
+class FedProxSettings(AveragingSettings):
     """Settings of FedProx."""
 
     name: Literal["fedprox"] = "fedprox"
@@ -50,8 +52,8 @@ class FedProx:
         return State(model.snapshot(self.trainable(model.layout)))
 
     def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
-        """One weighted mean."""
-        return average(state, cohort)
+        """One weighted mean, or what `aggregation` says."""
+        return average(state, cohort, self.settings.aggregation)
 
     def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
         """Trains every parameter, pulled towards the plan."""

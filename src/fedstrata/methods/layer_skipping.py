@@ -6,6 +6,7 @@ Travels: the top k blocks, the final norm and, with a shared head, the head; the
     LLaMA-3.2-1B (16 blocks, tied embedding) top 8 is 39.4 % of the parameters and top 4 is 19.7 %. With
     `top: auto`, once, a number a block from each client.
 Server half: weighted mean of what travels (equation 2); n_k counts training examples (for NER: windows).
+    `aggregation` names another rule; the probe's numbers are averaged whatever it says.
     With `top: auto` the first round begins with a probe: the mean of the clients' gradient norms by block. k
     is the smallest number of top blocks that holds `share` of their sum, or the largest that `budget` lets
     clients send if that is smaller.
@@ -25,8 +26,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
 from pydantic import Field
 
 from fedstrata.aggregate.mean import average
-from fedstrata.core.config import Count, Fraction, MethodSettings, Settings
+from fedstrata.aggregate.rules import AveragingSettings
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.settings import Count, Fraction, Settings
 from fedstrata.core.types import Plan, State, Update
 from fedstrata.policies.freeze import largest_top, smallest_top, top_count, train_top
 from fedstrata.policies.share import personal_top
@@ -34,6 +36,7 @@ from fedstrata.train.local import train_and_send
 from fedstrata.train.probe import block_gradient_norms
 
 if TYPE_CHECKING:
+    from fedstrata.core.config import MethodSettings
     from fedstrata.core.method import Client, Cohort, Layout, Model
     from fedstrata.core.seeding import Seed
 
@@ -50,7 +53,7 @@ class AutomaticDepth(Settings):
     batches: Count = Field(default=8, description="Batches of each client that the probe looks at.")
 
 
-class LayerSkippingSettings(MethodSettings):
+class LayerSkippingSettings(AveragingSettings):
     """Settings of Layer-Skipping FL."""
 
     name: Literal["layer_skipping"] = "layer_skipping"
@@ -102,7 +105,9 @@ class LayerSkipping:
 
     def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
         """FedAvg over what is shared; with `top: auto` the first round chooses k before it."""
-        return average(self._choose(state, cohort) if "trains_from" in state.values else state, cohort)
+        if "trains_from" in state.values:
+            state = self._choose(state, cohort)
+        return average(state, cohort, self.settings.aggregation)
 
     def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
         """Trains the top blocks; a local head goes to the client's store."""

@@ -29,7 +29,7 @@ from transformers import (
     modeling_layers,
 )
 
-from fedstrata.core.config import ModelSettings
+from fedstrata.core.config import ModelSettings, TrainedTokenizer
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.seeding import Seed
 from fedstrata.models.blocks import HEAD, block_count, find_layout
@@ -63,6 +63,7 @@ def load(
     labels: Sequence[str] = (),
     problem_type: str | None = None,
     seed: Seed,
+    tokenizer: Any = None,
 ) -> Model:
     """Loads or creates a model and its tokenizer on the CPU, in evaluation mode, every parameter frozen.
 
@@ -74,6 +75,7 @@ def load(
             apply a softmax or a sigmoid accordingly: `single_label_classification` or
             `multi_label_classification`; what it said before if none.
         seed: Where new parameters come from. The global random state is left as it was.
+        tokenizer: The tokenizer that was built from the training texts, where the settings ask for one.
 
     Returns:
         The model; `new_parameters` names what no file held.
@@ -82,8 +84,8 @@ def load(
         ConfigurationError: There is no such model here or on the hub, it is broken, it has no head of this
             kind or no single stack of blocks, or its tokenizer cannot give offsets.
     """
-    config = _for_kind(read_config(settings), settings, kind, labels, problem_type)
-    tokenizer = read_tokenizer(settings)
+    config = _for_kind(read_config(settings, tokenizer), settings, kind, labels, problem_type)
+    tokenizer = tokenizer or read_tokenizer(settings)
     _check_vocabulary(config, tokenizer, settings)
     with seed.everywhere():
         if settings.init == "random":
@@ -98,6 +100,10 @@ def load(
     config.use_cache = False
     if module.can_generate():
         module.generation_config.pad_token_id = tokenizer.pad_token_id
+        if settings.init == "random":  # its family's defaults are tokens of other tokenizers
+            for key in {"bos_token_id", "eos_token_id"} - settings.config.keys():
+                setattr(config, key, getattr(tokenizer, key))
+                setattr(module.generation_config, key, getattr(tokenizer, key))
     return model
 
 
@@ -121,12 +127,14 @@ def skeleton(settings: ModelSettings, *, kind: str, labels: Sequence[str] = ()) 
     return module
 
 
-def read_config(settings: ModelSettings) -> PretrainedConfig:
+def read_config(settings: ModelSettings, tokenizer: Any = None) -> PretrainedConfig:
     """Reads a model's configuration with the settings' overrides; no weights are touched.
 
     Args:
         settings: Which model. With `init: random` and a `model_type` the configuration is made from the
-            settings alone, with the vocabulary of the tokenizer unless `vocab_size` is given.
+            settings alone, with the vocabulary of the tokenizer unless `vocab_size` is given. The vocabulary
+            is also that of a tokenizer that is built from the training texts.
+        tokenizer: As for `load`. Where it is yet to be built the vocabulary is as large as it may become.
 
     Raises:
         ConfigurationError: It cannot be found or read, or an override is unknown or of the wrong type.
@@ -135,10 +143,12 @@ def read_config(settings: ModelSettings) -> PretrainedConfig:
     with quiet():
         if "model_type" not in overrides:
             folder = locate(settings.name, revision=settings.revision, weights=False)
+            if isinstance(settings.tokenizer, TrainedTokenizer):
+                overrides.setdefault("vocab_size", _vocabulary(settings, tokenizer))
             return _config_of_folder(folder, settings.name, overrides)
         if settings.init != "random":
             raise refused("model.config.model_type", "can be given only with `init: random`")
-        return _config_from_scratch(settings, overrides)
+        return _config_from_scratch(settings, overrides, tokenizer)
 
 
 def read_tokenizer(settings: ModelSettings) -> Any:
@@ -147,6 +157,8 @@ def read_tokenizer(settings: ModelSettings) -> Any:
     Raises:
         ConfigurationError: There is none, it cannot give character offsets, or it has neither token.
     """
+    if isinstance(settings.tokenizer, TrainedTokenizer):
+        raise ValueError("a tokenizer that is yet to be built cannot be read")
     name = settings.tokenizer or settings.name
     setting = "model.tokenizer" if settings.tokenizer else "model.name"
     revision = settings.revision if name == settings.name else None
@@ -187,7 +199,9 @@ def _config_of_folder(folder: Path, name: str, overrides: dict[str, Any]) -> Pre
     return config
 
 
-def _config_from_scratch(settings: ModelSettings, overrides: dict[str, Any]) -> PretrainedConfig:
+def _config_from_scratch(
+    settings: ModelSettings, overrides: dict[str, Any], tokenizer: Any
+) -> PretrainedConfig:
     model_type = overrides.pop("model_type")
     if model_type not in CONFIG_MAPPING:
         close = difflib.get_close_matches(str(model_type), CONFIG_MAPPING, n=3)
@@ -195,7 +209,7 @@ def _config_from_scratch(settings: ModelSettings, overrides: dict[str, Any]) -> 
         raise refused("model.config.model_type", f"{model_type!r} is no model_type of transformers{hint}")
     config_class = CONFIG_MAPPING[model_type]
     if "vocab_size" not in overrides and hasattr(config_class, "vocab_size"):
-        overrides["vocab_size"] = _rows_needed(read_tokenizer(settings))
+        overrides["vocab_size"] = _vocabulary(settings, tokenizer)
     with _explained("model.config", f"no {model_type} can be made with these values"):
         config = AutoConfig.for_model(model_type, **overrides)
     # A configuration takes any key; what it does not know it keeps as an attribute that nobody reads.
@@ -243,6 +257,8 @@ def _for_kind(
     if kind == "causal-lm":
         if getattr(config, "is_decoder", None) is False:
             config.is_decoder = True  # BERT and its kin would otherwise see the tokens they are to predict
+        if getattr(config.get_text_config(), "is_causal", None) is False:
+            raise refused("model.config.is_causal", "false lets a model see the tokens that it is to predict")
         return config
     if not labels:
         raise ValueError(f"a {kind} model needs labels")
@@ -259,11 +275,19 @@ def _for_kind(
 def _check_vocabulary(config: Any, tokenizer: Any, settings: ModelSettings) -> None:
     rows, needed = config.get_text_config().vocab_size, _rows_needed(tokenizer)
     if needed > rows:
+        built = isinstance(settings.tokenizer, TrainedTokenizer)
+        whose = "built from the texts" if built else f"of {settings.tokenizer or settings.name!r}"
         raise refused(
             "model.tokenizer" if settings.tokenizer else "model.name",
-            f"the tokenizer of {settings.tokenizer or settings.name!r} has {needed} tokens, "
-            f"but the model's vocabulary has {rows}",
+            f"the tokenizer {whose} has {needed} tokens, but the model's vocabulary has {rows}",
         )
+
+
+def _vocabulary(settings: ModelSettings, tokenizer: Any) -> int:
+    """Returns the tokens of the model's tokenizer; the most it may have where it is yet to be built."""
+    if tokenizer is None and isinstance(settings.tokenizer, TrainedTokenizer):
+        return settings.tokenizer.vocabulary
+    return _rows_needed(tokenizer or read_tokenizer(settings))
 
 
 def _rows_needed(tokenizer: Any) -> int:

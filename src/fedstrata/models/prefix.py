@@ -76,8 +76,8 @@ def run_prefix(
     seen: list[BlockOutput] = []
 
     def look(block: nn.Module, inputs: Any, output: Any) -> None:
-        pair = isinstance(output, tuple)
-        seen.append(BlockOutput(output[0], len(output)) if pair else BlockOutput(output, 0))
+        several = isinstance(output, tuple | list)  # a list: the first GPT
+        seen.append(BlockOutput(output[0], len(output)) if several else BlockOutput(output, 0))
         if stop:
             raise _SeenError
 

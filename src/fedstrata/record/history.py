@@ -136,11 +136,17 @@ def client_scores(clients: Mapping[str, Mapping[str, float] | None], metric: str
     return {name: scores[metric] for name, scores in clients.items() if scores and metric in scores}
 
 
-def extremes(scores: Mapping[str, float]) -> tuple[str, str] | None:
-    """Returns the clients with the lowest and the highest score, the first of equals; none if all equal."""
+def extremes(scores: Mapping[str, float], *, falling: bool = False) -> tuple[str, str] | None:
+    """Returns the clients with the worst and the best score, the first of equals; none if all equal.
+
+    Args:
+        scores: Of every client.
+        falling: Whether less is better; else more is, and the worst is the lowest.
+    """
     if len(set(scores.values())) < 2:
         return None
-    return min(scores, key=lambda name: scores[name]), max(scores, key=lambda name: scores[name])
+    ends = min(scores, key=lambda name: scores[name]), max(scores, key=lambda name: scores[name])
+    return (ends[1], ends[0]) if falling else ends
 
 
 def group_bytes(rounds: Sequence[Mapping[str, Any]]) -> dict[str, int]:
@@ -165,11 +171,18 @@ def time_parts(history: History) -> dict[str, float]:
     }
 
 
+def _trained(event: Mapping[str, Any], metric: str) -> float | None:
+    mean = ((event.get("trained") or {}).get("validation") or {}).get("mean") or {}
+    score: float | None = mean.get(metric)
+    return score
+
+
 def round_rows(rounds: Sequence[Mapping[str, Any]], metric: str) -> list[dict[str, Any]]:
     """Returns one row of numbers for each committed round.
 
     Scores are those of the validation split by this metric, null for a round that was not scored; `headline`
-    is the one a round is judged by. `bytes` is what had travelled by then.
+    is the one a round is judged by, `trained` the mean of the models that clients trained, before they were
+    merged. `bytes` is what had travelled by then.
     """
     rows = []
     for event, sent in zip(rounds, bytes_sent(rounds), strict=True):
@@ -180,6 +193,7 @@ def round_rows(rounds: Sequence[Mapping[str, Any]], metric: str) -> list[dict[st
                 "loss": event["loss"],
                 "global": (event.get("global") or {}).get(metric),
                 "mean": (event.get("mean_client") or {}).get(metric),
+                "trained": _trained(event, metric),
                 "headline": headline(event, metric),
                 "low": min(clients, default=None),
                 "high": max(clients, default=None),

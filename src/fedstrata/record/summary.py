@@ -13,7 +13,10 @@ from fedstrata.core.files import write_atomically
 from fedstrata.record.log import committed_rounds
 
 CONVERGED = 0.9
-"""Share of the best score whose first round is reported as convergence (Layer-Skipping FL, Table V)."""
+"""Share of the best score whose first round is reported as convergence (Layer-Skipping FL, Table V).
+
+A score of which less is better has come as far when it is at most the best one divided by this.
+"""
 
 
 def summarise(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -25,6 +28,7 @@ def summarise(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     final = [event for event in events if event["event"] == "final"][-1]
     rounds = committed_rounds(events)
     metric = [event for event in events if event["event"] in {"run", "resumed"}][-1]["metric"]
+    falling = falls(start, metric)
     return {
         "method": start["method"],
         "task": start["task"],
@@ -34,10 +38,11 @@ def summarise(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "clients": len(final["clients"]),
         "metrics": {
             "global": final["global"],
-            "best": _best(rounds, metric),
+            "best": best_round(rounds, metric, falling=falling),
             "clients": final["clients"],
             "mean_client": mean_of(list(final["clients"].values())),
             "external": final.get("external") or None,
+            "trained": _trained(rounds, metric, falling=falling),
         },
         "trainable_parameters": max(
             (event["trainable_parameters"] for event in rounds), default=start["trainable_parameters"]
@@ -45,7 +50,11 @@ def summarise(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "state": rounds[-1]["state"] if rounds else {},
         "communication": _communication(start, rounds),
         "failures": _failures(start, rounds),
-        "convergence": {"metric": metric, "rounds_to_90_percent": _rounds_to(rounds, metric)},
+        "corrupt": start.get("corrupt"),
+        "convergence": {
+            "metric": metric,
+            "rounds_to_90_percent": _rounds_to(rounds, metric, falling=falling),
+        },
         "time": _time(rounds, final),
         "memory": {
             "peak_rss_bytes": final["peak_rss_bytes"],
@@ -69,6 +78,36 @@ def mean_of(scores: Sequence[Mapping[str, float] | None]) -> dict[str, float] | 
     return means or None
 
 
+def trained_scores(clients: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Returns what a `round` event says of the models that its clients trained, before they were merged.
+
+    Args:
+        clients: The scores of each client's model by split.
+
+    Returns:
+        For each split `clients` and their `mean`; none where nothing was scored.
+    """
+    parts = dict.fromkeys(part for scores in clients.values() for part in scores)
+    scored = {part: {client: own[part] for client, own in clients.items()} for part in parts}
+    return {
+        part: {"clients": own, "mean": mean_of(list(own.values()))} for part, own in scored.items()
+    } or None
+
+
+def _trained(rounds: Sequence[Mapping[str, Any]], metric: str, *, falling: bool) -> dict[str, Any] | None:
+    """Returns what the clients' models scored after their training, on average and in the last round."""
+    scored = [(event["round"], event["trained"]) for event in rounds if event.get("trained")]
+    if not scored:
+        return None
+    means = [
+        {"round": number, "global": parts["validation"]["mean"]}
+        for number, parts in scored
+        if "validation" in parts
+    ]
+    last = scored[-1][1].get("test") or {"clients": None, "mean": None}
+    return {**last, "best": best_round(means, metric, falling=falling)}
+
+
 def headline(scores: Mapping[str, Any], metric: str) -> float | None:
     """Returns the score a round is judged by: the global one, or the clients' mean if nothing is global."""
     for group in ("global", "mean_client"):
@@ -77,27 +116,38 @@ def headline(scores: Mapping[str, Any], metric: str) -> float | None:
     return None
 
 
+def falls(start: Mapping[str, Any], metric: str) -> bool:
+    """Whether less is better of a score, as a record's `run` event says; of old records' scores more is."""
+    return metric in start.get("lower_is_better", ())
+
+
 def _evaluated(rounds: Sequence[Mapping[str, Any]], metric: str) -> list[tuple[int, float]]:
     scored = [(event["round"], headline(event, metric)) for event in rounds]
     return [(number, score) for number, score in scored if score is not None]
 
 
-def _best(rounds: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float] | None:
+def best_round(rounds: Sequence[Mapping[str, Any]], metric: str, *, falling: bool) -> dict[str, float] | None:
+    """Returns the best score of any round, under its name, and that `round`; the first of equals.
+
+    Args:
+        rounds: Events or parts of them, with `round` and the scores of `headline`.
+        metric: The score.
+        falling: Whether less of it is better.
+    """
     evaluated = _evaluated(rounds, metric)
     if not evaluated:
         return None
-    number, score = max(evaluated, key=lambda item: item[1])
+    number, score = (min if falling else max)(evaluated, key=lambda item: item[1])
     return {metric: score, "round": number}
 
 
-def _rounds_to(rounds: Sequence[Mapping[str, Any]], metric: str) -> int | None:
+def _rounds_to(rounds: Sequence[Mapping[str, Any]], metric: str, *, falling: bool) -> int | None:
+    best = best_round(rounds, metric, falling=falling)
+    if best is None or (best[metric] <= 0 and not falling):  # nothing was learnt, so nothing converged
+        return None
+    target = best[metric] / CONVERGED if falling else best[metric] * CONVERGED
     evaluated = _evaluated(rounds, metric)
-    if not evaluated:
-        return None
-    target = CONVERGED * max(score for _, score in evaluated)
-    if target <= 0:  # nothing was learnt, so nothing converged
-        return None
-    return next(number for number, score in evaluated if score >= target)
+    return next(number for number, score in evaluated if (score <= target if falling else score >= target))
 
 
 def _communication(start: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ recorded (scores as fractions). `record.table_text` renders it for people, who r
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -84,8 +84,8 @@ SHOWN_COSTS = (
 )
 CLIENTS = "mean_client."
 """What stands before a score's name for the mean of the clients' own."""
-LOWER_IS_BETTER = frozenset({"loss", "perplexity"})
-"""Scores that are no fraction and of which less is better."""
+TRAINED = "trained."
+"""What stands before a score's name for the mean of clients' models after their last local training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class Tuning:
         metric: The score of the validation split that decided.
         seed: The seed of the runs that decided.
         trials: Every value that was tried.
-        chosen: The value with the highest score, the first of equals; none if every trial failed.
+        chosen: The value with the best score, the first of equals; none if every trial failed.
     """
 
     setting: str
@@ -158,14 +158,20 @@ class RowResult:
 
 def column_names(metrics: Sequence[str]) -> list[str]:
     """Returns the columns a comparison can be asked for, given the scores its task may give."""
-    return [*metrics, *(CLIENTS + name for name in metrics), *COSTS]
+    return [*metrics, *(prefix + name for prefix in (CLIENTS, TRAINED) for name in metrics), *COSTS]
 
 
-def score_column(name: str, title: str) -> Column:
-    """Returns how a score is shown: in points if it is a fraction, as it is if it counts something."""
+def score_column(name: str, title: str, falling: Collection[str] = ()) -> Column:
+    """Returns how a score is shown: in points if it is a fraction, else as it is.
+
+    Args:
+        name: The score's name.
+        title: What people read above it.
+        falling: The scores of which less is better, which are no fractions.
+    """
     if name.endswith(COUNTED):
         return Column(title, None)
-    return Column(title, "lower") if name in LOWER_IS_BETTER else Column(title, "higher", factor=100.0)
+    return Column(title, "lower", digits=3) if name in falling else Column(title, "higher", factor=100.0)
 
 
 def tabulate(
@@ -197,6 +203,7 @@ def tabulate(
         "name": name,
         "seeds": [cell.seed for cell in rows[0].cells],
         "metric": metric,
+        "lower_is_better": sorted(_falling(rows)),
         "columns": {key: asdict(column) for key, column in described.items()},
         "shown": list(columns) if columns is not None else _default_columns(described, metric),
         "rows": [
@@ -221,31 +228,48 @@ def tabulate(
 
 def _columns(rows: Sequence[RowResult]) -> dict[str, Column]:
     """Returns every figure the runs have: scores, the clients' mean scores, costs."""
+    summaries = [cell.summary for row in rows for cell in row.cells if cell.summary is not None]
     scores: dict[str, None] = {}
-    for row in rows:
-        for cell in row.cells:
-            for group in ("global", "mean_client"):
-                scores |= dict.fromkeys((cell.summary or {"metrics": {}})["metrics"].get(group) or ())
-    described = {}
-    for prefix, title in (("", "{}"), (CLIENTS, "{}, mean of clients")):
+    for summary in summaries:
+        for prefix in ("", CLIENTS):
+            scores |= dict.fromkeys(_scores(summary, prefix))
+    titles = {"": "{}", CLIENTS: "{}, mean of clients"}
+    if any(_scores(summary, TRAINED) for summary in summaries):
+        titles[TRAINED] = "{}, clients' own models"
+    described, falling = {}, _falling(rows)
+    for prefix, title in titles.items():
         for name in scores:
-            described[prefix + name] = score_column(name, title.format(name))
+            described[prefix + name] = score_column(name, title.format(name), falling)
     return {**described, **{key: column for key, (column, _) in COSTS.items()}}
 
 
+def _falling(rows: Sequence[RowResult]) -> set[str]:
+    """Returns the scores of which less is better, as the runs' records say."""
+    runs = [cell.run for row in rows for cell in row.cells if cell.run is not None]
+    return {name for run in runs for name in run.get("lower_is_better", ())}
+
+
 def _default_columns(described: Mapping[str, Column], metric: str | None) -> list[str]:
-    scores = [key for key in described if "/" not in key and not key.startswith(CLIENTS) and key not in COSTS]
+    groups = (CLIENTS, TRAINED)
+    scores = [key for key in described if "/" not in key and not key.startswith(groups) and key not in COSTS]
     scores.sort(key=lambda key: key != metric)  # what the runs are judged by comes first
-    clients = [CLIENTS + metric] if metric and CLIENTS + metric in described else []
+    clients = [group + metric for group in groups if metric and group + metric in described]
     return [*scores, *clients, *SHOWN_COSTS]
 
 
 def _value(summary: Summary, key: str) -> float | None:
     if key in COSTS:
         return COSTS[key][1](summary)
-    group, name = ("mean_client", key.removeprefix(CLIENTS)) if key.startswith(CLIENTS) else ("global", key)
-    scores = summary["metrics"][group] or {}
-    return scores.get(name)
+    prefix = next((prefix for prefix in (CLIENTS, TRAINED) if key.startswith(prefix)), "")
+    return _scores(summary, prefix).get(key.removeprefix(prefix))
+
+
+def _scores(summary: Summary, prefix: str) -> Mapping[str, float]:
+    """Returns the scores of which a column's name begins with this; empty where the run has none."""
+    metrics = summary["metrics"]
+    if prefix == TRAINED:
+        return (metrics.get("trained") or {}).get("mean") or {}
+    return metrics.get("mean_client" if prefix == CLIENTS else "global") or {}
 
 
 def _statistics(row: RowResult, key: str) -> dict[str, Any] | None:

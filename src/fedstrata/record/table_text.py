@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedstrata.core.files import write_atomically
-from fedstrata.record.table import Column, score_column
+from fedstrata.record.table import CLIENTS, COSTS, TRAINED, Column, score_column
 
 FIGURES = {"mean": "mean", "sd": "standard_deviation", "min": "minimum", "max": "maximum", "n": "n"}
 """What stands behind a column's name in the CSV file, and its name in `table.json`."""
@@ -97,18 +97,20 @@ def notes(table: Mapping[str, Any]) -> list[str]:
     seeds = ", ".join(map(str, table["seeds"]))
     several = len(table["seeds"]) > 1
     spread = f"Mean ± sample standard deviation over the seeds {seeds}" if several else f"Seed {seeds}"
-    lines = [f"{spread}. Scores are points (hundredths) on the test split. Bold: the best mean of a column."]
+    lines = [f"{spread}. {_units(table)} Bold: the best mean of a column."]
     if table["metric"] in table["shown"] and _has_pairs(table):
         lines.append(
             "Behind the best: difference to the best row on the same seed, mean (smallest to largest); "
             f"{UNDECIDED} where the row is no worse on at least one seed."
         )
     if "rounds_to_90_percent" in table["shown"]:
-        lines.append("Rounds to 90 %: until the validation score reaches 90 % of the run's own best.")
+        falls = table["metric"] in table["lower_is_better"]
+        reached = "is at most the run's own best / 0.9" if falls else "reaches 90 % of the run's own best"
+        lines.append(f"Rounds to 90 %: until the validation score {reached}.")
     absent = [key for key in table["shown"] if key not in table["columns"]]
     if absent:
         lines.append(f"No run has {', '.join(absent)}.")
-    lines += [_tuning(row) for row in table["rows"] if row["tuning"]]
+    lines += [_tuning(row, table["lower_is_better"]) for row in table["rows"] if row["tuning"]]
     lines += [
         f"{row['name']}, seed {cell['seed']} failed: {' '.join((cell['message'] or '').split())}"
         for row in table["rows"]
@@ -119,6 +121,16 @@ def notes(table: Mapping[str, Any]) -> list[str]:
         first = table["rows"][0]["name"]
         lines.append(f"{OTHER_DATA} not the same documents as {first}, or not at the same clients.")
     return [*lines, *_machine(table)]
+
+
+def _units(table: Mapping[str, Any]) -> str:
+    """Says what the figures of scores are: points, but for those of which less is better."""
+    scores = {key.removeprefix(CLIENTS).removeprefix(TRAINED) for key in table["shown"] if key not in COSTS}
+    falling = [name for name in table["lower_is_better"] if name in scores]
+    if not falling:
+        return "Scores are points (hundredths) on the test split."
+    lower = f"Of {', '.join(falling)} on the test split lower is better."
+    return lower if scores <= set(falling) else f"{lower} Other scores are points (hundredths)."
 
 
 def _machine(table: Mapping[str, Any]) -> list[str]:
@@ -136,9 +148,9 @@ def _machine(table: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _tuning(row: Mapping[str, Any]) -> str:
+def _tuning(row: Mapping[str, Any], falling: Collection[str]) -> str:
     tuning = row["tuning"]
-    column = score_column(tuning["metric"], tuning["metric"])
+    column = score_column(tuning["metric"], tuning["metric"], falling)
     tried = ", ".join(
         f"{trial['value']}: {'failed' if trial['validation'] is None else column.text(trial['validation'])}"
         for trial in tuning["tried"]

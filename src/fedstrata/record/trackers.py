@@ -254,10 +254,20 @@ def round_values(event: Mapping[str, Any], metric: str) -> dict[str, float]:
     values = {} if event["loss"] is None else {"loss": event["loss"]}
     return values | {
         **score_values(event, metric, "validation"),
+        **_trained_values(event),
         "bytes/up": sum(client["bytes_up"] for client in exchanges),
         "bytes/down": sum(client["bytes_down"] for client in exchanges),
         "seconds/round": event["seconds"],
         "seconds/train": event["train_seconds"],
+    }
+
+
+def _trained_values(event: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the mean scores of the models that a round's clients trained, before they were merged."""
+    return {
+        f"{split}/trained.{name.replace('/', '.')}": score
+        for split, own in (event.get("trained") or {}).items()
+        for name, score in (own["mean"] or {}).items()
     }
 
 

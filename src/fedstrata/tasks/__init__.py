@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedstrata.tasks.classify import DocumentClassification
+from fedstrata.tasks.lm import LanguageModelling
 from fedstrata.tasks.ner import NamedEntityRecognition
 
 if TYPE_CHECKING:
     from fedstrata.core.method import Task
 
-TASKS: dict[str, type[Task]] = {"ner": NamedEntityRecognition, "classify": DocumentClassification}
+TASKS: dict[str, type[Task]] = {
+    "ner": NamedEntityRecognition,
+    "classify": DocumentClassification,
+    "lm": LanguageModelling,
+}
 """Every task by its name in a configuration."""

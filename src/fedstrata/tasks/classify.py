@@ -25,12 +25,14 @@ from fedstrata.core.config import ClassifySettings
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.sources import Source, validate
 from fedstrata.metrics.labels import CUTS, SCORED_SINGLY, multi_label_scores, single_label_scores
+from fedstrata.tasks.corrupt import shuffled_windows
 from fedstrata.tasks.windows import IGNORED, pad_ids, padding_id, run_model, token_windows
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from fedstrata.core.documents import Document
+    from fedstrata.core.seeding import Seed
     from fedstrata.data.split import Split
 
 
@@ -78,6 +80,8 @@ class DocumentClassification:
     """
 
     kind: ClassVar[str] = "sequence-classification"
+    lower_is_better: ClassVar[frozenset[str]] = frozenset()
+    needs_annotations: ClassVar[bool] = True
 
     def __init__(self, settings: ClassifySettings, labels: Sequence[str]) -> None:
         if settings.problem_type == "auto":
@@ -172,6 +176,27 @@ class DocumentClassification:
             LabelledDocument(index, tuple(own), self._targets(documents[index]), pad_id)
             for index, own in enumerate(windows)
         ]
+
+    def corrupt(
+        self, examples: Sequence[LabelledDocument], kind: str, tokenizer: Any, rng: Seed
+    ) -> list[LabelledDocument]:
+        """Returns the documents of a corrupt client; see `core.method.Task.corrupt`.
+
+        The target of a document is the set of its labels, and classes are labels. To have the only label
+        becomes to lack it, and the other way round.
+        """
+        if kind == "shuffled_tokens":
+            return [
+                replace(each, windows=tuple(shuffled_windows(each.windows, tokenizer, rng.child(index))))
+                for index, each in enumerate(examples)
+            ]
+        if kind == "shuffled_labels":
+            order = rng.numpy().permutation(len(examples))
+            return [
+                replace(each, targets=examples[other].targets)
+                for each, other in zip(examples, order, strict=True)
+            ]
+        return [replace(each, targets=self._flipped(each.targets)) for each in examples]
 
     def collate(self, examples: Sequence[LabelledDocument]) -> dict[str, Tensor]:
         """Pads the windows of documents to one batch.
@@ -285,6 +310,12 @@ class DocumentClassification:
     def _pooled(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Pools logits over each document's windows: (windows, labels) to (documents, labels) float32."""
         return pool(logits.float(), batch["document"], len(batch["labels"]), self.settings.pooling)
+
+    def _flipped(self, targets: np.ndarray) -> np.ndarray:
+        """Returns for the numbers of a document's labels those of the next ones, (its labels,) int32."""
+        if len(self.labels) == 1:
+            return np.arange(1 - len(targets), dtype=np.int32)
+        return np.sort((targets + 1) % len(self.labels))
 
     def _targets(self, document: Document) -> np.ndarray:
         return np.array(sorted({self._number[label] for label in document.labels}), dtype=np.int32)

@@ -25,12 +25,14 @@ from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.data.select import mention_types
 from fedstrata.metrics.spans import span_scores
+from fedstrata.tasks.corrupt import permuted, shuffled_windows
 from fedstrata.tasks.windows import IGNORED, Window, encode_windows, pad, run_model
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from fedstrata.core.config import NerSettings
+    from fedstrata.core.seeding import Seed
     from fedstrata.data.split import Split
 
 WORD = regex.compile(r"[\p{Latin}\p{Greek}\p{Cyrillic}\p{M}]+")
@@ -69,6 +71,8 @@ class NamedEntityRecognition:
     """
 
     kind: ClassVar[str] = "token-classification"
+    lower_is_better: ClassVar[frozenset[str]] = frozenset()
+    needs_annotations: ClassVar[bool] = True
     metric: ClassVar[str] = "f1"
     metrics: ClassVar[tuple[str, ...]] = ("f1", "precision", "recall")
     problem_type: ClassVar[None] = None
@@ -139,6 +143,25 @@ class NamedEntityRecognition:
         if problems:
             raise ConfigurationError(problems)
         return encode_windows(documents, tokenizer, self.settings, self._tags)
+
+    def corrupt(self, examples: Sequence[Window], kind: str, tokenizer: Any, rng: Seed) -> list[Window]:
+        """Returns the windows of a corrupt client; see `core.method.Task.corrupt`.
+
+        Targets are the tags of owned tokens, and classes are tags: O becomes the B- of the first type.
+        """
+        inputs, tags = [window.input_ids for window in examples], [window.tags for window in examples]
+        owned = [own != IGNORED for own in tags]
+        if kind == "shuffled_tokens":
+            inputs = shuffled_windows(inputs, tokenizer, rng)
+        elif kind == "shuffled_labels":
+            tags = permuted(tags, owned, rng)
+        else:
+            classes = len(self.labels)
+            tags = [np.where(own, (each + 1) % classes, each) for own, each in zip(owned, tags, strict=True)]
+        return [
+            replace(window, input_ids=ids, tags=own)
+            for window, ids, own in zip(examples, inputs, tags, strict=True)
+        ]
 
     def collate(self, examples: Sequence[Window]) -> dict[str, Tensor]:
         """Pads windows on the right; see `fedstrata.tasks.windows.pad`."""

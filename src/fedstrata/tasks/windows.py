@@ -22,7 +22,7 @@ from fedstrata.core.errors import ConfigurationError, Problem
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from fedstrata.core.config import TaskSettings
+    from fedstrata.core.config import WindowSettings
     from fedstrata.core.documents import Document
 
 IGNORED = -100
@@ -65,7 +65,7 @@ class Window:
 def encode_windows(
     documents: Sequence[Document],
     tokenizer: Any,
-    settings: TaskSettings,
+    settings: WindowSettings,
     tag: Callable[[Document, np.ndarray], np.ndarray],
 ) -> list[Window]:
     """Tokenizes documents and cuts them into windows.
@@ -100,7 +100,7 @@ def encode_windows(
 
 
 def token_windows(
-    documents: Sequence[Document], tokenizer: Any, settings: TaskSettings, limit: int | None = None
+    documents: Sequence[Document], tokenizer: Any, settings: WindowSettings, limit: int | None = None
 ) -> Iterator[list[np.ndarray]]:
     """Tokenizes documents and cuts them into windows of token ids, special tokens included.
 
@@ -186,7 +186,9 @@ class _Piece:
     owned: np.ndarray
 
 
-def _pieces(documents: Sequence[Document], tokenizer: Any, settings: TaskSettings) -> Iterator[list[_Piece]]:
+def _pieces(
+    documents: Sequence[Document], tokenizer: Any, settings: WindowSettings
+) -> Iterator[list[_Piece]]:
     """Yields the pieces of each document, from left to right."""
     for document, encoded, rows in _tokenize(documents, tokenizer, settings, offsets=True):
         ids = [np.array(encoded["input_ids"][row], dtype=np.int32) for row in rows]
@@ -197,7 +199,7 @@ def _pieces(documents: Sequence[Document], tokenizer: Any, settings: TaskSetting
 
 
 def _tokenize(
-    documents: Sequence[Document], tokenizer: Any, settings: TaskSettings, *, offsets: bool
+    documents: Sequence[Document], tokenizer: Any, settings: WindowSettings, *, offsets: bool
 ) -> Iterator[tuple[Document, Mapping[str, Any], list[int]]]:
     """Yields each document with the tokenizer's output and which of its rows are the document's windows."""
     for start in range(0, len(documents), DOCUMENTS_PER_CALL):
@@ -265,7 +267,7 @@ def _without_blanks(text: str, offsets: Sequence[np.ndarray]) -> list[np.ndarray
     return narrowed
 
 
-def _require_usable(tokenizer: Any, settings: TaskSettings) -> None:
+def _require_usable(tokenizer: Any, settings: WindowSettings) -> None:
     if not tokenizer.is_fast:
         problem = Problem(
             "model.tokenizer",

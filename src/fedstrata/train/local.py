@@ -22,6 +22,7 @@ from fedstrata.core.errors import TrainingError
 from fedstrata.core.types import Message, Plan, Update
 from fedstrata.models.blocks import transformers_model
 from fedstrata.models.prefix import frozen_blocks
+from fedstrata.train.corrupt import distort
 
 if TYPE_CHECKING:
     from fedstrata.core.config import TrainingSettings
@@ -62,14 +63,21 @@ def train_and_send(
         proximal: FedProx's mu.
     """
     client.model.load(plan.tensors)
-    result = fit(client, trainable, rng, proximal=proximal)
+    result = fit(client, trainable, rng, private=private, proximal=proximal)
     if private:
         client.store.write(Message(client.model.tensors(private)))
     shared = [name for name in trainable if name not in set(private)]
     return Update(client.model.tensors(shared), {"loss": result.loss}, weight=float(len(client.examples)))
 
 
-def fit(client: Client, trainable: Collection[str], rng: Seed, *, proximal: float = 0.0) -> FitResult:
+def fit(
+    client: Client,
+    trainable: Collection[str],
+    rng: Seed,
+    *,
+    private: Collection[str] = (),
+    proximal: float = 0.0,
+) -> FitResult:
     """Trains the named parameters of a client's model on its examples.
 
     The gradient of a step is that of the mean loss over all terms of its batches, however they are divided by
@@ -79,15 +87,30 @@ def fit(client: Client, trainable: Collection[str], rng: Seed, *, proximal: floa
         client: The client; its model is changed in place.
         trainable: Names of the parameters that train; all others are frozen.
         rng: Seed of the order of the examples and of dropout.
+        private: Those of the parameters that stay at the client, which a corrupt client has no reason to
+            distort.
         proximal: FedProx's mu: (mu/2) ||w - w_0||^2 is added to the loss (Li et al. 2020, equation 2).
 
     Raises:
         TrainingError: The loss, the gradient or, at the end, a weight is not finite.
     """
+    model, corrupt = client.model, client.corruption
+    copied = trainable if proximal or corrupt else ()
+    anchors = {name: tensor.clone() for name, tensor in model.tensors(copied).items()}
+    result = _descend(client, trainable, rng, anchors, proximal)
+    if corrupt:
+        sent = [name for name in trainable if name not in set(private)]
+        distort(model.tensors(sent), anchors, corrupt, rng.child("corrupt"))
+    return result
+
+
+def _descend(
+    client: Client, trainable: Collection[str], rng: Seed, anchors: Mapping[str, Tensor], proximal: float
+) -> FitResult:
+    """Takes all steps of a local training; see `fit`."""
     settings, model = client.training, client.model
     model.train_only(trainable)
     parameters = model.parameters(trainable)
-    anchors = [parameter.detach().clone() for parameter in parameters] if proximal else []
     loader = shuffled_batches(client, rng)
     steps_per_epoch = math.ceil(len(loader) / settings.accumulation)
     steps = steps_per_epoch * settings.epochs
@@ -102,7 +125,7 @@ def fit(client: Client, trainable: Collection[str], rng: Seed, *, proximal: floa
                 step += 1
                 step_loss, terms = accumulate(client, batches, parameters, feed)
                 if proximal:
-                    _pull(parameters, anchors, proximal)
+                    _pull(parameters, [anchors[name] for name in trainable], proximal)
                 norm = _clip(parameters, settings)
                 if not (math.isfinite(step_loss) and math.isfinite(norm)):
                     what = f"loss became {step_loss} and the norm of its gradient {norm}"

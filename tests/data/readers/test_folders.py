@@ -110,9 +110,16 @@ def test_layouts_that_could_be_misread_are_refused(
 
 def test_texts_without_annotations_can_be_left_out(tmp_path: Path) -> None:
     tree(tmp_path, "a.txt", "a.ann", "README.txt")
-    assert [item.id for item in read(tmp_path, "brat", skip_unannotated=True)] == ["a"]
+    assert [item.id for item in read(tmp_path, "brat", unannotated="skip")] == ["a"]
     (tmp_path / "a.ann").unlink()
-    assert [item.id for item in read(tmp_path, "brat", skip_unannotated=True)] == ["README", "a"]
+    assert [item.id for item in read(tmp_path, "brat", unannotated="skip")] == ["README", "a"]
+
+
+def test_texts_without_annotations_can_be_kept(tmp_path: Path) -> None:
+    tree(tmp_path, "a.txt", "a.ann", "b.txt")
+    assert [item.id for item in read(tmp_path, "brat", unannotated="keep")] == ["a", "b"]
+    with pytest.raises(DataError, match=r"b\.txt: has no annotations"):
+        read(tmp_path, "brat")
 
 
 def test_two_documents_of_one_id_are_refused(tmp_path: Path) -> None:
@@ -145,5 +152,5 @@ def test_bytes_that_are_not_utf8_are_found(tmp_path: Path, format: str) -> None:
 def test_paths_and_formats_that_do_not_exist(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nowhere: no such file or folder"):
         read(tmp_path / "nowhere", "brat")
-    with pytest.raises(ConfigurationError, match="'bioc' is none of i2b2, brat, conll, jsonl"):
+    with pytest.raises(ConfigurationError, match="'bioc' is none of text, i2b2, brat, conll"):
         read(tmp_path, "bioc")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from fedstrata.core.config import MimicSettings
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
-from fedstrata.data.readers import read
+from fedstrata.data.readers import formats_of, read
 from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
 
@@ -115,12 +115,12 @@ def test_categories(tmp_path: Path) -> None:
     notes = [note(1, 20, "a"), note(2, 20, "b", CATEGORY="Physician "), note(3, 20, "c", CATEGORY="ECG")]
     path = folder(tmp_path, notes, codes((20, 1, "486")))
     for wanted, text in ((["physician", "ecg"], "b\n\nc"), (None, "a\n\nb\n\nc")):
-        (document,) = read(path, "mimic", mimic_settings=MimicSettings(categories=wanted))
+        (document,) = read(path, "mimic", formats=formats_of(mimic_settings=MimicSettings(categories=wanted)))
         assert document.text == text
     with pytest.raises(
         DataError, match=r"no note is left of the category Radiology .*data\.mimic\.categories"
     ):
-        read(path, "mimic", mimic_settings=MimicSettings(categories=["Radiology"]))
+        read(path, "mimic", formats=formats_of(mimic_settings=MimicSettings(categories=["Radiology"])))
 
 
 def test_names_in_small_letters_compressed_tables_and_numbers_as_pandas_writes_them(tmp_path: Path) -> None:
@@ -241,7 +241,9 @@ def test_tables_that_are_missing_or_there_twice(tmp_path: Path) -> None:
 def test_the_synthetic_corpus_comes_back(tmp_path: Path) -> None:
     corpus = generate(seed=3, sites=2, notes=30)
     write(corpus, tmp_path / "mimic", "mimic")
-    found = {item.id: item for item in read(tmp_path / "mimic", "mimic", mimic_settings=ALL)}
+    found = {
+        item.id: item for item in read(tmp_path / "mimic", "mimic", formats=formats_of(mimic_settings=ALL))
+    }
     assert len(found) == 30
     for document in corpus:
         copy = found[document.metadata["admission"]]

@@ -28,7 +28,7 @@ def modifier_counts(documents: list[Document]) -> Counter[tuple[str, str]]:
 
 def test_maccrobat_2020(data_root: Path, tmp_path: Path) -> None:
     # The release holds a stray hi.txt without annotations.
-    documents = read(data_root / "maccrobat2020" / "brat", "brat", skip_unannotated=True)
+    documents = read(data_root / "maccrobat2020" / "brat", "brat", unannotated="skip")
     spans = [span for document in documents for span in document.spans]
     relations = Counter(relation.label for document in documents for relation in document.relations)
     assert len(documents) == 200

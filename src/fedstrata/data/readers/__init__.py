@@ -6,27 +6,67 @@ laid out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from fedstrata.core.config import ColumnSettings, DatasetSettings, MimicSettings
+from fedstrata.core.config import (
+    ColumnSettings,
+    ConlluSettings,
+    DatasetSettings,
+    MimicSettings,
+    PlainTextSettings,
+)
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
-from fedstrata.data.readers import brat, conll, datasets, i2b2, jsonl, mimic, mtsamples, pubtator
+from fedstrata.data.readers import (
+    brat,
+    conll,
+    conllu,
+    datasets,
+    i2b2,
+    jsonl,
+    mimic,
+    mtsamples,
+    pubtator,
+    texts,
+)
 from fedstrata.data.readers.files import Format, Source
-from fedstrata.data.readers.folders import find_sources
+from fedstrata.data.readers.folders import Unannotated, find_sources
 
 FORMATS: dict[str, Format] = {
+    "text": texts.FORMAT,
     "i2b2": i2b2.FORMAT,
     "brat": brat.FORMAT,
     "conll": conll.FORMAT,
+    "conllu": conllu.FORMAT,
     "jsonl": jsonl.FORMAT,
     "pubtator": pubtator.FORMAT,
     "mtsamples": mtsamples.FORMAT,
     "mimic": mimic.FORMAT,
 }
 """Every format whose documents lie in files; `datasets` may also be an id of the hub."""
+
+
+def formats_of(
+    *,
+    mimic_settings: MimicSettings = MimicSettings(),  # noqa: B008 - frozen, so one for all calls will do
+    conllu_settings: ConlluSettings = ConlluSettings(),  # noqa: B008
+    text_settings: PlainTextSettings = PlainTextSettings(),  # noqa: B008
+) -> Mapping[str, Format]:
+    """Returns every format of `FORMATS` as settings would have it read.
+
+    Args:
+        mimic_settings: Which notes of MIMIC-III tables to keep.
+        conllu_settings: What the text of a treebank's sentence is.
+        text_settings: What the documents of a plain text are.
+    """
+    return {
+        **FORMATS,
+        "mimic": mimic.of_categories(mimic_settings.categories),
+        "conllu": conllu.of_text(conllu_settings.text),
+        "text": texts.of_documents(text_settings.documents),
+    }
 
 
 def _placed(document: Document, source: Source) -> Document:
@@ -62,8 +102,8 @@ def read(
     path: Path,
     format: str,
     *,
-    skip_unannotated: bool = False,
-    mimic_settings: MimicSettings = MimicSettings(),  # noqa: B008 - frozen, so one for all calls will do
+    unannotated: Unannotated = "refuse",
+    formats: Mapping[str, Format] = FORMATS,
     dataset: DatasetSettings = DatasetSettings(),  # noqa: B008
     columns: ColumnSettings = ColumnSettings(),  # noqa: B008
 ) -> list[Document]:
@@ -72,9 +112,10 @@ def read(
     Args:
         path: A folder, or one file of it; for `datasets` also an id of the hub.
         format: One of `FORMATS`, or `datasets`.
-        skip_unannotated: In formats with annotations in files of their own, leave out texts that have none
-            where others have some. By default such a text is refused: its annotations could be lost.
-        mimic_settings: Which notes of MIMIC-III tables to keep.
+        unannotated: In formats with annotations in files of their own, whether to `skip` or to `keep` texts
+            that have none where others have some. By default such a text is refused: its annotations could be
+            lost.
+        formats: How each format is read, where other than by default (`formats_of`).
         dataset: Which part of a data set (`datasets`).
         columns: What its columns hold (`datasets`).
 
@@ -96,8 +137,7 @@ def read(
             (source, _placed(document, source)) for source, document in rows
         )
     else:
-        layout = mimic.of_categories(mimic_settings.categories) if format == "mimic" else FORMATS[format]
-        found = _from_files(Path(path), layout, skip_unannotated)
+        found = _from_files(Path(path), formats[format], unannotated)
     documents: list[Document] = []
     paths: dict[str, Path] = {}
     for source, placed in found:
@@ -109,7 +149,7 @@ def read(
     return documents
 
 
-def _from_files(path: Path, layout: Format, skip_unannotated: bool) -> Iterator[tuple[Source, Document]]:
-    for source in find_sources(path, layout, skip_unannotated=skip_unannotated):
+def _from_files(path: Path, layout: Format, unannotated: Unannotated) -> Iterator[tuple[Source, Document]]:
+    for source in find_sources(path, layout, unannotated=unannotated):
         for document in documents_of(source, layout):
             yield source, document

@@ -47,6 +47,9 @@ class Format:
         annotation_folders: The names the sub-folder of annotations beside `text_folder` may have.
         table: The name, without its suffix and in lower case, of the one file of a folder that is a source of
             documents, others being tables that are joined with it; empty if every file is.
+        passed_over: The names, without their suffix and in lower case, of files of a folder that are no
+            documents.
+        one_a_file: Whether each file is one document.
     """
 
     read: Callable[[Source], list[Document]]
@@ -55,6 +58,8 @@ class Format:
     text_folder: str = ""
     annotation_folders: tuple[str, ...] = ()
     table: str = ""
+    passed_over: tuple[str, ...] = ()
+    one_a_file: bool = False
 
     @property
     def looked_for(self) -> str:

@@ -5,7 +5,9 @@
     corpus/train/x.txt                 unless it is named like a split (`SPLITS`)
     corpus/site-1/train/x.txt          both, in either order
     corpus/train.tsv                   formats with many documents a file may name a split by the file,
-    corpus/NCBItrainset_corpus.txt     also as corpora are published: a split's name and "set" (`split_named`)
+    corpus/NCBItrainset_corpus.txt     also as corpora are published: a split's name and "set", or after
+    corpus/en_ewt-ud-train.conllu      `-ud-` or a dot (`split_named`)
+    corpus/ptb.train.txt
 
 Hidden files and folders are passed over; files are taken in the order of their names.
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from fedstrata.core.errors import DataError
 from fedstrata.data.readers.files import Format, Source, stem
@@ -34,6 +37,7 @@ SPLITS = {
 }
 """The names a split's folder or file may have, in lower case, and the split each one means."""
 
+_END = re.compile(rf"(?:-ud-|[.])({'|'.join(sorted(SPLITS, reverse=True))})$")
 _SET = re.compile(rf"(?<![a-z])((?i:{'|'.join(sorted(SPLITS, reverse=True))}))[ _-]?(?i:set)(?![a-z])")
 
 
@@ -42,13 +46,20 @@ def split_named(name: str) -> str:
 
     >>> split_named("Devel"), split_named("NCBIdevelopset_corpus"), split_named("CDR_TestSet.PubTator")
     ('validation', 'validation', 'test')
-    >>> split_named("contestset"), split_named("train_2019")
-    ('', '')
+    >>> split_named("en_ewt-ud-dev"), split_named("wiki.train")
+    ('validation', 'train')
+    >>> split_named("contestset"), split_named("train_2019"), split_named("stress-test")
+    ('', '', '')
     """
     if name.lower() in SPLITS:
         return SPLITS[name.lower()]
+    if end := _END.search(name.lower()):
+        return SPLITS[end[1]]
     found = {SPLITS[match.lower()] for match in _SET.findall(name)}
     return found.pop() if len(found) == 1 else ""
+
+
+Unannotated = Literal["refuse", "skip", "keep"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +86,11 @@ def _listing(folder: Path) -> list[Path]:
         raise DataError(folder, f"cannot be listed: {error.strerror}") from None
 
 
-def _files(folder: Path, suffixes: tuple[str, ...], table: str = "") -> list[Path]:
+def _files(
+    folder: Path, suffixes: tuple[str, ...], table: str = "", passed_over: tuple[str, ...] = ()
+) -> list[Path]:
     found = [path for path in _listing(folder) if path.name.lower().endswith(suffixes) and path.is_file()]
+    found = [path for path in found if stem(path, suffixes).lower() not in passed_over]
     if table:
         found = [path for path in found if stem(path, suffixes).lower() == table]
     if table and len(found) > 1:
@@ -112,7 +126,7 @@ def _annotations(text_folder: Path, layout: Format) -> dict[str, Path]:
 def _paired(text_folder: Path, layout: Format) -> list[Source]:
     """Returns the texts of one folder, each with its annotations if it has any."""
     annotations = _annotations(text_folder, layout)
-    texts = _files(text_folder, layout.suffixes, layout.table)
+    texts = _files(text_folder, layout.suffixes, layout.table, layout.passed_over)
     sources = [Source(path, annotations.pop(stem(path, layout.suffixes), None)) for path in texts]
     for name, path in annotations.items():
         wanted = f"{name}{layout.suffixes[0]} in {text_folder}"
@@ -193,13 +207,13 @@ def _refuse_unannotated(sources: list[Source], layout: Format) -> None:
             raise DataError(source.path, message, expected=f"{wanted}, which may be empty")
 
 
-def find_sources(path: Path, layout: Format, *, skip_unannotated: bool = False) -> list[Source]:
+def find_sources(path: Path, layout: Format, *, unannotated: Unannotated = "refuse") -> list[Source]:
     """Finds the files of one format at a path.
 
     Args:
         path: A folder or one file.
         layout: The format.
-        skip_unannotated: Leave out texts without annotations where others have some, and do not refuse them.
+        unannotated: What becomes of texts without annotations where others have some.
 
     Returns:
         The files with their site and split, sorted by path. Texts none of which has annotations are all
@@ -216,8 +230,8 @@ def find_sources(path: Path, layout: Format, *, skip_unannotated: bool = False) 
     if not sources:
         wanted = f"{layout.looked_for}, in the folder itself or in one sub-folder a site"
         raise DataError(path, "holds no documents", expected=wanted)
-    if any(source.annotations for source in sources):
-        if skip_unannotated:
+    if any(source.annotations for source in sources) and unannotated != "keep":
+        if unannotated == "skip":
             return [source for source in sources if source.annotations]
         _refuse_unannotated(sources, layout)
     return sources

@@ -1,17 +1,29 @@
-"""Plain texts: every `.txt` file below a folder, whatever lies beside it; what a prediction is made for.
+"""Plain texts: a document a file or, by `data.text.documents`, several.
 
-Unlike a corpus (`folders.py`), texts may lie at any depth, and the names of folders mean nothing.
+`paragraphs` are set apart by blank lines. With `headings` a document begins at each line `= Title =`, as the
+articles of WikiText do; its sections, `= = Section = =`, begin none.
+
+A corpus of texts is laid out like any other (`folders.py`). The input of a prediction is not: there texts may
+lie at any depth, and the names of folders mean nothing (`find_texts`).
 """
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
 from fedstrata.data.readers.files import Format, Source, read_text, stem
 
-_SUFFIXES = (".txt",)
+Documents = Literal["files", "paragraphs", "headings"]
+
+_SUFFIXES = (".txt", ".txt.gz")
+_HEADING = re.compile(r"^[ \t]*=[ \t]+[^=\s](?:[^\n]*[^=\s])?[ \t]+=[ \t]*\r?$", flags=re.MULTILINE)
+_BLANK_LINES = re.compile(r"\n[ \t\r]*\n\s*")
 
 
 def find_texts(path: Path) -> list[Source]:
@@ -34,7 +46,7 @@ def find_texts(path: Path) -> list[Source]:
     for file in sorted(path.rglob("*")):
         place = file.relative_to(path)
         hidden = any(part.startswith(".") for part in place.parts)
-        if not hidden and file.suffix.lower() in _SUFFIXES and file.is_file():
+        if not hidden and file.name.lower().endswith(_SUFFIXES) and file.is_file():
             folder = place.parent.as_posix()
             sources.append(Source(file, prefix="" if folder == "." else f"{folder}/"))
     if not sources:
@@ -42,19 +54,35 @@ def find_texts(path: Path) -> list[Source]:
     return sources
 
 
-def read(source: Source) -> list[Document]:
-    """Reads one text.
+def read(source: Source, documents: Documents = "files") -> list[Document]:
+    """Reads one file.
 
     Args:
-        source: The file.
+        source: The file; `.gz` is decompressed.
+        documents: What a document is.
 
     Returns:
-        One document without annotations, its id the file's name without the suffix.
+        Its documents without annotations. The id of a file's only one is the file's name without the suffix;
+        of several, that and their numbers. Blank documents are left out where they are parts of a file.
 
     Raises:
         DataError: It cannot be read or is not UTF-8.
     """
-    return [Document(stem(source.path, _SUFFIXES), read_text(source.path))]
+    name, text = stem(source.path, _SUFFIXES), read_text(source.path)
+    if documents == "files":
+        return [Document(name, text)]
+    if documents == "paragraphs":
+        parts = _BLANK_LINES.split(text)
+    else:
+        cuts = [0, *(match.start() for match in _HEADING.finditer(text)), len(text)]
+        parts = [text[start:end] for start, end in pairwise(cuts)]
+    texts = [part.strip("\r\n") for part in parts if part.strip()]
+    return [Document(f"{name}-{number}", part) for number, part in enumerate(texts, start=1)]
 
 
-FORMAT = Format(read, _SUFFIXES)
+FORMAT = Format(read, _SUFFIXES, passed_over=("readme", "license", "licence"), one_a_file=True)
+
+
+def of_documents(documents: Documents) -> Format:
+    """Returns the format, with these documents of a file (see `read`)."""
+    return replace(FORMAT, read=lambda source: read(source, documents), one_a_file=documents == "files")

@@ -11,10 +11,11 @@ from typing import Any
 from fedstrata.core.config import RunSettings
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
 from fedstrata.core.sweep import SECTION, Row, Sweep, folder_name, label, with_value
+from fedstrata.data.split import Split
 from fedstrata.engine.comparing.cells import Cell
 from fedstrata.engine.comparing.compare import LOCK, Comparison, RowPlan
 from fedstrata.engine.folder import differences
-from fedstrata.engine.setup import check_model, check_settings, divide
+from fedstrata.engine.setup import check_model, check_settings, divide, too_few
 from fedstrata.engine.simulate import Listener
 from fedstrata.metrics.cost import cores
 from fedstrata.record.table import column_names
@@ -49,7 +50,7 @@ def check_comparison(sweep: Sweep, folder: Path, *, jobs: int, listen: Listener)
         if not sweep.settings.allow_different_data:
             problems += _other_data(rows)
         metrics, wrong = _metrics(rows)
-        problems += wrong or _wrong_scores(sweep, metrics)
+        problems += [*wrong, *(_wrong_scores(sweep, metrics) if metrics else ())]
     if problems:
         raise ConfigurationError(list(dict.fromkeys(problems)))
     return Comparison(sweep, tuple(rows), folder, jobs, listen)
@@ -152,7 +153,7 @@ def _other_data(rows: list[RowPlan]) -> Iterator[Problem]:
 
 
 def _metrics(rows: list[RowPlan]) -> tuple[Sequence[str], list[Problem]]:
-    """Returns the scores that runs may have, and what is wrong with the documents.
+    """Returns the scores that runs may have, and what is wrong with the documents or their clients' number.
 
     Where a run is still to come the documents are read and divided once, before any process is started;
     otherwise the scores are those of a finished run.
@@ -164,12 +165,31 @@ def _metrics(rows: list[RowPlan]) -> tuple[Sequence[str], list[Problem]]:
         return list(scores.get("global") or scores.get("mean_client") or ()), []
     settings: RunSettings = pending.settings
     try:
-        task = TASKS[settings.task.name].from_documents(settings.task, divide(settings))
+        clients = divide(settings)
+        task = TASKS[settings.task.name].from_documents(settings.task, clients)
     except ConfigurationError as error:
         return (), [pending.source.problem(item.path, item.message) for item in error.problems]
     except DataError as error:
         return (), [pending.source.problem("data.path", str(error))]
-    return task.metric_names, []
+    return task.metric_names, list(_by_row({row.name: _too_few(row, settings, clients) for row in rows}))
+
+
+def _too_few(row: RowPlan, divided: RunSettings, clients: Mapping[str, Split]) -> list[Problem]:
+    """Returns the problem that rounds of a row ask for more clients than there are, if they do.
+
+    Args:
+        row: The row.
+        divided: The settings of the run whose documents were divided; a row of other data is not looked at.
+        clients: Its clients.
+    """
+    problems = []
+    for cell in (next(iter(cells.values())) for cells in row.trials.values()):
+        if {path.partition(".")[0] for path in differences(divided, cell.settings)} & DATA_SECTIONS:
+            continue
+        _, method, _ = check_settings(cell.source)
+        wrong = too_few(cell.settings, method, clients)
+        problems += [cell.source.problem(item.path, item.message) for item in wrong]
+    return list(dict.fromkeys(problems))
 
 
 def _folder_problems(folder: Path) -> Iterator[Problem]:

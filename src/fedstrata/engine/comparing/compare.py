@@ -19,7 +19,8 @@ from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.sweep import Sweep
 from fedstrata.engine.comparing.cells import Cell, CellProcess, stop
 from fedstrata.engine.simulate import Listener
-from fedstrata.record.table import LOWER_IS_BETTER, CellResult, RowResult, Trial, Tuning
+from fedstrata.record.summary import falls
+from fedstrata.record.table import CellResult, RowResult, Trial, Tuning
 
 LOCK = ".lock"
 """Held while a comparison runs; its presence tells a comparison's folder from any other."""
@@ -137,7 +138,8 @@ class Comparison:
             runs = [run for cell in cells.values() if (run := self._results[cell].run)]
             metric = tune.metric or (runs[0]["metric"] if runs else "")
             trials = tuple(self._trial(value, cell, metric) for value, cell in cells.items())
-            chosen = choose(trials, metric)
+            falling = any(falls(run, metric) for run in runs)
+            chosen = choose(trials, falling=falling)
             self._chosen[row.name] = Tuning(tune.setting, metric, self._tuning_seed, trials, chosen)
             facts = {"row": row.name, "setting": tune.setting, "value": chosen}
             self._listen("chosen", facts)
@@ -194,8 +196,13 @@ class Comparison:
             yield
 
 
-def choose(trials: tuple[Trial, ...], metric: str) -> Any:
-    """Returns the value with the best validation score, the first of equals; none if no trial has one."""
-    sign = -1.0 if metric in LOWER_IS_BETTER else 1.0
+def choose(trials: tuple[Trial, ...], *, falling: bool) -> Any:
+    """Returns the value with the best validation score, the first of equals; none if no trial has one.
+
+    Args:
+        trials: What was tried.
+        falling: Whether less of the score is better.
+    """
+    sign = -1.0 if falling else 1.0
     scored = [(sign * trial.score, trial.value) for trial in trials if trial.score is not None]
     return max(scored, key=lambda item: item[0])[1] if scored else None

@@ -14,6 +14,7 @@ import psutil
 import torch
 from scipy.optimize import nnls
 
+from fedstrata.aggregate.rules import AveragingSettings, MeanRule
 from fedstrata.core.types import Message
 from fedstrata.engine.checkpoint import KEEP
 from fedstrata.engine.rounds import dropped, due_for_scoring, sites_of
@@ -97,7 +98,8 @@ class Estimate:
         train = sum(count * self.turn_seconds(self.workloads[client]) for client, count in self.turns.items())
         train += self._first_turns_seconds()
         scorings = sum(due_for_scoring(number, self.federation) for number in range(1, rounds + 1))
-        evaluate = scorings * self.per_scored_token * self.surveyed.scored_tokens["validation"]
+        tokens = scorings * self.surveyed.scored_tokens["validation"] + self._scored_by_clients()
+        evaluate = tokens * self.per_scored_token
         costs = self.measured.rounds[1:]
         engine = rounds * fmean(cost.round_seconds for cost in costs)
         engine += turns * fmean(cost.client_seconds for cost in costs)
@@ -118,6 +120,18 @@ class Estimate:
             "seconds_per_round": (train + evaluate + engine) / rounds,
             "seconds_per_client_round": train / max(1, turns),
         }
+
+    def _scored_by_clients(self) -> int:
+        """Returns the padded tokens on which clients' just-trained models are scored."""
+        if not self.federation.score_clients:
+            return 0
+        tokens = self.surveyed.scored_tokens
+        due = [
+            len(clients)
+            for number, clients in enumerate(self.delivered, start=1)
+            if due_for_scoring(number, self.federation)
+        ]
+        return sum(due) * tokens["validation"] + len(self.delivered[-1]) * tokens["test"]
 
     @property
     def _models(self) -> int:
@@ -154,11 +168,23 @@ class Estimate:
         device = self.experiment.model.device
         gpu = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else None
         return {
-            "peak_rss_bytes": self.measured.peak_rss_bytes,
+            "peak_rss_bytes": self.measured.peak_rss_bytes + self.held_updates()[0],
             "peak_gpu_bytes": self.measured.peak_gpu_bytes,
             "available_rss_bytes": psutil.virtual_memory().available + process,
             "available_gpu_bytes": gpu,
         }
+
+    def held_updates(self) -> tuple[int, int]:
+        """Returns the bytes of a round's updates that a robust rule keeps in memory, and in files.
+
+        They are not rehearsed: two clients are too few for such a rule.
+        """
+        settings = self.experiment.method.settings
+        if not isinstance(settings, AveragingSettings) or isinstance(settings.aggregation, MeanRule):
+            return 0, 0
+        size, updates = sum(self.measured.up.values()), max(map(len, self.delivered))
+        in_memory = min(updates, int(settings.aggregation.memory_gigabytes * 1e9 / max(1, size)))
+        return in_memory * size, (updates - in_memory) * size
 
     def disk(self, place: Path) -> dict[str, int]:
         """Returns what a run directory will hold at the end, and what is free at its place."""

@@ -7,6 +7,8 @@ counted (`fedstrata.engine.planning.survey`): seconds, memory and disk.
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -235,6 +237,10 @@ def _warnings(estimate: Estimate, memory: Mapping[str, int | None], disk: Mappin
             found.append(f"the run needs nearly all of this machine's {place} that is free")
     if disk["bytes"] > disk["free_bytes"]:
         found.append("the run directory will not fit on the disk")
+    waiting, room = estimate.held_updates()[1], shutil.disk_usage(tempfile.gettempdir()).free
+    if waiting:
+        needed = f"the updates of a round take {waiting / 1e9:.3g} GB of the temporary folder"
+        found.append(f"{needed}, which has {room / 1e9:.3g} GB (method.aggregation.memory_gigabytes)")
     if disk["caches_bytes"] < estimate.cache_bytes:
         needed = f"all clients' states take {estimate.cache_bytes / 1e9:.3g} GB"
         found.append(

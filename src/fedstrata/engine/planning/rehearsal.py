@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from fedstrata.core.config import FederationSettings, RunSettings
+from fedstrata.aggregate.rules import AveragingSettings, MeanRule
+from fedstrata.core.config import RunSettings
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ClientsLostError
+from fedstrata.core.federation import FederationSettings
 from fedstrata.core.types import State
 from fedstrata.data.split import Split
 from fedstrata.engine.planning.survey import Samples, padded_tokens
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, nn
 
-    from fedstrata.core.method import Task
+    from fedstrata.core.method import Method, Task
     from fedstrata.engine.scoring import Scorer
     from fedstrata.engine.setup import Experiment
 
@@ -139,7 +141,9 @@ def rehearse(experiment: Experiment, samples: Samples, *, seconds: float = SECON
     settings = {name: value for name, value in experiment.settings if name not in NOT_REHEARSED}
     small = RunSettings(**settings, federation=FederationSettings(rounds=MOST_ROUNDS))
     with tempfile.TemporaryDirectory(prefix="fedstrata-plan-") as folder:
-        rehearsed = replace(experiment, settings=small, task=cast("Task", watched))
+        rehearsed = replace(
+            experiment, settings=small, task=cast("Task", watched), method=_with_mean(experiment.method)
+        )
         run = Rehearsal(rehearsed, Path(folder), samples, watched)
         try:
             run.execute_for(seconds)
@@ -149,6 +153,14 @@ def rehearse(experiment: Experiment, samples: Samples, *, seconds: float = SECON
             experiment.model.train_only(())
             experiment.model.restore()
     return run.measured
+
+
+def _with_mean(method: Method) -> Method:
+    """Returns the method as it averages without a robust rule, for which two clients are too few."""
+    settings = method.settings
+    if not isinstance(settings, AveragingSettings):
+        return method
+    return type(method)(settings.model_copy(update={"aggregation": MeanRule()}))
 
 
 class WatchedTask:
@@ -256,7 +268,7 @@ class Rehearsal(Run):
                 _documents(samples, index),
                 experiment.task,
                 tokenizer,
-                examples[index],
+                examples=examples[index],
             )
             for index, name in enumerate(names)
         ]

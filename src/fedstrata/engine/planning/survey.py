@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -151,12 +152,13 @@ def _scored_documents(
 
 
 def _about_a_batch(documents: Sequence[Document], experiment: Experiment) -> list[Document]:
-    """Returns the first documents, as many as make up a batch for scoring."""
-    chosen: list[Document] = []
-    examples = 0
-    for document in documents:
-        if examples >= experiment.settings.training.eval_batch_size:
-            break
-        examples += len(experiment.task.encode([document], experiment.model.tokenizer))
-        chosen.append(document)
-    return chosen
+    """Returns the first documents, as few as make up a batch for scoring: a task may pack several."""
+    wanted, task = experiment.settings.training.eval_batch_size, experiment.task
+
+    def examples(count: int) -> int:
+        return len(task.encode(documents[:count], experiment.model.tokenizer))
+
+    most = 1
+    while most < len(documents) and examples(most) < wanted:
+        most *= 2
+    return list(documents[: bisect_left(range(most + 1), wanted, lo=1, key=examples)])

@@ -13,13 +13,19 @@ from typing import TYPE_CHECKING, Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from rich.filesize import decimal
 
-from fedstrata.core.config import ClassifySettings, NerSettings
+from fedstrata.aggregate.rules import AveragingSettings
+from fedstrata.core.config import ClassifySettings, NerSettings, TrainedTokenizer
 from fedstrata.record.scores import compared, overall, score_tables
 
 if TYPE_CHECKING:
+    from fedstrata.core.config import MethodSettings
     from fedstrata.engine.results.result import Result
 
-PIPELINES = {"token-classification": "token-classification", "sequence-classification": "text-classification"}
+PIPELINES = {
+    "token-classification": "token-classification",
+    "sequence-classification": "text-classification",
+    "causal-lm": "text-generation",
+}
 """The transformers pipeline of each kind of model."""
 
 CODE = {
@@ -31,6 +37,10 @@ mentions = tagger("The patient has chest pain and takes aspirin.")""",
 
 classifier = pipeline("text-classification", model=".", top_k=None)
 labels = classifier("The patient has chest pain and takes aspirin.")""",
+    "causal-lm": """from transformers import pipeline
+
+generator = pipeline("text-generation", model=".")
+text = generator("The patient has", max_new_tokens=40)[0]["generated_text"]""",
 }
 
 FORMAT_NAMES = {
@@ -42,6 +52,8 @@ FORMAT_NAMES = {
     "mtsamples": "in the form of MTSamples",
     "mimic": "in the form of MIMIC-III",
     "datasets": "in tables",
+    "conllu": "in CoNLL-U form",
+    "text": "as plain text",
 }
 
 
@@ -136,6 +148,9 @@ def _description(facts: Facts) -> dict[str, Any]:
         long = "the pipeline above does not, unless it is given a `stride`"
         if isinstance(result.settings.task, NerSettings) and result.settings.task.whole_words:
             long += ", and finds pieces of words where `fedstrata predict` finds whole words"
+    elif result.task.kind == "causal-lm":
+        what = "Says how likely a text is, and goes on with one: a language model."
+        long = "the scores above are those of texts packed into such windows one after the other"
     else:
         what = f"Labels texts, with {_how_many(facts)} these {len(labels)} labels: {', '.join(labels)}."
         long = "the pipeline above takes them as one window, longer than any it was trained on"
@@ -147,7 +162,7 @@ def _description(facts: Facts) -> dict[str, Any]:
         "use_text": "To use it with transformers, in this folder:",
         "data": _data(facts),
         "limits": f"It was trained on windows of {window} tokens. `fedstrata predict` cuts longer texts into "
-        f"overlapping windows; {long}.",
+        f"{'overlapping' if result.task.needs_annotations else 'such'} windows; {long}.",
         "privacy": _privacy(facts),
         "licence_text": f"`{facts.licence}`."
         if facts.licence
@@ -170,8 +185,15 @@ def _data(facts: Facts) -> str:
     if facts.synthetic:
         text = "Synthetic clinical notes that fedstrata generates; no text of a patient."
     else:
-        text = f"Annotated documents {FORMAT_NAMES[settings.data.format]}. Where they lie is left out here."
+        kind = "Annotated documents" if facts.result.task.needs_annotations else "Documents"
+        text = f"{kind} {FORMAT_NAMES[settings.data.format]}. Where they lie is left out here."
     clients = "are the sites" if settings.partition.by == "site" else f"were made `{settings.partition.by}`"
+    corrupt = facts.result.summary.get("corrupt")
+    if corrupt:
+        count = f"{len(corrupt['clients'])} of {facts.result.summary['clients']}"
+        text += (
+            f" On purpose {count} clients were corrupt (`{corrupt['kind']}`), so this model is an experiment."
+        )
     return f"{text} Clients {clients}; they were simulated in one process, with every byte counted."
 
 
@@ -184,12 +206,22 @@ def _privacy(facts: Facts) -> str:
             f"delta {private['delta']:g}."
         )
     text = "Trained without differential privacy. "
+    if isinstance(facts.result.settings.model.tokenizer, TrainedTokenizer):
+        text += (
+            "The tokenizer was built from the training texts: its vocabulary shows which words occur there. "
+        )
     if facts.synthetic:
         return text + "Its training notes are synthetic, so it can give no patient away."
     return text + (
         "A model can give away text that it was trained on, and so can the updates that were sent: treat it "
         "as you would treat the notes, until the owners of the data have agreed to more."
     )
+
+
+def _merging(settings: MethodSettings) -> str:
+    """Says which rule stood in place of the mean, if one did."""
+    rule = settings.aggregation.rule if isinstance(settings, AveragingSettings) else "mean"
+    return "" if rule == "mean" else f", updates merged by `{rule}`"
 
 
 def _making(facts: Facts) -> dict[str, Any]:
@@ -200,7 +232,7 @@ def _making(facts: Facts) -> dict[str, Any]:
     moved = sent["bytes_up"] is not None
     rows = [{"name": facts.clients[client], **parts} for client, parts in result.start["clients"].items()]
     return {
-        "method": f"`{result.method.name}`",
+        "method": f"`{result.method.name}`{_merging(result.method.settings)}",
         "source": method_source(result),
         "travels": result.method.travels,
         "base": _base(facts),

@@ -8,17 +8,17 @@ in memory, whatever the size of the input.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from fedstrata.core.config import DISCHARGE_SUMMARY
+from fedstrata.core.config import DataSettings
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
 from fedstrata.core.files import require_new, write_atomically
 from fedstrata.data.icd9 import category
-from fedstrata.data.readers import FORMATS, documents_of, mimic, texts
-from fedstrata.data.readers.files import BYTE_ORDER_MARK, Format, Source
+from fedstrata.data.readers import FORMATS, documents_of, formats_of, texts
+from fedstrata.data.readers.files import BYTE_ORDER_MARK, Format, Source, read_text
 from fedstrata.data.readers.folders import find_sources
 from fedstrata.data.select import rename_types
 from fedstrata.data.writers import brat, i2b2, jsonl
@@ -31,11 +31,12 @@ if TYPE_CHECKING:
     from fedstrata.engine.results.result import Result
 
 TEXT = "text"
-"""The input format of plain texts; the others are those of `fedstrata.data.readers`."""
+"""The input format whose files may lie anywhere; the others are laid out like a corpus."""
 
 OUTPUTS: Mapping[str, tuple[str, ...]] = {
     "token-classification": ("brat", "i2b2", "jsonl"),
     "sequence-classification": ("jsonl",),
+    "causal-lm": ("jsonl",),
 }
 """The formats that can hold the answers of each kind of task; the first is the default."""
 
@@ -67,7 +68,7 @@ class Inputs:
     @property
     def one_a_file(self) -> bool:
         """Whether each file is one document; predictions then lie where the file did."""
-        return self.form == TEXT or bool(self.layout.annotation_suffix)
+        return self.layout.one_a_file or bool(self.layout.annotation_suffix)
 
     def documents(self) -> Iterator[tuple[Source, Document]]:
         """Reads every document, with the file it comes from."""
@@ -136,25 +137,27 @@ def check_output(task: Task, output: str | None) -> str:
     return output
 
 
-def open_inputs(
-    path: Path, form: str, output: str, *, categories: Sequence[str] | None = (DISCHARGE_SUMMARY,)
-) -> Inputs:
+def open_inputs(path: Path, form: str, output: str, settings: DataSettings | None = None) -> Inputs:
     """Finds and checks the files to predict for.
 
     Args:
         path: A file or a folder.
-        form: `text`, or a format of `fedstrata.data.readers`.
+        form: A format of `fedstrata.data.readers`; `text` for texts at any depth.
         output: The format to write.
-        categories: Of MIMIC-III tables, the CATEGORY of the notes to read; all if None.
+        settings: How the run read its documents: of MIMIC-III which notes, of a treebank which text, of plain
+            texts what a document is. The defaults if none.
 
     Raises:
         ConfigurationError: There is no such format, or files are not of it or cannot be written; all at once.
         DataError: There are no such files.
     """
-    if form != TEXT and form not in FORMATS:
-        message = f"must be one of {', '.join((TEXT, *FORMATS))}, not {form!r}"
+    if form not in FORMATS:
+        message = f"must be one of {', '.join(FORMATS)}, not {form!r}"
         raise ConfigurationError([Problem("--input-format", message)])
-    layout = {**FORMATS, TEXT: texts.FORMAT, "mimic": mimic.of_categories(categories)}[form]
+    settings = settings or DataSettings()
+    layout = formats_of(
+        mimic_settings=settings.mimic, conllu_settings=settings.conllu, text_settings=settings.text
+    )[form]
     sources = texts.find_texts(path) if form == TEXT else find_sources(path, layout)
     inputs = Inputs(path if path.is_dir() else path.parent, form, layout, tuple(sources))
     problems, names, count = [], set(), 0
@@ -212,7 +215,7 @@ def _predicted(
     for chunk in _chunks(inputs.documents()):
         known = [_known(document, result, outcome) for _, document in chunk]
         found = answer(result.model, task, known, result.settings.training)
-        if inputs.form != TEXT:  # texts have no annotations, and are not kept
+        if inputs.form != TEXT or not task.needs_annotations:  # else there is nothing to score against
             expected += known
             answers += found
         for (source, document), own in zip(chunk, found, strict=True):
@@ -221,7 +224,7 @@ def _predicted(
             yield source, annotated
         outcome.documents += len(chunk)
         advance(len(chunk))
-    if any(document.spans or document.labels for document in expected):
+    if not task.needs_annotations or any(document.spans or document.labels for document in expected):
         outcome.scores = task.score(expected, answers)
 
 
@@ -248,6 +251,8 @@ def _known(document: Document, result: Result, outcome: Outcome) -> Document:
         shortened = dict.fromkeys(category(label) or label for label in renamed.labels)
         renamed = replace(renamed, labels=tuple(shortened))
     known = result.task.known(renamed)
+    if not result.task.needs_annotations:
+        return known
     outcome.unknown |= {span.label for span in renamed.spans} - {span.label for span in known.spans}
     outcome.unknown |= set(renamed.labels) - set(known.labels)
     return known
@@ -283,9 +288,9 @@ def _write_pair(
 
 
 def _unchanged(source: Source, document: Document) -> bytes | None:
-    r"""Returns the bytes of the input file; none where the text is another one.
+    r"""Returns the bytes of the input file, decompressed; none where the text is another one.
 
     That is so where the annotations of a BRAT input count a byte order mark, or `\r\n` as one character.
     """
-    content = source.path.read_bytes()
-    return content if content.decode().removeprefix(BYTE_ORDER_MARK) == document.text else None
+    text = read_text(source.path, keep_mark=True)
+    return text.encode() if text.removeprefix(BYTE_ORDER_MARK) == document.text else None

@@ -11,6 +11,7 @@ from fedstrata.core.sources import flatten
 from fedstrata.record.history import History, client_scores, round_rows, time_parts
 from fedstrata.record.report import plots
 from fedstrata.record.report.page import MEGABYTE, render
+from fedstrata.record.summary import falls
 from fedstrata.record.words import ABSENT
 
 SCORES = {
@@ -37,6 +38,7 @@ def comparison_page(histories: Sequence[History]) -> str:
         scores=SCORES,
         best=_best(rows) if len(metrics) == 1 and len(data) == 1 else {},
         metrics=metrics,
+        falling=any(row["falling"] for row in begun),
         same_data=len(data) < 2,
         unfinished=[row["name"] for row in rows if row["state"] != "finished"],
         private=any(row["epsilon"] is not None for row in begun),
@@ -63,6 +65,7 @@ def _row(index: int, name: str, history: History) -> dict[str, Any]:
     return row | {
         "begun": True,
         "metric": metric,
+        "falling": falls(history.start, metric),
         "data": history.start["data"],
         "pooled": history.start["pooled"],
         "method": summary["method"],
@@ -83,12 +86,12 @@ def _row(index: int, name: str, history: History) -> dict[str, Any]:
 
 
 def _best(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Returns the highest of each score over the runs that finished; none where they do not differ."""
-    best = {}
+    """Returns the best of each score over the runs that finished; none where they do not differ."""
+    best, choose = {}, min if any(row.get("falling") for row in rows) else max
     for column in SCORES:
         values = [row[column] for row in rows if row["state"] == "finished" and row[column] is not None]
         if len(set(values)) > 1:
-            best[column] = max(values)
+            best[column] = choose(values)
     return best
 
 

@@ -15,8 +15,10 @@ from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib as mpl
+import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -210,6 +212,45 @@ def stacks(key: str, title: str, rows: Sequence[tuple[str, Sequence[float]]], x_
         return _markup(figure, key, title)
 
 
+def heat_map(
+    key: str,
+    title: str,
+    columns: Sequence[int],
+    values: Sequence[Sequence[float]],
+    marks: Sequence[Sequence[int]],
+) -> Markup:
+    """Draws a cell for each row and column, darker for a higher value, with a dot in those that are marked.
+
+    Args:
+        key: Unique within the page; goes into the figure's ids.
+        title: What a screen reader says.
+        columns: The number of each column, rising; where one is missing a gap is left.
+        values: The values of each column, one a row, the first at the bottom; an empty column is left blank.
+        marks: The rows of each column that are marked.
+    """
+    rows = max(
+        [len(column) for column in values] + [row + 1 for marked in marks for row in marked], default=1
+    )
+    everything = np.array([value for column in values for value in column] or [0.0])
+    # One value that stands out must not bleach all others.
+    low, high = everything.min(), np.quantile(everything, 0.98)
+    with mpl.rc_context(_STYLE):
+        figure, axes = _axes(58 + _ROW * rows, 2 * _WIDTH)
+        for place, column, marked in zip(columns, values, marks, strict=True):
+            places, count = np.array(marked), len(column)
+            strength = np.clip((np.array(column) - low) / (high - low), 0.0, 1.0) if high > low else 0.5
+            shades = np.broadcast_to(0.08 + 0.82 * strength, count)
+            colours = [to_rgba(_SERIES[0], shade) for shade in shades]
+            axes.bar([place] * count, 0.9, 0.9, np.arange(count) - 0.45, color=colours, linewidth=0)
+            axes.plot([place] * len(places), places, "o", color=_INK, markersize=4.0, markeredgecolor=_PAGE)
+        axes.set_xlim(min(columns, default=1) - 0.6, max(columns, default=1) + 0.6)
+        axes.set_ylim(-0.6, rows - 0.4)
+        axes.set_yticks(range(rows), [f"block {row}" for row in range(rows)])
+        axes.xaxis.set_major_locator(MaxNLocator(12, steps=_STEPS, integer=True))
+        axes.set_xlabel("round")
+        return _markup(figure, key, title)
+
+
 def swatch(key: str, style: int) -> Markup:
     """Draws a piece of a line, for a legend."""
     with mpl.rc_context(_STYLE):
@@ -237,9 +278,9 @@ def _look(style: int) -> dict[str, Any]:
     }
 
 
-def _axes(height: float) -> tuple[Figure, Axes]:
+def _axes(height: float, width: float = _WIDTH) -> tuple[Figure, Axes]:
     layout = ConstrainedLayoutEngine(w_pad=3 / 72, h_pad=3 / 72)
-    figure = Figure(figsize=(_WIDTH / 72, height / 72), layout=layout)
+    figure = Figure(figsize=(width / 72, height / 72), layout=layout)
     return figure, figure.add_subplot()
 
 

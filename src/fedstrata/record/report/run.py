@@ -19,9 +19,13 @@ from fedstrata.record.history import (
 from fedstrata.record.report import plots
 from fedstrata.record.report.page import MEGABYTE, render
 from fedstrata.record.scores import overall, score_tables
+from fedstrata.record.summary import falls
 from fedstrata.record.words import COUNTED
 
 CURVES = {"global": "all documents", "mean": "mean of clients; the band goes from the lowest to the highest"}
+
+ROUNDS_SHOWN = 75
+"""Rounds in the figure of the blocks at most."""
 
 
 def run_page(history: History) -> str:
@@ -48,7 +52,8 @@ def run_page(history: History) -> str:
         by_label=score_tables(everything) if any("/" in name for name in everything) else [],
         training=[name for name, counts in history.start["clients"].items() if counts["train"]],
         lost=lost_clients(history.losses),
-        extremes=extremes(clients),
+        extremes=extremes(clients, falling=falls(history.start, metric)),
+        falling=falls(history.start, metric),
         rounds=round_rows(history.rounds, metric),
         groups=_group_rows(history),
         times=[(part, seconds, 100.0 * seconds / total) for part, seconds in parts.items()] if total else [],
@@ -105,6 +110,21 @@ def _figures(history: History, metric: str, clients: Mapping[str, float]) -> dic
     if any(row["sent"] for row in groups):
         bars = [(row["group"], row["average"] / MEGABYTE, (row["whole"] or 0) / MEGABYTE) for row in groups]
         figures["groups"] = plots.bars("groups", "megabytes by tensor group", bars, "megabytes")
+    selected = [
+        event
+        for event in history.rounds  # an abandoned round has the state of the one before it
+        if event.get("state", {}).get("merged_blocks") and not event.get("abandoned")
+    ]
+    if selected:
+        # More columns than the page is wide would not be seen: rounds at equal distances are shown then.
+        shown = selected[:: -(-len(selected) // ROUNDS_SHOWN)]
+        figures["blocks"] = plots.heat_map(
+            "blocks",
+            "score of every block by round, and which were merged",
+            [event["round"] for event in shown],
+            [event["state"].get("block_scores", []) for event in shown],
+            [event["state"]["merged_blocks"] for event in shown],
+        )
     if clients:
         figures["clients"] = _client_figure(history, clients, metric)
     if rows:
@@ -147,9 +167,10 @@ def _score_figures(history: History, rows: Sequence[Mapping[str, Any]], metric: 
 
 def _client_figure(history: History, clients: Mapping[str, float], metric: str) -> Markup:
     """Draws the clients' scores, the highest on top; the middle is left out where there are too many."""
-    lowest, highest = extremes(clients) or ("", "")
-    styles = {lowest: 1, highest: 0}
-    documents = history.start["clients"] if history.start else {}
+    start = history.start or {"clients": {}}
+    worst, best = extremes(clients, falling=falls(start, metric)) or ("", "")
+    styles = {worst: 1, best: 0}
+    documents = start["clients"]
     rows = [
         (f"{plots.shorten(name)} ({documents.get(name, {}).get('train', 0)})", score, styles.get(name, 2))
         for name, score in sorted(clients.items(), key=lambda item: item[1], reverse=True)

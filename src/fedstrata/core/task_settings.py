@@ -1,0 +1,84 @@
+"""The settings of every task."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from fedstrata.core.settings import Count, Positive, Settings
+
+
+class TaskSettings(Settings):
+    """Base of every task's settings: how much is read at a time."""
+
+    max_length: Annotated[int, Field(ge=8)] = Field(default=256, description="Tokens in a window.")
+
+
+class WindowSettings(TaskSettings):
+    """Base of the tasks that read a long note as overlapping windows."""
+
+    stride: Annotated[int, Field(ge=0)] = Field(
+        default=32, description="Tokens that neighbouring windows share."
+    )
+
+    @model_validator(mode="after")
+    def _stride_below_length(self) -> WindowSettings:
+        if self.stride > self.max_length // 2:
+            raise ValueError(
+                f"stride must be at most half of max_length ({self.max_length}), not {self.stride}"
+            )
+        return self
+
+
+class NerSettings(WindowSettings):
+    """Named entity recognition, the task where none is named: the mentions of a note."""
+
+    name: Literal["ner"] = "ner"
+    whole_words: bool = Field(
+        default=True,
+        description="The first token of a word decides for all of it (Latin, Greek and Cyrillic script).",
+    )
+
+
+class ClassifySettings(WindowSettings):
+    """Document classification: the labels of a note."""
+
+    name: Literal["classify"] = "classify"
+    problem_type: Literal["auto", "single_label", "multi_label"] = Field(
+        default="auto",
+        description="One label a document, or any number; auto: single_label if every document has one.",
+    )
+    pooling: Literal["mean", "max"] = Field(
+        default="mean", description="How the logits of a document's windows become those of the document."
+    )
+    max_windows: Count | None = Field(
+        default=None, description="Windows of a document that are read, from its beginning; all if null."
+    )
+    threshold: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
+        default=0.5, description="Probability from which a label is given (multi_label)."
+    )
+    positive_weight: Positive = Field(
+        default=1.0,
+        description="Weight in the loss of a label that a document has; of one it lacks: 1 (multi_label).",
+    )
+
+    @model_validator(mode="after")
+    def _only_what_is_used(self) -> ClassifySettings:
+        if self.problem_type == "single_label":
+            for name in ("threshold", "positive_weight"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(
+                        f"{name}={getattr(self, name):g} has no meaning with one label a document: the "
+                        f"likeliest is taken; use problem_type multi_label"
+                    )
+        return self
+
+
+class LmSettings(TaskSettings):
+    """Language modelling: the next token of a text."""
+
+    name: Literal["lm"] = "lm"
+    max_length: Annotated[int, Field(ge=8)] = Field(
+        default=128, description="Tokens that a window predicts, each from those before it in the window."
+    )

@@ -1,0 +1,59 @@
+"""Scores of a language model: how well it predicts the tokens of a text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+LARGEST_LOSS = 700.0
+"""Nats a token from which on perplexity no longer grows: its exponential would leave the range of a float."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextLikelihood:
+    """How well a document was predicted.
+
+    Attributes:
+        nats: Negative log likelihood of its tokens, summed.
+        tokens: Tokens that were predicted, its end included.
+        bytes: Bytes of its text in UTF-8.
+    """
+
+    nats: float
+    tokens: int
+    bytes: int
+
+    @property
+    def loss(self) -> float:
+        """Nats a token."""
+        return self.nats / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        """Exp of the nats a token."""
+        return math.exp(min(self.loss, LARGEST_LOSS))
+
+
+def language_scores(answers: Sequence[TextLikelihood]) -> dict[str, float]:
+    """Scores documents together, every token with the same weight.
+
+    Args:
+        answers: Of each document; together they have at least one token.
+
+    Returns:
+        `perplexity`, exp of the mean nats a token; `loss`, that mean; `bits_per_byte`, which tokenizers do
+        not bear on, where there are bytes. Lower is better for all of them.
+
+    Example:
+        >>> scores = language_scores([TextLikelihood(math.log(4.0), 1, 2), TextLikelihood(0.0, 1, 0)])
+        >>> [f"{name} {value:.3f}" for name, value in scores.items()]
+        ['perplexity 2.000', 'loss 0.693', 'bits_per_byte 1.000']
+    """
+    total = TextLikelihood(
+        math.fsum(answer.nats for answer in answers),
+        sum(answer.tokens for answer in answers),
+        sum(answer.bytes for answer in answers),
+    )
+    scores = {"perplexity": total.perplexity, "loss": total.loss}
+    return scores | ({"bits_per_byte": total.nats / math.log(2.0) / total.bytes} if total.bytes else {})

@@ -1,0 +1,163 @@
+"""How much a tensor's change says: FedTLU's score, exact or from a linear sketch of the change.
+
+The score of a change D of n numbers is ||D||_2 / (sqrt(n) std(D)) (Park and Joe-Wong, "FedTLU", section
+III). With the standard deviation of the whole population it equals sqrt(1 + (mean / std)^2): it has no
+scale and is a signal-to-noise ratio of the mean. So it needs three numbers only: n, the sum and the sum of
+squares.
+
+A sketch of a change is small and linear, so sketches average like changes: `sketch` adds up the numbers of
+each of some buckets with random signs (Charikar, Chen and Farach-Colton 2002; Alon, Matias and Szegedy
+1996). Its squared norm has the expectation of the change's and a relative standard deviation of about
+sqrt(2 / buckets). What is sketched is the change less its own mean, which is linear too, and the sum goes
+beside it exactly: the difference of two large numbers, of which one is an estimate, would have no certain
+sign.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CAP = 1e6
+"""The score of a change that is the same everywhere, which has no standard deviation."""
+
+
+def score(count: int, total: float, deviations: float) -> float:
+    """Returns FedTLU's score of a tensor's change.
+
+    Args:
+        count: n, how many numbers the tensor holds.
+        total: Their sum.
+        deviations: The sum of the squares of their differences to their mean, or an estimate of it.
+
+    Returns:
+        At least 1 and at most `CAP`; 0 for a tensor that did not change.
+
+    Example:
+        >>> score(2, 0.0, 2.0), round(score(2, 4.0, 2.0), 4)  # changes of (1, -1) and of (1, 3)
+        (1.0, 2.2361)
+    """
+    if deviations <= 0.0:
+        return CAP if total else 0.0
+    return min(math.sqrt(1.0 + total**2 / (count * deviations)), CAP)
+
+
+def change_score(change: Tensor) -> float:
+    """Returns FedTLU's score of a change, in float64.
+
+    Args:
+        change: A tensor of any shape.
+    """
+    exact = change.detach().double()
+    total = exact.sum()
+    return score(exact.numel(), float(total), float((exact - total / exact.numel()).square().sum()))
+
+
+@cache
+def buckets(width: int) -> int:
+    """Returns how many buckets a sketch of at most `width` numbers has: the largest prime.
+
+    The numbers of a tensor go to the buckets in turn. A column of a matrix may hold far more of the change
+    than others, and must not lie in one bucket as a whole, as it would where the number of columns is a
+    multiple of that of the buckets.
+
+    Example:
+        >>> buckets(1024), buckets(1)
+        (1021, 1)
+    """
+    return next(
+        (n for n in range(width, 1, -1) if all(n % divisor for divisor in range(2, math.isqrt(n) + 1))), 1
+    )
+
+
+def sketch_size(count: int, width: int) -> int:
+    """Returns how many numbers the sketch of a tensor has.
+
+    Args:
+        count: How many numbers the tensor holds.
+        width: How many numbers a sketch may have.
+    """
+    return count if count <= width else buckets(width)
+
+
+def sketch(change: Tensor, width: int, seed: int) -> Tensor:
+    """Returns a linear sketch of a change.
+
+    Args:
+        change: A tensor of any shape, n numbers.
+        width: How many numbers the sketch may have.
+        seed: Decides the signs; sketches of one seed can be added up.
+
+    Returns:
+        (numbers,) float32, see `sketch_size`. Of a change of no more than `width` numbers nothing is lost but
+        their signs.
+    """
+    flat = change.detach().reshape(-1).float().cpu()
+    count = flat.numel()
+    bits = np.unpackbits(
+        np.frombuffer(np.random.default_rng(seed).bytes(-(-count // 8)), np.uint8), count=count
+    )
+    signs = torch.from_numpy(bits).to(torch.float32).mul_(-2.0).add_(1.0)
+    signed = signs.mul_(flat)
+    if count <= width:
+        return signed
+    size = buckets(width)
+    whole = count - count % size
+    sums = signed[:whole].view(-1, size).sum(dim=0)
+    sums[: count - whole] += signed[whole:]
+    return sums
+
+
+def sketch_all(changes: Mapping[str, Tensor], width: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Returns what `estimated_scores` needs; it is linear in the changes.
+
+    Args:
+        changes: The changes of tensors of more than one number, in order.
+        width: How many numbers the sketch of a tensor may have.
+        seed: Decides the signs.
+
+    Returns:
+        The exact sums, (tensors,) float64, and one after the other the sketches of the changes less their
+        means, float32. A mean over clients is taken in float32, which a sum can afford.
+    """
+    sums = torch.stack([change.detach().double().sum() for change in changes.values()]).cpu()
+    centred = (
+        change.detach().float() - change.detach().double().mean().float() for change in changes.values()
+    )
+    return sums, torch.cat([sketch(change, width, seed + i) for i, change in enumerate(centred)])
+
+
+def estimated_scores(
+    sizes: Mapping[str, int], width: int, sums: Tensor, sketches: Tensor
+) -> dict[str, float]:
+    """Returns FedTLU's score of each tensor's change, from its exact sum and the norm of its sketch.
+
+    Args:
+        sizes: How many numbers each tensor holds, in the order of the changes that were sketched.
+        width: How many numbers the sketch of a tensor may have.
+        sums: (tensors,).
+        sketches: All sketches one after the other.
+    """
+    parts = torch.split(sketches.double(), [sketch_size(size, width) for size in sizes.values()])
+    return {
+        name: score(size, total, float(part.square().sum()))
+        for (name, size), total, part in zip(sizes.items(), sums.tolist(), parts, strict=True)
+    }
+
+
+def block_scores(scores: Mapping[str, float], blocks: Sequence[Sequence[str]]) -> list[float]:
+    """Returns the sum of its tensors' scores for each block (FedTLU, section III).
+
+    Args:
+        scores: The score of each tensor; those of a single number have none.
+        blocks: The names of each block's tensors.
+    """
+    return [sum(scores.get(name, 0.0) for name in block) for block in blocks]

@@ -1,0 +1,100 @@
+"""Which blocks are merged: the best of each group of equal blocks, at random, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from fedstrata.core.method import Model
+    from fedstrata.core.types import Tensors
+
+
+def equal_blocks(blocks: Sequence[Sequence[str]], tensors: Tensors) -> list[list[int]]:
+    """Groups blocks whose tensors have the same shapes in the same order (FedTLU, Algorithm 1, line 13)."""
+    groups: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+    for index, names in enumerate(blocks):
+        groups.setdefault(tuple(tuple(tensors[name].shape) for name in names), []).append(index)
+    return list(groups.values())
+
+
+def scored_tensors(blocks: Sequence[Sequence[str]], tensors: Tensors) -> list[str]:
+    """Returns the names of the blocks' tensors that have a score: those of more than one number."""
+    return [name for block in blocks for name in block if tensors[name].numel() > 1]
+
+
+def tied_head(model: Model) -> list[str]:
+    """Returns the name of the output embedding where it is the input embedding too; else none."""
+    output = cast("Any", model.module).get_output_embeddings()
+    tied = {id(parameter) for parameter in output.parameters()} if output is not None else set()
+    embedding = zip(model.layout.embedding, model.parameters(model.layout.embedding), strict=True)
+    return [name for name, parameter in embedding if id(parameter) in tied]
+
+
+def kept_count(portion: float, blocks: int) -> int:
+    """Returns S, how many blocks of a group are merged: a share of them, rounded, at least 1."""
+    return max(1, round(portion * blocks))
+
+
+def best_blocks(scores: Sequence[float], groups: Sequence[Sequence[int]], portion: float) -> list[int]:
+    """Returns the blocks with the best scores of each group; of equal ones the lower.
+
+    Example:
+        >>> best_blocks([2.0, 5.0, 2.0, 1.0], [[0, 1, 2, 3]], 0.5)
+        [0, 1]
+    """
+    best = [
+        index
+        for group in groups
+        for index in sorted(group, key=lambda block: (-scores[block], block))[
+            : kept_count(portion, len(group))
+        ]
+    ]
+    return sorted(best)
+
+
+def random_blocks(groups: Sequence[Sequence[int]], portion: float, rng: np.random.Generator) -> list[int]:
+    """Returns as many blocks of each group, drawn without replacement."""
+    drawn = [
+        int(index)
+        for group in groups
+        for index in rng.choice(group, size=kept_count(portion, len(group)), replace=False)
+    ]
+    return sorted(drawn)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a schedule stands that steps a portion down when the loss no longer falls (FedTLU, section V.B).
+
+    Attributes:
+        step: Which portion holds, counted from 0.
+        loss: The loss to fall below; none before the first round.
+        waited: Rounds since it last fell.
+    """
+
+    step: int = 0
+    loss: float | None = None
+    waited: int = 0
+
+    def after(self, loss: float, *, steps: int, patience: int, threshold: float) -> Progress:
+        """Returns the progress after a round.
+
+        Args:
+            loss: The clients' mean training loss in the round.
+            steps: How many portions there are; the last is kept.
+            patience: Rounds to wait for the loss to fall.
+            threshold: By which share it must fall to count.
+
+        Example:
+            >>> Progress(loss=1.0, waited=1).after(0.995, steps=3, patience=2, threshold=0.01)
+            Progress(step=1, loss=0.995, waited=0)
+        """
+        if self.loss is None or loss < self.loss * (1.0 - threshold):
+            return replace(self, loss=loss, waited=0)
+        if self.waited + 1 < patience:
+            return replace(self, waited=self.waited + 1)
+        return Progress(min(self.step + 1, steps - 1), loss, 0)

@@ -1,0 +1,110 @@
+"""CoNLL-U: texts, tokens, documents and genres."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from fedstrata.core.config import ConlluSettings
+from fedstrata.core.documents import Document
+from fedstrata.core.errors import DataError
+from fedstrata.data.readers import formats_of, read
+
+TOKENS = formats_of(conllu_settings=ConlluSettings(text="tokens"))
+
+
+def word(place: str, form: str) -> str:
+    return "\t".join([place, form, *"_" * 8])
+
+
+SAMPLE = "\n".join(
+    [
+        "# newdoc id = weblog-a",
+        "# sent_id = weblog-a-0001",
+        "# newpar id = weblog-a-p1",
+        "# text = I don't know.",
+        word("1", "I"),
+        word("2-3", "don't"),
+        word("2", "do"),
+        word("3", "n't"),
+        word("4", "know"),
+        word("4.1", "it"),
+        word("5", "."),
+        "",
+        "# sent_id = weblog-a-0002",
+        "# text = #1",
+        word("1", "#1"),
+        "",
+        "# newdoc id = email-b",
+        "# text = Yes",
+        word("1", "Yes"),
+        "",
+        "",
+    ]
+)
+
+
+def documents(folder: Path, text: str = SAMPLE, name: str = "x.conllu", **settings) -> list[Document]:
+    (folder / name).write_text(text)
+    return read(folder / name, "conllu", **settings)
+
+
+def test_a_text_is_that_of_its_sentences(tmp_path: Path) -> None:
+    assert documents(tmp_path) == [
+        Document("weblog-a", "I don't know.\n#1", labels=("weblog",), site="weblog"),
+        Document("email-b", "Yes", labels=("email",), site="email"),
+    ]
+
+
+def test_tokens_are_surface_tokens(tmp_path: Path) -> None:
+    found = documents(tmp_path, formats=TOKENS)
+    assert [document.text for document in found] == ["I don't know .\n#1", "Yes"]
+
+
+def test_tokens_need_no_text_and_a_file_needs_no_document(tmp_path: Path) -> None:
+    text = "\n".join([word("1", "Oui"), word("2", "!"), "", "# a comment alone", ""])
+    assert documents(tmp_path, text, formats=TOKENS) == [Document("x-1", "Oui !")]
+    with pytest.raises(DataError, match=r"line 1.*without its text.*data\.conllu\.text"):
+        documents(tmp_path, text)
+
+
+def test_splits_are_told_by_the_names_that_treebanks_have(tmp_path: Path) -> None:
+    for part in ("train", "dev", "test"):
+        content = SAMPLE.replace("id = weblog-a", f"id = weblog-{part}").replace("email-b", f"b{part}")
+        (tmp_path / f"en_ewt-ud-{part}.conllu.gz").write_bytes(gzip.compress(content.encode()))
+    (tmp_path / "README.txt").write_text("no treebank")
+    found = {item.id: (item.site, item.metadata["split"]) for item in read(tmp_path, "conllu")}
+    assert found["weblog-train"] == ("weblog", "train")
+    assert found["weblog-dev"] == ("weblog", "validation")
+    assert found["en_ewt-ud-test/btest"] == ("", "test")
+
+
+def test_a_folder_says_the_site_and_the_genre_stays_the_label(tmp_path: Path) -> None:
+    (tmp_path / "north").mkdir()
+    (tmp_path / "north" / "a.conllu").write_text(SAMPLE)
+    assert [(item.id, item.site, item.labels) for item in read(tmp_path, "conllu")] == [
+        ("north/weblog-a", "north", ("weblog",)),
+        ("north/email-b", "north", ("email",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [("1\tone\t_", "3 columns"), (word("x", "y"), "no number of a word"), (word("0", "y"), "no number")],
+)
+def test_a_malformed_line_is_named(tmp_path: Path, line: str, message: str) -> None:
+    with pytest.raises(DataError, match=rf"line 2.*{message}"):
+        documents(tmp_path, f"# text = one\n{line}\n")
+
+
+def test_the_english_web_treebank(data_root: Path) -> None:
+    folder = data_root / "ud_english_ewt"
+    found = read(folder / "en_ewt-ud-dev.conllu.gz", "conllu", formats=TOKENS)
+    assert {item.site for item in found} == {"answers", "email", "newsgroup", "reviews", "weblog"}
+    assert sum(len(item.text.split("\n")) for item in found) == 2001
+    originals = read(folder / "en_ewt-ud-dev.conllu.gz", "conllu")
+    assert originals[0].text.startswith("From the AP comes this story :\nPresident Bush on Tuesday")
+    for one, other in zip(found, originals, strict=True):
+        assert "".join(one.text.split()) == "".join(other.text.split())

@@ -1,0 +1,67 @@
+"""Plain texts as a corpus: what a document is, and where it lies."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from fedstrata.core.config import PlainTextSettings
+from fedstrata.core.errors import DataError
+from fedstrata.data.readers import formats_of, read
+
+WIKI = (
+    " \n = One = \n \n Text one . \n \n = = Part = = \n \n More = more . \n = Two <unk> = \n \n Text two . \n"
+)
+
+
+def texts(path: Path, documents: str = "files") -> dict[str, str]:
+    found = read(path, "text", formats=formats_of(text_settings=PlainTextSettings(documents=documents)))
+    return {document.id: document.text for document in found}
+
+
+def test_a_file_is_a_document_and_is_not_changed(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"one\r\n\r\ntwo \n")
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"three"))
+    (tmp_path / "README.txt").write_text("about")
+    assert texts(tmp_path) == {"a": "one\r\n\r\ntwo \n", "b": "three"}
+
+
+def test_paragraphs_are_set_apart_by_blank_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\none\ntwo\r\n\r\n \n\n  three\n\n\n")
+    assert texts(tmp_path, "paragraphs") == {"a-1": "one\ntwo", "a-2": "three"}
+
+
+def test_headings_of_articles_begin_documents_and_those_of_sections_do_not(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(WIKI)
+    found = texts(tmp_path, "headings")
+    assert list(found) == ["a-1", "a-2"]
+    assert found["a-1"] == " = One = \n \n Text one . \n \n = = Part = = \n \n More = more . "
+    assert found["a-2"].split() == ["=", "Two", "<unk>", "=", "Text", "two", "."]
+
+
+def test_folders_are_sites_and_names_are_splits(tmp_path: Path) -> None:
+    for site in ("north", "south"):
+        (tmp_path / site).mkdir()
+        for part in ("train", "valid", "test"):
+            (tmp_path / site / f"ptb.{part}.txt").write_text(f"{part}\n\nmore")
+    found = read(
+        tmp_path, "text", formats=formats_of(text_settings=PlainTextSettings(documents="paragraphs"))
+    )
+    places = {(item.site, item.metadata["split"]) for item in found}
+    assert places == {(site, part) for site in ("north", "south") for part in ("train", "validation", "test")}
+    assert found[0].id == "north/ptb.test/ptb.test-1"
+
+
+def test_a_folder_without_texts_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "README.txt").write_text("about")
+    with pytest.raises(DataError, match="holds no documents"):
+        read(tmp_path, "text")
+
+
+def test_wikitext(data_root: Path) -> None:
+    found = texts(data_root / "wikitext2" / "valid.txt.gz", "headings")
+    assert len(found) == 60
+    assert all(text.lstrip().startswith("= ") for text in found.values())
+    assert sum(len(text.split()) for text in found.values()) == 213886

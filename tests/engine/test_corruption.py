@@ -1,0 +1,169 @@
+"""Corrupt clients in real tiny runs: what they send, and that nothing else changes."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support import TINY, RunTiny, assert_same_tensors
+
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.federation import CorruptSettings
+from fedstrata.core.seeding import Seed
+from fedstrata.core.sources import read_source
+from fedstrata.core.types import Plan, Update
+from fedstrata.engine.corruption import corrupt_clients
+from fedstrata.engine.rounds import Run, sites_of
+from fedstrata.engine.setup import prepare
+
+FEDAVG = "method={name: fedavg}"
+CORRUPT = "site-2"
+"""Who is drawn with the default seed."""
+
+
+def changes_of(folder: Path, *overrides: str) -> dict[str, dict[str, torch.Tensor]]:
+    """Runs one round and returns what each client sent, less what it was sent."""
+    experiment = prepare(read_source(None, [*TINY, "federation.rounds=1", *overrides]))
+    sent: dict[str, dict[str, torch.Tensor]] = {}
+
+    class Watching(type(experiment.method)):
+        def train(self, plan: Plan, client, rng: Seed) -> Update:
+            update = super().train(plan, client, rng)
+            sent[client.id] = {name: t - plan.tensors[name] for name, t in update.tensors.items()}
+            return update
+
+    object.__setattr__(experiment, "method", Watching(experiment.method.settings))
+    folder.mkdir()
+    Run(experiment, folder, lambda event, facts: None).execute()
+    return sent
+
+
+@pytest.mark.parametrize(
+    ("kind", "strength", "factor"),
+    [("sign_flip", "null", -1.0), ("sign_flip", "3.0", -3.0), ("scale", "null", 10.0), ("scale", "0.5", 0.5)],
+)
+def test_a_corrupt_client_sends_a_multiple_of_its_change_and_the_others_theirs(
+    tmp_path: Path, kind: str, strength: str, factor: float
+) -> None:
+    corrupt = f"federation.corrupt={{share: 0.3, kind: {kind}, strength: {strength}}}"
+    honest = changes_of(tmp_path / "honest", FEDAVG)
+    found = changes_of(tmp_path / "corrupt", FEDAVG, corrupt)
+    assert found.keys() == honest.keys()
+    for client in set(honest) - {CORRUPT}:
+        assert_same_tensors(found[client], honest[client])
+    for name, change in honest[CORRUPT].items():
+        torch.testing.assert_close(found[CORRUPT][name], factor * change, rtol=1e-4, atol=1e-5)
+
+
+def test_noise_in_place_of_a_change_is_as_long_as_it_and_has_nothing_of_it(tmp_path: Path) -> None:
+    corrupt = "federation.corrupt={share: 0.3, kind: gaussian, strength: 2.0}"
+    honest = changes_of(tmp_path / "honest", FEDAVG)[CORRUPT]
+    noise = changes_of(tmp_path / "corrupt", FEDAVG, corrupt)[CORRUPT]
+    large = [name for name, tensor in honest.items() if tensor.numel() >= 1024]
+    assert len(large) > 5
+    for name in large:
+        size = float(noise[name].norm() / honest[name].norm())
+        assert size == pytest.approx(2.0, rel=5 / math.sqrt(2 * honest[name].numel()))
+        cosine = torch.nn.functional.cosine_similarity(noise[name].flatten(), honest[name].flatten(), dim=0)
+        assert abs(float(cosine)) < 5 / math.sqrt(honest[name].numel())
+
+
+def test_what_stays_at_a_corrupt_client_is_what_it_trained(run_tiny: RunTiny) -> None:
+    method = "method={name: layer_skipping, top: 1, head: local}"
+    honest = run_tiny(method, "federation.rounds=1", out="honest")
+    corrupt = "federation.corrupt={share: 0.3, kind: scale}"
+    found = run_tiny(method, "federation.rounds=1", corrupt, out="corrupt")
+    for client in ("site-1", CORRUPT, "site-3"):
+        stores = [run.folder / "clients" / client / "store-00001.safetensors" for run in (honest, found)]
+        assert stores[0].read_bytes() == stores[1].read_bytes()
+    assert any(not torch.equal(t, found.state.tensors[name]) for name, t in honest.state.tensors.items())
+
+
+@pytest.mark.parametrize("kind", ["shuffled_labels", "shuffled_tokens", "label_flips"])
+def test_only_the_training_examples_of_corrupt_clients_change(kind: str) -> None:
+    overrides = [*TINY, f"federation.corrupt={{share: 0.3, kind: {kind}}}"]
+    sites, trainers = sites_of(prepare(read_source(None, overrides)))
+    plain, _ = sites_of(prepare(read_source(None, TINY)))
+    assert sites == trainers
+    for site, honest in zip(sites, plain, strict=True):
+        assert site.documents == honest.documents
+        pairs = list(zip(site.encode(), honest.encode(), strict=True))
+        same = [(one.input_ids == two.input_ids).all() and (one.tags == two.tags).all() for one, two in pairs]
+        assert all(same) == (site.id != CORRUPT)
+        again = site.encode()
+        assert all(
+            (one.input_ids == two.input_ids).all() for one, two in zip(site.encode(), again, strict=True)
+        )
+        assert site.count == honest.count
+
+
+def test_the_record_and_the_summary_say_who_is_corrupt(run_tiny: RunTiny) -> None:
+    run = run_tiny("federation.corrupt={share: 0.5, kind: sign_flip}", "federation.rounds=1")
+    expected = {"clients": ["site-1", "site-2"], "kind": "sign_flip", "strength": 1.0}
+    assert run.of("run")[0]["corrupt"] == run.summary["corrupt"] == expected
+    page = (run.folder / "report.html").read_text(encoding="utf-8")
+    assert page.count('<span class="tag">corrupt</span>') == 2
+
+
+def test_a_share_of_nobody_is_the_run_without_the_setting(run_tiny: RunTiny) -> None:
+    plain = run_tiny("federation.rounds=1", out="plain")
+    named = run_tiny("federation.rounds=1", "federation.corrupt.kind=gaussian", out="named")
+    assert_same_tensors(plain.state.tensors, named.state.tensors)
+    assert named.of("run")[0]["corrupt"] is None
+
+
+def test_pooled_data_holds_the_corrupt_examples_and_no_update_is_distorted(run_tiny: RunTiny) -> None:
+    pooled = ("method={name: centralized}", "federation.rounds=1")
+    plain = run_tiny(*pooled, out="plain")
+    labels = run_tiny(*pooled, "federation.corrupt={share: 0.3, kind: label_flips}", out="labels")
+    flipped = run_tiny(*pooled, "federation.corrupt={share: 0.3, kind: sign_flip}", out="flipped")
+    assert_same_tensors(plain.state.tensors, flipped.state.tensors)
+    assert flipped.summary["corrupt"] is None
+    assert labels.summary["corrupt"]["clients"] == [CORRUPT]
+    assert labels.of("round")[0]["loss"] > plain.of("round")[0]["loss"]
+
+
+def test_resumed_is_uninterrupted_with_corrupt_clients(run_tiny: RunTiny) -> None:
+    overrides = (FEDAVG, "federation.corrupt={share: 0.3, kind: gaussian}")
+    whole = run_tiny(*overrides, out="whole")
+    run_tiny(*overrides, "federation.rounds=1", out="part")
+    resumed = run_tiny("federation.rounds=2", out="part", resume=True)
+    assert_same_tensors(whole.state.tensors, resumed.state.tensors)
+
+
+@given(st.integers(1, 30), st.floats(0, 0.99), st.floats(0, 0.99), st.integers(0, 9))
+def test_as_many_are_drawn_as_asked_and_more_at_a_greater_share(
+    clients: int, one: float, other: float, seed: int
+) -> None:
+    names = [f"site-{number}" for number in range(clients)]
+    low, high = (
+        corrupt_clients(names, CorruptSettings(share=share), Seed(seed)) for share in sorted((one, other))
+    )
+    assert low.keys() <= high.keys()
+    assert len(high) == math.ceil(max(one, other) * clients - 1e-9)
+    flipped = corrupt_clients(names, CorruptSettings(share=max(one, other), kind="scale"), Seed(seed))
+    assert list(flipped) == list(high)
+
+
+@pytest.mark.parametrize(
+    ("corrupt", "message"),
+    [
+        (
+            "{share: 0.1, kind: shuffled_labels, strength: 2.0}",
+            "strength=2 has no meaning with kind 'shuffled",
+        ),
+        ("{share: 1.0}", r"federation\.corrupt\.share: must be less than 1, not 1\.0"),
+        ("{share: 0.1, kind: noise}", r"federation\.corrupt\.kind: must be 'shuffled_labels'"),
+        (
+            "{share: 0.1, kind: scale, strength: 0.0}",
+            r"federation\.corrupt\.strength: must be greater than 0",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(corrupt: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        prepare(read_source(None, [*TINY, f"federation.corrupt={corrupt}"]))

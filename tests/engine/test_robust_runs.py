@@ -1,0 +1,150 @@
+"""Robust rules in real tiny runs: what they make of updates, the record, resuming, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support import TINY, RunTiny, assert_same_tensors
+
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.seeding import Seed
+from fedstrata.core.sources import read_source
+from fedstrata.core.types import Plan, Update
+from fedstrata.engine.checkpoint import Checkpoints
+from fedstrata.engine.planning.plan import make_plan
+from fedstrata.engine.rounds import Run
+from fedstrata.engine.setup import prepare
+
+FIVE = ("data.synthetic.sites=5", "data.synthetic.notes=30")
+"""Five sites: as many as Krum needs against one hostile client."""
+
+
+def fedavg(aggregation: str) -> str:
+    return f"method={{name: fedavg, aggregation: {aggregation}}}"
+
+
+def test_the_mean_by_name_is_the_mean_by_default(run_tiny: RunTiny) -> None:
+    plain = run_tiny("method={name: fedavg}", "federation.rounds=1", out="plain")
+    for number, value in enumerate(("mean", "{rule: mean}", "{}")):
+        named = run_tiny(fedavg(value), "federation.rounds=1", out=f"named-{number}")
+        assert_same_tensors(plain.state.tensors, named.state.tensors)
+        assert named.state.values == {}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedper", "layer_skipping"])
+def test_the_median_of_what_clients_send(tmp_path: Path, method: str) -> None:
+    overrides = [*TINY, f"method={{name: {method}, aggregation: median}}"]
+    experiment = prepare(read_source(None, overrides))
+    sent: list[dict[str, torch.Tensor]] = []
+
+    class Watching(type(experiment.method)):
+        def train(self, plan: Plan, client, rng: Seed) -> Update:
+            assert "aggregation" not in plan.values
+            update = super().train(plan, client, rng)
+            sent.append({name: tensor.clone() for name, tensor in update.tensors.items()})
+            return update
+
+    object.__setattr__(experiment, "method", Watching(experiment.method.settings))
+    Run(experiment, tmp_path, lambda event, facts: None).execute()
+    _, state = Checkpoints(tmp_path / "checkpoints").load(2)
+    assert state.values["aggregation"] == {"updates": 3, "not_finite": []}
+    assert state.tensors.keys() == sent[0].keys()
+    for name, tensor in state.tensors.items():
+        expected = np.median([update[name].numpy() for update in sent[3:]], axis=0)
+        np.testing.assert_allclose(tensor.numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rule", ["krum", "multi_krum", "cosine", "norm_clipping", "median", "trimmed_mean"])
+def test_a_client_that_sends_a_thousandfold_negative_is_withstood(run_tiny: RunTiny, rule: str) -> None:
+    corrupt = "federation.corrupt={share: 0.2, kind: sign_flip, strength: 1000.0}"
+    run = run_tiny(fedavg(rule), corrupt, *FIVE)
+    (hostile,) = run.summary["corrupt"]["clients"]
+    for event in run.of("round"):
+        facts = event["state"]["aggregation"]
+        assert facts["updates"] == 5
+        assert facts["not_finite"] == []
+        assert hostile not in facts.get("chosen", [])
+        assert facts.get("left_out", [hostile]) == [hostile]
+        assert hostile in facts.get("clipped", [hostile])
+    losses = [event["loss"] for event in run.of("client") if event["client"] != hostile]
+    assert max(losses[4:]) < max(losses[:4])  # with the mean, the second round begins from a ruin
+    assert run.summary["state"]["aggregation"] == run.of("round")[-1]["state"]["aggregation"]
+
+
+def test_updates_that_are_not_finite_are_left_out_and_recorded(run_tiny: RunTiny) -> None:
+    corrupt = "federation.corrupt={share: 0.2, kind: scale, strength: 1e45}"
+    run = run_tiny(fedavg("trimmed_mean"), corrupt, *FIVE)
+    assert run.of("round")[1]["state"]["aggregation"]["not_finite"] == run.summary["corrupt"]["clients"]
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in run.state.tensors.values())
+
+
+@pytest.mark.parametrize("rule", ["norm_clipping", "multi_krum"])
+def test_resumed_is_uninterrupted_and_memory_changes_nothing(run_tiny: RunTiny, rule: str) -> None:
+    overrides = (fedavg(rule), "federation.corrupt={share: 0.2, kind: scale}", *FIVE)
+    whole = run_tiny(*overrides, "federation.rounds=3", out="whole")
+    run_tiny(*overrides, "federation.rounds=1", out="part")
+    changed = "method.aggregation.memory_gigabytes=1e-9"
+    resumed = run_tiny("federation.rounds=3", changed, out="part", resume=True)
+    assert_same_tensors(whole.state.tensors, resumed.state.tensors)
+    assert resumed.state.values == whole.state.values
+    if rule == "norm_clipping":
+        assert len(whole.state.values["aggregation"]["medians"]) == 3
+
+
+def test_a_round_is_abandoned_before_a_rule_gets_too_few(run_tiny: RunTiny) -> None:
+    overrides = ("federation.dropout=0.5", "federation.min_clients=3", "federation.rounds=6", *FIVE)
+    run = run_tiny(fedavg("median"), *overrides, "federation.evaluate_every=6")
+    rounds = run.of("round")
+    assert {event["abandoned"] for event in rounds} == {True, False}
+    for event in rounds:
+        if not event["abandoned"]:
+            assert event["state"]["aggregation"]["updates"] == 5 - len(event["failed"]) >= 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([fedavg("medain")], r"method\.aggregation\.rule: must be one of 'mean', 'median'.*not 'medain'"),
+        (
+            [fedavg("{hostile: 0.1}")],
+            r"aggregation\.hostile: unknown key; it belongs to rule: trimmed_mean or krum",
+        ),
+        ([fedavg("{rule: krum, hostile: 0.5}")], r"method\.aggregation\.hostile: must be less than 0\.5"),
+        (
+            [fedavg("krum")],
+            r"aggregation: krum needs 5 updates a round \(at least 2f \+ 3, with f = 1\), and 3 ",
+        ),
+        ([fedavg("median"), "federation.sample=0.5"], r"median needs 3 updates.*and 2 clients.*takes 0\.5"),
+        (
+            [fedavg("trimmed_mean"), "federation.min_clients=2"],
+            r"federation\.min_clients: must be at least 3, not 2: trimmed_mean needs 3 updates",
+        ),
+        (
+            [fedavg("median"), "federation.dropout=0.1"],
+            r"federation\.min_clients: must be set, to 3 or more, when clients drop out",
+        ),
+        (
+            [fedavg("{rule: multi_krum, keep: 5}"), *FIVE],
+            r"aggregation\.keep: must be at most 4, n - f, not 5",
+        ),
+        (["method={name: local_only, aggregation: median}"], r"a setting of layer_skipping, fedavg, fedprox"),
+        (["method={name: centralized, aggregation: median}"], r"method\.aggregation: unknown key"),
+    ],
+)
+def test_what_cannot_be_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        prepare(read_source(None, [*TINY, *overrides]))
+
+
+def test_a_plan_reckons_with_the_updates_that_are_held(tmp_path: Path) -> None:
+    held = make_plan(
+        read_source(None, [*TINY, fedavg("{rule: krum, memory_gigabytes: 1e-9}"), *FIVE]),
+        folder=tmp_path,
+        seconds=0.0,
+    )
+    (warning,) = held.warnings
+    assert "of the temporary folder" in warning
+    assert f"{5 * sum(group.bytes_up for group in held.groups) / 1e9:.3g} GB" in warning

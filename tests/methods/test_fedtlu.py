@@ -1,0 +1,228 @@
+"""FedTLU on real tiny runs: what is merged, what travels, and what a client that was away is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support import TINY, Finished, RunTiny, assert_same_tensors
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, RobertaConfig
+
+from fedstrata.core.errors import ConfigurationError, TrainingError
+from fedstrata.core.sources import read_source
+from fedstrata.engine.checkpoint import ClientStore
+from fedstrata.engine.setup import prepare
+from fedstrata.methods.fedtlu import FedTLU, FedTLUSettings
+from fedstrata.models.state import Model
+
+SGD = ("training.optimizer=sgd", "training.learning_rate=0.1")
+SKETCHED = "method={name: fedtlu, portion: 0.34, selection: sketched, width: 100000}"
+
+
+def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(tensor, other[name], rtol=1e-4, atol=1e-6)
+
+
+def start() -> dict[str, torch.Tensor]:
+    model = prepare(read_source(None, list(TINY))).model
+    return model.snapshot(model.layout.all)
+
+
+def changed(run: Finished) -> set[str]:
+    before = start()
+    return {name for name, tensor in run.state.tensors.items() if not torch.equal(tensor, before[name])}
+
+
+def blocks_of(run: Finished) -> list[list[str]]:
+    return [[name for name in run.state.tensors if f".layers.{block}." in name] for block in range(3)]
+
+
+def states(run: Finished) -> list[dict[str, Any]]:
+    return [event["state"] for event in run.of("round")]
+
+
+@pytest.mark.parametrize("settings", ["portion: 1.0", "update: full", "portion: 1.0, selection: sketched"])
+def test_with_every_block_it_is_fedavg(run_tiny: RunTiny, settings: str) -> None:
+    """To rounding, which AdamW would make larger: it averages changes, FedAvg weights."""
+    fedavg = run_tiny("method={name: fedavg}", *SGD, out="fedavg")
+    whole = run_tiny(f"method={{name: fedtlu, {settings}}}", *SGD, out="whole")
+    assert_close(fedavg.state.tensors, whole.state.tensors)
+
+
+def test_with_every_block_and_a_proximal_term_it_is_fedprox(run_tiny: RunTiny) -> None:
+    fedprox = run_tiny("method={name: fedprox, mu: 1.0}", *SGD, out="fedprox")
+    whole = run_tiny("method={name: fedtlu, portion: 1.0, mu: 1.0}", *SGD, out="whole")
+    assert_close(fedprox.state.tensors, whole.state.tensors)
+
+
+def test_blocks_that_are_not_merged_stay_as_they_were(run_tiny: RunTiny) -> None:
+    run = run_tiny("method={name: fedtlu, portion: 0.34}", "federation.rounds=1")
+    (state,) = states(run)
+    blocks = blocks_of(run)
+    (kept,) = state["merged_blocks"]
+    assert kept == max(range(3), key=lambda index: state["block_scores"][index])
+    for index, block in enumerate(blocks):
+        assert state["block_scores"][index] == pytest.approx(
+            sum(state["tensor_scores"][name] for name in block)
+        )
+        assert (set(block) <= changed(run)) == (index == kept)
+        assert set(block).isdisjoint(changed(run)) == (index != kept)
+    outside = set(run.state.tensors).difference(*blocks)
+    assert outside <= changed(run)
+    assert not any(key.startswith("_") for key in state)
+
+
+def test_random_blocks_are_drawn_anew_each_round(run_tiny: RunTiny) -> None:
+    settings = "method={name: fedtlu, update: random, portion: 0.34}"
+    run = run_tiny(settings, "federation.rounds=6", "federation.evaluate_every=6")
+    drawn = [tuple(state["merged_blocks"]) for state in states(run)]
+    assert {len(blocks) for blocks in drawn} == {1}
+    assert len(set(drawn)) > 1
+    assert "block_scores" not in states(run)[0]
+
+
+def test_last_changes_what_follows_the_blocks(run_tiny: RunTiny) -> None:
+    run = run_tiny("method={name: fedtlu, update: last}", "federation.rounds=1")
+    assert changed(run) == {"model.norm.weight", "score.weight", "score.bias"}
+    assert states(run) == [{"merged_blocks": []}]
+
+
+@pytest.mark.parametrize(
+    ("config", "last"),
+    [
+        (
+            GPT2Config(vocab_size=50, n_embd=8, n_layer=2, n_head=2, n_positions=16),
+            {"transformer.ln_f.weight", "transformer.ln_f.bias", "transformer.wte.weight"},
+        ),
+        (
+            RobertaConfig(
+                vocab_size=50, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2,
+                is_decoder=True, pad_token_id=0,
+            ),
+            {
+                "roberta.embeddings.word_embeddings.weight", "lm_head.dense.weight", "lm_head.dense.bias",
+                "lm_head.layer_norm.weight", "lm_head.layer_norm.bias", "lm_head.bias",
+            },
+        ),
+        (
+            LlamaConfig(
+                vocab_size=50, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2,
+                num_key_value_heads=2, tie_word_embeddings=False,
+            ),
+            {"model.norm.weight", "lm_head.weight"},
+        ),
+    ],
+    ids=["gpt2", "roberta", "llama"],
+)  # fmt: skip
+def test_last_is_the_head_of_a_language_model_tied_or_not(config: Any, last: set[str]) -> None:
+    model = Model(AutoModelForCausalLM.from_config(config), None, name="tiny")
+    state = FedTLU(FedTLUSettings(update="last")).start(model)
+    assert set(state.values["_last"]) == last
+
+
+def test_the_portion_steps_down(run_tiny: RunTiny) -> None:
+    schedule = "{portions: [1.0, 0.67, 0.34], patience: 1, threshold: 0.9}"
+    run = run_tiny(f"method={{name: fedtlu, portion: {schedule}}}", "federation.rounds=4")
+    assert [state["portion"] for state in states(run)] == [1.0, 1.0, 0.67, 0.34]
+    assert [len(state["merged_blocks"]) for state in states(run)] == [3, 3, 2, 1]
+
+
+def test_wide_sketches_pick_what_exact_scores_do_and_clients_that_were_away_are_brought_up_to_date(
+    run_tiny: RunTiny,
+) -> None:
+    """With two of three clients a round everybody misses some; the exact run always sends the whole model."""
+    common = ("federation.rounds=5", "federation.sample=0.67", "federation.evaluate_every=5")
+    exact = run_tiny("method={name: fedtlu, portion: 0.34}", *common, out="exact")
+    sketched = run_tiny(SKETCHED, *common, out="sketched")
+    assert [state["merged_blocks"] for state in states(exact)] == [
+        state["merged_blocks"] for state in states(sketched)
+    ]
+    assert_close(exact.state.tensors, sketched.state.tensors)
+    took_part = [set(event["exchanges"]) for event in sketched.of("round")]
+    assert any(took_part[0] - second for second in took_part[1:])  # somebody was away
+
+
+def test_sketched_only_what_is_merged_goes_up_and_only_what_changed_comes_down(run_tiny: RunTiny) -> None:
+    small = SKETCHED.replace("100000", "8")
+    common = ("federation.rounds=3", "federation.evaluate_every=3")
+    exact = run_tiny("method={name: fedtlu, portion: 0.34}", *common, out="exact")
+    run = run_tiny(small, *common, out="sketched")
+    blocks = blocks_of(run)
+    size = sum(4 * run.state.tensors[name].numel() for name in blocks[0])
+    first, second, _ = run.of("round")
+    merged = set()
+    for event in run.of("round"):
+        (kept,) = event["state"]["merged_blocks"]
+        merged.add(f"block {kept}")
+        sent = {group for group in event["groups_up"] if group.startswith("block")}
+        assert sent == {f"block {kept}"}
+        assert event["groups_up"][f"block {kept}"] == len(event["exchanges"]) * size
+    for event, whole in zip(run.of("round"), exact.of("round"), strict=True):
+        for client, sent in event["exchanges"].items():
+            saved = whole["exchanges"][client]["bytes_up"] - sent["bytes_up"]
+            assert saved > 1.9 * size - 4096  # two of three blocks, but for sketches and headers
+    model = sum(4 * tensor.numel() for tensor in run.state.tensors.values())
+    for client, sent in first["exchanges"].items():
+        assert sent["bytes_down"] < 4096  # nothing has changed since everybody had the model
+        assert second["exchanges"][client]["bytes_down"] < model - 1.9 * size + 4096
+
+
+def test_a_resumed_sketched_run_is_the_same(run_tiny: RunTiny) -> None:
+    common = (SKETCHED, "federation.sample=0.67")
+    whole = run_tiny(*common, "federation.rounds=4", out="whole")
+    run_tiny(*common, "federation.rounds=2", out="parts")
+    parts = run_tiny(*common, "federation.rounds=4", out="parts", resume=True)
+    assert_same_tensors(whole.state.tensors, parts.state.tensors)
+
+
+def test_a_client_that_drops_out_is_not_taken_to_know_what_it_was_sent(run_tiny: RunTiny) -> None:
+    common = ("federation.rounds=5", "federation.dropout=0.4", "federation.min_clients=1", "seed=1")
+    exact = run_tiny("method={name: fedtlu, portion: 0.34}", *common, out="exact")
+    sketched = run_tiny(SKETCHED, *common, out="sketched")
+    assert any(event["failed"] for event in sketched.of("round"))
+    assert_close(exact.state.tensors, sketched.state.tensors)
+
+
+def test_a_client_that_fails_between_the_exchanges_is_brought_up_to_date_later(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(handler: str) -> Any:
+        real, turns = getattr(FedTLU, handler), []
+
+        def handle(self: FedTLU, plan: Any, client: Any, rng: Any) -> Any:
+            turns.append(client.id)
+            if client.id == "site-2" and turns.count("site-2") == 2:
+                raise TrainingError("the disk is full")
+            return real(self, plan, client, rng)
+
+        return handle
+
+    common = (*SGD, "federation.rounds=4", "federation.min_clients=1", "federation.evaluate_every=4")
+    with monkeypatch.context() as patch:
+        patch.setattr(FedTLU, "upload", failing("upload"))
+        run = run_tiny(SKETCHED, *common, out="sketched")
+    assert [event["failed"] for event in run.of("round")] == [[], ["site-2"], [], []]
+    stores = {
+        site: ClientStore(run.folder / "clients" / site, 4).read().tensors for site in ("site-1", "site-2")
+    }
+    held = [name for name in stores["site-1"] if not name.startswith("change/")]
+    assert held
+    for name in held:
+        assert torch.equal(stores["site-1"][name], stores["site-2"][name])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("update: random, selection: sketched", "selection sketched chooses by scores"),
+        ("update: full, portion: 0.5", "portion has no meaning with update full"),
+        ("width: 64", "width has no meaning"),
+        ("portion: 0.0", "portion"),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(settings: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        prepare(read_source(None, [*TINY, f"method={{name: fedtlu, {settings}}}"]))

@@ -1,0 +1,223 @@
+"""Packing and likelihoods against loops over tokens and documents, on tiny models."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, OpenAIGPTConfig
+from transformers import OpenAIGPTLMHeadModel as Gpt
+
+from fedstrata.core.config import LmSettings
+from fedstrata.core.documents import Document
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.tasks import lm as module
+from fedstrata.tasks.lm import LanguageModelling, Passage, end_id
+
+TEXTS = ["Chest pain, no fever.", "", "Aspirin 81 mg daily; metoprolol for hypertension.", "5mg"]
+DOCUMENTS = [Document(str(number), text) for number, text in enumerate(TEXTS)]
+
+
+class Numbers:
+    """A tokenizer of texts that are numbers with blanks between them: each is its own id."""
+
+    eos_token_id, sep_token_id, pad_token_id = 0, None, None
+
+    def __call__(self, texts: list[str], **_: Any) -> dict[str, list[list[int]]]:
+        return {"input_ids": [[int(word) for word in text.split()] for text in texts]}
+
+
+@pytest.fixture(scope="module", params=["llama", "gpt2", "openai-gpt"])
+def model(request: pytest.FixtureRequest) -> Any:
+    torch.manual_seed(0)
+    if request.param == "llama":
+        config = LlamaConfig(
+            vocab_size=400, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2
+        )
+        return LlamaForCausalLM(config).eval()
+    shape = {"vocab_size": 400, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64}
+    return (
+        GPT2LMHeadModel(GPT2Config(**shape)) if request.param == "gpt2" else Gpt(OpenAIGPTConfig(**shape))
+    ).eval()
+
+
+def nats(task: LanguageModelling, model: Any, passages: list[Passage], size: int = 2) -> list[np.ndarray]:
+    """Asks the model in batches of some windows."""
+    starts = range(0, len(passages), size)
+    batches = [task.collate(passages[start : start + size]) for start in starts]
+    return [row for batch in batches for row in task.predict(model, batch)]
+
+
+def ids(tokenizer: Any, text: str) -> list[int]:
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 999), max_size=40), min_size=1, max_size=8),
+    st.integers(8, 30),
+    st.booleans(),
+)
+def test_every_token_is_predicted_exactly_once_by_what_stands_before_it(
+    tokens: list[list[int]], length: int, packed: bool
+) -> None:
+    documents = [Document(str(index), " ".join(map(str, own))) for index, own in enumerate(tokens)]
+    task = LanguageModelling(LmSettings(max_length=length), packed=packed)
+    passages = task.encode(documents, Numbers())
+    predicted = [
+        (int(owner), int(target))
+        for each in passages
+        for owner, target in zip(each.documents, each.targets, strict=True)
+    ]
+    assert predicted == [(index, token) for index, own in enumerate(tokens) for token in [*own, 0]]
+    streams = [[0, *(token for own in tokens for token in [*own, 0])]]
+    if not packed:
+        streams = [[0, *own, 0] for own in tokens]
+    read = [
+        (stream[start : start + length][: len(stream) - 1 - start])
+        for stream in streams
+        for start in range(0, len(stream) - 1, length)
+    ]
+    assert [each.input_ids.tolist() for each in passages] == read
+    assert all(len(each) == len(each.targets) == len(each.documents) <= length for each in passages)
+    if packed:
+        assert all(len(each) == length for each in passages[:-1])
+
+
+def test_perplexity_is_that_of_a_loop_over_documents_and_tokens(model: Any, byte_level: Any) -> None:
+    task = LanguageModelling(LmSettings(max_length=64), packed=False)
+    end, total, count = end_id(byte_level), 0.0, 0
+    each = []
+    for text in TEXTS:
+        stream = [end, *ids(byte_level, text), end]
+        own = 0.0
+        for position in range(1, len(stream)):
+            with torch.no_grad():
+                logits = model(torch.tensor([stream[:position]])).logits[0, -1].double()
+            own -= float(logits.log_softmax(-1)[stream[position]])
+        each.append((own, len(stream) - 1))
+        total, count = total + own, count + len(stream) - 1
+    passages = task.encode(DOCUMENTS, byte_level)
+    answers = task.decode(DOCUMENTS, passages, nats(task, model, passages))
+    assert [answer.nats for answer in answers] == pytest.approx([own for own, _ in each], rel=1e-5)
+    assert [answer.tokens for answer in answers] == [tokens for _, tokens in each]
+    scores = task.score(DOCUMENTS, answers)
+    assert scores["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-5)
+    assert scores["loss"] == pytest.approx(total / count, rel=1e-5)
+    size = sum(len(text.encode()) for text in TEXTS)
+    assert scores["bits_per_byte"] == pytest.approx(total / math.log(2) / size, rel=1e-5)
+
+
+def test_packed_likelihoods_are_those_of_a_loop_over_the_windows_of_the_stream(
+    model: Any, byte_level: Any
+) -> None:
+    length = 9
+    task, end = LanguageModelling(LmSettings(max_length=length)), end_id(byte_level)
+    stream, owner = [end], []
+    for index, text in enumerate(TEXTS):
+        own = [*ids(byte_level, text), end]
+        stream, owner = stream + own, owner + [index] * len(own)
+    expected = [0.0] * len(TEXTS)
+    for start in range(0, len(stream) - 1, length):
+        window = torch.tensor([stream[start : start + length + 1]])
+        with torch.no_grad():
+            likelihoods = model(window[:, :-1]).logits[0].double().log_softmax(-1)
+        for place, token in enumerate(window[0, 1:].tolist()):
+            expected[owner[start + place]] -= float(likelihoods[place, token])
+    passages = task.encode(DOCUMENTS, byte_level)
+    answers = task.decode(DOCUMENTS, passages, nats(task, model, passages))
+    assert [answer.nats for answer in answers] == pytest.approx(expected, rel=1e-5)
+    some = task.score(DOCUMENTS[2:], answers[2:])
+    tokens = sum(answer.tokens for answer in answers[2:])
+    assert some["loss"] == pytest.approx(sum(expected[2:]) / tokens, rel=1e-5)
+
+
+def test_padding_changes_no_likelihood_and_no_loss(model: Any, byte_level: Any) -> None:
+    task = LanguageModelling(LmSettings(max_length=64), packed=False)
+    passages = task.encode(DOCUMENTS, byte_level)
+    together, alone = nats(task, model, passages, size=len(passages)), nats(task, model, passages, size=1)
+    for one, other in zip(together, alone, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4)
+    with torch.no_grad():
+        total, count = task.loss(model, task.collate(passages))
+    assert float(total) == pytest.approx(sum(float(own.sum()) for own in alone), rel=1e-5)
+    assert int(count) == sum(map(len, passages))
+
+
+def test_alone_a_document_does_not_depend_on_its_neighbours(model: Any, byte_level: Any) -> None:
+    task = LanguageModelling.from_labels(LmSettings(max_length=16), ("LABEL_0", "LABEL_1"))
+
+    def answers(documents: list[Document]) -> dict[str, float]:
+        passages = task.encode(documents, byte_level)
+        found = task.decode(documents, passages, nats(task, model, passages, size=1))
+        return {document.id: answer.nats for document, answer in zip(documents, found, strict=True)}
+
+    backwards = answers(DOCUMENTS[::-1])
+    assert backwards == pytest.approx(answers(DOCUMENTS))
+    assert answers(DOCUMENTS[2:3]) == pytest.approx({"2": backwards["2"]})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("at_a_time", [1, 400 * 7, 2**24])
+def test_loss_and_gradient_are_those_of_float32_logits(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, at_a_time: int
+) -> None:
+    monkeypatch.setattr(module, "LOGITS_AT_A_TIME", at_a_time)
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(3, 11, 400, generator=generator).to(dtype)
+    labels = torch.randint(400, (3, 11), generator=generator)
+    labels[2, 5:] = -100
+    results = []
+    for ours in (True, False):
+        logits = values.clone().requires_grad_()
+        if ours:
+            output = type("Output", (), {"logits": logits})
+
+            class Fixed(torch.nn.Module):
+                def forward(self, input_ids, attention_mask, output=output):
+                    return output
+
+            batch = {"input_ids": labels, "attention_mask": labels, "labels": labels}
+            task = LanguageModelling(LmSettings())
+            loss, _ = task.loss(Fixed(), batch)
+        else:
+            loss = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="sum")
+        assert loss.dtype == torch.float32
+        loss.backward()
+        assert logits.grad is not None
+        results.append((loss.detach(), logits.grad))
+    (own, gradient), (reference, expected) = results
+    torch.testing.assert_close(own, reference)
+    torch.testing.assert_close(gradient, expected)
+
+
+def test_a_tokenizer_without_an_end_is_refused() -> None:
+    class Endless(Numbers):
+        eos_token_id = None
+
+    with pytest.raises(ConfigurationError, match=r"model\.tokenizer.*end-of-sequence"):
+        LanguageModelling(LmSettings()).encode(DOCUMENTS, Endless())
+
+
+def test_nothing_to_encode_gives_nothing() -> None:
+    task = LanguageModelling(LmSettings())
+    assert task.encode([], Numbers()) == []
+    assert task.decode([], [], []) == []
+
+
+def test_texts_without_bytes_have_no_bits_per_byte() -> None:
+    task, blank = LanguageModelling(LmSettings()), [Document("a", "")]
+    passages = task.encode(blank, Numbers())
+    answers = task.decode(blank, passages, [np.array([2.0], dtype=np.float32)])
+    assert task.score(blank, answers) == pytest.approx({"perplexity": math.exp(2.0), "loss": 2.0})
+
+
+def test_a_diverged_model_has_a_perplexity_that_json_can_hold() -> None:
+    task, blank = LanguageModelling(LmSettings()), [Document("a", "")]
+    answers = task.decode(blank, task.encode(blank, Numbers()), [np.array([5000.0])])
+    assert math.isfinite(task.score(blank, answers)["perplexity"])
