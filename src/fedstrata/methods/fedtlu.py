@@ -10,8 +10,9 @@ Server half: the weighted mean of the changes; a score for every tensor of a blo
     of each group of equal blocks the best are merged, the others stay as they were. Tensors outside the
     blocks are always merged. `update: random` draws the blocks, `last` merges only what follows them,
     `full` all.
-Client half: local training of every parameter (`mu` is FedProx's). Sketched, the client keeps its
-    change until it is told what to upload, and a copy of the global model to which it adds what arrives.
+Client half: local training of every parameter (`mu` is FedProx's). Sketched, the client keeps its last
+    change, of which it uploads what it is asked for, and a copy of the global model to which it adds what
+    arrives.
 Reduces to: FedAvg (FedProx) with portion 1 or `update: full`. Sketched with a width no tensor exceeds picks
     what exact does.
 Deviations: changes travel and not weights, since a small change would drown in the rounding of a mean of
@@ -200,8 +201,14 @@ class FedTLU:
         if self._chooses:
             progress = Progress(**values.get("schedule", {}))
             values["portion"] = self._portions[progress.step]
-            if self._schedule:
-                values["schedule"] = asdict(self._step(progress, mean.values["loss"]))
+            if schedule := self._schedule:
+                after = progress.after(
+                    mean.values["loss"],
+                    steps=len(schedule.portions),
+                    patience=schedule.patience,
+                    threshold=schedule.threshold,
+                )
+                values["schedule"] = asdict(after)
         if update == "targeted":
             values |= {"tensor_scores": scores, "block_scores": block_scores(scores, blocks)}
             kept = best_blocks(values["block_scores"], groups, values["portion"])
@@ -212,11 +219,6 @@ class FedTLU:
         left_out = {name for index, block in enumerate(blocks) if index not in kept for name in block}
         merged: list[str] = values.get("_last") or [name for name in state.tensors if name not in left_out]
         return values | {"merged_blocks": kept}, merged
-
-    def _step(self, progress: Progress, loss: float) -> Progress:
-        schedule = self._schedule or Schedule()
-        steps, patience = len(schedule.portions), schedule.patience
-        return progress.after(loss, steps=steps, patience=patience, threshold=schedule.threshold)
 
     @property
     def _sketched(self) -> bool:
