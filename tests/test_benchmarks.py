@@ -52,6 +52,15 @@ SCRIPTS = [
         marks=pytest.mark.slow,
     ),
     pytest.param(
+        "many_clients.py",
+        [
+            *("--data", str(REPOSITORY / "LICENSE"), "--format", "text", "--few", "2", "--many", "3"),
+            *("--sampled", "1", "--rounds", "1", "data.text.documents=paragraphs"),
+        ],
+        {"overhead_fraction", "rss_ratio", "seconds_per_round"},
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
         "plan_accuracy.py",
         ["--configurations", "top2", "--rounds", "1", "--notes", "24", "--seconds", "0"],
         {"top2"},

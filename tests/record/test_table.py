@@ -86,6 +86,8 @@ def test_mean_and_spread_are_those_of_the_statistics_module() -> None:
     assert (got["minimum"], got["maximum"], got["n"]) == (0.777, 0.901, 3)
     assert values(table, "a", "mean_client.f1")["mean"] == pytest.approx(statistics.fmean(scores) / 4)
     assert values(table, "a", "megabytes_sent")["mean"] == 10.0
+    assert values(table, "a", "megabytes_up")["mean"] == 5.0
+    assert values(table, "a", "megabytes_down")["mean"] == 5.0
     assert values(table, "a", "train_seconds_per_round")["mean"] == 3.0
     assert values(table, "a", "peak_memory_megabytes")["mean"] == 500.0
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.record.summary import mean_of
-from fedstrata.train.evaluate import answer
+from fedstrata.train.evaluate import answer_owners
 
 if TYPE_CHECKING:
     from fedstrata.core.config import TrainingSettings
@@ -20,7 +20,7 @@ Scores = dict[str, float]
 
 
 class Scorer:
-    """Scores one split of all clients, one client's documents in memory as examples at a time.
+    """Scores one split of all clients, a few clients' documents in memory as examples at a time.
 
     Args:
         sites: The clients, and the sites that are held out: those without training documents.
@@ -54,7 +54,7 @@ class Scorer:
         """
         self._model.restore()
         self._model.load(state.tensors)
-        answers = {site: self._answers(site) for site in self._documents}
+        answers = self._answers(self._documents)
         clients = {client: self._score([client], answers) for client in self._clients}
         return {
             "global": self._score(self._clients, answers),
@@ -65,7 +65,7 @@ class Scorer:
 
     def pooled(self) -> Scores | None:
         """Scores the model as it is on the documents of all clients; none where they have none here."""
-        return self._score(self._clients, {client: self._answers(client) for client in self._clients})
+        return self._score(self._clients, self._answers(self._clients))
 
     def personal(self, enter: Callable[[str], None], *, pooled: bool) -> dict[str, Any]:
         """Scores every client's own model.
@@ -80,8 +80,7 @@ class Scorer:
         outside: dict[str, list[Scores | None]] = {site: [] for site in self._external}
         for client in self._clients:
             enter(client)
-            wanted = [*self._clients, *self._external] if pooled else [client]
-            answers = {other: self._answers(other) for other in wanted}
+            answers = self._answers([*self._clients, *self._external] if pooled else [client])
             clients[client] = self._score([client], answers)
             everywhere.append(self._score(self._clients, answers) if pooled else None)
             for site in self._external if pooled else ():
@@ -93,8 +92,9 @@ class Scorer:
             "external": {site: mean_of(scores) for site, scores in outside.items()},
         }
 
-    def _answers(self, client: str) -> list[Any]:
-        return answer(self._model, self._task, self._documents[client], self._settings)
+    def _answers(self, sites: Iterable[str]) -> dict[str, list[Any]]:
+        documents = {site: self._documents[site] for site in sites}
+        return answer_owners(self._model, self._task, documents, self._settings)
 
     def _score(self, clients: Sequence[str], answers: Mapping[str, Sequence[Any]]) -> Scores | None:
         documents = [document for client in clients for document in self._documents[client]]

@@ -20,6 +20,7 @@ from fedstrata.core.sources import Source, validate
 from fedstrata.data.partition import partition
 from fedstrata.data.select import select_labels, select_types
 from fedstrata.data.split import Split, hold_out, split
+from fedstrata.engine.processor import use_processor
 from fedstrata.engine.simulate import sample_size
 from fedstrata.methods import METHODS
 from fedstrata.methods.layer_skipping import LayerSkipping
@@ -108,8 +109,7 @@ def prepare(source: Source, *, tokenizer_folder: Path | None = None) -> Experime
     if problems or method is None or task is None:
         raise ConfigurationError(problems)
     seed = Seed(settings.seed)
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
+    use_processor(settings.threads)
     settings = settings.model_copy(update={"task": task.settings})
     with _collecting(problems, source):
         tokenizer = _trained_tokenizer(settings, clients, tokenizer_folder)

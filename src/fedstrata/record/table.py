@@ -42,12 +42,18 @@ def _megabytes_sent(summary: Summary) -> float | None:
     return None if sent["bytes_up"] is None else (sent["bytes_up"] + sent["bytes_down"]) / 1e6
 
 
+def _megabytes(direction: str) -> Callable[[Summary], float | None]:
+    return lambda summary: _scaled(summary["communication"][direction], 1e-6)
+
+
 COSTS: dict[str, tuple[Column, Callable[[Summary], float | None]]] = {
     "percent_of_full_model": (
         Column("update, % of model", "lower"),
         lambda summary: summary["communication"]["percent_of_full_model"],
     ),
     "megabytes_sent": (Column("sent, MB", "lower"), _megabytes_sent),
+    "megabytes_up": (Column("up, MB", "lower"), _megabytes("bytes_up")),
+    "megabytes_down": (Column("down, MB", "lower"), _megabytes("bytes_down")),
     "train_seconds_per_round": (
         Column("training, s a round", "lower"),
         lambda summary: summary["time"]["train_seconds"] / summary["rounds"],

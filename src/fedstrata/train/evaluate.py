@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from fedstrata.core.documents import Document
     from fedstrata.core.method import Model, Task
     from fedstrata.models.state import Model as LoadedModel
+
+
+BATCHES_TOGETHER = 8
+"""Batches for which the examples of small owners are put together; an owner with more is not divided."""
 
 
 def batches_by_length(examples: Sequence[Any], size: int) -> list[list[int]]:
@@ -62,5 +67,47 @@ def answer(
         documents: The documents; all are in memory as examples at once.
         settings: Batch size and precision.
     """
-    examples = task.encode(documents, model.tokenizer)
-    return task.decode(documents, examples, predict(model, task, examples, settings))
+    return answer_owners(model, task, {"": documents}, settings)[""]
+
+
+def answer_owners(
+    model: LoadedModel, task: Task, documents: Mapping[str, Sequence[Document]], settings: TrainingSettings
+) -> dict[str, list[Any]]:
+    """Returns the model's answer to every document, in order, by owner.
+
+    Each owner's documents are encoded by themselves, but a batch may hold those of several: a hundred
+    clients with two examples each are four batches and not a hundred.
+
+    Args:
+        model: The model with its tokenizer; left in evaluation mode.
+        task: The task.
+        documents: The documents of each owner.
+        settings: Batch size and precision.
+    """
+    answers: dict[str, list[Any]] = {}
+    encoded = ((owner, task.encode(own, model.tokenizer)) for owner, own in documents.items())
+    for group in grouped(encoded, settings.eval_batch_size):
+        predicted = iter(predict(model, task, list(chain.from_iterable(group.values())), settings))
+        for owner, examples in group.items():
+            own = documents[owner]
+            answers[owner] = task.decode(own, examples, list(islice(predicted, len(examples))))
+    return answers
+
+
+def grouped(encoded: Iterable[tuple[str, list[Any]]], batch_size: int) -> Iterator[dict[str, list[Any]]]:
+    """Yields the examples of as many owners together as it takes to fill some batches.
+
+    Args:
+        encoded: Owners and their examples.
+        batch_size: Examples of a batch.
+    """
+    group: dict[str, list[Any]] = {}
+    count = 0
+    for owner, examples in encoded:
+        group[owner] = examples
+        count += len(examples)
+        if count >= BATCHES_TOGETHER * batch_size:
+            yield group
+            group, count = {}, 0
+    if group:
+        yield group

@@ -11,12 +11,13 @@ import time
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
 from fedstrata.engine.rounds import sites_of
-from fedstrata.train.evaluate import batches_by_length
+from fedstrata.train.evaluate import batches_by_length, grouped
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -110,7 +111,7 @@ def survey(experiment: Experiment) -> Survey:
     typical = [example for _, batch in drawn for example in batch]
     parts = ("validation", "test")
     scored = {part: _scored_documents(sites, part, experiment, seed.child(part)) for part in parts}
-    tokens_of = {part: sum(_scored_tokens(site, part, experiment) for site in sites) for part in parts}
+    tokens_of = {part: _scored_tokens(sites, part, experiment) for part in parts}
     return Survey(tuple(workloads), tokens_of, Samples(largest[1], typical, scored))
 
 
@@ -132,11 +133,16 @@ def _until_second_step(batches: int, experiment: Experiment) -> int:
     return min(batches, training.accumulation + 1) if training.epochs == 1 else 1
 
 
-def _scored_tokens(site: Site, part: str, experiment: Experiment) -> int:
-    """Returns the padded tokens of one pass over a client's split."""
-    examples = site.task.encode(getattr(site.documents, part), site.tokenizer)
-    batches = batches_by_length(examples, experiment.settings.training.eval_batch_size)
-    return sum(padded_tokens(site.task.collate([examples[index] for index in batch])) for batch in batches)
+def _scored_tokens(sites: Sequence[Site], part: str, experiment: Experiment) -> int:
+    """Returns the padded tokens of one pass over all clients' split, divided as scoring divides it."""
+    size = experiment.settings.training.eval_batch_size
+    encoded = ((site.id, site.task.encode(getattr(site.documents, part), site.tokenizer)) for site in sites)
+    total = 0
+    for group in grouped(encoded, size):
+        examples = list(chain.from_iterable(group.values()))
+        batches = ([examples[index] for index in batch] for batch in batches_by_length(examples, size))
+        total += sum(padded_tokens(experiment.task.collate(batch)) for batch in batches)
+    return total
 
 
 def _scored_documents(

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from fedstrata.core.config import ModelSettings, RunSettings
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
 from fedstrata.core.seeding import Seed
 from fedstrata.engine.checkpoint import client_folder
 from fedstrata.engine.folder import resumable
+from fedstrata.engine.processor import use_processor
 from fedstrata.engine.setup import check_settings, device_of
 from fedstrata.models.load import load, read_config
 from fedstrata.record.log import committed_rounds, read_events
@@ -80,8 +79,7 @@ def open_result(folder: Path, overrides: Sequence[str] = (), *, client: str | No
     trained = [name for name, parts in start["clients"].items() if parts["train"]]  # others were held out
     saved = _model_folder(folder, method, client, trained)
     device = device_of(settings)
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
+    use_processor(settings.threads)
     task, model = _load(saved, settings)
     return Result(folder, settings, method, task, model.to(device), client, start, summarise(events))
 
