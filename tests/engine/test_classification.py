@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from support import TINY, RunTiny, assert_same_tensors
 from transformers import AutoModelForSequenceClassification
 
@@ -15,7 +16,8 @@ from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
 from fedstrata.engine.folder import open_run, resumable
 from fedstrata.engine.setup import check_settings, divide, prepare
-from fedstrata.tasks import TASKS
+from fedstrata.tasks import TASKS, classify
+from fedstrata.tasks.windows import run_model
 
 CODES = ("task.name=classify", "data.types=null", "task.max_windows=2", "training.batch_size=4")
 LABELS = ("cardiac", "renal", "neither")
@@ -73,6 +75,31 @@ def test_words_that_give_labels_away_are_learnt(run_tiny: RunTiny, one_each: Pat
         "task.max_length=32", "method={name: fedavg}",
     )  # fmt: skip
     assert run.summary["metrics"]["global"]["accuracy"] > 0.9
+
+
+def test_storing_what_frozen_blocks_give_takes_no_more_windows_at_a_time_than_scoring(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = []
+
+    def counted(module, batch):
+        rows.append(len(batch["input_ids"]))
+        return run_model(module, batch)
+
+    monkeypatch.setattr(classify, "run_model", counted)
+    run = run_tiny(
+        *CODES, "task.max_windows=3", "task.max_length=32", "training.batch_size=1",
+        "training.eval_batch_size=4", "training.epochs=3", "training.cache=on", "federation.rounds=1",
+        "method={name: layer_skipping, top: 1}",
+    )  # fmt: skip
+    assert any(facts["used"] for facts in run.of("cache"))
+    assert max(rows) == 4
+
+
+def test_frozen_output_of_several_windows_is_the_same_from_the_file(run_tiny: RunTiny) -> None:
+    common = [*CODES, "training.epochs=3", "method={name: layer_skipping, top: 1}", "model.dtype=float32"]
+    runs = [run_tiny(*common, f"training.cache={cache}", out=cache) for cache in ("on", "off")]
+    torch.testing.assert_close(runs[0].state.tensors, runs[1].state.tensors, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("method", ["{name: layer_skipping, top: 1, head: local}", "{name: centralized}"])

@@ -11,7 +11,7 @@ import torch
 from support import Finished, assert_same_tensors, finished
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
-from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.errors import ConfigurationError, TrainingError
 from fedstrata.core.sources import read_source
 from fedstrata.engine.folder import open_run, resumable
 from fedstrata.engine.planning.plan import make_plan
@@ -144,6 +144,31 @@ def test_clients_own_models_are_scored_without_a_trace(texts: Path, tmp_path: Pa
     assert trained["best"] == {"perplexity": best[0], "round": best[1]}
     spent = scored.of("round")[-1]
     assert spent["evaluate_seconds"] + spent["train_seconds"] < spent["seconds"]
+
+
+def test_a_model_that_a_client_distorts_is_no_clients_own(texts: Path, tmp_path: Path) -> None:
+    corrupt = "federation.corrupt={share: 0.25, kind: scale, strength: 1e30}"
+    robust = "method={name: fedavg, aggregation: median}"
+    done = run(
+        tmp_path / "run", *base(texts, robust, corrupt), "partition={by: tokens, clients: 4}",
+        "federation.score_clients=true", "federation.rounds=1",
+    )  # fmt: skip
+    honest = set(done.of("run")[0]["clients"]) - set(done.of("run")[0]["corrupt"])
+    (event,) = done.of("round")
+    assert event["trained"]["test"]["clients"].keys() == honest
+    assert len(honest) == 3
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [("{name: fedavg}", "answers are not finite"), ("{name: fedtlu}", "cannot be ranked")],
+)
+def test_a_model_that_is_no_longer_finite_is_an_error_that_says_so(
+    texts: Path, tmp_path: Path, method: str, words: str
+) -> None:
+    corrupt = "federation.corrupt={share: 0.5, kind: scale, strength: 1e45}"
+    with pytest.raises(TrainingError, match=words):
+        run(tmp_path / "run", *base(texts, f"method={method}", corrupt))
 
 
 def test_the_only_client_of_a_round_has_the_global_model_after_it(texts: Path, tmp_path: Path) -> None:

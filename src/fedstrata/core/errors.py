@@ -20,7 +20,7 @@ class FedstrataError(Exception):
 
 
 class TrainingError(FedstrataError):
-    """A client's training failed, for example because its loss is no longer a number."""
+    """Training failed, a client's or as a whole, for example because a loss is no longer a number."""
 
 
 class ClientsLostError(FedstrataError):

@@ -45,6 +45,11 @@ def write_atomically(path: Path, pieces: Iterable[bytes | memoryview], *, durabl
         os.close(folder)
 
 
+def nearest_existing(path: Path) -> Path:
+    """Returns the path, or the nearest folder above it that exists."""
+    return next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+
+
 def require_new(folder: Path) -> None:
     """Checks that a folder to be written does not exist yet or is empty.
 

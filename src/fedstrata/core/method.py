@@ -103,6 +103,10 @@ class Task(Protocol):
     needs_annotations: ClassVar[bool]
     """Whether a document can be scored only against annotations; if not, its text is enough."""
 
+    @property
+    def packed(self) -> bool:
+        """Whether documents that are encoded together are one text, so that their order matters."""
+
     @classmethod
     def from_documents(cls, settings: Any, clients: Mapping[str, Any]) -> Task:
         """Makes the task for a corpus.

@@ -54,7 +54,8 @@ class Scorer:
         """
         self._model.restore()
         self._model.load(state.tensors)
-        answers = self._answers(self._documents)
+        # Apart, so that clients' scores are to the last bit what they are without held-out sites.
+        answers = self._answers(self._clients) | self._answers(self._external)
         clients = {client: self._score([client], answers) for client in self._clients}
         return {
             "global": self._score(self._clients, answers),
@@ -80,7 +81,8 @@ class Scorer:
         outside: dict[str, list[Scores | None]] = {site: [] for site in self._external}
         for client in self._clients:
             enter(client)
-            answers = self._answers([*self._clients, *self._external] if pooled else [client])
+            answers = self._answers(self._clients if pooled else [client])
+            answers |= self._answers(self._external if pooled else ())
             clients[client] = self._score([client], answers)
             everywhere.append(self._score(self._clients, answers) if pooled else None)
             for site in self._external if pooled else ():

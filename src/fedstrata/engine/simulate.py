@@ -238,7 +238,8 @@ class SimulatedCohort:
         loss = update.values.get("loss")
         if isinstance(loss, float):  # the handler has trained
             self._losses[info.id] = (loss, update.weight)
-            self._score(info.id)
+            if client.corruption is None:  # a distorted model is no result of any training
+                self._score(info.id)
         facts = {
             "round": self.number,
             "client": info.id,

@@ -23,7 +23,8 @@ Deviations: changes travel and not weights, since a small change would drown in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
@@ -31,6 +32,7 @@ from pydantic import Field, model_validator
 
 from fedstrata.aggregate.changes import add
 from fedstrata.core.config import MethodSettings
+from fedstrata.core.errors import TrainingError
 from fedstrata.core.settings import Count, Fraction, NotNegative, Settings
 from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Update
 from fedstrata.policies.scores import block_scores, change_score, estimated_scores, sketch_all
@@ -130,7 +132,6 @@ class FedTLU:
     def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
         """Trains every parameter; sends the changes, or sketches of those of the blocks."""
         model, names = client.model, client.model.layout.all
-        held = set(client.store.read().tensors) if self._sketched else set()
         model.load(plan.tensors)
         before = model.snapshot(names)
         result = fit(client, names, rng, proximal=self.settings.mu)
@@ -140,8 +141,7 @@ class FedTLU:
         facts, weight = {"loss": result.loss}, float(len(client.examples))
         if not self._sketched:
             return Update(change, facts, weight)
-        own = {name: value for name, value in before.items() if name in held or name in plan.tensors}
-        client.store.write(Message(own | {CHANGE + name: value for name, value in change.items()}))
+        client.store.write(Message(before | {CHANGE + name: value for name, value in change.items()}))
         inside = {name: change[name] for name in scored_tensors(model.layout.blocks, change)}
         outside = {name: value for name, value in change.items() if name not in inside}
         sums, sketches = sketch_all(inside, self.settings.width, cast("int", plan.values["seed"]))
@@ -210,6 +210,7 @@ class FedTLU:
                 )
                 values["schedule"] = asdict(after)
         if update == "targeted":
+            _require_finite(scores)
             values |= {"tensor_scores": scores, "block_scores": block_scores(scores, blocks)}
             kept = best_blocks(values["block_scores"], groups, values["portion"])
         elif update == "random":
@@ -240,3 +241,14 @@ class FedTLU:
 
     def _blocks(self, state: State) -> list[list[str]]:
         return cast("list[list[str]]", state.values["_blocks"])
+
+
+def _require_finite(scores: Mapping[str, float]) -> None:
+    """Checks that blocks can be ranked.
+
+    Raises:
+        TrainingError: They cannot: a client's change was not finite, or the sum of all is not.
+    """
+    wrong = next((name for name, score in scores.items() if not math.isfinite(score)), None)
+    if wrong is not None:
+        raise TrainingError(f"the clients' mean change of {wrong} is not finite, so blocks cannot be ranked")

@@ -82,6 +82,7 @@ class DocumentClassification:
     kind: ClassVar[str] = "sequence-classification"
     lower_is_better: ClassVar[frozenset[str]] = frozenset()
     needs_annotations: ClassVar[bool] = True
+    packed: ClassVar[bool] = False
 
     def __init__(self, settings: ClassifySettings, labels: Sequence[str]) -> None:
         if settings.problem_type == "auto":

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
+from fedstrata.core.errors import TrainingError
 from fedstrata.train.local import autocast, to_device
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from fedstrata.core.config import TrainingSettings
     from fedstrata.core.documents import Document
     from fedstrata.core.method import Model, Task
     from fedstrata.models.state import Model as LoadedModel
 
 
+_DIVERGED = (
+    "the model's answers are not finite, so it cannot be scored: its training has diverged; a smaller "
+    "training.learning_rate may help, or, where clients are not to be trusted, a method.aggregation"
+)
+Place = tuple[str, int]
+"""Whose a document is, and which of theirs."""
 BATCHES_TOGETHER = 8
 """Batches for which the examples of small owners are put together; an owner with more is not divided."""
 
@@ -42,6 +48,9 @@ def predict(
         task: The task that made the examples.
         examples: Encoded examples; `len(example)` is its number of tokens.
         settings: Batch size and precision.
+
+    Raises:
+        TrainingError: An answer is not finite.
     """
     module = model.module
     module.train(False)
@@ -52,6 +61,8 @@ def predict(
         with autocast(settings, device):
             outputs = task.predict(module, batch)
         for index, output in zip(chosen, outputs, strict=True):
+            if not np.isfinite(output).all():
+                raise TrainingError(_DIVERGED)
             answers[index] = output
     return answers
 
@@ -75,8 +86,9 @@ def answer_owners(
 ) -> dict[str, list[Any]]:
     """Returns the model's answer to every document, in order, by owner.
 
-    Each owner's documents are encoded by themselves, but a batch may hold those of several: a hundred
-    clients with two examples each are four batches and not a hundred.
+    A batch may hold the documents of several owners: a hundred clients with two examples each are a few
+    batches and not a hundred. Where documents are packed, all owners' are one text, in the order of their
+    ids, so that their scores together do not depend on who owns which.
 
     Args:
         model: The model with its tokenizer; left in evaluation mode.
@@ -84,30 +96,38 @@ def answer_owners(
         documents: The documents of each owner.
         settings: Batch size and precision.
     """
-    answers: dict[str, list[Any]] = {}
-    encoded = ((owner, task.encode(own, model.tokenizer)) for owner, own in documents.items())
-    for group in grouped(encoded, settings.eval_batch_size):
-        predicted = iter(predict(model, task, list(chain.from_iterable(group.values())), settings))
-        for owner, examples in group.items():
-            own = documents[owner]
-            answers[owner] = task.decode(own, examples, list(islice(predicted, len(examples))))
+    answers: dict[str, list[Any]] = {owner: [None] * len(own) for owner, own in documents.items()}
+    for group in encoded_groups(task, model.tokenizer, documents, settings.eval_batch_size):
+        examples = list(chain.from_iterable(own for _, own in group))
+        predicted = iter(predict(model, task, examples, settings))
+        for places, own in group:
+            texts = [documents[owner][index] for owner, index in places]
+            found = task.decode(texts, own, list(islice(predicted, len(own))))
+            for (owner, index), each in zip(places, found, strict=True):
+                answers[owner][index] = each
     return answers
 
 
-def grouped(encoded: Iterable[tuple[str, list[Any]]], batch_size: int) -> Iterator[dict[str, list[Any]]]:
-    """Yields the examples of as many owners together as it takes to fill some batches.
+def encoded_groups(
+    task: Task, tokenizer: Any, documents: Mapping[str, Sequence[Document]], batch_size: int
+) -> Iterator[list[tuple[list[Place], list[Any]]]]:
+    """Yields what is scored together: documents that are encoded together, and their examples.
 
     Args:
-        encoded: Owners and their examples.
-        batch_size: Examples of a batch.
+        task: The task.
+        tokenizer: The model's.
+        documents: The documents of each owner.
+        batch_size: Examples of a batch; a group fills some, as far as there are examples.
     """
-    group: dict[str, list[Any]] = {}
-    count = 0
-    for owner, examples in encoded:
-        group[owner] = examples
-        count += len(examples)
-        if count >= BATCHES_TOGETHER * batch_size:
+    places = [[(owner, index) for index in range(len(own))] for owner, own in documents.items()]
+    if task.packed:
+        places = [sorted(chain.from_iterable(places), key=lambda at: (documents[at[0]][at[1]].id, at))]
+    group: list[tuple[list[Place], list[Any]]] = []
+    for together in places:
+        texts = [documents[owner][index] for owner, index in together]
+        group.append((together, task.encode(texts, tokenizer)))
+        if sum(len(examples) for _, examples in group) >= BATCHES_TOGETHER * batch_size:
             yield group
-            group, count = {}, 0
+            group = []
     if group:
         yield group

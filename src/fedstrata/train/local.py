@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -179,8 +179,9 @@ def _frozen_part(client: Client, trainable: Collection[str]) -> AbstractContextM
 
     def batches() -> Iterator[Mapping[str, Tensor]]:
         # The first batch is one text: the cache tries the model on it.
-        for start, end in pairwise([0, *range(1, len(by_length), settings.eval_batch_size), len(by_length)]):
-            yield task.collate(by_length[start:end])
+        yield task.collate(by_length[:1])
+        for group in _windows_together(by_length[1:], settings.eval_batch_size):
+            yield task.collate(group)
 
     def run(batch: Mapping[str, Tensor]) -> Tensor:
         with autocast(settings, device):
@@ -190,6 +191,20 @@ def _frozen_part(client: Client, trainable: Collection[str]) -> AbstractContextM
         low = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
     arithmetic = f"{device.type}, {low or 'full precision'}"
     return client.cache.serve(model, cut, batches, run, arithmetic)
+
+
+def _windows_together(examples: Sequence[Any], size: int) -> Iterator[list[Any]]:
+    """Yields examples in order, as many at a time as have `size` windows, at least one."""
+    group: list[Any] = []
+    count = 0
+    for example in examples:
+        if group and count + len(example.windows) > size:
+            yield group
+            group, count = [], 0
+        group.append(example)
+        count += len(example.windows)
+    if group:
+        yield group
 
 
 def _optimizer(parameters: Sequence[Parameter], settings: TrainingSettings) -> torch.optim.Optimizer:

@@ -15,6 +15,7 @@ import torch
 from scipy.optimize import nnls
 
 from fedstrata.aggregate.rules import AveragingSettings, MeanRule
+from fedstrata.core.files import nearest_existing
 from fedstrata.core.types import Message
 from fedstrata.engine.checkpoint import KEEP
 from fedstrata.engine.rounds import dropped, due_for_scoring, sites_of
@@ -202,8 +203,8 @@ class Estimate:
             "models_bytes": measured.model_bytes * self._models,
             "record_bytes": round(record),
         }
-        nearest = next(path for path in (place.absolute(), *place.absolute().parents) if path.exists())
-        return {"bytes": sum(parts.values()), **parts, "free_bytes": shutil.disk_usage(nearest).free}
+        free = shutil.disk_usage(nearest_existing(place)).free
+        return {"bytes": sum(parts.values()), **parts, "free_bytes": free}
 
     @property
     def cache_bytes(self) -> int:

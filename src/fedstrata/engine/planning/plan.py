@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.files import nearest_existing
 from fedstrata.data.split import PARTS
 from fedstrata.engine.planning.estimate import Estimate
 from fedstrata.engine.planning.rehearsal import SECONDS, rehearse
@@ -129,7 +130,8 @@ def make_plan(source: Source, *, folder: Path = Path(), seconds: float = SECONDS
 
     Args:
         source: The configuration.
-        folder: Where the run directory will be; its free space is looked up.
+        folder: Where the run directory will be; its free space is looked up, and the rehearsal writes there
+            what a run writes, and deletes it.
         seconds: How long to measure.
 
     Raises:
@@ -141,7 +143,7 @@ def make_plan(source: Source, *, folder: Path = Path(), seconds: float = SECONDS
     prepared = time.perf_counter()
     surveyed = survey(experiment)
     try:
-        rehearsed = rehearse(experiment, surveyed.samples, seconds=seconds)
+        rehearsed = rehearse(experiment, surveyed.samples, seconds=seconds, place=nearest_existing(folder))
     except torch.OutOfMemoryError:
         message = (
             f"a training step or a batch for scoring does not fit in the memory of {experiment.model.device}"
@@ -235,7 +237,7 @@ def _warnings(estimate: Estimate, memory: Mapping[str, int | None], disk: Mappin
         peak, available = memory[f"peak_{kind}_bytes"], memory[f"available_{kind}_bytes"]
         if peak is not None and available is not None and peak > NEARLY_ALL * available:
             found.append(f"the run needs nearly all of this machine's {place} that is free")
-    if disk["bytes"] > disk["free_bytes"]:
+    if disk["bytes"] + estimate.measured.checkpoint_bytes > disk["free_bytes"]:  # one while it is written
         found.append("the run directory will not fit on the disk")
     waiting, room = estimate.held_updates()[1], shutil.disk_usage(tempfile.gettempdir()).free
     if waiting:
@@ -247,8 +249,9 @@ def _warnings(estimate: Estimate, memory: Mapping[str, int | None], disk: Mappin
             f"{needed}, more than training.cache_gigabytes allows ({settings.cache_gigabytes:g}): some "
             "clients will run their frozen blocks every time, and take longer than estimated"
         )
-    if not estimate.surveyed.scored_tokens["validation"]:
-        found.append("no client has validation documents: rounds will not be scored")
+    for part, loses in (("validation", "rounds"), ("test", "the finished model")):
+        if not estimate.surveyed.scored_tokens[part]:
+            found.append(f"no client has {part} documents: {loses} will not be scored")
     idle = [client for client in estimate.workloads if client not in estimate.turns]
     if idle:
         found.append(f"{len(idle)} of {len(estimate.workloads)} clients are drawn in no round")

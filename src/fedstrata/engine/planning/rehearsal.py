@@ -126,13 +126,16 @@ class Rehearsed:
     peak_gpu_bytes: int | None = None
 
 
-def rehearse(experiment: Experiment, samples: Samples, *, seconds: float = SECONDS) -> Rehearsed:
+def rehearse(
+    experiment: Experiment, samples: Samples, *, seconds: float = SECONDS, place: Path | None = None
+) -> Rehearsed:
     """Runs a few rounds on samples and says what they cost; the model is as before afterwards.
 
     Args:
         experiment: The run to rehearse.
         samples: What to run on.
         seconds: How long to measure; one round after the first is always measured.
+        place: A folder on the disk that the run will write to; the system's temporary folder if none.
 
     Raises:
         FedstrataError: A client failed, as it would in the run.
@@ -140,7 +143,7 @@ def rehearse(experiment: Experiment, samples: Samples, *, seconds: float = SECON
     watched = WatchedTask(experiment.task)
     settings = {name: value for name, value in experiment.settings if name not in NOT_REHEARSED}
     small = RunSettings(**settings, federation=FederationSettings(rounds=MOST_ROUNDS))
-    with tempfile.TemporaryDirectory(prefix="fedstrata-plan-") as folder:
+    with tempfile.TemporaryDirectory(prefix=".fedstrata-plan-", dir=place) as folder:
         rehearsed = replace(
             experiment, settings=small, task=cast("Task", watched), method=_with_mean(experiment.method)
         )

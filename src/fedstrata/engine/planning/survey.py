@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import DataLoader
 
 from fedstrata.engine.rounds import sites_of
-from fedstrata.train.evaluate import batches_by_length, grouped
+from fedstrata.train.evaluate import batches_by_length, encoded_groups
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -111,7 +111,12 @@ def survey(experiment: Experiment) -> Survey:
     typical = [example for _, batch in drawn for example in batch]
     parts = ("validation", "test")
     scored = {part: _scored_documents(sites, part, experiment, seed.child(part)) for part in parts}
-    tokens_of = {part: _scored_tokens(sites, part, experiment) for part in parts}
+    # Rounds score personal models each on its own client's documents, the end all of them on everybody's.
+    passes = {"validation": [[site] for site in sites] if experiment.method.personal else [sites]}
+    tokens_of = {
+        part: sum(_scored_tokens(some, part, experiment) for some in passes.get(part, [sites]))
+        for part in parts
+    }
     return Survey(tuple(workloads), tokens_of, Samples(largest[1], typical, scored))
 
 
@@ -134,14 +139,14 @@ def _until_second_step(batches: int, experiment: Experiment) -> int:
 
 
 def _scored_tokens(sites: Sequence[Site], part: str, experiment: Experiment) -> int:
-    """Returns the padded tokens of one pass over all clients' split, divided as scoring divides it."""
-    size = experiment.settings.training.eval_batch_size
-    encoded = ((site.id, site.task.encode(getattr(site.documents, part), site.tokenizer)) for site in sites)
+    """Returns the padded tokens of one pass over the sites' split, divided as scoring divides it."""
+    size, task = experiment.settings.training.eval_batch_size, experiment.task
+    documents = {site.id: list(getattr(site.documents, part)) for site in sites}
     total = 0
-    for group in grouped(encoded, size):
-        examples = list(chain.from_iterable(group.values()))
+    for group in encoded_groups(task, experiment.model.tokenizer, documents, size):
+        examples = list(chain.from_iterable(own for _, own in group))
         batches = ([examples[index] for index in batch] for batch in batches_by_length(examples, size))
-        total += sum(padded_tokens(experiment.task.collate(batch)) for batch in batches)
+        total += sum(padded_tokens(task.collate(batch)) for batch in batches)
     return total
 
 
