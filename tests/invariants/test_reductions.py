@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import RunTiny, assert_same_tensors
+from support import Finished, RunTiny, assert_same_tensors
 
 from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
@@ -98,3 +98,41 @@ def test_automatic_depth_with_the_whole_share_is_fedavg(run_tiny: RunTiny) -> No
     chosen = run_tiny("method={name: layer_skipping, top: {share: 1.0}}", out="chosen")
     fedavg = run_tiny(FEDAVG, out="fedavg")
     assert_same_tensors(chosen.state.tensors, fedavg.state.tensors)
+
+
+SGD = ("training.optimizer=sgd", "training.learning_rate=0.1")
+
+
+def assert_close(one: Finished, other: Finished) -> None:
+    """To rounding, which AdamW would make larger: FedTLU averages changes, the others weights."""
+    assert one.state.tensors.keys() == other.state.tensors.keys()
+    for name, tensor in one.state.tensors.items():
+        torch.testing.assert_close(tensor, other.state.tensors[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("settings", ["portion: 1.0", "update: full", "portion: 1.0, selection: sketched"])
+def test_fedtlu_with_every_block_is_fedavg(run_tiny: RunTiny, settings: str) -> None:
+    fedavg = run_tiny("method={name: fedavg}", *SGD, out="fedavg")
+    whole = run_tiny(f"method={{name: fedtlu, {settings}}}", *SGD, out="whole")
+    assert_close(fedavg, whole)
+
+
+def test_fedtlu_with_every_block_and_a_proximal_term_is_fedprox(run_tiny: RunTiny) -> None:
+    fedprox = run_tiny("method={name: fedprox, mu: 1.0}", *SGD, out="fedprox")
+    whole = run_tiny("method={name: fedtlu, portion: 1.0, mu: 1.0}", *SGD, out="whole")
+    assert_close(fedprox, whole)
+
+
+def test_wide_sketches_pick_what_exact_scores_do_and_clients_that_were_away_are_brought_up_to_date(
+    run_tiny: RunTiny,
+) -> None:
+    """With two of three clients a round everybody misses some; the exact run always sends the whole model."""
+    sketches = "method={name: fedtlu, portion: 0.34, selection: sketched, width: 100000}"
+    common = ("federation.rounds=5", "federation.sample=0.67", "federation.evaluate_every=5")
+    exact = run_tiny("method={name: fedtlu, portion: 0.34}", *common, out="exact")
+    sketched = run_tiny(sketches, *common, out="sketched")
+    picked = [[event["state"]["merged_blocks"] for event in run.of("round")] for run in (exact, sketched)]
+    assert picked[0] == picked[1]
+    assert_close(exact, sketched)
+    took_part = [set(event["exchanges"]) for event in sketched.of("round")]
+    assert any(took_part[0] - second for second in took_part[1:])  # somebody was away

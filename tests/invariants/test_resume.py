@@ -17,7 +17,13 @@ from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
 from fedstrata.engine.folder import open_run, resumable
 
-METHODS = ["{name: layer_skipping, top: 1, head: local}", "{name: fedavg}", "{name: local_only}"]
+METHODS = [
+    "{name: layer_skipping, top: 1, head: local}",
+    "{name: fedavg}",
+    "{name: local_only}",
+    "{name: fedtlu, portion: {portions: [0.67, 0.34], patience: 1, threshold: 0.9}}",
+    "{name: fedtlu, portion: 0.34, selection: sketched}",
+]
 
 
 class StoppedError(Exception):
