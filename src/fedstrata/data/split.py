@@ -192,8 +192,8 @@ def _require_usable_names(named: Mapping[str, Sequence[Document]]) -> None:
             message = f"{which} name the split {name!r}; allowed are {', '.join(PARTS)}"
             problems.append(Problem("data.path", message))
     if "train" not in named:
-        problems.append(
-            Problem("data.path", "the data names its own splits, and no document is named 'train'")
-        )
+        name, documents = max(named.items())  # not those that name no split
+        message = f"no document is named 'train' (for example {documents[0].id!r} is named {name!r})"
+        problems.append(Problem("data.path", f"the data names its own splits, and {message}"))
     if problems:
         raise ConfigurationError(problems)
