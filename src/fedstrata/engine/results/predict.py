@@ -196,7 +196,9 @@ def predict_files(
     started, outcome = time.perf_counter(), Outcome()
     predicted = _predicted(result, inputs, outcome, advance)
     if output == "jsonl":
-        write_atomically(out / JSON_LINES, (jsonl.line(document).encode() for _, document in predicted))
+        # One file holds the documents of all folders, so that ids keep what tells them apart.
+        lines = (jsonl.line(document, document.id).encode() for _, document in predicted)
+        write_atomically(out / JSON_LINES, lines)
     else:
         labels = FileLabels()
         for source, document in predicted:
