@@ -374,7 +374,7 @@ def device_of(settings: RunSettings) -> torch.device:
 
 
 def divide(settings: RunSettings) -> dict[str, Split]:
-    """Reads, splits by document, then partitions among clients; held-out sites come last."""
+    """Reads, splits, then partitions among clients; held-out sites come last."""
     seed = Seed(settings.seed)
     documents = read_documents(settings.data, seed)
     if settings.task.name != "ner":  # a division by labels is then one by those of whole documents
