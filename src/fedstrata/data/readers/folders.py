@@ -66,7 +66,7 @@ def split_named(name: str) -> str:
 def split_within(name: str) -> str:
     """Returns the split that a name means, or the only part of it that is a split's name; empty if none.
 
-    What it finds in a longer name may be meant otherwise. So a name beside it in which it finds nothing has to
+    What it finds in a longer name may be meant otherwise. So a name beside it in which it finds nothing must
     be refused: whichever of the two is misread, test documents could come to be trained on.
 
     >>> split_within("train-00000-of-00002"), split_within("MIMIC_test"), split_within("x.dev.v2")
