@@ -74,6 +74,33 @@ def test_codes_are_scored_as_the_run_shortened_them(run_tiny: RunTiny, tmp_path:
     assert "1 types or labels that the model does not know, not scored: no code" in shown.output
 
 
+def test_documents_without_a_label_that_is_known_are_not_in_the_scores(
+    run_tiny: RunTiny, tmp_path: Path
+) -> None:
+    labels = ("cardiac", "renal")
+    train = [
+        Document(f"n{number}", f"Note {number}.", labels=(labels[number % 2],), site="north")
+        for number in range(8)
+    ]
+    write(train, tmp_path / "train", "jsonl")
+    data = f"data={{format: jsonl, path: {tmp_path / 'train'}}}"
+    done = run_tiny(*UNTRAINED, "task.name=classify", "data.types=null", data)
+    options = ("--input-format", "jsonl", "--out")
+    note = Document("note", "chest pain")
+    write([note], tmp_path / "in", "jsonl")
+    assert predict(done.folder, tmp_path / "in", *options, tmp_path / "first").exit_code == 0
+    (right,) = read(tmp_path / "first", "jsonl")[0].labels
+    given = {"right": (right,), "without": (), "unknown": ("neural",), "both": labels}
+    corpus = [Document(name, note.text, labels=own) for name, own in given.items()]
+    write(corpus, tmp_path / "more", "jsonl")
+    shown = predict(done.folder, tmp_path / "more", *options, tmp_path / "second")
+    assert shown.exit_code == 0, shown.output
+    assert re.search(r"│ accuracy +│ 1\.000 │", shown.output)
+    assert "1 types or labels that the model does not know, not scored: neural" in shown.output
+    assert "3 of 4 documents are not in the scores" in shown.output
+    assert len(read(tmp_path / "second", "jsonl")) == 4
+
+
 def test_the_model_of_a_client(run_tiny: RunTiny, tmp_path: Path) -> None:
     done = run_tiny(*UNTRAINED, "method={name: local_only}")
     (tmp_path / "note.txt").write_text("chest pain")

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import logging
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -124,7 +126,7 @@ def test_no_part_is_cut_off_that_the_shares_do_not_ask_for() -> None:
     [
         (named(train=3, dev=2), ["2 documents", "'dev-0'", "'dev'", "train, validation, test"]),
         (named(train=3) + corpus([2]), ["2 documents", "'0/0'", "no split"]),
-        (named(test=3), ["'train'"]),
+        (named(test=3), ["'train'", "'test-0' is named 'test'"]),
         (corpus([2]) + corpus([1]), ["'0/0'", "two documents"]),
     ],
 )
@@ -154,12 +156,13 @@ def stays(*patients: int, split: str = "") -> list[Document]:
     shares=shares(),
     seed=st.integers(0, 3),
     named_train=st.booleans(),
+    by=st.sampled_from(["patient", "auto"]),
 )
 def test_by_patient_no_patient_is_in_two_parts(
-    patients: list[int], shares: SplitSettings, seed: int, named_train: bool
+    patients: list[int], shares: SplitSettings, seed: int, named_train: bool, by: str
 ) -> None:
     documents = stays(*patients, split="train" if named_train and patients else "")
-    parts = split(documents, shares.model_copy(update={"by": "patient"}), Seed(seed))
+    parts = split(documents, shares.model_copy(update={"by": by}), Seed(seed))
     assert Counter(document.id for document in parts.all) == Counter(document.id for document in documents)
     where: dict[tuple[str, str], set[str]] = {}
     for part in PARTS:
@@ -178,10 +181,34 @@ def test_patients_of_one_document_each_are_divided_like_documents() -> None:
     """The share of a part is one of patients; its rank goes by the patient's name."""
     documents = [Document(f"d{n}", "text", metadata={"patient": f"d{n}"}) for n in range(40)]
     by_patient = split(documents, SplitSettings(by="patient"), Seed(0))
-    assert by_patient == split(documents, SHARES, Seed(0))
+    assert by_patient == split(documents, SplitSettings(by="document"), Seed(0))
 
 
-def test_by_patient_every_document_needs_one_and_named_parts_must_keep_them_apart() -> None:
+def test_by_default_documents_that_name_a_patient_are_divided_by_patient() -> None:
+    patients = [number // 3 for number in range(60)]
+    documents = [replace(document, site="") for document in stays(*patients)]
+    by_patient = split(documents, SplitSettings(by="patient"), Seed(0))
+    assert split(documents, SHARES, Seed(0)) == by_patient
+    assert split(documents, SHARES, Seed(0)) != split(documents, SplitSettings(by="document"), Seed(0))
+    alone = corpus([30])
+    assert split(alone, SHARES, Seed(0)) == split(alone, SplitSettings(by="document"), Seed(0))
+    parts = split(documents + alone, SHARES, Seed(0))
+    found = [
+        {document.metadata.get("patient") for document in getattr(parts, part)} - {None} for part in PARTS
+    ]
+    assert sum(map(len, found)) == 20
+
+
+def test_by_document_is_what_it_was_whatever_patients_are_named() -> None:
+    documents = stays(*range(20), *range(20))
+    parts = split(documents, SplitSettings(by="document"), Seed(0))
+    nameless = [replace(document, metadata={}) for document in documents]
+    assert ids(parts) == ids(split(nameless, SplitSettings(by="document"), Seed(0)))
+
+
+def test_by_patient_every_document_needs_one_and_named_parts_must_keep_them_apart(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     by_patient = SplitSettings(by="patient")
     with pytest.raises(
         ConfigurationError, match=r"data\.split\.by: .*2 of 5 have none \(for example '0/0'\)"
@@ -190,4 +217,6 @@ def test_by_patient_every_document_needs_one_and_named_parts_must_keep_them_apar
     torn = stays(1, 2, 3, split="train") + stays(1, 4, split="test")
     with pytest.raises(ConfigurationError, match=r"data\.split\.by: .*1 of 4 patients are in several"):
         split(torn, by_patient, Seed(0))
-    assert len(split(torn, SHARES, Seed(0)).test) == 2
+    with caplog.at_level(logging.WARNING):
+        assert len(split(torn, SHARES, Seed(0)).test) == 2
+    assert "1 of 4 patients are in several" in caplog.text

@@ -57,3 +57,12 @@ def test_a_clients_name_never_leaves_the_run_directory(tmp_path: Path, name: str
 def test_different_names_have_different_folders(tmp_path: Path) -> None:
     names = ["a b", "a%20b", "a/b", "a%2Fb", ".", "%2E"]
     assert len({client_folder(tmp_path, name) for name in names}) == len(names)
+
+
+def test_a_name_too_long_for_a_folder_is_cut_and_stays_one_of_its_own(tmp_path: Path) -> None:
+    alike = "北" * 40
+    for name in (f"{alike}院", f"{alike}所"):
+        ClientStore(client_folder(tmp_path, name), 1).write(Message({"head": torch.zeros(1)}))
+    assert len(list((tmp_path / "clients").iterdir())) == 2
+    whole = "x" * 255  # which a run of before may have
+    assert client_folder(tmp_path, whole).name == whole

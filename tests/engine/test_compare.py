@@ -170,6 +170,38 @@ def test_problems_of_every_row_come_at_once_and_say_which_row(tmp_path: Path) ->
     assert not (tmp_path / "out").exists()
 
 
+def test_scores_devices_and_trackers_are_checked_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedstrata.record.trackers.find_spec", lambda name: None)
+    text = BASE + (
+        "sweep:\n"
+        "  allow_different_data: true\n"
+        "  rows:\n"
+        "    a: {device: 'cuda:7'}\n"
+        "    b: {task: {name: lm}, data: {types: null}, federation: {metric: f1}}\n"
+        "    c: {federation: {metric: recal}}\n"
+    )
+    found = refusals(tmp_path, text, "report_to=[wandb]")
+    assert len(found) == 4
+    for part in (
+        "report_to: wandb is not installed",
+        "a: device: 'cuda:7' is not available",
+        "b: federation.metric: 'f1' is no score of this task",
+        "c: federation.metric: 'recal' is no score of this task; did you mean 'recall'?",
+    ):
+        assert any(item.startswith(part) for item in found), (part, found)
+    (again,) = refusals(tmp_path, BASE, "federation.metric=f2", "partition={by: iid, clients: 100}")[1:]
+    assert again.startswith("federation.metric: 'f2' is no score of this task")
+
+
+def test_a_finished_comparison_needs_neither_device_nor_trackers(tmp_path: Path) -> None:
+    finish(tmp_path / "out" / "small" / "seed-0", validation=0.5)
+    lock(tmp_path)
+    (row,) = checked(tmp_path, BASE, "sweep.seeds=[0]", "device=cuda:7").execute()
+    assert row.cells[0].summary
+
+
 def test_rows_may_differ_in_their_data_when_the_sweep_says_so(tmp_path: Path) -> None:
     text = BASE + "sweep: {allow_different_data: true, grid: {data.synthetic.notes: [16, 20]}}\n"
     checked(tmp_path, text)

@@ -200,6 +200,17 @@ def test_every_input_format_to_every_output_format(result: Result, tmp_path: Pat
                 assert list(document.spans) == found(result, document.text)
 
 
+def test_documents_of_one_name_in_two_splits_stay_two(result: Result, tmp_path: Path) -> None:
+    corpus = [Document("x", f"chest pain {part}", metadata={"split": part}) for part in ("train", "test")]
+    write(corpus, tmp_path / "in", "brat")
+    predict(result, tmp_path / "in", tmp_path / "out", "jsonl", "brat")
+    back = read(tmp_path / "out", "jsonl")
+    assert [(item.id, item.text) for item in back] == [
+        ("test/x", "chest pain test"),
+        ("train/x", "chest pain train"),
+    ]
+
+
 def test_scores_are_taken_under_the_names_the_model_has(result: Result, tmp_path: Path) -> None:
     text = "The patient has severe chest pain and takes aspirin 81 mg."
     gold = (Span(16, 33, "Sign_symptom"), Span(44, 51, "drug"), Span(52, 57, "Dosage"))

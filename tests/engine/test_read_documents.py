@@ -43,7 +43,7 @@ def test_mimic_keeps_its_fifty_most_frequent_codes_unless_told_otherwise(tmp_pat
 
 def test_patients_are_kept_together(tmp_path: Path) -> None:
     write(generate(seed=0, sites=2, notes=60), tmp_path / "mimic", "mimic")
-    data = f"format: mimic, path: {tmp_path / 'mimic'}, mimic: {{categories: null}}, split: {{by: patient}}"
+    data = f"format: mimic, path: {tmp_path / 'mimic'}, mimic: {{categories: null}}"
     settings, _ = settings_of(f"data: {{{data}}}\npartition: {{by: iid, clients: 2}}")
     clients = divide(settings)
     parts = [

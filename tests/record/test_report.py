@@ -138,6 +138,15 @@ def test_names_from_outside_are_text_and_nothing_else(write_run: Any, events: An
     assert all(name in page.text for name in [*NASTY, "<u>kind</u>", "<s>config</s>"])
 
 
+def test_control_characters_in_names_are_shown_as_they_are_spelt(write_run: Any, events: Any) -> None:
+    clients = {"north\u000b": 0.25, "north\u000c": 0.75, "west\u0000\ufffe": 0.5}
+    one, other = write_run(events(clients=clients), "one"), write_run(events(), "other")
+    page = report(one)
+    assert all(page.text.count(name) >= 2 for name in (r"north\x0b", r"north\x0c", r"west\x00\ufffe"))
+    assert not set(page.text) & set("\u000b\u000c\u0000\ufffe")
+    report(one, other)
+
+
 def test_nothing_refers_to_anything_outside_the_file(write_run: Any, events: Any) -> None:
     one, other = write_run(events(), "one"), write_run(events(), "other")
     for page in (report(one), report(one, other)):

@@ -107,6 +107,9 @@ def _show(console: Console, result: Result, outcome: Outcome, folder: Path, outp
         shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
         what = f"{len(names):,} types or labels that the model does not know, not scored"
         _say(console, f"the input is also annotated with {what}: {shown}")
+    if outcome.unscored and (outcome.scores or outcome.unknown):
+        why = "the model gives one label to each, and they have none that it knows, or several"
+        _say(console, f"{outcome.unscored:,} of {outcome.documents:,} documents are not in the scores: {why}")
     if outcome.left_out:
         what = "modifiers, and mentions that became equal"
         _say(console, f"{outcome.left_out:,} mentions were left out: {output} has no place for them ({what})")

@@ -43,9 +43,10 @@ __all__ = [
 class SplitSettings(Settings):
     """Shares of a site's documents; ignored where the data names its own splits."""
 
-    by: Literal["document", "patient"] = Field(
-        default="document",
-        description="What is divided; `patient` keeps all of a patient's documents in one part.",
+    by: Literal["auto", "document", "patient"] = Field(
+        default="auto",
+        description="What is divided; `patient` keeps all of a patient's documents in one part, and so does "
+        "`auto` for documents that name one.",
     )
     train: Fraction = 0.7
     validation: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1

@@ -194,6 +194,9 @@ class Task(Protocol):
     def known(self, document: Document) -> Document:
         """Returns the document with no annotations but those that an answer could be equal to."""
 
+    def scorable(self, document: Document) -> bool:
+        """Whether an answer can be scored against a document as `known` gives it."""
+
     def annotate(self, document: Document, answer: Any) -> Document:
         """Returns the document with the answer as its annotations, in place of its own."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
@@ -58,6 +58,10 @@ class Source:
     def problem(self, path: str, message: str) -> Problem:
         """Returns a problem with this setting that says where it was set."""
         return Problem(path, message, self.origin(path))
+
+    def located(self, problems: Iterable[Problem]) -> list[Problem]:
+        """Returns problems found elsewhere, each with the place its setting was set."""
+        return [self.problem(problem.path, problem.message) for problem in problems]
 
 
 def read_source(file: Path | None, overrides: Sequence[str]) -> Source:

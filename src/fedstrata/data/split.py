@@ -1,11 +1,12 @@
 """Training, validation and test documents: divided before anything else happens to them.
 
-They are divided by document, or by patient where several documents of one must not come to different parts
-(`data.split.by`).
+They are divided by patient where documents name one (`metadata["patient"]`), since several documents of one
+must not come to different parts, and else by document (`data.split.by`).
 """
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from fedstrata.core.config import SplitSettings
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.seeding import Seed
+
+logger = logging.getLogger(__name__)
 
 PARTS = ("train", "validation", "test")
 """The parts of a split, in the order in which they are served when documents are few."""
@@ -52,7 +55,8 @@ def split(documents: Sequence[Document], settings: SplitSettings, seed: Seed) ->
 
     By patient, all of this holds for patients in place of documents: the shares are shares of a site's
     patients (`metadata["patient"]`, one site's apart from another's), and all documents of a patient come to
-    one part. Parts that the data names are then checked to share no patient.
+    one part. Parts that the data names are then checked to share no patient. With `auto`, a document that
+    names no patient stands for itself, and patients whom the data's own parts share are logged.
 
     The rank of a document (or patient) in the random order depends on the seed, its site and its id (or its
     patient's) alone, never on the order of the input.
@@ -72,6 +76,8 @@ def split(documents: Sequence[Document], settings: SplitSettings, seed: Seed) ->
     _require_unique_ids(documents)
     if settings.by == "patient":
         _require_patients(documents)
+    elif settings.by == "auto" and (torn := _torn(documents)):
+        logger.warning("%s", torn)
     named: dict[str, list[Document]] = defaultdict(list)
     for document in documents:
         named[document.metadata.get("split", "")].append(document)
@@ -126,8 +132,8 @@ def _divide(
 ) -> dict[str, list[Document]]:
     sites: dict[str, dict[str, list[Document]]] = defaultdict(lambda: defaultdict(list))
     for document in documents:
-        unit = document.metadata["patient"] if by == "patient" else document.id
-        sites[document.site][unit].append(document)
+        patient = document.metadata.get("patient") if by != "document" else None
+        sites[document.site][patient or document.id].append(document)
     parts: dict[str, list[Document]] = {part: [] for part in PARTS}
     for site, units in sites.items():
         order = sorted(units, key=lambda unit: seed.child(site, unit).integer())
@@ -172,13 +178,20 @@ def _require_patients(documents: Sequence[Document]) -> None:
             f"have none (for example {nameless[0]!r})"
         )
         raise ConfigurationError([Problem("data.split.by", message)])
+    if torn := _torn(documents):
+        raise ConfigurationError([Problem("data.split.by", torn)])
+
+
+def _torn(documents: Sequence[Document]) -> str:
+    """Says how many patients are in several of the data's own parts; empty if none is."""
     parts: dict[tuple[str, str], set[str]] = defaultdict(set)
     for document in documents:
-        parts[document.site, document.metadata["patient"]].add(document.metadata.get("split", ""))
+        if patient := document.metadata.get("patient"):
+            parts[document.site, patient].add(document.metadata.get("split", ""))
     torn = sum(len(found) > 1 for found in parts.values())
-    if torn:
-        message = f"the data names its own splits, and {torn} of {len(parts)} patients are in several"
-        raise ConfigurationError([Problem("data.split.by", message)])
+    if not torn:
+        return ""
+    return f"the data names its own splits, and {torn} of {len(parts)} patients are in several"
 
 
 def _require_usable_names(named: Mapping[str, Sequence[Document]]) -> None:
@@ -192,8 +205,8 @@ def _require_usable_names(named: Mapping[str, Sequence[Document]]) -> None:
             message = f"{which} name the split {name!r}; allowed are {', '.join(PARTS)}"
             problems.append(Problem("data.path", message))
     if "train" not in named:
-        problems.append(
-            Problem("data.path", "the data names its own splits, and no document is named 'train'")
-        )
+        name, documents = max(named.items())  # not those that name no split
+        message = f"no document is named 'train' (for example {documents[0].id!r} is named {name!r})"
+        problems.append(Problem("data.path", f"the data names its own splits, and {message}"))
     if problems:
         raise ConfigurationError(problems)

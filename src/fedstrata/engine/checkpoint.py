@@ -7,6 +7,7 @@ finds, for every client, the store of the last committed round.
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from pathlib import Path
 from urllib.parse import quote
@@ -18,6 +19,9 @@ from fedstrata.wire import frame
 
 KEEP = 2
 """Old versions that are kept: the newest may be the one under which the machine died."""
+
+LONGEST_NAME = 255
+"""Bytes that the name of a file or folder may have on every common file system."""
 
 
 class Checkpoints:
@@ -115,8 +119,11 @@ def discard_uncommitted(run: Path, committed: int) -> None:
 
 
 def client_folder(run: Path, client: str) -> Path:
-    """Returns a client's folder; a name that is no safe file name is percent-encoded."""
+    """Returns a client's folder; a name that is no safe file name is percent-encoded, and cut if too long."""
     name = quote(client, safe=" ")
+    if len(name) > LONGEST_NAME:
+        digest = hashlib.sha256(client.encode()).hexdigest()
+        name = f"{name[: LONGEST_NAME - 1 - len(digest)]}+{digest}"  # no plus sign is left by the encoding
     return run / "clients" / (name.replace(".", "%2E") if set(name) == {"."} else name)
 
 

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 MIMIC_LABELS = 50
 """How many codes are kept of MIMIC-III by default, the most frequent ones, as in Mullenbach et al. (CAML)."""
 
-
 _LEARNT = {"classify": "labels of documents (data.labels)", "lm": "the next token of a text"}
 """What tasks learn that have no use for mentions."""
 
@@ -88,24 +87,16 @@ def prepare(source: Source, *, tokenizer_folder: Path | None = None) -> Experime
     sound = _sound_sections(problems)
     clients: dict[str, Split] = {}
     task: Task | None = None
-    device = torch.device("cpu")
-    with _collecting(problems, source):
-        device = device_of(settings)
-    with _collecting(problems, source):
-        require_trackers(settings.report_to)
+    problems += source.located(machine_problems(settings))
     if sound("data", "partition", "seed", "task"):
         with _collecting(problems, source):
             clients = divide(settings)
-            problems += [
-                source.problem(item.path, item.message) for item in too_few(settings, method, clients)
-            ]
+            problems += source.located(too_few(settings, method, clients))
             task = TASKS[settings.task.name].from_documents(settings.task, clients)
     if sound("task", "federation"):
-        with _collecting(problems, source):
-            _check_metric(settings.federation.metric, task or TASKS[settings.task.name])
+        problems += source.located(refusals(lambda: check_metric(settings, task)))
     if sound("model", "task"):
-        with _collecting(problems, source):
-            check_model(settings, method)
+        problems += source.located(refusals(lambda: check_model(settings, method)))
     if problems or method is None or task is None:
         raise ConfigurationError(problems)
     seed = Seed(settings.seed)
@@ -121,7 +112,7 @@ def prepare(source: Source, *, tokenizer_folder: Path | None = None) -> Experime
             seed=seed.child("model"),
             tokenizer=tokenizer,
         )
-        return Experiment(settings, method, task, model.to(device), clients, seed)
+        return Experiment(settings, method, task, model.to(device_of(settings)), clients, seed)
     raise ConfigurationError(problems)
 
 
@@ -186,23 +177,39 @@ def _collecting(problems: list[Problem], source: Source) -> Iterator[None]:
     try:
         yield
     except ConfigurationError as error:
-        problems += [source.problem(problem.path, problem.message) for problem in error.problems]
+        problems += source.located(error.problems)
     except DataError as error:
         problems.append(source.problem("data.path", str(error)))
 
 
-def _check_metric(metric: str | None, task: Any) -> None:
+def refusals(*checks: Callable[[], object]) -> list[Problem]:
+    """Returns what these checks refuse, all together."""
+    problems: list[Problem] = []
+    for check in checks:
+        try:
+            check()
+        except ConfigurationError as error:
+            problems += error.problems
+    return problems
+
+
+def machine_problems(settings: RunSettings) -> list[Problem]:
+    """Returns the problems that the device is not there and that trackers are not installed."""
+    return refusals(lambda: device_of(settings), lambda: require_trackers(settings.report_to))
+
+
+def check_metric(settings: RunSettings, task: Task | None) -> None:
     """Checks the name of the score a run is judged by against those the task gives.
 
     Args:
-        metric: The name, if there is one.
-        task: The task, or its class where the data that would tell its labels is not sound.
+        settings: The run's settings.
+        task: The task; none where the data that would tell its labels is not sound.
     """
-    from_class = isinstance(task, type)
-    names = getattr(task, "metrics" if from_class else "metric_names")
+    metric = settings.federation.metric
+    names: Any = TASKS[settings.task.name].metrics if task is None else task.metric_names
     if metric is None or not isinstance(names, tuple):  # a class may not know without its data
         return
-    if metric in names or (from_class and "/" in metric):
+    if metric in names or (task is None and "/" in metric):
         return
     near = difflib.get_close_matches(metric, names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
@@ -227,20 +234,15 @@ def check_model(settings: RunSettings, method: Method | None) -> None:
         )
         problems.append(Problem("task.max_length", message))
     layout = find_layout(skeleton(settings.model, kind=TASKS[settings.task.name].kind, labels=("O",)))
-    checks: list[Callable[[], None]] = [lambda: _check_method(settings, method, layout)]
-    if not isinstance(settings.model.tokenizer, TrainedTokenizer):
-        checks.append(lambda: _check_tokenizer(settings))
-    for check in checks:
-        try:
-            check()
-        except ConfigurationError as error:
-            problems += error.problems
+    problems += refusals(lambda: _check_method(settings, method, layout), lambda: _check_tokenizer(settings))
     if problems:
         raise ConfigurationError(problems)
 
 
 def _check_tokenizer(settings: RunSettings) -> None:
     """Refuses a tokenizer that cannot be read, or has not what the task needs of it."""
+    if isinstance(settings.model.tokenizer, TrainedTokenizer):
+        return
     tokenizer = read_tokenizer(settings.model)
     if settings.task.name == "lm":
         end_id(tokenizer)
@@ -365,16 +367,15 @@ def device_of(settings: RunSettings) -> torch.device:
     if device.type == "cuda":
         if (device.index or 0) >= torch.cuda.device_count():
             found = f"torch sees {torch.cuda.device_count()} GPUs here"
-            raise ConfigurationError(
-                [Problem("device", f"{name!r} is not available: {found}; cpu always is")]
-            )
+            message = f"{name!r} is not available: {found}; cpu always is"
+            raise ConfigurationError([Problem("device", message)])
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs for it
         torch.use_deterministic_algorithms(True, warn_only=True)
     return device
 
 
 def divide(settings: RunSettings) -> dict[str, Split]:
-    """Reads, splits by document, then partitions among clients; held-out sites come last."""
+    """Reads, splits, then partitions among clients; held-out sites come last."""
     seed = Seed(settings.seed)
     documents = read_documents(settings.data, seed)
     if settings.task.name != "ner":  # a division by labels is then one by those of whole documents

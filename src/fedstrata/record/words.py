@@ -1,6 +1,8 @@
-"""How numbers are written for people, on a terminal and on a page."""
+"""How numbers and names are written for people, on a terminal and on a page."""
 
 from __future__ import annotations
+
+import re
 
 from rich.filesize import decimal
 
@@ -8,6 +10,17 @@ ABSENT = "-"
 """What stands for a number there is none of."""
 COUNTED = "_left_out"
 """How the names of figures end that stand among the scores and count what could not be scored."""
+
+_UNSEEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+
+
+def visible(text: str) -> str:
+    r"""Returns a text with what no page may hold, such as control characters in a name, as Python spells it.
+
+    >>> visible("north\x0b wing")
+    'north\\x0b wing'
+    """
+    return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def score(value: float | None, name: str = "") -> str:

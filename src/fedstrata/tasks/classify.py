@@ -297,6 +297,10 @@ class DocumentClassification:
         labels = tuple(label for label in document.labels if label in self._number)
         return replace(document, spans=(), relations=(), labels=labels)
 
+    def scorable(self, document: Document) -> bool:
+        """Whether the document has exactly one label, where each must have one; else any can be scored."""
+        return not self._one_each or len(set(document.labels)) == 1
+
     def annotate(self, document: Document, answer: LabelAnswer) -> Document:
         """Returns the document with these labels; the metadata say each label's probability."""
         values = zip(self.labels, answer.probabilities, strict=True)

@@ -189,6 +189,10 @@ class LanguageModelling:
         """Returns the document without annotations: none says anything of a likelihood."""
         return replace(document, spans=(), relations=(), labels=())
 
+    def scorable(self, document: Document) -> bool:
+        """Any document can be scored: its text is what is predicted."""
+        return True
+
     def annotate(self, document: Document, answer: TextLikelihood) -> Document:
         """Returns the document without annotations; the metadata say how well it was predicted."""
         figures = {

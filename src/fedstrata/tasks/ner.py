@@ -219,6 +219,10 @@ class NamedEntityRecognition:
         spans = tuple(span for span in document.spans if span.label in self.types)
         return replace(document, spans=spans, relations=(), labels=())
 
+    def scorable(self, document: Document) -> bool:
+        """Any document can be scored: in one without mentions none is to be found."""
+        return True
+
     def annotate(self, document: Document, answer: Sequence[Span]) -> Document:
         """Returns the document with these mentions, and nothing else."""
         return replace(document, spans=tuple(answer), relations=(), labels=())

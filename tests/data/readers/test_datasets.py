@@ -96,6 +96,16 @@ def test_class_numbers_become_their_names(tmp_path: Path, classified) -> None:
         assert [item.labels for item in several] == [("World", "Sports"), ()]
 
 
+def test_a_zero_or_one_for_every_class_is_not_taken_for_numbers_of_classes(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    names = datasets.ClassLabel(names=["cough", "fever", "pain"])
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.List(names)})
+    data = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [[-1, -1], [0, 1, 1]]}, features=features)
+    data.save_to_disk(tmp_path / "saved")
+    with pytest.raises(DataError, match="row 2: the column 'label' holds 1 twice"):
+        rows(tmp_path / "saved")
+
+
 def test_tokens_and_tags_become_spans(tmp_path: Path, classified) -> None:
     classified.save_to_disk(tmp_path / "saved")
     found = rows(tmp_path / "saved", ColumnSettings(tokens="tokens", tags="ner_tags"))
@@ -160,6 +170,8 @@ def test_a_first_row_that_is_no_header_is_not_quoted(tmp_path: Path) -> None:
         ({"text": 3}, ColumnSettings(), "'text' holds int"),
         ({"text": "SECRET", "label": 0.5}, LABELLED, "'label' holds float"),
         ({"text": "a", "label": "SECRET" * 40}, LABELLED, "'label' holds a label of 240 characters"),
+        ({"text": "a", "label": [0, 1, 0]}, LABELLED, "'label' holds 0 twice .expected the numbers or names"),
+        ({"text": "a", "label": [True, True]}, LABELLED, "'label' holds True twice"),
         ({"text": "SECRET", "id": " "}, ColumnSettings(id="id"), "'id' names nothing"),
         ({"t": "SECRET", "g": ["O"]}, ColumnSettings(tokens="t", tags="g"), "'t' holds no list of tokens"),
         ({"t": ["SECRET"], "g": ["O", "O"]}, ColumnSettings(tokens="t", tags="g"), "'g' holds 2 tags"),

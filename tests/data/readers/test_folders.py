@@ -68,6 +68,54 @@ def test_files_named_like_splits(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("names", "splits"),
+    [
+        (["train-00000-of-00001", "test-00000-of-00001"], ["train", "test"]),
+        (["train-00000-of-00002-1f3c", "train-00001-of-00002-9d", "test"], ["train", "train", "test"]),
+        (["x_train", "x_dev", "x_test"], ["train", "validation", "test"]),
+        (["train_1", "train_2"], ["train", "train"]),
+        (["MIMIC_train", "MIMIC.Test.v2"], ["train", "test"]),
+    ],
+)
+def test_files_with_the_name_of_a_split_among_the_parts_of_their_own(
+    tmp_path: Path, names: list[str], splits: list[str]
+) -> None:
+    tree(tmp_path, *(f"data/{name}.tsv" for name in names))
+    expected = {(f"data/{name}/{name}-1", "data", split) for name, split in zip(names, splits, strict=True)}
+    assert set(places(tmp_path, "conll")) == expected
+
+
+def test_shards_of_a_split_are_read_in_order(tmp_path: Path) -> None:
+    for shard in (1, 0):
+        (tmp_path / f"train-0000{shard}-of-00002.tsv").write_text(f"{shard}\tO\n")
+    documents = read(tmp_path, "conll")
+    assert [(item.text, item.metadata["split"]) for item in documents] == [("0", "train"), ("1", "train")]
+
+
+@pytest.mark.parametrize(
+    ("paths", "expected"),
+    [
+        (["MIMIC_train", "MIMIC_test"], [("", "test"), ("", "train")]),
+        (["train", "test-1"], [("", "test"), ("", "train")]),
+        (["test-hospital"], [("test-hospital", "")]),
+        (["training-north", "training-south"], [("training-north", ""), ("training-south", "")]),
+        (["test-hospital/train", "north/train"], [("north", "train"), ("test-hospital", "train")]),
+    ],
+)
+def test_folders_whose_names_may_be_those_of_sites(
+    tmp_path: Path, paths: list[str], expected: list[tuple[str, str]]
+) -> None:
+    tree(tmp_path, *(f"{path}/a{suffix}" for path in paths for suffix in (".txt", ".ann")))
+    assert [place[1:] for place in places(tmp_path, "brat")] == expected
+
+
+@pytest.mark.parametrize("format", ["brat", "text"])
+def test_a_note_is_no_split_whatever_it_is_called(tmp_path: Path, format: str) -> None:
+    tree(tmp_path, "lab-test-2.txt", "x.txt")
+    assert places(tmp_path, format) == [("lab-test-2", "", ""), ("x", "", "")]
+
+
 def test_a_text_called_test_is_a_document(tmp_path: Path) -> None:
     tree(tmp_path, "test.txt", "test.ann", "x.txt", "x.ann")
     assert places(tmp_path, "brat") == [("test", "", ""), ("x", "", "")]
@@ -97,6 +145,17 @@ def test_one_file_has_no_site_and_no_split(tmp_path: Path) -> None:
         ),
         ("brat", ["train/a.txt", "north/b.txt"], "train is a split and north is none"),
         ("conll", ["train.tsv", "train_dev.tsv"], r"train\.tsv is a split and train_dev\.tsv is none"),
+        (
+            "conll",
+            ["patient_test_results.tsv", "notes.tsv"],
+            r"patient_test_results\.tsv is a split and notes",
+        ),
+        ("brat", ["test-hospital/a.txt", "north/b.txt"], "test-hospital is a split and north is none"),
+        (
+            "brat",
+            ["x_train/a.txt", "x_test/b.txt", "y/c.txt"],
+            r"x_test is a split and y is none \(expected ",
+        ),
         ("conll", ["a.tsv/x.md", "notes.txt"], r"holds no documents \(expected \*\.conll, \*\.tsv"),
         ("i2b2", ["a.con~", "b.text"], r"holds no documents \(expected \*\.txt with \*\.con"),
     ],

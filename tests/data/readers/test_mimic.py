@@ -123,6 +123,15 @@ def test_categories(tmp_path: Path) -> None:
         read(path, "mimic", formats=formats_of(mimic_settings=MimicSettings(categories=["Radiology"])))
 
 
+def test_a_table_without_categories_can_be_read_whole(tmp_path: Path) -> None:
+    folder(tmp_path, [], codes((20, 1, "486")))
+    table(tmp_path / "NOTEEVENTS.csv", ["SUBJECT_ID", "HADM_ID", "TEXT"], [[7, 20, "a"], [7, 20, "b"]])
+    (document,) = read(tmp_path, "mimic", formats=formats_of(mimic_settings=ALL))
+    assert document.text == "a\n\nb"
+    with pytest.raises(DataError, match="has no column category"):
+        read(tmp_path, "mimic")
+
+
 def test_names_in_small_letters_compressed_tables_and_numbers_as_pandas_writes_them(tmp_path: Path) -> None:
     table(tmp_path / "noteevents.csv.gz", [name.lower() for name in NOTES], [note(1, "20.0", "a")])
     table(tmp_path / "Diagnoses_icd.CSV.gz", [name.lower() for name in CODES], codes((20, 1, "038.9")))

@@ -94,6 +94,11 @@ def test_an_empty_folder_is_filled_with_the_usual_permissions(tmp_path: Path) ->
         ("jsonl", [Document("a", "x", site="..")], "cannot name a file or folder"),
         ("conll", [Document("a\nb", "x")], "its id cannot be written"),
         ("conll", [Document("a", "x", site="test")], "would be read as a split"),
+        (
+            "brat",
+            [Document("a", "x", site="training-north"), Document("b", "x", site="test-south")],
+            "site 'test-south': could be read as a split",
+        ),
         ("conll", [Document("a", "x", metadata={"split": "fold-1"})], "expected train, validation or test"),
         (
             "brat",

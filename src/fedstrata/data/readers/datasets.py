@@ -246,6 +246,18 @@ class _Cells:
                 raise self.wrong(column, message, f"at most {LONGEST_LABEL}")
         return [name for name in found if name]
 
+    def labels(self, column: str) -> list[str]:
+        """Returns the labels of a row; refuses a 0 or 1 for every class, which would give two labels."""
+        value = self.values[column]
+        numbers = [item for item in value if isinstance(item, int)] if isinstance(value, list) else []
+        twice = next((number for number in numbers if number != -1 and numbers.count(number) > 1), None)
+        if twice is not None:
+            expected = (
+                "the numbers or names of the labels that a row has, and no 0 or 1 for each that it may have"
+            )
+            raise self.wrong(column, f"holds {twice} twice", expected)
+        return self.names(column)
+
 
 def _tagged(cells: Sequence[_Cells], columns: ColumnSettings) -> list[tuple[list[str], list[str]]]:
     """Returns the tokens and tags of every row, checked as a whole."""
@@ -279,7 +291,7 @@ def _documents(table: _Rows, columns: ColumnSettings) -> Iterator[Document]:
     texts = [columns.text] if isinstance(columns.text, str) else columns.text
     for position, row in enumerate(cells):
         name = row.name(columns.id) if columns.id is not None else f"{table.name}-{row.number}"
-        labels = row.names(columns.labels) if columns.labels is not None else []
+        labels = row.labels(columns.labels) if columns.labels is not None else []
         site = row.name(columns.site) if columns.site is not None else ""
         if sentences is not None:
             tagged = tagged_document(name, [sentences[position]])

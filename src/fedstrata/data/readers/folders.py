@@ -8,6 +8,8 @@
     corpus/NCBItrainset_corpus.txt     also as corpora are published: a split's name and "set", or after
     corpus/en_ewt-ud-train.conllu      `-ud-` or a dot (`split_named`)
     corpus/ptb.train.txt
+    corpus/train-00000-of-00002.json   or a split's name among the parts of a longer one (`split_within`),
+    corpus/mimic_train/x.txt           of a folder, which may be a site, beside one that names another split
 
 Hidden files and folders are passed over; files are taken in the order of their names.
 """
@@ -15,6 +17,7 @@ Hidden files and folders are passed over; files are taken in the order of their 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -38,6 +41,7 @@ SPLITS = {
 """The names a split's folder or file may have, in lower case, and the split each one means."""
 
 _END = re.compile(rf"(?:-ud-|[.])({'|'.join(sorted(SPLITS, reverse=True))})$")
+_PART = re.compile(r"[-_. ]+")
 _SET = re.compile(rf"(?<![a-z])((?i:{'|'.join(sorted(SPLITS, reverse=True))}))[ _-]?(?i:set)(?![a-z])")
 
 
@@ -59,6 +63,31 @@ def split_named(name: str) -> str:
     return found.pop() if len(found) == 1 else ""
 
 
+def split_within(name: str) -> str:
+    """Returns the split that a name means, or the only part of it that is a split's name; empty if none.
+
+    What it finds in a longer name may be meant otherwise. So a name beside it in which it finds nothing must
+    be refused: whichever of the two is misread, test documents could come to be trained on.
+
+    >>> split_within("train-00000-of-00002"), split_within("MIMIC_test"), split_within("x.dev.v2")
+    ('train', 'test', 'validation')
+    >>> split_within("train_dev"), split_within("contest"), split_within("test1"), split_within("St. Anna")
+    ('', '', '', '')
+    """
+    parts = [SPLITS[part] for part in _PART.split(name.lower()) if part in SPLITS]
+    return split_named(name) or (parts[0] if len(parts) == 1 else "")
+
+
+def _splits_beside(names: Iterable[str]) -> dict[str, str]:
+    """Returns the split that each of the folders beside each other means; empty for a site.
+
+    A split's name within a longer one may be part of a hospital's. It counts only beside another split.
+    """
+    within = {name: split_within(name) for name in names}
+    sure = any(split_named(name) for name in within)
+    return within if sure or len(set(within.values()) - {""}) > 1 else dict.fromkeys(within, "")
+
+
 Unannotated = Literal["refuse", "skip", "keep"]
 
 
@@ -70,10 +99,9 @@ class _Place:
     split: str = ""
     prefix: str = ""
 
-    def enter(self, name: str) -> _Place:
-        """Returns the place of a sub-folder."""
+    def enter(self, name: str, split: str) -> _Place:
+        """Returns the place of a sub-folder, whose name means this split."""
         prefix = f"{self.prefix}{name}/"
-        split = split_named(name)
         if split and not self.split:
             return replace(self, split=split, prefix=prefix)
         return replace(self, site=f"{self.site}/{name}" if self.site else name, prefix=prefix)
@@ -141,7 +169,8 @@ def _own_documents(folder: Path, place: _Place, layout: Format) -> list[Source]:
     sources = [replace(source, site=place.site, split=place.split, prefix=place.prefix) for source in sources]
     if layout.annotation_suffix or place.split:
         return sources
-    splits = {source.path: split_named(stem(source.path, layout.suffixes)) for source in sources}
+    named = split_named if layout.one_a_file else split_within  # a note may be called lab-test-2
+    splits = {source.path: named(stem(source.path, layout.suffixes)) for source in sources}
     _refuse_mixture(folder, {path.name: split for path, split in splits.items()})
     return [
         replace(source, split=split, prefix=f"{source.prefix}{stem(source.path, layout.suffixes)}/")
@@ -158,9 +187,14 @@ def _refuse_mixture(folder: Path, splits: dict[str, str]) -> None:
     if inside and outside:
         raise DataError(
             folder,
-            f"{inside[0]} is a split and {outside[0]} is none",
-            expected="either train, validation and test, or no split at all",
+            f"by its name {inside[0]} is a split and {outside[0]} is none",
+            expected="the name of a split in all names or in none: north-test has one, northtest has not",
         )
+
+
+def _loops(folder: Path) -> bool:
+    """Whether a folder is a link to one it lies in."""
+    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
 
 
 def _walk(folder: Path, place: _Place, layout: Format) -> list[Source]:
@@ -168,9 +202,10 @@ def _walk(folder: Path, place: _Place, layout: Format) -> list[Source]:
     if layout.text_folder and (folder / layout.text_folder).is_dir():
         return own
     below: dict[str, list[Source]] = {}
-    for child in _listing(folder):
-        loops = child.is_symlink() and folder.resolve().is_relative_to(child.resolve())
-        if child.is_dir() and not loops and (sources := _walk(child, place.enter(child.name), layout)):
+    folders = [child for child in _listing(folder) if child.is_dir() and not _loops(child)]
+    splits = _splits_beside(child.name for child in folders)
+    for child in folders:
+        if sources := _walk(child, place.enter(child.name, splits[child.name]), layout):
             below[child.name] = sources
     annotated_below = any(source.annotations for sources in below.values() for source in sources)
     if annotated_below and not any(source.annotations for source in own):
@@ -182,7 +217,14 @@ def _walk(folder: Path, place: _Place, layout: Format) -> list[Source]:
             expected="one or the other, since each sub-folder is a site",
         )
     if not place.split:
-        _refuse_mixture(folder, {name: split_named(name) for name in below})
+        # A folder that is divided itself is a site, whatever it is called.
+        _refuse_mixture(
+            folder,
+            {
+                name: splits[name] or ("" if all(source.split for source in sources) else split_within(name))
+                for name, sources in below.items()
+            },
+        )
     return own or [source for sources in below.values() for source in sources]
 
 

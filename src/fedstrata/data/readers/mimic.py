@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 _SUFFIXES = (".csv", ".csv.gz")
 _NUMBER = re.compile(r"([0-9]{1,12})(?:\.0)?")  # pandas writes 105331.0 where a column has gaps
-_NOTE_COLUMNS = ("subject_id", "hadm_id", "category", "text")
+_NOTE_COLUMNS = ("subject_id", "hadm_id", "text")
 
 WITHOUT_CODES = "notes of admissions without codes"
 WITHOUT_ADMISSION = "notes outside of an admission"
@@ -180,7 +180,8 @@ def _notes(
 ) -> dict[str, list[_Note]]:
     """Returns the notes that are kept, by admission."""
     notes: dict[str, list[_Note]] = {}
-    for line, row in read_rows(path, required=_NOTE_COLUMNS, fold_case=True):
+    required = _NOTE_COLUMNS if wanted is None else (*_NOTE_COLUMNS, "category")
+    for line, row in read_rows(path, required=required, fold_case=True):
         if wanted is not None and row["category"].strip().lower() not in wanted:
             continue
         if row.get("iserror", "").strip() in {"1", "1.0"}:

@@ -10,10 +10,9 @@ from fedstrata.core.documents import Document
 from fedstrata.data.writers.layout import WrittenFile, by_folder, name_of
 
 
-def line(document: Document) -> str:
-    """Returns a document as one line."""
-    # A document that names its site keeps its id when it is read; another one gets its folders put before it.
-    record = {**asdict(document), "id": document.id if document.site else name_of(document)}
+def line(document: Document, name: str) -> str:
+    """Returns a document as one line, with this name as its id."""
+    record = {**asdict(document), "id": name}
     for span in record["spans"]:
         if not span["fragments"]:
             del span["fragments"]
@@ -34,4 +33,9 @@ def files(documents: Iterable[Document]) -> Iterator[WrittenFile]:
         DataError: A site, a split or an id cannot be written.
     """
     for folder, group in by_folder(documents).items():
-        yield folder / "documents.jsonl", "".join(map(line, group))
+        yield folder / "documents.jsonl", "".join(line(document, _name(document)) for document in group)
+
+
+def _name(document: Document) -> str:
+    # A document that names its site keeps its id when it is read; another one gets its folders put before it.
+    return document.id if document.site else name_of(document)

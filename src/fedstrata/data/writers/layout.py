@@ -5,12 +5,12 @@ A document lies in `DIR/SITE/SPLIT/`, as far as it has a site and a split; the r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from pathlib import PurePosixPath
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
-from fedstrata.data.readers.folders import SPLITS, split_named
+from fedstrata.data.readers.folders import SPLITS, split_named, split_within
 from fedstrata.data.readers.labels import label_to_file
 
 WrittenFile = tuple[PurePosixPath, str]
@@ -40,7 +40,7 @@ def name_of(document: Document) -> str:
             f"document {document.id!r}", "its id cannot be written", expected="printable characters"
         )
     sites, split = set(document.site.split("/")), _split_of(document)
-    kept = [part for part in folders if part not in sites and (split_named(part) or part) != split]
+    kept = [part for part in folders if part not in sites and (split_within(part) or part) != split]
     return "/".join([*kept, name])
 
 
@@ -80,9 +80,17 @@ def by_folder(documents: Iterable[Document]) -> dict[PurePosixPath, list[Documen
         names.add(name)
         groups.setdefault(folder, []).append(document)
     corpus = [document for group in groups.values() for document in group]
+    _refuse_likely_splits({document.site for document in corpus})
     _all_or_none(corpus, "site", [document.site for document in corpus])
     _all_or_none(corpus, "split", [_split_of(document) for document in corpus])
     return groups
+
+
+def _refuse_likely_splits(sites: Set[str]) -> None:
+    """Refuses names of sites that could, beside each other, be taken for splits."""
+    for part in sorted({part for site in sites for part in site.split("/")}) if len(sites) > 1 else []:
+        if split_within(part):
+            raise DataError(f"site {part!r}", "could be read as a split", expected="another name")
 
 
 def _all_or_none(corpus: Sequence[Document], what: str, values: Sequence[str]) -> None:

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedstrata.core.config import RunSettings
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
+from fedstrata.core.method import Task
 from fedstrata.core.sweep import SECTION, Row, Sweep, folder_name, label, with_value
 from fedstrata.data.split import Split
 from fedstrata.engine.comparing.cells import Cell
 from fedstrata.engine.comparing.compare import LOCK, Comparison, RowPlan
 from fedstrata.engine.folder import differences
-from fedstrata.engine.setup import check_model, check_settings, divide, too_few
+from fedstrata.engine.setup import (
+    check_metric,
+    check_model,
+    check_settings,
+    divide,
+    machine_problems,
+    refusals,
+    too_few,
+)
 from fedstrata.engine.simulate import Listener
 from fedstrata.metrics.cost import cores
 from fedstrata.record.table import column_names
@@ -25,8 +35,28 @@ DATA_SECTIONS = frozenset({"data", "partition", "task"})
 """What rows have in common unless `sweep.allow_different_data` says otherwise."""
 
 
+@dataclass(frozen=True, slots=True)
+class Divided:
+    """The documents of one run, divided.
+
+    Attributes:
+        settings: The run's settings.
+        clients: Each client's documents by split.
+        task: The task made for them.
+    """
+
+    settings: RunSettings
+    clients: Mapping[str, Split]
+    task: Task
+
+    def are_those_of(self, cell: Cell) -> bool:
+        """Whether another run has the same documents at the same clients, but for its seed."""
+        changed = differences(self.settings, cell.settings)
+        return not {path.partition(".")[0] for path in changed} & DATA_SECTIONS
+
+
 def check_comparison(sweep: Sweep, folder: Path, *, jobs: int, listen: Listener) -> Comparison:
-    """Checks every run of a comparison: settings, data, model, method, and what the folder holds.
+    """Checks every run of a comparison: settings, machine, data, model, method, and what the folder holds.
 
     Args:
         sweep: What was asked for.
@@ -46,11 +76,13 @@ def check_comparison(sweep: Sweep, folder: Path, *, jobs: int, listen: Listener)
         rows.append(plan)
     problems += _by_row(found)
     unsound = _sections([problem for wrong in found.values() for problem in wrong])
+    divided: Divided | None = None
     if not DATA_SECTIONS & unsound:
         if not sweep.settings.allow_different_data:
             problems += _other_data(rows)
-        metrics, wrong = _metrics(rows)
+        metrics, divided, wrong = _metrics(rows)
         problems += [*wrong, *(_wrong_scores(sweep, metrics) if metrics else ())]
+    problems += _by_row({row.name: _wrong_metrics(row, divided) for row in rows})
     if problems:
         raise ConfigurationError(list(dict.fromkeys(problems)))
     return Comparison(sweep, tuple(rows), folder, jobs, listen)
@@ -77,8 +109,11 @@ def _plan(row: Row, sweep: Sweep, folder: Path, jobs: int) -> tuple[RowPlan, lis
             problems += wrong_settings
             if not {"model", "task", "method"} & _sections(wrong_settings):
                 problems += _model_problems(cell, checked)
+            if cell.summary() is None:  # else it is not run again
+                problems += cell.source.located(machine_problems(cell.settings))
             if not wrong_settings:
-                problems += _refusals(cell.require_resumable, name)
+                wrong_folder = refusals(cell.require_resumable)
+                problems += [replace(item, path=f"{name}: {item.path}") for item in wrong_folder]
             trials[value][seed] = cell
     return RowPlan(row.name, trials), list(dict.fromkeys(problems))
 
@@ -97,18 +132,8 @@ def _model_problems(cell: Cell, checked: dict[str, list[Problem]]) -> list[Probl
     key = json.dumps([settings[section] for section in ("model", "method", "task")], sort_keys=True)
     if key not in checked:
         _, method, _ = check_settings(cell.source)
-        wrong = _refusals(lambda: check_model(cell.settings, method))
-        checked[key] = [cell.source.problem(item.path, item.message) for item in wrong]
+        checked[key] = cell.source.located(refusals(lambda: check_model(cell.settings, method)))
     return checked[key]
-
-
-def _refusals(check: Callable[[], None], name: str = "") -> list[Problem]:
-    """Returns what a check refuses, after the name of what was checked."""
-    try:
-        check()
-    except ConfigurationError as error:
-        return [replace(item, path=f"{name}: {item.path}" if name else item.path) for item in error.problems]
-    return []
 
 
 def _by_row(found: Mapping[str, list[Problem]]) -> Iterator[Problem]:
@@ -152,8 +177,8 @@ def _other_data(rows: list[RowPlan]) -> Iterator[Problem]:
                     yield replace(problem, path=f"{row.name}: {path}")
 
 
-def _metrics(rows: list[RowPlan]) -> tuple[Sequence[str], list[Problem]]:
-    """Returns the scores that runs may have, and what is wrong with the documents or their clients' number.
+def _metrics(rows: list[RowPlan]) -> tuple[Sequence[str], Divided | None, list[Problem]]:
+    """Returns the scores that runs may have, their documents, and what is wrong with these or the clients.
 
     Where a run is still to come the documents are read and divided once, before any process is started;
     otherwise the scores are those of a finished run.
@@ -162,33 +187,37 @@ def _metrics(rows: list[RowPlan]) -> tuple[Sequence[str], list[Problem]]:
     pending = next((cell for cell in every if cell.summary() is None), None)
     if pending is None:
         scores = (every[0].summary() or {"metrics": {}})["metrics"]
-        return list(scores.get("global") or scores.get("mean_client") or ()), []
+        return list(scores.get("global") or scores.get("mean_client") or ()), None, []
     settings: RunSettings = pending.settings
     try:
         clients = divide(settings)
         task = TASKS[settings.task.name].from_documents(settings.task, clients)
     except ConfigurationError as error:
-        return (), [pending.source.problem(item.path, item.message) for item in error.problems]
+        return (), None, pending.source.located(error.problems)
     except DataError as error:
-        return (), [pending.source.problem("data.path", str(error))]
-    return task.metric_names, list(_by_row({row.name: _too_few(row, settings, clients) for row in rows}))
+        return (), None, [pending.source.problem("data.path", str(error))]
+    divided = Divided(settings, clients, task)
+    return task.metric_names, divided, list(_by_row({row.name: _too_few(row, divided) for row in rows}))
 
 
-def _too_few(row: RowPlan, divided: RunSettings, clients: Mapping[str, Split]) -> list[Problem]:
-    """Returns the problem that rounds of a row ask for more clients than there are, if they do.
-
-    Args:
-        row: The row.
-        divided: The settings of the run whose documents were divided; a row of other data is not looked at.
-        clients: Its clients.
-    """
+def _too_few(row: RowPlan, divided: Divided) -> list[Problem]:
+    """Returns the problem that rounds of a row on these documents ask for more clients than there are."""
     problems = []
     for cell in (next(iter(cells.values())) for cells in row.trials.values()):
-        if {path.partition(".")[0] for path in differences(divided, cell.settings)} & DATA_SECTIONS:
-            continue
-        _, method, _ = check_settings(cell.source)
-        wrong = too_few(cell.settings, method, clients)
-        problems += [cell.source.problem(item.path, item.message) for item in wrong]
+        if divided.are_those_of(cell):
+            _, method, _ = check_settings(cell.source)
+            problems += cell.source.located(too_few(cell.settings, method, divided.clients))
+    return list(dict.fromkeys(problems))
+
+
+def _wrong_metrics(row: RowPlan, divided: Divided | None) -> list[Problem]:
+    """Returns the problem that runs of a row are to be judged by a score that they do not have."""
+    problems = []
+    for cell in (next(iter(cells.values())) for cells in row.trials.values()):
+        _, _, wrong = check_settings(cell.source)
+        if not {"task", "federation"} & _sections(wrong):
+            task = divided.task if divided is not None and divided.are_those_of(cell) else None
+            problems += cell.source.located(refusals(partial(check_metric, cell.settings, task)))
     return list(dict.fromkeys(problems))
 
 

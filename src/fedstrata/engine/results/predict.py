@@ -103,6 +103,7 @@ class Outcome:
         scores: Scores against the input's own annotations; none without any.
         unknown: Types or labels of the input's annotations that the model does not know; left out of the
             scores.
+        unscored: Documents that were left out of the scores for want of what they could be scored against.
     """
 
     documents: int = 0
@@ -112,6 +113,7 @@ class Outcome:
     seconds: float = 0.0
     scores: dict[str, float] | None = None
     unknown: set[str] = field(default_factory=set)
+    unscored: int = 0
 
 
 def check_output(task: Task, output: str | None) -> str:
@@ -196,7 +198,9 @@ def predict_files(
     started, outcome = time.perf_counter(), Outcome()
     predicted = _predicted(result, inputs, outcome, advance)
     if output == "jsonl":
-        write_atomically(out / JSON_LINES, (jsonl.line(document).encode() for _, document in predicted))
+        # One file holds the documents of all folders, so that ids keep what tells them apart.
+        lines = (jsonl.line(document, document.id).encode() for _, document in predicted)
+        write_atomically(out / JSON_LINES, lines)
     else:
         labels = FileLabels()
         for source, document in predicted:
@@ -216,8 +220,10 @@ def _predicted(
         known = [_known(document, result, outcome) for _, document in chunk]
         found = answer(result.model, task, known, result.settings.training)
         if inputs.form != TEXT or not task.needs_annotations:  # else there is nothing to score against
-            expected += known
-            answers += found
+            scored = [pair for pair in zip(known, found, strict=True) if task.scorable(pair[0])]
+            expected += [document for document, _ in scored]
+            answers += [own for _, own in scored]
+            outcome.unscored += len(known) - len(scored)
         for (source, document), own in zip(chunk, found, strict=True):
             annotated = task.annotate(document, own)
             outcome.annotations += len(annotated.spans) + len(annotated.labels)

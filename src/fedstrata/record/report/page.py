@@ -8,14 +8,14 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from fedstrata.record.words import ABSENT, duration, plural, score, size
+from fedstrata.record.words import ABSENT, duration, plural, score, size, visible
 
 MEGABYTE = 1e6
 
 
 def render(template: str, **values: Any) -> str:
     """Returns a page; every value is escaped."""
-    return _environment().get_template(template).render(values)
+    return visible(_environment().get_template(template).render(values))
 
 
 @cache

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from fedstrata.record.words import score
+from fedstrata.record.words import score, visible
 
 COLOURS = 7
 """Number of series colours the style sheet defines, as `--series-1` and on."""
@@ -301,7 +301,7 @@ def _markup(figure: Figure, key: str, title: str) -> Markup:
     file = io.StringIO()
     figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     ElementTree.register_namespace("", _SVG)
-    root = ElementTree.fromstring(file.getvalue())  # noqa: S314 - matplotlib's own output
+    root = ElementTree.fromstring(visible(file.getvalue()))  # noqa: S314 - matplotlib's own output
     _drop(root, "metadata", "style")  # its style sheet would hold for the whole page
     for name in ("width", "height", "version"):
         del root.attrib[name]
