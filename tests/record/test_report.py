@@ -298,7 +298,11 @@ def test_runs_of_other_tasks_are_listed_without_figures(write_run: Any, events: 
 
 def test_runs_of_one_name_are_told_apart(write_run: Any, events: Any) -> None:
     first, second = write_run(events(), "x/run"), write_run(events(), "y/run")
-    assert {str(first), str(second)} < rows(report(first, second)).keys()
+    assert {"x", "y"} < rows(report(first, second)).keys()
+    seeds = [write_run(events(), f"{row}/seed-{seed}") for row in ("x", "y") for seed in (0, 1)]
+    assert {"x/seed-0", "x/seed-1", "y/seed-0", "y/seed-1"} < rows(report(*seeds)).keys()
+    above = write_run(events(), "z/run/run")
+    assert {"z/run", "x"} < rows(report(first, above)).keys()
 
 
 def test_held_out_sites_and_lost_clients_are_shown(run_tiny: RunTiny) -> None:

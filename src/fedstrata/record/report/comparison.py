@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -49,9 +50,20 @@ def comparison_page(histories: Sequence[History]) -> str:
 
 
 def _names(histories: Sequence[History]) -> list[str]:
-    """Returns the folders' names, or their paths as given where names repeat."""
-    names = [history.folder.resolve().name for history in histories]
-    return names if len(set(names)) == len(names) else [str(history.folder) for history in histories]
+    """Returns the folders' names or, where names repeat, the parts of their paths in which they differ."""
+    paths = [history.folder.resolve().parts for history in histories]
+    names = [path[-1] for path in paths]
+    if len(set(names)) == len(names):
+        return names
+    most = min(map(len, paths)) - 1  # something is left of every path
+    start = min(most, _equal(paths))
+    end = min(most - start, _equal([path[::-1] for path in paths]))
+    return ["/".join(path[start : len(path) - end]) for path in paths]
+
+
+def _equal(paths: Sequence[Sequence[str]]) -> int:
+    """Returns how many parts the paths begin with are the same."""
+    return sum(1 for _ in takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False)))
 
 
 def _row(index: int, name: str, history: History) -> dict[str, Any]:
