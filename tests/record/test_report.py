@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,12 @@ def test_the_blocks_that_were_merged_are_shown_by_round(run_tiny: RunTiny, updat
     cells = sum(len(event["state"].get("block_scores", [])) for event in run.of("round"))
     assert figure.count("opacity") >= cells == (9 if update == "targeted" else 0)
     assert ("darker: a higher score" in figure) == (update == "targeted")
+    tables = [table for table in report(run.folder).tables if table[0][0] == "tensor"]
+    assert len(tables) == (update == "targeted")
+    for name, last, mean, lowest, highest in (row for table in tables for row in table[1:]):
+        scores = [event["state"]["tensor_scores"][name] for event in run.of("round")]
+        expected = [scores[-1], statistics.fmean(scores), min(scores), max(scores)]
+        assert [last, mean, lowest, highest] == [f"{score:.4g}" for score in expected]
 
 
 def test_where_no_block_is_ever_merged_there_is_no_figure_of_blocks(run_tiny: RunTiny) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from markupsafe import Markup
@@ -56,6 +57,7 @@ def run_page(history: History) -> str:
         falling=falls(history.start, metric),
         rounds=round_rows(history.rounds, metric),
         groups=_group_rows(history),
+        tensors=_tensor_rows(history),
         times=[(part, seconds, 100.0 * seconds / total) for part, seconds in parts.items()] if total else [],
         everybody=CURVES["global"] + (", own models" if history.start["personal"] else ""),
         totals=_documents(history.start["clients"]),
@@ -110,12 +112,7 @@ def _figures(history: History, metric: str, clients: Mapping[str, float]) -> dic
     if any(row["sent"] for row in groups):
         bars = [(row["group"], row["average"] / MEGABYTE, (row["whole"] or 0) / MEGABYTE) for row in groups]
         figures["groups"] = plots.bars("groups", "megabytes by tensor group", bars, "megabytes")
-    selected = [
-        event
-        for event in history.rounds  # an abandoned round has the state of the one before it
-        if event.get("state", {}).get("merged_blocks") and not event.get("abandoned")
-    ]
-    if selected:
+    if selected := _selecting_rounds(history):
         # More columns than the page is wide would not be seen: rounds at equal distances are shown then.
         shown = selected[:: -(-len(selected) // ROUNDS_SHOWN)]
         figures["blocks"] = plots.heat_map(
@@ -131,6 +128,25 @@ def _figures(history: History, metric: str, clients: Mapping[str, float]) -> dic
         parts = [("", list(time_parts(history).values()))]
         figures["time"] = plots.stacks("time", "seconds by what they were spent on", parts, "seconds")
     return figures
+
+
+def _selecting_rounds(history: History) -> list[Mapping[str, Any]]:
+    """Returns the rounds in which blocks were merged; an abandoned one has the state of the one before it."""
+    return [
+        event
+        for event in history.rounds
+        if event.get("state", {}).get("merged_blocks") and not event.get("abandoned")
+    ]
+
+
+def _tensor_rows(history: History) -> list[tuple[str, list[float]]]:
+    """Returns of each scored tensor its score in the last round, and its mean, lowest and highest."""
+    rounds = [event["state"].get("tensor_scores", {}) for event in _selecting_rounds(history)]
+    rows = []
+    for name in rounds[-1] if rounds else ():
+        values = [scores[name] for scores in rounds if name in scores]
+        rows.append((name, [values[-1], fmean(values), min(values), max(values)]))
+    return rows
 
 
 def _score_figures(history: History, rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
