@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from operator import attrgetter
 
 import numpy as np
@@ -44,7 +44,7 @@ def by_words(
         return [()] * clients
     stops = np.cumsum(rng.integers(most // 2, most, size=clients, endpoint=True))
     ends = np.cumsum(counts)  # where each document ends in the text of all, counted in words
-    places: dict[int, list[tuple[int, int]]] = {}  # the words of each document that is cut
+    places: dict[int, np.ndarray] = {}  # the words of each document that is cut
     dealt = []
     for start, stop in pairwise([0, *stops.tolist()]):
         first, last = np.searchsorted(ends, [start, stop - 1], side="right").tolist()
@@ -54,14 +54,20 @@ def by_words(
             cut = max(0, start - begin), min(counts[place], stop - begin)
             if cut != (0, counts[place]):
                 if place not in places:
-                    places[place] = [match.span() for match in WORD.finditer(document.text)]
+                    places[place] = _words(document.text, counts[place])
                 document = _cut(document, places[place], *cut)
             pieces.append(document)
         dealt.append(tuple(sorted(pieces, key=attrgetter("id"))))
     return dealt
 
 
-def _cut(document: Document, words: Sequence[tuple[int, int]], first: int, end: int) -> Document:
-    """Returns the words from `first` up to `end` of a document."""
+def _words(text: str, count: int) -> np.ndarray:
+    """Returns where each of the words of a text starts and ends, (words, 2) int64: a corpus may be one text."""
+    spans = chain.from_iterable(match.span() for match in WORD.finditer(text))
+    return np.fromiter(spans, np.int64, 2 * count).reshape(-1, 2)
+
+
+def _cut(document: Document, words: np.ndarray, first: int, end: int) -> Document:
+    """Returns the words from `first` up to `end` of a document, given where they all are."""
     text = document.text[words[first][0] : words[end - 1][1]] if first < end else ""
     return replace(document, id=f"{document.id}#{first + 1}", text=text)
