@@ -62,7 +62,7 @@ def by_words(
 
 
 def _words(text: str, count: int) -> np.ndarray:
-    """Returns where each of the words of a text starts and ends, (words, 2) int64: a corpus may be one text."""
+    """Returns where each word of a text starts and ends, (words, 2) int64; a corpus may be one text."""
     spans = chain.from_iterable(match.span() for match in WORD.finditer(text))
     return np.fromiter(spans, np.int64, 2 * count).reshape(-1, 2)
 
