@@ -74,6 +74,30 @@ def test_a_client_that_sends_a_thousandfold_negative_is_withstood(run_tiny: RunT
     assert run.summary["state"]["aggregation"] == run.of("round")[-1]["state"]["aggregation"]
 
 
+def test_fedtlu_merges_blocks_of_what_a_rule_makes(run_tiny: RunTiny) -> None:
+    corrupt = "federation.corrupt={share: 0.2, kind: sign_flip, strength: 1000.0}"
+    for portion in ("0.34", "schedule"):
+        method = f"method={{name: fedtlu, portion: {portion}, aggregation: krum}}"
+        run = run_tiny(method, corrupt, *FIVE, out=portion)
+        (hostile,) = run.summary["corrupt"]["clients"]
+        states = [event["state"] for event in run.of("round")]
+        assert all(state["aggregation"]["chosen"] != [hostile] for state in states)
+        assert all(len(state["merged_blocks"]) == (1 if portion == "0.34" else 2) for state in states)
+        losses = [event["loss"] for event in run.of("client") if event["client"] != hostile]
+        assert max(losses[4:]) < max(losses[:4])
+
+
+@pytest.mark.parametrize("rule", ["median", "{rule: multi_krum, keep: 1}"])
+def test_fedtlu_with_every_block_and_a_rule_is_fedavg_with_it(run_tiny: RunTiny, rule: str) -> None:
+    sgd = ("training.optimizer=sgd", "training.learning_rate=0.1", *FIVE)  # AdamW would make rounding larger
+    runs = [
+        run_tiny(f"method={{name: {method}, aggregation: {rule}}}", *sgd, out=str(number))
+        for number, method in enumerate(("fedavg", "fedtlu, portion: 1.0"))
+    ]
+    for name, tensor in runs[0].state.tensors.items():
+        torch.testing.assert_close(tensor, runs[1].state.tensors[name], rtol=1e-4, atol=1e-6)
+
+
 def test_updates_that_are_not_finite_are_left_out_and_recorded(run_tiny: RunTiny) -> None:
     corrupt = "federation.corrupt={share: 0.2, kind: scale, strength: 1e45}"
     run = run_tiny(fedavg("trimmed_mean"), corrupt, *FIVE)

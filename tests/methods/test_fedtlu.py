@@ -184,6 +184,7 @@ def test_a_client_that_fails_between_the_exchanges_is_brought_up_to_date_later(
         ("update: full, portion: 0.5", "portion has no meaning with update full"),
         ("width: 64", "width has no meaning"),
         ("portion: 0.0", "portion"),
+        ("selection: sketched, aggregation: median", "aggregation median compares whole changes"),
     ],
 )
 def test_settings_without_a_meaning_are_refused(settings: str, words: str) -> None:

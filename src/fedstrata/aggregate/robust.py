@@ -25,6 +25,7 @@ more of them in memory than `fedstrata.aggregate.changes` allows.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
@@ -45,7 +46,7 @@ from fedstrata.aggregate.rules import (
     TrimmedMeanRule,
 )
 from fedstrata.core.errors import TrainingError
-from fedstrata.core.types import JSON, Plan, State
+from fedstrata.core.types import JSON, Plan, State, Tensors
 
 if TYPE_CHECKING:
     from fedstrata.core.method import Cohort
@@ -82,12 +83,47 @@ def robust_average(state: State, cohort: Cohort, rule: RobustRule) -> State:
         TrainingError: Too few updates arrived for the rule, or they do not hold the tensors that were sent.
     """
     values = {name: value for name, value in state.values.items() if name != FACTS}
-    plan = Plan(state.tensors, values)
-    with Changes(state.tensors, rule.memory_gigabytes * 1e9) as changes:
+    merged = robust_change(state.tensors, Plan(state.tensors, values), cohort, rule, past_facts(state))
+    return State(add(state.tensors, merged.tensors), {**values, FACTS: merged.facts})
+
+
+@dataclass(frozen=True, slots=True)
+class MergedChange:
+    """One change made of a round's by a rule.
+
+    Attributes:
+        tensors: The change of each tensor, flattened, float32.
+        facts: What is to be recorded, and given to the next round.
+        loss: The median of the clients' training losses: the mean would trust them all.
+    """
+
+    tensors: dict[str, Tensor]
+    facts: dict[str, JSON]
+    loss: float
+
+
+def robust_change(
+    base: Tensors, plan: Plan, cohort: Cohort, rule: RobustRule, past: Mapping[str, JSON]
+) -> MergedChange:
+    """Lets the clients of a round train, and makes one change of what they send.
+
+    Args:
+        base: What a client would send that changed nothing.
+        plan: What every client is sent.
+        cohort: The clients of the round.
+        rule: The rule.
+        past: The facts of the round before; empty at first.
+
+    Raises:
+        TrainingError: Too few updates arrived for the rule, or they do not hold the tensors of `base`.
+    """
+    losses = []
+    with Changes(base, rule.memory_gigabytes * 1e9) as changes:
         for client, update in cohort.each("train", lambda _: plan):
             changes.add(client.id, update)
-        change, facts = merge(changes, rule, len(cohort.clients), _past(state))
-    return State(add(state.tensors, change), {**values, FACTS: facts})
+            losses.append(float(cast("float", update.values.get("loss", math.nan))))
+        tensors, facts = merge(changes, rule, len(cohort.clients), past)
+    return MergedChange(tensors, facts, statistics.median(losses))
 
 
 def merge(
@@ -120,7 +156,8 @@ def merge(
     return merged, {"updates": arrived, "not_finite": not_finite, **verdict.facts}
 
 
-def _past(state: State) -> Mapping[str, JSON]:
+def past_facts(state: State) -> Mapping[str, JSON]:
+    """Returns the facts of the round before; empty at first."""
     return cast("Mapping[str, JSON]", state.values.get(FACTS, {}))
 
 

@@ -6,10 +6,10 @@ Travels: with `selection: exact` every parameter's change up and the whole model
     is saved. With `selection: sketched` the tensors outside the blocks, a sketch of `width` numbers and a
     sum for each tensor of the blocks, and then the picked blocks only; down go tensors that changed since
     the client last took part.
-Server half: the weighted mean of the changes; a score for every tensor of a block, summed over the block;
-    of each group of equal blocks the best are merged, the others stay as they were. Tensors outside the
-    blocks are always merged. `update: random` draws the blocks, `last` merges only what follows them,
-    `full` all.
+Server half: the weighted mean of the changes, or what `aggregation` names in its place; a score for every
+    tensor of a block, summed over the block; of each group of equal blocks the best are merged, the others
+    stay as they were. Tensors outside the blocks are always merged. `update: random` draws the blocks, `last`
+    merges only what follows them, `full` all.
 Client half: local training of every parameter (`mu` is FedProx's). Sketched, the client keeps its last
     change, of which it uploads what it is asked for, and a copy of the global model to which it adds what
     arrives.
@@ -28,10 +28,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
+import torch
 from pydantic import Field, model_validator
 
 from fedstrata.aggregate.changes import add
-from fedstrata.core.config import MethodSettings
+from fedstrata.aggregate.robust import FACTS, past_facts, robust_change
+from fedstrata.aggregate.rules import AveragingSettings, MeanRule
 from fedstrata.core.errors import TrainingError
 from fedstrata.core.settings import Count, Fraction, NotNegative, Settings
 from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Update
@@ -47,7 +49,8 @@ from fedstrata.policies.select import (
 from fedstrata.train.local import fit
 
 if TYPE_CHECKING:
-    from fedstrata.core.method import Client, Cohort, Layout, Mean, Model
+    from fedstrata.core.config import MethodSettings
+    from fedstrata.core.method import Client, Cohort, Layout, Model
     from fedstrata.core.seeding import Seed
 
 CHANGE = "change/"
@@ -65,7 +68,7 @@ class Schedule(Settings):
     threshold: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.01
 
 
-class FedTLUSettings(MethodSettings):
+class FedTLUSettings(AveragingSettings):
     """Settings of FedTLU."""
 
     name: Literal["fedtlu"] = "fedtlu"
@@ -87,6 +90,10 @@ class FedTLUSettings(MethodSettings):
     def _only_what_is_used(self) -> FedTLUSettings:
         if self.selection == "sketched" and self.update != "targeted":
             raise ValueError(f"selection sketched chooses by scores, which update {self.update} does not use")
+        if self.selection == "sketched" and not isinstance(self.aggregation, MeanRule):
+            raise ValueError(
+                f"aggregation {self.aggregation.rule} compares whole changes; sketched sends parts"
+            )
         unused = {"portion": self.update in ("last", "full"), "width": self.selection == "exact"}
         for name, has_no_meaning in unused.items():
             if has_no_meaning and getattr(self, name) != type(self).model_fields[name].default:
@@ -154,14 +161,23 @@ class FedTLU:
         return Update({name: store[CHANGE + name] for name in names}, weight=float(len(client.examples)))
 
     def _exact_round(self, state: State, cohort: Cohort, rng: Seed) -> State:
-        mean = cohort.mean("train", lambda _: Plan(state.tensors))
+        """One exchange: the whole model, and every change of it."""
+        rule, plan = self.settings.aggregation, Plan(state.tensors)
+        facts: dict[str, Any] = {}
+        if isinstance(rule, MeanRule):
+            mean = cohort.mean("train", lambda _: plan)
+            change, loss = mean.tensors, mean.values["loss"]
+        else:
+            nothing = {name: torch.zeros_like(tensor) for name, tensor in state.tensors.items()}
+            merged = robust_change(nothing, plan, cohort, rule, past_facts(state))
+            change, loss, facts = merged.tensors, merged.loss, {FACTS: merged.facts}
         scores = {
-            name: change_score(mean.tensors[name])
+            name: change_score(change[name])
             for name in scored_tensors(self._blocks(state), state.tensors)
             if self.settings.update == "targeted"
         }
-        values, merged = self._decide(state, scores, mean, rng)
-        return State(add(state.tensors, {name: mean.tensors[name] for name in merged}), values)
+        values, names = self._decide(state, scores, loss, rng)
+        return State(add(state.tensors, {name: change[name] for name in names}), values | facts)
 
     def _sketched_round(self, state: State, cohort: Cohort, rng: Seed) -> State:
         """Two exchanges: sketches, then the blocks they pick."""
@@ -178,7 +194,7 @@ class FedTLU:
         inside = scored_tensors(self._blocks(state), state.tensors)
         sizes = {name: state.tensors[name].numel() for name in inside}
         scores = estimated_scores(sizes, self.settings.width, mean.tensors[SUMS], mean.tensors[SKETCHES])
-        values, merged = self._decide(state, scores, mean, rng)
+        values, merged = self._decide(state, scores, mean.values["loss"], rng)
         wanted = [name for name in merged if name not in mean.tensors]
         uploaded = cohort.mean("upload", lambda _: Plan(values={"names": list[JSON](wanted)}))
         everything = mean.tensors | uploaded.tensors
@@ -192,7 +208,7 @@ class FedTLU:
         return State(add(state.tensors, change), values)
 
     def _decide(
-        self, state: State, scores: dict[str, float], mean: Mean, rng: Seed
+        self, state: State, scores: dict[str, float], loss: float, rng: Seed
     ) -> tuple[dict[str, Any], list[str]]:
         """Returns the state's new values, and the names of the tensors that are merged."""
         blocks, update = self._blocks(state), self.settings.update
@@ -203,7 +219,7 @@ class FedTLU:
             values["portion"] = self._portions[progress.step]
             if schedule := self._schedule:
                 after = progress.after(
-                    mean.values["loss"],
+                    loss,
                     steps=len(schedule.portions),
                     patience=schedule.patience,
                     threshold=schedule.threshold,
