@@ -25,6 +25,15 @@ ROOM = (10**9, "the test's limit")
 Tiny = Callable[..., Model]
 
 
+class Text(list[int]):
+    """An example: its tokens, which are its only window."""
+
+    @property
+    def windows(self) -> tuple[list[int], ...]:
+        """See `fedstrata.core.method.Task`."""
+        return (self,)
+
+
 class Regression:
     """A task that any kind of model can do: brings the logits of every row near its number of tokens."""
 
@@ -45,9 +54,9 @@ class Regression:
         )
 
 
-def texts(lengths: Sequence[int] = LENGTHS, seed: int = 0) -> list[list[int]]:
+def texts(lengths: Sequence[int] = LENGTHS, seed: int = 0) -> list[Text]:
     generator = Seed(seed).numpy()
-    return [generator.integers(4, 40, size=length).tolist() for length in lengths]
+    return [Text(generator.integers(4, 40, size=length).tolist()) for length in lengths]
 
 
 def cache_in(

@@ -15,6 +15,7 @@ from safetensors import safe_open
 from stored_states import (
     LENGTHS,
     Regression,
+    Text,
     Tiny,
     assert_close,
     cache_in,
@@ -155,7 +156,10 @@ def test_the_file_is_safetensors_without_padding(
 
 
 def test_a_text_that_occurs_twice_is_stored_once(tiny_model: Tiny, tmp_path: Path) -> None:
-    model, examples = tiny_model("llama"), [[5, 6, 7], [8, 9], [5, 6, 7], [5, 6, 7], [8, 9], [10]]
+    model, examples = (
+        tiny_model("llama"),
+        [Text(ids) for ids in ([5, 6, 7], [8, 9], [5, 6, 7], [5, 6, 7], [8, 9], [10])],
+    )
     names = train_top(model.layout, 1)
     plain = trained(model, names, examples, None)
     assert_close(trained(model, names, examples, cache_in(tmp_path, [])), plain)
