@@ -26,7 +26,8 @@ print(faults() - before, torch.get_num_threads())
 
 
 def _faults(**environment: str) -> int:
-    own = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    of_malloc = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
+    own = {name: value for name, value in os.environ.items() if not name.startswith(of_malloc)}
     command = [sys.executable, "-c", _COUNT_FAULTS]
     finished = subprocess.run(command, env=own | environment, capture_output=True, text=True, check=True)
     faults, threads = map(int, finished.stdout.split())
@@ -40,8 +41,8 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_freed_memory_is_used_again_without_a_page_fault() -> None:
-    assert _faults() < 100  # 4 times 16,384 pages
+    assert _faults() < 60  # 4 times 16,384 pages otherwise, or 4 times 32 huge ones
 
 
 def test_thresholds_of_the_environment_stand() -> None:
-    assert _faults(MALLOC_MMAP_THRESHOLD_="1000000") > 100
+    assert _faults(MALLOC_MMAP_THRESHOLD_="1000000") > 60
