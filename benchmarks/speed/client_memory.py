@@ -25,7 +25,7 @@ def peak_rss(clients: int, options: argparse.Namespace, folder: Path) -> int:
         f"method={{name: {options.method}}}",
         f"partition={{by: iid, clients: {clients}}}",
         f"federation.rounds={options.rounds}",
-        # Batches for scoring hold several clients' notes, and are to be as full with few clients as with many.
+        # Batches for scoring hold several clients' notes: they are to be as full with few as with many.
         "training.eval_batch_size=4",
     ]
     subprocess.run([sys.executable, "-m", "fedstrata", "run", *overrides, "--out", str(out)], check=True)
