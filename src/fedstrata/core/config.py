@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from fedstrata.core.adapter_settings import AdapterSettings
 from fedstrata.core.federation import FederationSettings
 from fedstrata.core.model_settings import ModelSettings, TrainedTokenizer
 from fedstrata.core.settings import Count, Fraction, NotNegative, Positive, Settings
@@ -305,6 +306,11 @@ class RunSettings(Settings):
     data: DataSettings = DataSettings()
     partition: PartitionSettings = PartitionSettings()
     model: ModelSettings = ModelSettings()
+    adapter: AdapterSettings | None = Field(
+        default=None,
+        description="Small modules that train in place of the model: {kind: lora}, bottleneck or prefix. "
+        "What the method works with if null.",
+    )
     task: NerSettings | ClassifySettings | LmSettings = Field(default=NerSettings(), discriminator="name")
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "layer_skipping"})
     training: TrainingSettings = TrainingSettings()

@@ -48,7 +48,11 @@ class Layout(Protocol):
 
     @property
     def all(self) -> tuple[str, ...]:
-        """Every parameter name, in model order."""
+        """Every name that can train, in model order: with an adapter, its parameters and the head's."""
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """Every name that can never train: none without an adapter."""
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -313,6 +317,8 @@ class Method(Protocol):
     """One line for people: what travels, in which direction."""
     pooled: ClassVar[bool]
     """Whether all training data is pooled into one client: the centralised baseline."""
+    adapters: ClassVar[tuple[str, ...]]
+    """The kinds of adapters it needs one of, the usual one first; empty if it does without, and with any."""
     Settings: ClassVar[type[MethodSettings]]
     """The class of its settings."""
 

@@ -272,7 +272,7 @@ class Run:
                 "name": experiment.settings.model.name,
                 "parameters": model.parameter_count,
                 "blocks": len(layout.blocks),
-                "bytes": frame.size(Message(model.tensors(layout.all))),
+                "bytes": frame.size(Message(model.tensors(model.whole))),
             },
             "groups": _by_group({name: model.bytes_of([name]) for name in layout.all}, layout),
             "trainable_parameters": sum(parameter.numel() for parameter in trainable),

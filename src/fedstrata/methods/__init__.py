@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from fedstrata.core.method import Method
 from fedstrata.methods.centralized import Centralized
+from fedstrata.methods.fedadapter import FedAdapter
 from fedstrata.methods.fedavg import FedAvg
+from fedstrata.methods.fedlora import FedLoRA
 from fedstrata.methods.fedper import FedPer
 from fedstrata.methods.fedprox import FedProx
 from fedstrata.methods.fedtlu import FedTLU
@@ -17,6 +19,8 @@ METHODS: dict[str, type[Method]] = {
     "fedprox": FedProx,
     "fedper": FedPer,
     "fedtlu": FedTLU,
+    "fedlora": FedLoRA,
+    "fedadapter": FedAdapter,
     "local_only": LocalOnly,
     "centralized": Centralized,
 }

@@ -44,6 +44,7 @@ class FedPer:
     name: ClassVar[str] = "fedper"
     travels: ClassVar[str] = "everything but the head and the personal blocks, both ways"
     pooled: ClassVar[bool] = False
+    adapters: ClassVar[tuple[str, ...]] = ()
     personal: ClassVar[bool] = True
     Settings: ClassVar[type[MethodSettings]] = FedPerSettings
 

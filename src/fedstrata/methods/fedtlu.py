@@ -110,6 +110,7 @@ class FedTLU:
         "every change up, the model down; sketched: sketches, then the merged blocks only"
     )
     pooled: ClassVar[bool] = False
+    adapters: ClassVar[tuple[str, ...]] = ()
     personal: ClassVar[bool] = False
     Settings: ClassVar[type[MethodSettings]] = FedTLUSettings
 

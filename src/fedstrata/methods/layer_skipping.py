@@ -71,6 +71,7 @@ class LayerSkipping:
     name: ClassVar[str] = "layer_skipping"
     travels: ClassVar[str] = "the top k blocks, the final norm and the head (unless local), both ways"
     pooled: ClassVar[bool] = False
+    adapters: ClassVar[tuple[str, ...]] = ()
     Settings: ClassVar[type[MethodSettings]] = LayerSkippingSettings
 
     def __init__(self, settings: LayerSkippingSettings) -> None:

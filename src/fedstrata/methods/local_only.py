@@ -35,6 +35,7 @@ class LocalOnly:
     name: ClassVar[str] = "local_only"
     travels: ClassVar[str] = "nothing but a loss"
     pooled: ClassVar[bool] = False
+    adapters: ClassVar[tuple[str, ...]] = ()
     personal: ClassVar[bool] = True
     Settings: ClassVar[type[MethodSettings]] = LocalOnlySettings
 

@@ -76,6 +76,8 @@ class Layout:
         final_norm: Names of the norm after the last block; empty for BERT and its kin.
         head: Names of the task head, with the pooler or dense layer in front of it; empty when it is tied.
         sizes: How many numbers each parameter holds, by name.
+        frozen: Names that can never train: with an adapter, those of the model it was added to. They are in
+            no other group.
     """
 
     blocks_path: str
@@ -84,18 +86,19 @@ class Layout:
     final_norm: tuple[str, ...]
     head: tuple[str, ...]
     sizes: Mapping[str, int] = field(default_factory=dict)
+    frozen: tuple[str, ...] = ()
 
     def group_of(self, name: str) -> str:
         """Returns `embedding`, `block 3` (counted from 0), `final norm` or `head`.
 
         Raises:
-            KeyError: The model has no parameter of this name.
+            KeyError: No parameter of this name can train.
         """
         return self._groups[name]
 
     @property
     def all(self) -> tuple[str, ...]:
-        """Every parameter name, in the order of the data: embedding, blocks, final norm, head."""
+        """Every name that can train, in the order of the data: embedding, blocks, final norm, head."""
         return tuple(self._groups)
 
     @cached_property
@@ -106,14 +109,15 @@ class Layout:
         return groups | dict.fromkeys(self.final_norm, FINAL_NORM) | dict.fromkeys(self.head, HEAD)
 
 
-def find_layout(model: nn.Module) -> Layout:
+def find_layout(model: nn.Module, learnable: Collection[str] | None = None) -> Layout:
     """Finds the parts of a transformers model, also inside a wrapper such as PEFT's.
 
     Args:
         model: A transformers model, or a module around one.
+        learnable: Names of the parameters that can train; all if none.
 
     Returns:
-        Its layout; every parameter of `model` is in exactly one group.
+        Its layout; every parameter of `model` is in exactly one group or frozen.
 
     Raises:
         ConfigurationError: There is no single list of blocks, or the blocks share their weights.
@@ -129,7 +133,11 @@ def find_layout(model: nn.Module) -> Layout:
     for parameter in inner.parameters():
         groups.setdefault(id(parameter), HEAD)
     names: dict[str, list[str]] = {}
+    frozen = []
     for name, parameter in model.named_parameters():
+        if learnable is not None and name not in learnable:
+            frozen.append(name)
+            continue
         # What a wrapper adds outside the transformers model are soft prompts, which feed the blocks.
         names.setdefault(groups.get(id(parameter), EMBEDDING), []).append(name)
     return Layout(
@@ -139,6 +147,7 @@ def find_layout(model: nn.Module) -> Layout:
         final_norm=tuple(names.get(FINAL_NORM, ())),
         head=tuple(names.get(HEAD, ())),
         sizes={name: parameter.numel() for name, parameter in model.named_parameters()},
+        frozen=tuple(frozen),
     )
 
 

@@ -55,7 +55,8 @@ def frozen_blocks(layout: Layout, trainable: Collection[str]) -> int:
 
 def prefix_names(layout: Layout, cut: int) -> tuple[str, ...]:
     """Returns the parameters on which the output of the first `cut` blocks depends."""
-    return (*layout.embedding, *(name for block in layout.blocks[:cut] for name in block))
+    own = (name for block in layout.blocks[:cut] for name in block)
+    return (*layout.frozen, *layout.embedding, *own)
 
 
 def run_prefix(

@@ -76,7 +76,7 @@ class Estimate:
     def model_bytes(self) -> int:
         """Returns the bytes of the whole model as a frame."""
         model = self.experiment.model
-        return frame.size(Message(model.tensors(model.layout.all)))
+        return frame.size(Message(model.tensors(model.whole)))
 
     def communication(self) -> dict[str, float | int | None]:
         """Returns bytes in all, and on average for a client's turn; null where notes travel and no model."""
