@@ -268,6 +268,11 @@ class TrainingSettings(Settings):
         default="auto",
         description="Of the arithmetic: bfloat16 autocast on a GPU and float32 on a CPU when auto.",
     )
+    checkpointing: bool = Field(
+        default=False,
+        description="Compute the activations of a block again in its backward pass: less memory, a third "
+        "more time.",
+    )
     eval_batch_size: Count = 32
     cache: Literal["auto", "on", "off"] = Field(
         default="auto",

@@ -12,13 +12,15 @@ from fedstrata.core.adapter_settings import AdapterSettings
 from fedstrata.core.config import TrainedTokenizer
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.seeding import Seed
-from fedstrata.models.blocks import find_layout
+from fedstrata.models.blocks import find_layout, transformers_model
 from fedstrata.models.load import load, read_config, read_tokenizer, skeleton
 from fedstrata.models.prefix import frozen_blocks
 from fedstrata.tasks import TASKS
 from fedstrata.tasks.lm import end_id
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from fedstrata.core.config import RunSettings
     from fedstrata.core.method import Layout, Method, Task
     from fedstrata.models.state import Model
@@ -63,6 +65,8 @@ def load_model(settings: RunSettings, task: Task, tokenizer: Any) -> Model:
         seed=seed.child("model"),
         tokenizer=tokenizer,
     )
+    if settings.training.checkpointing:
+        transformers_model(model.module).activation_checkpointing_enable()
     if settings.adapter is None:
         return model
     return attach(model, settings.adapter, kind=task.kind, seed=seed.child("adapter"))
@@ -97,6 +101,8 @@ def _layout(settings: RunSettings, method: Method | None) -> Layout:
     kind = TASKS[settings.task.name].kind
     module = skeleton(settings.model, kind=kind, labels=("O",))
     adapter = settings.adapter
+    if settings.training.checkpointing:
+        _check_checkpointing(module, adapter)
     if adapter is None:
         return find_layout(module)
     if method is not None and method.adapters and adapter.kind not in method.adapters:
@@ -104,6 +110,15 @@ def _layout(settings: RunSettings, method: Method | None) -> Layout:
         message = f"must be {allowed} with method {method.name}, not {adapter.kind!r}"
         raise ConfigurationError([Problem("adapter.kind", message)])
     return find_layout(*wrap(module, adapter, kind=kind))
+
+
+def _check_checkpointing(module: PreTrainedModel, adapter: AdapterSettings | None) -> None:
+    if not module.supports_gradient_checkpointing:
+        message = f"transformers has none for {type(module).__name__}; leave it false"
+        raise ConfigurationError([Problem("training.checkpointing", message)])
+    if adapter is not None and adapter.kind == "prefix":
+        message = "keeps no keys and values, to which a prefix adds; leave it false with adapter.kind prefix"
+        raise ConfigurationError([Problem("training.checkpointing", message)])
 
 
 def _check_tokenizer(settings: RunSettings) -> None:

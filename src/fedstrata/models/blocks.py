@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from transformers import PreTrainedModel
 
 from fedstrata.core.errors import ConfigurationError, Problem
+
+if TYPE_CHECKING:
+    from fedstrata.core import method
 
 EMBEDDING, FINAL_NORM, HEAD = "embedding", "final norm", "head"
 
@@ -151,7 +154,7 @@ def find_layout(model: nn.Module, learnable: Collection[str] | None = None) -> L
     )
 
 
-def block_modules(model: nn.Module, layout: Layout) -> nn.ModuleList:
+def block_modules(model: nn.Module, layout: method.Layout) -> nn.ModuleList:
     """Returns the live list of blocks.
 
     Args:

@@ -7,8 +7,8 @@ determinism are decided in one place. `train_and_send` is the client half that F
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -22,12 +22,14 @@ from fedstrata.core.errors import TrainingError
 from fedstrata.core.types import Message, Plan, Update
 from fedstrata.models.blocks import transformers_model
 from fedstrata.models.prefix import frozen_blocks
+from fedstrata.models.skip import skippable_blocks
 from fedstrata.train.corrupt import distort
 
 if TYPE_CHECKING:
     from fedstrata.core.config import TrainingSettings
     from fedstrata.core.method import Client, Feed, Model
     from fedstrata.core.seeding import Seed
+    from fedstrata.policies.dropout import LayerDropout
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ def fit(
     *,
     private: Collection[str] = (),
     proximal: float = 0.0,
+    dropout: LayerDropout | None = None,
 ) -> FitResult:
     """Trains the named parameters of a client's model on its examples.
 
@@ -90,6 +93,7 @@ def fit(
         private: Those of the parameters that stay at the client, which a corrupt client has no reason to
             distort.
         proximal: FedProx's mu: (mu/2) ||w - w_0||^2 is added to the loss (Li et al. 2020, equation 2).
+        dropout: Draws the blocks that are left out of each batch, and hears of the gradients of the others.
 
     Raises:
         TrainingError: The loss, the gradient or, at the end, a weight is not finite.
@@ -97,7 +101,7 @@ def fit(
     model, corrupt = client.model, client.corruption
     copied = trainable if proximal or corrupt else ()
     anchors = {name: tensor.clone() for name, tensor in model.tensors(copied).items()}
-    result = _descend(client, trainable, rng, anchors, proximal)
+    result = _descend(client, trainable, rng, anchors, proximal, dropout)
     if corrupt:
         sent = [name for name in trainable if name not in set(private)]
         distort(model.tensors(sent), anchors, corrupt, rng.child("corrupt"))
@@ -105,25 +109,37 @@ def fit(
 
 
 def _descend(
-    client: Client, trainable: Collection[str], rng: Seed, anchors: Mapping[str, Tensor], proximal: float
+    client: Client,
+    trainable: Collection[str],
+    rng: Seed,
+    anchors: Mapping[str, Tensor],
+    proximal: float,
+    dropout: LayerDropout | None,
 ) -> FitResult:
     """Takes all steps of a local training; see `fit`."""
     settings, model = client.training, client.model
     model.train_only(trainable)
     parameters = model.parameters(trainable)
+    blocks = [model.parameters(names) for names in model.layout.blocks]
     loader = shuffled_batches(client, rng)
     steps_per_epoch = math.ceil(len(loader) / settings.accumulation)
     steps = steps_per_epoch * settings.epochs
     optimizer = _optimizer(parameters, settings)
     schedule = _schedule(optimizer, settings, steps)
     step, loss = 0, math.nan
-    with rng.child("dropout").everywhere(), _frozen_part(client, trainable) as feed:
+    with (
+        rng.child("dropout").everywhere(),
+        _frozen_part(client, trainable) as feed,
+        _left_out(client, dropout) as leave_out,
+    ):
         _train_mode(model)
         for _ in range(settings.epochs):
             loss_sum = term_count = 0.0
             for batches in _groups(loader, settings.accumulation):
                 step += 1
-                step_loss, terms = accumulate(client, batches, parameters, feed)
+                step_loss, terms = accumulate(client, batches, parameters, feed, leave_out)
+                if dropout:
+                    dropout.observe(block_gradient_norms(blocks))
                 if proximal:
                     _pull(parameters, [anchors[name] for name in trainable], proximal)
                 norm = _clip(parameters, settings)
@@ -193,6 +209,24 @@ def _frozen_part(client: Client, trainable: Collection[str]) -> AbstractContextM
     return client.cache.serve(model, cut, batches, run, arithmetic)
 
 
+@contextmanager
+def _left_out(client: Client, dropout: LayerDropout | None) -> Iterator[Callable[[], None]]:
+    """Returns what draws the blocks that the next batch does without."""
+    if dropout is None:
+        yield lambda: None
+        return
+    model, task = client.model, client.task
+    device = model.parameters(model.layout.all)[0].device
+    shortest = task.collate([min(client.examples, key=len)])
+
+    def call() -> Tensor:
+        with torch.no_grad(), autocast(client.training, device):
+            return task.loss(model.module, to_device(shortest, device))[0]
+
+    with skippable_blocks(model.module, model.layout, call) as skip:
+        yield lambda: skip(dropout.draw())
+
+
 def _windows_together(examples: Sequence[Any], size: int) -> Iterator[list[Any]]:
     """Yields examples in order, as many at a time as have `size` windows, at least one."""
     group: list[Any] = []
@@ -259,6 +293,7 @@ def accumulate(
     batches: Sequence[Mapping[str, Tensor]],
     parameters: Sequence[Parameter],
     feed: Feed | None = None,
+    before: Callable[[], None] | None = None,
 ) -> tuple[float, float]:
     """Leaves the gradient of all batches' mean loss behind; returns that loss and its number of terms.
 
@@ -267,12 +302,15 @@ def accumulate(
         batches: What to take the gradient on.
         parameters: What it is the gradient of.
         feed: Told each batch before the model sees it.
+        before: Called before each batch.
     """
     device = parameters[0].device
     losses, counts = [], []
     for batch in batches:
         if feed is not None:
             feed(batch)
+        if before is not None:
+            before()
         with autocast(client.training, device):
             loss, count = client.task.loss(client.model.module, to_device(batch, device))
         loss.backward()  # type: ignore[no-untyped-call]
@@ -283,6 +321,16 @@ def accumulate(
         [parameter.grad for parameter in parameters if parameter.grad is not None], 1.0 / terms
     )
     return float(torch.stack(losses).sum()) / terms, terms
+
+
+def block_gradient_norms(blocks: Sequence[Sequence[Parameter]]) -> list[float | None]:
+    """Returns the L2 norm of each block's gradient; none for a block that has no gradient.
+
+    Args:
+        blocks: The parameters of each block.
+    """
+    gradients = [[parameter.grad for parameter in block if parameter.grad is not None] for block in blocks]
+    return [float(torch.nn.utils.get_total_norm(own)) if own else None for own in gradients]
 
 
 def _pull(parameters: Sequence[Parameter], anchors: Sequence[Tensor], proximal: float) -> None:
