@@ -265,6 +265,13 @@ class Client(Protocol):
         """Told of progress within the local training."""
 
     @property
+    def validate(self) -> Callable[[], float | None]:
+        """Scores the model as it is on the client's validation documents: the score a run is judged by.
+
+        Its sign is changed where less is better, so that more always is. None where it has no documents.
+        """
+
+    @property
     def cache(self) -> PrefixCache | None:
         """Where it keeps what its frozen blocks give; none to run them every time."""
 
@@ -283,6 +290,10 @@ class Mean(Protocol):
     @property
     def values(self) -> dict[str, float]:
         """The weighted mean of each number in the updates' values."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many clients sent each tensor."""
 
     @property
     def clients(self) -> tuple[str, ...]:

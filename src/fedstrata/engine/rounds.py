@@ -214,8 +214,7 @@ class Run:
 
     def _become(self, cohort: SimulatedCohort, site: Site, state: State) -> None:
         """Makes the shared model the client's own: its store and the global state."""
-        cohort.enter(site)
-        self.experiment.model.load(state.tensors)
+        cohort.enter(site, state)
 
     def _save_models(self, cohort: SimulatedCohort, state: State) -> None:
         model = self.experiment.model
@@ -240,6 +239,7 @@ class Run:
             rng=experiment.seed.child("round", number),
             listen=self._emit,
             cache_of=self._caches.of,
+            metric=experiment.metric,
             dropped=dropped(experiment, number, [site.id for site in sites]),
             min_clients=None if experiment.method.pooled else experiment.settings.federation.min_clients,
         )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedstrata.aggregate.mean import MeanResult, StreamingMean
 from fedstrata.core.errors import DROPPED_OUT, ClientsLostError
-from fedstrata.core.types import ClientInfo, Plan, Update
+from fedstrata.core.types import ClientInfo, Plan, State, Update
 from fedstrata.engine.checkpoint import ClientStore, client_folder
 from fedstrata.engine.failures import (
     Attendance,
@@ -28,6 +28,7 @@ from fedstrata.engine.failures import (
     message_of,
     release_memory,
 )
+from fedstrata.train.evaluate import answer
 from fedstrata.wire import frame
 from fedstrata.wire.meter import Meter
 
@@ -118,6 +119,7 @@ class SimulatedClient:
     training: TrainingSettings
     store: ClientStore
     report: Callable[[Mapping[str, float]], None]
+    validate: Callable[[], float | None]
     cache: PrefixCache | None = None
     corruption: CorruptSettings | None = None
 
@@ -138,6 +140,7 @@ class SimulatedCohort:
         cache_of: Returns the cache of the client of this name.
         dropped: The clients that are lost once they have the plan (simulated drop-out).
         min_clients: How many clients must deliver; every one that does not drop out when none.
+        metric: The score that clients validate by; the task's if none.
         score_trained: Scores the shared model while it holds what a client has just trained, by split; not
             asked for when none.
         attendance: Who is lost so far, and whether enough are left.
@@ -159,6 +162,7 @@ class SimulatedCohort:
     cache_of: Callable[[str], PrefixCache | None]
     dropped: frozenset[str] = frozenset()
     min_clients: int | None = None
+    metric: str | None = None
     score_trained: Callable[[], Mapping[str, Any]] | None = None
     attendance: Attendance = field(init=False)
     meter: Meter = field(default_factory=Meter)
@@ -252,6 +256,15 @@ class SimulatedCohort:
         self.listen("client", facts)
         return received
 
+    def _validate(self, site: Site) -> float | None:
+        """Scores the shared model as it is on a client's validation documents; more is better."""
+        documents = site.documents.validation
+        if not documents:
+            return None
+        answers = answer(self.model, site.task, documents, self.training)
+        score = site.task.score(documents, answers)[self.metric or site.task.metric]
+        return -score if (self.metric or site.task.metric) in site.task.lower_is_better else score
+
     def _score(self, client: str) -> None:
         """Scores what the client has just trained, if that was asked for: no later moment has its weights."""
         if self.score_trained is None:
@@ -276,13 +289,15 @@ class SimulatedCohort:
         facts = {"client": client, "error": error, "message": message, "bytes_down": bytes_down}
         self.listen("client_failed", {"round": self.number, **facts})
 
-    def enter(self, site: Site) -> ClientStore:
-        """Makes the shared model this client's own: base weights under its store. Returns the store.
+    def enter(self, site: Site, state: State | None = None) -> ClientStore:
+        """Makes the shared model this client's own: base weights, the global state, if given, and its store.
 
-        What a store holds under other names than those of parameters is no part of the model.
+        What a store holds under other names than those of parameters is no part of the model. Returns it.
         """
         store = ClientStore(client_folder(self.folder, site.id), self.number)
         self.model.restore()
+        if state is not None:
+            self.model.load(state.tensors)
         parameters = self.model.layout.sizes
         self.model.load({name: value for name, value in store.read().tensors.items() if name in parameters})
         return store
@@ -302,6 +317,7 @@ class SimulatedCohort:
             self.training,
             store,
             report,
+            lambda: self._validate(site),
             self.cache_of(site.id),
             site.corruption.of_updates if site.corruption else None,
         )

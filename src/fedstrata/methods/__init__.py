@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedstrata.core.method import Method
 from fedstrata.methods.centralized import Centralized
+from fedstrata.methods.droppeft import DropPEFT
 from fedstrata.methods.fedadapter import FedAdapter
 from fedstrata.methods.fedavg import FedAvg
 from fedstrata.methods.fedlora import FedLoRA
@@ -21,6 +22,7 @@ METHODS: dict[str, type[Method]] = {
     "fedtlu": FedTLU,
     "fedlora": FedLoRA,
     "fedadapter": FedAdapter,
+    "droppeft": DropPEFT,
     "local_only": LocalOnly,
     "centralized": Centralized,
 }

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from fedstrata.core.seeding import Seed
 
 Distribution: TypeAlias = Literal["incremental", "uniform", "decremental"]
@@ -75,6 +73,7 @@ class LayerDropout:
         self._rates = np.asarray(rates, dtype=np.float64)
         self._generator = rng.numpy()
         self._sums = np.zeros(len(rates))
+        self._drawn = self._ran = 0
         self.batches = np.zeros(len(rates), dtype=np.int64)
 
     def draw(self) -> tuple[int, ...]:
@@ -86,7 +85,14 @@ class LayerDropout:
         skipped = draws < self._rates
         if skipped.all():
             skipped[int(np.argmax(draws - self._rates))] = False
+        self._drawn += len(skipped)
+        self._ran += int((~skipped).sum())
         return tuple(np.flatnonzero(skipped).tolist())
+
+    @property
+    def share_run(self) -> float:
+        """The share of the blocks that ran, over all batches; 1 before the first."""
+        return self._ran / self._drawn if self._drawn else 1.0
 
     def observe(self, norms: Sequence[float | None]) -> None:
         """Is told the L2 norm of every block's gradient in a step; none of a block that did not run."""
@@ -117,8 +123,3 @@ def least_important(importance: Sequence[float], count: int) -> list[int]:
     """
     order = sorted(range(len(importance)), key=lambda block: (importance[block], block))
     return sorted(order[:count])
-
-
-def active(blocks: int, skipped: Collection[int]) -> list[int]:
-    """Returns the blocks that are not skipped."""
-    return [block for block in range(blocks) if block not in set(skipped)]

@@ -210,10 +210,10 @@ def _frozen_part(client: Client, trainable: Collection[str]) -> AbstractContextM
 
 
 @contextmanager
-def _left_out(client: Client, dropout: LayerDropout | None) -> Iterator[Callable[[], None]]:
+def _left_out(client: Client, dropout: LayerDropout | None) -> Iterator[Callable[[], Collection[int]]]:
     """Returns what draws the blocks that the next batch does without."""
     if dropout is None:
-        yield lambda: None
+        yield tuple
         return
     model, task = client.model, client.task
     device = model.parameters(model.layout.all)[0].device
@@ -224,7 +224,13 @@ def _left_out(client: Client, dropout: LayerDropout | None) -> Iterator[Callable
             return task.loss(model.module, to_device(shortest, device))[0]
 
     with skippable_blocks(model.module, model.layout, call) as skip:
-        yield lambda: skip(dropout.draw())
+
+        def leave_out() -> Collection[int]:
+            chosen = dropout.draw()
+            skip(chosen)
+            return chosen
+
+        yield leave_out
 
 
 def _windows_together(examples: Sequence[Any], size: int) -> Iterator[list[Any]]:
@@ -293,7 +299,7 @@ def accumulate(
     batches: Sequence[Mapping[str, Tensor]],
     parameters: Sequence[Parameter],
     feed: Feed | None = None,
-    before: Callable[[], None] | None = None,
+    leave_out: Callable[[], Collection[int]] = tuple,
 ) -> tuple[float, float]:
     """Leaves the gradient of all batches' mean loss behind; returns that loss and its number of terms.
 
@@ -302,15 +308,14 @@ def accumulate(
         batches: What to take the gradient on.
         parameters: What it is the gradient of.
         feed: Told each batch before the model sees it.
-        before: Called before each batch.
+        leave_out: Draws the blocks that a batch does without, before it runs.
     """
     device = parameters[0].device
     losses, counts = [], []
     for batch in batches:
         if feed is not None:
             feed(batch)
-        if before is not None:
-            before()
+        leave_out()
         with autocast(client.training, device):
             loss, count = client.task.loss(client.model.module, to_device(batch, device))
         loss.backward()  # type: ignore[no-untyped-call]
