@@ -5,12 +5,14 @@ from __future__ import annotations
 from fedstrata.core.method import Method
 from fedstrata.methods.centralized import Centralized
 from fedstrata.methods.droppeft import DropPEFT
+from fedstrata.methods.fedadaopt import FedAdaOPT
 from fedstrata.methods.fedadapter import FedAdapter
 from fedstrata.methods.fedavg import FedAvg
 from fedstrata.methods.fedlora import FedLoRA
 from fedstrata.methods.fedper import FedPer
 from fedstrata.methods.fedprox import FedProx
 from fedstrata.methods.fedtlu import FedTLU
+from fedstrata.methods.hetlora import HetLoRA
 from fedstrata.methods.layer_skipping import LayerSkipping
 from fedstrata.methods.local_only import LocalOnly
 
@@ -23,6 +25,8 @@ METHODS: dict[str, type[Method]] = {
     "fedlora": FedLoRA,
     "fedadapter": FedAdapter,
     "droppeft": DropPEFT,
+    "hetlora": HetLoRA,
+    "fedadaopt": FedAdaOPT,
     "local_only": LocalOnly,
     "centralized": Centralized,
 }

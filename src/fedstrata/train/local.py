@@ -79,6 +79,7 @@ def fit(
     *,
     private: Collection[str] = (),
     proximal: float = 0.0,
+    penalty: Callable[[], None] | None = None,
     dropout: LayerDropout | None = None,
 ) -> FitResult:
     """Trains the named parameters of a client's model on its examples.
@@ -93,6 +94,7 @@ def fit(
         private: Those of the parameters that stay at the client, which a corrupt client has no reason to
             distort.
         proximal: FedProx's mu: (mu/2) ||w - w_0||^2 is added to the loss (Li et al. 2020, equation 2).
+        penalty: Adds the gradient of a term of its own to that of each step's loss.
         dropout: Draws the blocks that are left out of each batch, and hears of the gradients of the others.
 
     Raises:
@@ -101,7 +103,15 @@ def fit(
     model, corrupt = client.model, client.corruption
     copied = trainable if proximal or corrupt else ()
     anchors = {name: tensor.clone() for name, tensor in model.tensors(copied).items()}
-    result = _descend(client, trainable, rng, anchors, proximal, dropout)
+    parameters = model.parameters(trainable)
+
+    def more() -> None:
+        if proximal:
+            _pull(parameters, [anchors[name] for name in trainable], proximal)
+        if penalty is not None:
+            penalty()
+
+    result = _descend(client, trainable, rng, more, dropout)
     if corrupt:
         sent = [name for name in trainable if name not in set(private)]
         distort(model.tensors(sent), anchors, corrupt, rng.child("corrupt"))
@@ -112,8 +122,7 @@ def _descend(
     client: Client,
     trainable: Collection[str],
     rng: Seed,
-    anchors: Mapping[str, Tensor],
-    proximal: float,
+    more: Callable[[], None],
     dropout: LayerDropout | None,
 ) -> FitResult:
     """Takes all steps of a local training; see `fit`."""
@@ -140,8 +149,7 @@ def _descend(
                 step_loss, terms = accumulate(client, batches, parameters, feed, leave_out)
                 if dropout:
                     dropout.observe(block_gradient_norms(blocks))
-                if proximal:
-                    _pull(parameters, [anchors[name] for name in trainable], proximal)
+                more()
                 norm = _clip(parameters, settings)
                 if not (math.isfinite(step_loss) and math.isfinite(norm)):
                     what = f"loss became {step_loss} and the norm of its gradient {norm}"
