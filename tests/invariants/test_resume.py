@@ -23,6 +23,9 @@ METHODS = [
     "{name: local_only}",
     "{name: fedtlu, portion: {portions: [0.67, 0.34], patience: 1, threshold: 0.9}}",
     "{name: fedtlu, portion: 0.34, selection: sketched}",
+    "{name: droppeft}",
+    "{name: hetlora, prune: {penalty: 1.0}}",
+    "{name: fedadaopt}",
 ]
 
 

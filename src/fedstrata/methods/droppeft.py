@@ -84,7 +84,8 @@ class DropPEFT:
     @property
     def personal(self) -> bool:
         """Whether devices keep blocks of their own."""
-        return self.settings.shared_blocks != 1.0
+        shared = self.settings.shared_blocks
+        return isinstance(shared, int) or shared < 1.0  # the count 1 is no share
 
     def trainable(self, layout: Layout) -> tuple[str, ...]:
         """The adapter and the head.
