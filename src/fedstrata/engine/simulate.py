@@ -119,9 +119,9 @@ class SimulatedClient:
     training: TrainingSettings
     store: ClientStore
     report: Callable[[Mapping[str, float]], None]
-    validate: Callable[[], float | None]
     cache: PrefixCache | None = None
     corruption: CorruptSettings | None = None
+    validate: Callable[[], float | None] = lambda: None
 
 
 @dataclass
@@ -317,9 +317,9 @@ class SimulatedCohort:
             self.training,
             store,
             report,
-            lambda: self._validate(site),
             self.cache_of(site.id),
             site.corruption.of_updates if site.corruption else None,
+            lambda: self._validate(site),
         )
 
 
