@@ -164,12 +164,12 @@ def _deal(ids: Sequence[str], shares: np.ndarray, rng: np.random.Generator) -> A
 
 
 def _by_tokens(parts: Parts, clients: int, seed: Seed) -> dict[str, Split]:
-    annotated = [item.id for item in parts["train"] if item.spans or item.relations]
-    if annotated:
+    whole = [item.id for item in parts["train"] if item.spans or item.relations or len(item.texts) > 1]
+    if whole:
         raise _problem(
             "partition.by",
-            f"'tokens' cuts documents, and {len(annotated)} of them have mentions (for example "
-            f"{annotated[0]!r}); it is for tasks without, such as lm",
+            f"'tokens' cuts documents, and {len(whole)} of them have mentions or are pairs of texts (for "
+            f"example {whole[0]!r}); it is for tasks on running text, such as lm",
         )
     names = [_name(client, clients) for client in range(clients)]
     rng = seed.numpy()
