@@ -231,12 +231,14 @@ class DataSettings(Settings):
 class PartitionSettings(Settings):
     """How documents come to clients."""
 
-    by: Literal["site", "iid", "dirichlet", "quantity", "tokens", "speciality"] = "site"
+    by: Literal["site", "iid", "dirichlet", "dirichlet_equal", "quantity", "tokens", "speciality"] = "site"
     clients: Count | None = Field(
         default=None, description="Number of clients; the number of sites when by site."
     )
     alpha: Positive = Field(
-        default=1.0, description="Concentration of `dirichlet` and `quantity`: smaller is more skewed."
+        default=1.0,
+        description="Concentration of `dirichlet`, `dirichlet_equal` (times each label's share) and "
+        "`quantity`: smaller is more skewed.",
     )
     lean: Fraction = Field(
         default=0.8, description="Chance that a document goes to the client of its kind (`speciality`)."
