@@ -173,8 +173,8 @@ class DataSettings(Settings):
     """Where the documents come from."""
 
     format: Literal[
-        "synthetic", "i2b2", "brat", "conll", "conllu", "jsonl", "pubtator", "mtsamples", "mimic", "text",
-        "datasets", "ag_news", "glue",
+        "synthetic", "i2b2", "brat", "conll", "conllu", "jsonl", "pubtator", "mtsamples", "mimic", "ag_news",
+        "glue", "text", "datasets",
     ] = "synthetic"  # fmt: skip
     path: str | None = Field(
         default=None,
