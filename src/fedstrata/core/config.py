@@ -133,6 +133,7 @@ class ColumnSettings(Settings):
     text: str | list[str] = Field(
         default="text", description="The text; of several columns, joined by line breaks."
     )
+    text_pair: str | None = Field(default=None, description="The second text, where rows are pairs of texts.")
     labels: str | None = Field(default=None, description="A label of the document, or a list of them.")
     tokens: str | None = Field(default=None, description="Tokens instead of a text; needs `tags`.")
     tags: str | None = Field(default=None, description="A chunk tag (B-x, I-x, O) a token.")
@@ -146,6 +147,8 @@ class ColumnSettings(Settings):
     def _tokens_with_tags(self) -> ColumnSettings:
         if (self.tokens is None) != (self.tags is None):
             raise ValueError("tokens and tags are two columns of one task: name both, or none")
+        if self.tokens is not None and self.text_pair is not None:
+            raise ValueError("text_pair has no meaning with tokens, which are no pair of texts")
         return self
 
 
@@ -171,8 +174,8 @@ class DataSettings(Settings):
     """Where the documents come from."""
 
     format: Literal[
-        "synthetic", "i2b2", "brat", "conll", "conllu", "jsonl", "pubtator", "mtsamples", "mimic", "text",
-        "datasets",
+        "synthetic", "i2b2", "brat", "conll", "conllu", "jsonl", "pubtator", "mtsamples", "mimic", "ag_news",
+        "glue", "text", "datasets",
     ] = "synthetic"  # fmt: skip
     path: str | None = Field(
         default=None,
@@ -186,8 +189,8 @@ class DataSettings(Settings):
     columns: ColumnSettings = ColumnSettings()
     unannotated: Literal["refuse", "skip", "keep"] = Field(
         default="refuse",
-        description="Texts without an annotation file where others have one (i2b2, BRAT); those that are "
-        "kept have no mentions.",
+        description="Texts without an annotation file where others have one (i2b2, BRAT), and files without "
+        "labels where others have some (GLUE); those that are kept have no annotations.",
     )
     split: SplitSettings = SplitSettings()
     types: dict[str, str] | list[str] | None = Field(
@@ -205,7 +208,7 @@ class DataSettings(Settings):
             "text": ("text",),
             "dataset": ("datasets",),
             "columns": ("datasets",),
-            "unannotated": ("i2b2", "brat"),
+            "unannotated": ("i2b2", "brat", "glue"),
         }
         idle = [
             f"data.{name} belongs to data.format {' or '.join(map(repr, formats))} and has no meaning when "
@@ -229,12 +232,14 @@ class DataSettings(Settings):
 class PartitionSettings(Settings):
     """How documents come to clients."""
 
-    by: Literal["site", "iid", "dirichlet", "quantity", "tokens", "speciality"] = "site"
+    by: Literal["site", "iid", "dirichlet", "dirichlet_equal", "quantity", "tokens", "speciality"] = "site"
     clients: Count | None = Field(
         default=None, description="Number of clients; the number of sites when by site."
     )
     alpha: Positive = Field(
-        default=1.0, description="Concentration of `dirichlet` and `quantity`: smaller is more skewed."
+        default=1.0,
+        description="Concentration of `dirichlet`, `dirichlet_equal` (times each label's share) and "
+        "`quantity`: smaller is more skewed.",
     )
     lean: Fraction = Field(
         default=0.8, description="Chance that a document goes to the client of its kind (`speciality`)."

@@ -336,7 +336,7 @@ def _fingerprint(sites: Sequence[Site]) -> str:
     for site in sites:
         for part in PARTS:
             for document in getattr(site.documents, part):
-                facts = (site.id, part, document.id, document.text, document.spans, document.labels)
+                facts = (site.id, part, document.id, *document.texts, document.spans, document.labels)
                 digest.update(repr(facts).encode())
     return digest.hexdigest()
 

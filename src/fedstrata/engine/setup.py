@@ -116,7 +116,8 @@ def _trained_tokenizer(settings: RunSettings, clients: Mapping[str, Split], fold
         return read_tokenizer(ModelSettings(name=str(folder)))
     from fedstrata.models.train_tokenizer import train_tokenizer  # noqa: PLC0415 - seldom needed
 
-    return train_tokenizer(asked, (document.text for own in clients.values() for document in own.train))
+    texts = (text for own in clients.values() for item in own.train for text in item.texts)
+    return train_tokenizer(asked, texts)
 
 
 def too_few(settings: RunSettings, method: Method | None, sites: Mapping[str, Split]) -> list[Problem]:
@@ -317,14 +318,13 @@ def device_of(settings: RunSettings) -> torch.device:
 
 def divide(settings: RunSettings) -> dict[str, Split]:
     """Reads, splits, then partitions among clients; held-out sites come last."""
-    seed = Seed(settings.seed)
-    documents = read_documents(settings.data, seed)
+    documents = read_documents(settings.data, seed := Seed(settings.seed))
     if settings.task.name != "ner":  # a division by labels is then one by those of whole documents
         documents = [replace(document, spans=(), relations=()) for document in documents]
     documents, held_out = hold_out(documents, settings.data.split)
     parts = split(documents, settings.data.split, seed.child("split"))
     clients = partition(parts, settings.partition, seed.child("partition"))
-    blank = [name for name, own in clients.items() if not any(item.text.strip() for item in own.train)]
+    blank = [name for name, own in clients.items() if all(item.is_blank for item in own.train)]
     if blank:
         message = f"the training documents of {', '.join(blank)} hold no text; every client must have some"
         raise ConfigurationError([Problem("partition", message)])

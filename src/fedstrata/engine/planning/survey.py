@@ -155,11 +155,15 @@ def _scored_documents(
 ) -> tuple[list[Document], list[Document]]:
     """Draws the documents whose scoring is rehearsed; see `Samples.scored`."""
     owned = [list(getattr(site.documents, part)) for site in sites]
-    most = max(owned, key=lambda documents: sum(len(document.text) for document in documents))
-    longest = sorted(most, key=lambda document: len(document.text), reverse=True)
+    most = max(owned, key=lambda documents: sum(map(_characters, documents)))
+    longest = sorted(most, key=_characters, reverse=True)
     everybody = [document for documents in owned for document in documents]
     shuffled = [everybody[index] for index in seed.numpy().permutation(len(everybody))]
     return _about_a_batch(longest, experiment), _about_a_batch(shuffled, experiment)
+
+
+def _characters(document: Document) -> int:
+    return sum(map(len, document.texts))
 
 
 def _about_a_batch(documents: Sequence[Document], experiment: Experiment) -> list[Document]:
