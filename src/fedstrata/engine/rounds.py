@@ -11,6 +11,7 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedstrata.core.errors import ConfigurationError, FedstrataError, Problem
-from fedstrata.core.federation import DATA_CORRUPTIONS
+from fedstrata.core.federation import DATA_CORRUPTIONS, FEW_CLIENTS
 from fedstrata.core.types import Message, State
 from fedstrata.data.split import PARTS, Split
 from fedstrata.engine.caching import ClientCaches
@@ -199,7 +200,10 @@ class Run:
         if not self.experiment.method.personal:
             return scorer.shared(state)
         sites = {site.id: site for site in self._sites}
-        return scorer.personal(lambda client: self._become(cohort, sites[client], state), pooled=final)
+        asked = self.experiment.settings.federation.score_everywhere
+        everywhere = len(self._trainers) <= FEW_CLIENTS if asked == "auto" else asked
+        become = partial(self._become, cohort, state)
+        return scorer.personal(lambda client: become(sites[client]), pooled=final and everywhere)
 
     def _score_trained(self, number: int, scorer: Scorer) -> Callable[[], dict[str, Any]] | None:
         """Returns what scores a client's just-trained model in this round, if anything is to."""
@@ -212,7 +216,7 @@ class Run:
         due = {part: own for part, own in scorers.items() if own.has_documents}
         return (lambda: {part: own.pooled() for part, own in due.items()}) if due else None
 
-    def _become(self, cohort: SimulatedCohort, site: Site, state: State) -> None:
+    def _become(self, cohort: SimulatedCohort, state: State, site: Site) -> None:
         """Makes the shared model the client's own: its store and the global state."""
         cohort.enter(site, state)
 
@@ -220,7 +224,7 @@ class Run:
         model = self.experiment.model
         if self.experiment.method.personal:  # there is no model that is everybody's
             for site in self._trainers:
-                self._become(cohort, site, state)
+                self._become(cohort, state, site)
                 model.save(client_folder(self.folder, site.id) / "model")
             return
         model.restore()
