@@ -200,8 +200,7 @@ class Run:
         if not self.experiment.method.personal:
             return scorer.shared(state)
         sites = {site.id: site for site in self._sites}
-        asked = self.experiment.settings.federation.score_everywhere
-        everywhere = len(self._trainers) <= FEW_CLIENTS if asked == "auto" else asked
+        everywhere = scores_everywhere(self.experiment)
         become = partial(self._become, cohort, state)
         return scorer.personal(lambda client: become(sites[client]), pooled=final and everywhere)
 
@@ -327,6 +326,13 @@ def dropped(experiment: Experiment, number: int, clients: Sequence[str]) -> froz
     """Returns which of a round's clients drop out; pooled data has no client to lose."""
     chance = 0.0 if experiment.method.pooled else experiment.settings.federation.dropout
     return drop_outs(clients, chance, experiment.seed.child("round", number, "dropout"))
+
+
+def scores_everywhere(experiment: Experiment) -> bool:
+    """Whether clients' own models are at the end scored on all clients' documents."""
+    asked = experiment.settings.federation.score_everywhere
+    clients = sum(bool(own.train) for own in experiment.clients.values())
+    return clients <= FEW_CLIENTS if asked == "auto" else asked
 
 
 def due_for_scoring(number: int, settings: FederationSettings) -> bool:

@@ -18,7 +18,7 @@ from fedstrata.aggregate.rules import AveragingSettings, MeanRule
 from fedstrata.core.files import nearest_existing
 from fedstrata.core.types import Message
 from fedstrata.engine.checkpoint import KEEP
-from fedstrata.engine.rounds import dropped, due_for_scoring, sites_of
+from fedstrata.engine.rounds import dropped, due_for_scoring, scores_everywhere, sites_of
 from fedstrata.engine.simulate import sample
 from fedstrata.wire import frame
 
@@ -111,7 +111,8 @@ class Estimate:
         models = self._models
         finish = models * self.measured.save_seconds
         # A model of its own for every client is scored on everybody's test documents.
-        finish += models * self.per_scored_token * self.surveyed.scored_tokens["test"]
+        passes = models if scores_everywhere(self.experiment) else 1
+        finish += passes * self.per_scored_token * self.surveyed.scored_tokens["test"]
         return {
             "total_seconds": train + evaluate + engine + finish,
             "train_seconds": train,
