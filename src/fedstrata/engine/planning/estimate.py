@@ -36,6 +36,9 @@ COMMUNICATION = (
     "full_model_bytes_up",
 )
 
+REPORT_BYTES, REPORT_BYTES_OF_CLIENT = 55_000, 800
+"""What the report, the summary and the settings come to: by themselves, and for each client."""
+
 
 class Estimate:
     """Scales what a rehearsal measured to the whole run.
@@ -203,6 +206,7 @@ class Estimate:
             "caches_bytes": min(self.cache_bytes, int(self.training.cache_gigabytes * 1e9)),
             "models_bytes": measured.model_bytes * self._models,
             "record_bytes": round(record),
+            "report_bytes": REPORT_BYTES + REPORT_BYTES_OF_CLIENT * clients,
         }
         free = shutil.disk_usage(nearest_existing(place)).free
         return {"bytes": sum(parts.values()), **parts, "free_bytes": free}
