@@ -24,6 +24,7 @@ from fedstrata.data.split import PARTS, Split
 from fedstrata.engine.caching import ClientCaches
 from fedstrata.engine.checkpoint import Checkpoints, client_folder, discard_uncommitted
 from fedstrata.engine.corruption import corrupt_clients
+from fedstrata.engine.devices import Fleet, last_stored_states
 from fedstrata.engine.failures import RoundAbandonedError, drop_outs
 from fedstrata.engine.scoring import Scorer
 from fedstrata.engine.simulate import Listener, PooledSite, SimulatedCohort, Site, sample
@@ -60,6 +61,8 @@ class Run:
         self._checkpoints = Checkpoints(folder / "checkpoints")
         self._sites, self._trainers = sites_of(experiment)
         self._caches = ClientCaches(folder, experiment.settings, self._emit)
+        self._fleet = fleet_of(experiment, [site.id for site in self._trainers])
+        self._stored_states: dict[str, str | None] = {}
 
     def execute(self, *, resume: bool = False) -> dict[str, Any]:
         """Runs all rounds that are not yet committed and returns the summary.
@@ -97,6 +100,7 @@ class Run:
         discard_uncommitted(self.folder, loaded[0] if loaded else 0)
         if loaded is None:
             return 0, None
+        self._stored_states = last_stored_states(events, loaded[0])
         settings = self.experiment.settings
         self._emit(
             "resumed",
@@ -153,6 +157,7 @@ class Run:
             "trained": trained_scores(cohort.trained_scores),
             "state": {name: value for name, value in state.values.items() if not name.startswith("_")},
             "trainable_parameters": cohort.trained_parameters,
+            **self._simulated(cohort),
             "failed": list(cohort.attendance.lost),
             "abandoned": abandoned,
             "exchanges": cohort.meter.exchanges(),
@@ -164,6 +169,16 @@ class Run:
         self._emit("round", facts)
         self._checkpoints.prune()
         return state
+
+    def _simulated(self, cohort: SimulatedCohort) -> dict[str, Any]:
+        """Returns what a round took on the simulated clock, and its energy; nothing without emulation."""
+        if self._fleet is None:
+            return {"simulated_seconds": None, "joules": None}
+        clock = cohort.clock
+        return {
+            "simulated_seconds": clock.round_seconds(cohort.attendance.lost),
+            "joules": clock.joules,
+        }
 
     def _finish(self, state: State) -> dict[str, Any]:
         """Scores the test split, saves what was learnt and writes the summary."""
@@ -240,6 +255,8 @@ class Run:
             rng=experiment.seed.child("round", number),
             listen=self._emit,
             cache_of=self._caches.of,
+            device_of=lambda client: self._fleet.device(client, number) if self._fleet else None,
+            stored_states=self._stored_states,
             dropped=dropped(experiment, number, [site.id for site in sites]),
             min_clients=None if experiment.method.pooled else experiment.settings.federation.min_clients,
         )
@@ -268,6 +285,7 @@ class Run:
             "seed": experiment.settings.seed,
             "rounds": experiment.settings.federation.rounds,
             "corrupt": self._corrupt(),
+            "devices": self._fleet.profiles if self._fleet else None,
             "model": {
                 "name": experiment.settings.model.name,
                 "parameters": model.parameter_count,
@@ -323,6 +341,14 @@ def dropped(experiment: Experiment, number: int, clients: Sequence[str]) -> froz
     """Returns which of a round's clients drop out; pooled data has no client to lose."""
     chance = 0.0 if experiment.method.pooled else experiment.settings.federation.dropout
     return drop_outs(clients, chance, experiment.seed.child("round", number, "dropout"))
+
+
+def fleet_of(experiment: Experiment, clients: Sequence[str]) -> Fleet | None:
+    """Returns the emulated devices of these clients; none where pooled data lies on no client's device."""
+    settings = experiment.settings.devices
+    if settings is None or experiment.method.pooled:
+        return None
+    return Fleet(settings, clients, experiment.seed.child("devices"))
 
 
 def due_for_scoring(number: int, settings: FederationSettings) -> bool:

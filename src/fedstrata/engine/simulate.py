@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedstrata.aggregate.mean import MeanResult, StreamingMean
 from fedstrata.core.errors import DROPPED_OUT, ClientsLostError
-from fedstrata.core.types import ClientInfo, Plan, Update
+from fedstrata.core.types import ClientInfo, Plan, Update, Work
 from fedstrata.engine.checkpoint import ClientStore, client_folder
+from fedstrata.engine.devices import RoundClock
 from fedstrata.engine.failures import (
     Attendance,
     RoundAbandonedError,
@@ -33,6 +34,7 @@ from fedstrata.wire.meter import Meter
 
 if TYPE_CHECKING:
     from fedstrata.core.config import TrainingSettings
+    from fedstrata.core.devices import Device
     from fedstrata.core.federation import CorruptSettings
     from fedstrata.core.method import Method, PrefixCache, Task
     from fedstrata.core.seeding import Seed
@@ -120,6 +122,8 @@ class SimulatedClient:
     report: Callable[[Mapping[str, float]], None]
     cache: PrefixCache | None = None
     corruption: CorruptSettings | None = None
+    device: Device | None = None
+    work: Work | None = None
 
 
 @dataclass
@@ -140,8 +144,11 @@ class SimulatedCohort:
         min_clients: How many clients must deliver; every one that does not drop out when none.
         score_trained: Scores the shared model while it holds what a client has just trained, by split; not
             asked for when none.
+        device_of: Returns the emulated device of the client of this name in this round; none without any.
+        stored_states: Which output of its frozen blocks each client's emulated device holds; kept up to date.
         attendance: Who is lost so far, and whether enough are left.
         meter: Counts the round's bytes.
+        clock: Counts the seconds and the energy of emulated devices.
         train_seconds: Time spent in client handlers so far.
         trained_parameters: How many numbers the last client trained.
         trained_scores: What `score_trained` gave, by client.
@@ -160,8 +167,11 @@ class SimulatedCohort:
     dropped: frozenset[str] = frozenset()
     min_clients: int | None = None
     score_trained: Callable[[], Mapping[str, Any]] | None = None
+    device_of: Callable[[str], Device | None] = lambda client: None
+    stored_states: dict[str, str | None] = field(default_factory=dict)
     attendance: Attendance = field(init=False)
     meter: Meter = field(default_factory=Meter)
+    clock: RoundClock = field(default_factory=RoundClock)
     train_seconds: float = 0.0
     trained_parameters: int = 0
     trained_scores: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -240,17 +250,26 @@ class SimulatedCohort:
             self._losses[info.id] = (loss, update.weight)
             if client.corruption is None:  # a distorted model is no result of any training
                 self._score(info.id)
+        bytes_up = self.meter.count_up(info.id, received)
         facts = {
             "round": self.number,
             "client": info.id,
             "examples": info.examples,
             "loss": loss,
             "bytes_down": bytes_down,
-            "bytes_up": self.meter.count_up(info.id, received),
+            "bytes_up": bytes_up,
             "seconds": seconds,
+            **self._emulated(client, bytes_down + bytes_up),
         }
         self.listen("client", facts)
         return received
+
+    def _emulated(self, client: SimulatedClient, size: int) -> dict[str, Any]:
+        """Lets the simulated clock run for a turn; returns what the record says of the client's device."""
+        if client.device is None or client.work is None:
+            return {}
+        self.stored_states[client.id] = client.work.stored_states
+        return self.clock.count(client.id, client.device, client.work, size)
 
     def _score(self, client: str) -> None:
         """Scores what the client has just trained, if that was asked for: no later moment has its weights."""
@@ -293,7 +312,7 @@ class SimulatedCohort:
         def report(progress: Mapping[str, float]) -> None:
             self.listen("client_progress", {"round": self.number, "client": site.id, **progress})
 
-        store = self.enter(site)
+        store, device = self.enter(site), self.device_of(site.id)
         return SimulatedClient(
             site.id,
             self.model,
@@ -304,6 +323,8 @@ class SimulatedCohort:
             report,
             self.cache_of(site.id),
             site.corruption.of_updates if site.corruption else None,
+            device,
+            Work(stored_states=self.stored_states.get(site.id)) if device else None,
         )
 
 

@@ -23,6 +23,7 @@ from fedstrata.core.types import Message, Plan, Update
 from fedstrata.models.blocks import transformers_model
 from fedstrata.models.prefix import frozen_blocks
 from fedstrata.train.corrupt import distort
+from fedstrata.train.work import Tally, counted_states, counting
 
 if TYPE_CHECKING:
     from fedstrata.core.config import TrainingSettings
@@ -117,13 +118,14 @@ def _descend(
     optimizer = _optimizer(parameters, settings)
     schedule = _schedule(optimizer, settings, steps)
     step, loss = 0, math.nan
+    tally = counting(client, trainable)
     with rng.child("dropout").everywhere(), _frozen_part(client, trainable) as feed:
         _train_mode(model)
         for _ in range(settings.epochs):
             loss_sum = term_count = 0.0
             for batches in _groups(loader, settings.accumulation):
                 step += 1
-                step_loss, terms = accumulate(client, batches, parameters, feed)
+                step_loss, terms = accumulate(client, batches, parameters, feed, tally)
                 if proximal:
                     _pull(parameters, [anchors[name] for name in trainable], proximal)
                 norm = _clip(parameters, settings)
@@ -173,7 +175,7 @@ def _frozen_part(client: Client, trainable: Collection[str]) -> AbstractContextM
     model, settings, task = client.model, client.training, client.task
     cut = frozen_blocks(model.layout, trainable)
     if client.cache is None or cut == 0:
-        return nullcontext(lambda batch: None)
+        return nullcontext(lambda batch: 0)
     device = model.parameters(trainable)[0].device
     by_length = sorted(client.examples, key=len)
 
@@ -190,7 +192,8 @@ def _frozen_part(client: Client, trainable: Collection[str]) -> AbstractContextM
     with autocast(settings, device):
         low = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
     arithmetic = f"{device.type}, {low or 'full precision'}"
-    return client.cache.serve(model, cut, batches, run, arithmetic)
+    served = client.cache.serve(model, cut, batches, run, arithmetic)
+    return counted_states(client, cut, batches, served)
 
 
 def _windows_together(examples: Sequence[Any], size: int) -> Iterator[list[Any]]:
@@ -259,6 +262,7 @@ def accumulate(
     batches: Sequence[Mapping[str, Tensor]],
     parameters: Sequence[Parameter],
     feed: Feed | None = None,
+    tally: Tally | None = None,
 ) -> tuple[float, float]:
     """Leaves the gradient of all batches' mean loss behind; returns that loss and its number of terms.
 
@@ -267,15 +271,17 @@ def accumulate(
         batches: What to take the gradient on.
         parameters: What it is the gradient of.
         feed: Told each batch before the model sees it.
+        tally: Told each batch once it is done.
     """
     device = parameters[0].device
     losses, counts = [], []
     for batch in batches:
-        if feed is not None:
-            feed(batch)
+        stored = feed(batch) if feed is not None else 0
         with autocast(client.training, device):
             loss, count = client.task.loss(client.model.module, to_device(batch, device))
         loss.backward()  # type: ignore[no-untyped-call]
+        if tally is not None:
+            tally(batch, stored=stored)
         losses.append(loss.detach())
         counts.append(count)
     terms = max(float(torch.stack(counts).sum()), 1.0)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedstrata.core.errors import TrainingError
 from fedstrata.train.local import accumulate, shuffled_batches
+from fedstrata.train.work import counting
 
 if TYPE_CHECKING:
     from fedstrata.core.method import Client
@@ -32,12 +33,13 @@ def block_gradient_norms(client: Client, batches: int, rng: Seed) -> Tensor:
     """
     model = client.model
     blocks = [model.parameters(names) for names in model.layout.blocks]
-    model.train_only([name for names in model.layout.blocks for name in names])
+    names = [name for own in model.layout.blocks for name in own]
+    model.train_only(names)
     model.module.train(False)
     everything = [parameter for block in blocks for parameter in block]
-    norms = []
+    norms, tally = [], counting(client, names)
     for batch in islice(shuffled_batches(client, rng), batches):
-        accumulate(client, [batch], everything)
+        accumulate(client, [batch], everything, tally=tally)
         gradients = [[p.grad for p in block if p.grad is not None] for block in blocks]
         norms.append(torch.stack([torch.nn.utils.get_total_norm(group) for group in gradients]).float())
         for parameter in everything:
