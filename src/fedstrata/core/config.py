@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from fedstrata.core.adapter_settings import AdapterSettings
+from fedstrata.core.devices import DeviceSettings
 from fedstrata.core.federation import FederationSettings
 from fedstrata.core.model_settings import ModelSettings, TrainedTokenizer
 from fedstrata.core.settings import Count, Fraction, NotNegative, Positive, Settings
@@ -325,6 +326,9 @@ class RunSettings(Settings):
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "layer_skipping"})
     training: TrainingSettings = TrainingSettings()
     federation: FederationSettings = FederationSettings()
+    devices: DeviceSettings | None = Field(
+        default=None, description="Emulated devices and networks; none when null."
+    )
     report_to: list[Literal["tensorboard", "mlflow", "wandb"]] = Field(
         default_factory=list, description="Experiment trackers; each is an extra of its name."
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
-from fedstrata.core.types import ClientInfo, Message, Plan, State, Tensors, Update
+from fedstrata.core.types import ClientInfo, Message, Plan, State, Tensors, Update, Work
 
 if TYPE_CHECKING:
     import numpy as np
@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from torch.nn import Parameter
 
     from fedstrata.core.config import MethodSettings, TrainingSettings
+    from fedstrata.core.devices import Device
     from fedstrata.core.documents import Document
     from fedstrata.core.federation import CorruptSettings
     from fedstrata.core.seeding import Seed
 
 
-Feed: TypeAlias = "Callable[[Mapping[str, Tensor]], None]"
-"""Told each batch, on the CPU, before the model is called with it."""
+Feed: TypeAlias = "Callable[[Mapping[str, Tensor]], int]"
+"""Told each batch, on the CPU, before the model is called with it; returns how many blocks will not run."""
 
 
 class Layout(Protocol):
@@ -218,6 +219,10 @@ class Store(Protocol):
 class PrefixCache(Protocol):
     """Where a client keeps what its frozen blocks give; see `fedstrata.models.prefix_cache`."""
 
+    @property
+    def serving(self) -> str | None:
+        """A fingerprint of the states that were served last; none if none were."""
+
     def serve(
         self,
         model: Model,
@@ -274,6 +279,14 @@ class Client(Protocol):
     @property
     def cache(self) -> PrefixCache | None:
         """Where it keeps what its frozen blocks give; none to run them every time."""
+
+    @property
+    def device(self) -> Device | None:
+        """The device that it is emulated on in this round; none without emulation."""
+
+    @property
+    def work(self) -> Work | None:
+        """What it has computed in this turn; none without emulation."""
 
 
 class Mean(Protocol):

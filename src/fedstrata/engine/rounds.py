@@ -11,7 +11,6 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from fedstrata.data.split import PARTS, Split
 from fedstrata.engine.caching import ClientCaches
 from fedstrata.engine.checkpoint import Checkpoints, client_folder, discard_uncommitted
 from fedstrata.engine.corruption import corrupt_clients
+from fedstrata.engine.devices import Fleet, last_stored_states
 from fedstrata.engine.failures import RoundAbandonedError, drop_outs
 from fedstrata.engine.scoring import Scorer
 from fedstrata.engine.simulate import Listener, PooledSite, SimulatedCohort, Site, sample
@@ -61,6 +61,8 @@ class Run:
         self._checkpoints = Checkpoints(folder / "checkpoints")
         self._sites, self._trainers = sites_of(experiment)
         self._caches = ClientCaches(folder, experiment.settings, self._emit)
+        self._fleet = fleet_of(experiment, [site.id for site in self._trainers])
+        self._stored_states: dict[str, str | None] = {}
 
     def execute(self, *, resume: bool = False) -> dict[str, Any]:
         """Runs all rounds that are not yet committed and returns the summary.
@@ -98,6 +100,7 @@ class Run:
         discard_uncommitted(self.folder, loaded[0] if loaded else 0)
         if loaded is None:
             return 0, None
+        self._stored_states = last_stored_states(events, loaded[0])
         settings = self.experiment.settings
         self._emit(
             "resumed",
@@ -154,6 +157,7 @@ class Run:
             "trained": trained_scores(cohort.trained_scores),
             "state": {name: value for name, value in state.values.items() if not name.startswith("_")},
             "trainable_parameters": cohort.trained_parameters,
+            **self._simulated(cohort),
             "failed": list(cohort.attendance.lost),
             "abandoned": abandoned,
             "exchanges": cohort.meter.exchanges(),
@@ -165,6 +169,16 @@ class Run:
         self._emit("round", facts)
         self._checkpoints.prune()
         return state
+
+    def _simulated(self, cohort: SimulatedCohort) -> dict[str, Any]:
+        """Returns what a round took on the simulated clock, and its energy; nothing without emulation."""
+        if self._fleet is None:
+            return {"simulated_seconds": None, "joules": None}
+        clock = cohort.clock
+        return {
+            "simulated_seconds": clock.round_seconds(cohort.attendance.lost),
+            "joules": clock.joules,
+        }
 
     def _finish(self, state: State) -> dict[str, Any]:
         """Scores the test split, saves what was learnt and writes the summary."""
@@ -201,8 +215,11 @@ class Run:
             return scorer.shared(state)
         sites = {site.id: site for site in self._sites}
         everywhere = scores_everywhere(self.experiment)
-        become = partial(self._become, cohort, state)
-        return scorer.personal(lambda client: become(sites[client]), pooled=final and everywhere)
+
+        def enter(client: str) -> None:
+            cohort.enter(sites[client], state)
+
+        return scorer.personal(enter, pooled=final and everywhere)
 
     def _score_trained(self, number: int, scorer: Scorer) -> Callable[[], dict[str, Any]] | None:
         """Returns what scores a client's just-trained model in this round, if anything is to."""
@@ -215,15 +232,11 @@ class Run:
         due = {part: own for part, own in scorers.items() if own.has_documents}
         return (lambda: {part: own.pooled() for part, own in due.items()}) if due else None
 
-    def _become(self, cohort: SimulatedCohort, state: State, site: Site) -> None:
-        """Makes the shared model the client's own: its store and the global state."""
-        cohort.enter(site, state)
-
     def _save_models(self, cohort: SimulatedCohort, state: State) -> None:
         model = self.experiment.model
         if self.experiment.method.personal:  # there is no model that is everybody's
             for site in self._trainers:
-                self._become(cohort, state, site)
+                cohort.enter(site, state)
                 model.save(client_folder(self.folder, site.id) / "model")
             return
         model.restore()
@@ -243,6 +256,8 @@ class Run:
             listen=self._emit,
             cache_of=self._caches.of,
             metric=experiment.metric,
+            device_of=lambda client: self._fleet.device(client, number) if self._fleet else None,
+            stored_states=self._stored_states,
             dropped=dropped(experiment, number, [site.id for site in sites]),
             min_clients=None if experiment.method.pooled else experiment.settings.federation.min_clients,
         )
@@ -271,6 +286,7 @@ class Run:
             "seed": experiment.settings.seed,
             "rounds": experiment.settings.federation.rounds,
             "corrupt": self._corrupt(),
+            "devices": self._fleet.profiles if self._fleet else None,
             "model": {
                 "name": experiment.settings.model.name,
                 "parameters": model.parameter_count,
@@ -333,6 +349,14 @@ def scores_everywhere(experiment: Experiment) -> bool:
     asked = experiment.settings.federation.score_everywhere
     clients = sum(bool(own.train) for own in experiment.clients.values())
     return clients <= FEW_CLIENTS if asked == "auto" else asked
+
+
+def fleet_of(experiment: Experiment, clients: Sequence[str]) -> Fleet | None:
+    """Returns the emulated devices of these clients; none where pooled data lies on no client's device."""
+    settings = experiment.settings.devices
+    if settings is None or experiment.method.pooled:
+        return None
+    return Fleet(settings, clients, experiment.seed.child("devices"))
 
 
 def due_for_scoring(number: int, settings: FederationSettings) -> bool:

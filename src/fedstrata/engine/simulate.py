@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedstrata.aggregate.mean import MeanResult, StreamingMean
 from fedstrata.core.errors import DROPPED_OUT, ClientsLostError
-from fedstrata.core.types import ClientInfo, Plan, State, Update
+from fedstrata.core.types import ClientInfo, Plan, State, Update, Work
 from fedstrata.engine.checkpoint import ClientStore, client_folder
+from fedstrata.engine.devices import RoundClock
 from fedstrata.engine.failures import (
     Attendance,
     RoundAbandonedError,
@@ -34,6 +35,7 @@ from fedstrata.wire.meter import Meter
 
 if TYPE_CHECKING:
     from fedstrata.core.config import TrainingSettings
+    from fedstrata.core.devices import Device
     from fedstrata.core.federation import CorruptSettings
     from fedstrata.core.method import Method, PrefixCache, Task
     from fedstrata.core.seeding import Seed
@@ -122,6 +124,8 @@ class SimulatedClient:
     cache: PrefixCache | None = None
     corruption: CorruptSettings | None = None
     validate: Callable[[], float | None] = lambda: None
+    device: Device | None = None
+    work: Work | None = None
 
 
 @dataclass
@@ -143,8 +147,11 @@ class SimulatedCohort:
         metric: The score that clients validate by; the task's if none.
         score_trained: Scores the shared model while it holds what a client has just trained, by split; not
             asked for when none.
+        device_of: Returns the emulated device of the client of this name in this round; none without any.
+        stored_states: Which output of its frozen blocks each client's emulated device holds; kept up to date.
         attendance: Who is lost so far, and whether enough are left.
         meter: Counts the round's bytes.
+        clock: Counts the seconds and the energy of emulated devices.
         train_seconds: Time spent in client handlers so far.
         trained_parameters: How many numbers the last client trained.
         trained_scores: What `score_trained` gave, by client.
@@ -164,8 +171,11 @@ class SimulatedCohort:
     min_clients: int | None = None
     metric: str | None = None
     score_trained: Callable[[], Mapping[str, Any]] | None = None
+    device_of: Callable[[str], Device | None] = lambda client: None
+    stored_states: dict[str, str | None] = field(default_factory=dict)
     attendance: Attendance = field(init=False)
     meter: Meter = field(default_factory=Meter)
+    clock: RoundClock = field(default_factory=RoundClock)
     train_seconds: float = 0.0
     trained_parameters: int = 0
     trained_scores: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -244,14 +254,16 @@ class SimulatedCohort:
             self._losses[info.id] = (loss, update.weight)
             if client.corruption is None:  # a distorted model is no result of any training
                 self._score(info.id)
+        bytes_up = self.meter.count_up(info.id, received)
         facts = {
             "round": self.number,
             "client": info.id,
             "examples": info.examples,
             "loss": loss,
             "bytes_down": bytes_down,
-            "bytes_up": self.meter.count_up(info.id, received),
+            "bytes_up": bytes_up,
             "seconds": seconds,
+            **self._emulated(client, bytes_down + bytes_up),
         }
         self.listen("client", facts)
         return received
@@ -261,9 +273,16 @@ class SimulatedCohort:
         documents = site.documents.validation
         if not documents:
             return None
-        answers = answer(self.model, site.task, documents, self.training)
-        score = site.task.score(documents, answers)[self.metric or site.task.metric]
-        return -score if (self.metric or site.task.metric) in site.task.lower_is_better else score
+        metric = self.metric or site.task.metric
+        score = site.task.score(documents, answer(self.model, site.task, documents, self.training))[metric]
+        return -score if metric in site.task.lower_is_better else score
+
+    def _emulated(self, client: SimulatedClient, size: int) -> dict[str, Any]:
+        """Lets the simulated clock run for a turn; returns what the record says of the client's device."""
+        if client.device is None or client.work is None:
+            return {}
+        self.stored_states[client.id] = client.work.stored_states
+        return self.clock.count(client.id, client.device, client.work, size)
 
     def _score(self, client: str) -> None:
         """Scores what the client has just trained, if that was asked for: no later moment has its weights."""
@@ -308,7 +327,7 @@ class SimulatedCohort:
         def report(progress: Mapping[str, float]) -> None:
             self.listen("client_progress", {"round": self.number, "client": site.id, **progress})
 
-        store = self.enter(site)
+        store, device = self.enter(site), self.device_of(site.id)
         return SimulatedClient(
             site.id,
             self.model,
@@ -320,6 +339,8 @@ class SimulatedCohort:
             self.cache_of(site.id),
             site.corruption.of_updates if site.corruption else None,
             lambda: self._validate(site),
+            device,
+            Work(stored_states=self.stored_states.get(site.id)) if device else None,
         )
 
 

@@ -228,4 +228,7 @@ class DropPEFT:
 
 def _seconds(client: Client, dropout: LayerDropout, moved: Sequence[Tensor]) -> float:
     """Returns how long a turn takes on the emulated device; without one the share of blocks that ran."""
-    return dropout.share_run
+    if client.device is None or client.work is None:
+        return dropout.share_run
+    size = sum(tensor.nbytes for tensor in moved)
+    return client.device.compute_seconds(client.work.flops) + client.device.transfer_seconds(size)

@@ -24,6 +24,7 @@ from fedstrata.models.blocks import transformers_model
 from fedstrata.models.prefix import frozen_blocks
 from fedstrata.models.skip import skippable_blocks
 from fedstrata.train.corrupt import distort
+from fedstrata.train.work import Tally, counted_states, counting
 
 if TYPE_CHECKING:
     from fedstrata.core.config import TrainingSettings
@@ -136,6 +137,7 @@ def _descend(
     optimizer = _optimizer(parameters, settings)
     schedule = _schedule(optimizer, settings, steps)
     step, loss = 0, math.nan
+    tally = counting(client, trainable)
     with (
         rng.child("dropout").everywhere(),
         _frozen_part(client, trainable) as feed,
@@ -146,7 +148,7 @@ def _descend(
             loss_sum = term_count = 0.0
             for batches in _groups(loader, settings.accumulation):
                 step += 1
-                step_loss, terms = accumulate(client, batches, parameters, feed, leave_out)
+                step_loss, terms = accumulate(client, batches, parameters, feed, leave_out, tally)
                 if dropout:
                     dropout.observe(block_gradient_norms(blocks))
                 more()
@@ -197,7 +199,7 @@ def _frozen_part(client: Client, trainable: Collection[str]) -> AbstractContextM
     model, settings, task = client.model, client.training, client.task
     cut = frozen_blocks(model.layout, trainable)
     if client.cache is None or cut == 0:
-        return nullcontext(lambda batch: None)
+        return nullcontext(lambda batch: 0)
     device = model.parameters(trainable)[0].device
     by_length = sorted(client.examples, key=len)
 
@@ -214,14 +216,15 @@ def _frozen_part(client: Client, trainable: Collection[str]) -> AbstractContextM
     with autocast(settings, device):
         low = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
     arithmetic = f"{device.type}, {low or 'full precision'}"
-    return client.cache.serve(model, cut, batches, run, arithmetic)
+    served = client.cache.serve(model, cut, batches, run, arithmetic)
+    return counted_states(client, cut, batches, served)
 
 
 @contextmanager
-def _left_out(client: Client, dropout: LayerDropout | None) -> Iterator[Callable[[], Collection[int]]]:
-    """Returns what draws the blocks that the next batch does without."""
+def _left_out(client: Client, dropout: LayerDropout | None) -> Iterator[Callable[[], Collection[int] | None]]:
+    """Returns what draws the blocks that the next batch does without, and says which ones run."""
     if dropout is None:
-        yield tuple
+        yield lambda: None
         return
     model, task = client.model, client.task
     device = model.parameters(model.layout.all)[0].device
@@ -236,7 +239,7 @@ def _left_out(client: Client, dropout: LayerDropout | None) -> Iterator[Callable
         def leave_out() -> Collection[int]:
             chosen = dropout.draw()
             skip(chosen)
-            return chosen
+            return set(range(len(model.layout.blocks))).difference(chosen)
 
         yield leave_out
 
@@ -307,7 +310,8 @@ def accumulate(
     batches: Sequence[Mapping[str, Tensor]],
     parameters: Sequence[Parameter],
     feed: Feed | None = None,
-    leave_out: Callable[[], Collection[int]] = tuple,
+    leave_out: Callable[[], Collection[int] | None] = lambda: None,
+    tally: Tally | None = None,
 ) -> tuple[float, float]:
     """Leaves the gradient of all batches' mean loss behind; returns that loss and its number of terms.
 
@@ -316,17 +320,19 @@ def accumulate(
         batches: What to take the gradient on.
         parameters: What it is the gradient of.
         feed: Told each batch before the model sees it.
-        leave_out: Draws the blocks that a batch does without, before it runs.
+        leave_out: Draws the blocks that a batch does without, before it runs; returns the others.
+        tally: Told each batch once it is done.
     """
     device = parameters[0].device
     losses, counts = [], []
     for batch in batches:
-        if feed is not None:
-            feed(batch)
-        leave_out()
+        stored = feed(batch) if feed is not None else 0
+        active = leave_out()
         with autocast(client.training, device):
             loss, count = client.task.loss(client.model.module, to_device(batch, device))
         loss.backward()  # type: ignore[no-untyped-call]
+        if tally is not None:
+            tally(batch, stored=stored, active_blocks=active)
         losses.append(loss.detach())
         counts.append(count)
     terms = max(float(torch.stack(counts).sum()), 1.0)

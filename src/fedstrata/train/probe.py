@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedstrata.core.errors import TrainingError
 from fedstrata.train.local import accumulate, block_gradient_norms, shuffled_batches
+from fedstrata.train.work import counting
 
 if TYPE_CHECKING:
     from fedstrata.core.method import Client
@@ -32,12 +33,13 @@ def mean_gradient_norms(client: Client, batches: int, rng: Seed) -> Tensor:
     """
     model = client.model
     blocks = [model.parameters(names) for names in model.layout.blocks]
-    model.train_only([name for names in model.layout.blocks for name in names])
+    names = [name for own in model.layout.blocks for name in own]
+    model.train_only(names)
     model.module.train(False)
     everything = [parameter for block in blocks for parameter in block]
-    norms = []
+    norms, tally = [], counting(client, names)
     for batch in islice(shuffled_batches(client, rng), batches):
-        accumulate(client, [batch], everything)
+        accumulate(client, [batch], everything, tally=tally)
         norms.append(torch.tensor([norm or 0.0 for norm in block_gradient_norms(blocks)]))
         for parameter in everything:
             parameter.grad = None
