@@ -85,6 +85,21 @@ def test_every_parameter_of_an_adapter_gets_a_gradient(tiny_model: Make) -> None
         assert all(parameter.grad is None for parameter in model.parameters(model.layout.frozen))
 
 
+def test_every_block_has_its_own_part_of_a_prefix(tiny_model: Make) -> None:
+    """What block 1 is given changes nothing of what block 0 answers."""
+    from fedstrata.models.prefix import run_prefix
+
+    model = attach(tiny_model("gpt2", "causal-lm"), PREFIX, kind="causal-lm", seed=Seed(1))
+    layout = model.layout
+    assert not layout.embedding and [len(names) for names in layout.blocks] == [1, 1]
+    first, before = run_prefix(model.module, layout, 1, lambda: answers(model)), answers(model)
+    model.load({layout.blocks[1][0]: torch.randn(model.tensors(layout.blocks[1])[layout.blocks[1][0]].shape)})
+    again = run_prefix(model.module, layout, 1, lambda: answers(model))
+    assert first is not None and again is not None
+    assert torch.equal(first.states, again.states)
+    assert not torch.equal(answers(model), before)
+
+
 def test_equal_seeds_give_equal_adapters(tiny_model: Make) -> None:
     one, same, other = (
         attach(tiny_model("bert"), LORA, kind="token-classification", seed=Seed(seed)) for seed in (1, 1, 2)

@@ -33,6 +33,15 @@ def test_hetlora_with_equal_ranks_is_fedlora(run_tiny: RunTiny) -> None:
     assert plain.summary["metrics"] == equal.summary["metrics"]
 
 
+def test_fedpeptao_that_shares_all_without_momentum_is_fedavg_over_prefixes(run_tiny: RunTiny) -> None:
+    prefix = ("adapter={kind: prefix, tokens: 3}", "training.optimizer=sgd", "training.learning_rate=0.1")
+    plain = run_tiny("method={name: fedavg}", *prefix, out="plain")
+    settings = "shared_blocks: 1.0, momentum: 0.0"
+    shared = run_tiny(f"method={{name: fedpeptao, {settings}}}", *prefix, out="shared")
+    for name, tensor in plain.state.tensors.items():
+        torch.testing.assert_close(tensor, shared.state.tensors[name], rtol=1e-4, atol=1e-6)
+
+
 def test_fedlora_is_fedavg_with_an_adapter(run_tiny: RunTiny) -> None:
     lora = run_tiny("method={name: fedlora}", LORA, out="lora")
     fedavg = run_tiny("method={name: fedavg}", LORA, out="fedavg")

@@ -26,6 +26,7 @@ METHODS = [
     "{name: droppeft}",
     "{name: hetlora, prune: {penalty: 1.0}}",
     "{name: fedadaopt}",
+    "{name: fedpeptao}",
 ]
 
 

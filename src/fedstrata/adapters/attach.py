@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from fedstrata.adapters.prefix import PLACE, SAVED, divide, parts_of
 from fedstrata.adapters.targets import linear_layers, sublayer_ends
 from fedstrata.core.adapter_settings import BottleneckSettings, LoraSettings, PrefixSettings
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
@@ -95,6 +96,7 @@ def wrap(
         try:
             wrapped: nn.Module = get_peft_model(module, config)
             if isinstance(settings, PrefixSettings):
+                divide(wrapped, len(layout.blocks))
                 _try(wrapped)
         except (ValueError, TypeError, NotImplementedError, AttributeError, RuntimeError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -120,6 +122,8 @@ def saved_adapter(model: Model, folder: Path) -> dict[str, Tensor]:
     except (OSError, ValueError, SafetensorError) as error:
         raise DataError(folder, f"no readable adapter ({type(error).__name__})") from error
     names = {_saved_name(name): name for name in model.layout.all}
+    if SAVED in values:
+        values |= parts_of(values.pop(SAVED), len(model.layout.blocks))
     if names.keys() != values.keys():
         other = sorted(names.keys() ^ values.keys())
         what = f"its tensors are not those of the run's adapter; {other[0]} is only in one of them"
@@ -128,9 +132,9 @@ def saved_adapter(model: Model, folder: Path) -> dict[str, Tensor]:
 
 
 def _saved_name(name: str) -> str:
-    """Returns the name under which PEFT saves a parameter."""
-    if name == "prompt_encoder.default.embedding.weight":
-        return "prompt_embeddings"
+    """Returns the name under which PEFT saves a parameter; of a prefix only the whole is saved."""
+    if name.startswith(PLACE):
+        return name
     return name.replace(".modules_to_save.default.", ".").replace(".default.", ".")
 
 

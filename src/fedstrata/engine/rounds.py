@@ -27,7 +27,7 @@ from fedstrata.engine.corruption import corrupt_clients
 from fedstrata.engine.devices import Fleet, last_stored_states
 from fedstrata.engine.failures import RoundAbandonedError, drop_outs
 from fedstrata.engine.scoring import Scorer
-from fedstrata.engine.simulate import Listener, PooledSite, SimulatedCohort, Site, sample
+from fedstrata.engine.simulate import Listener, PooledSite, SimulatedCohort, Site, parameters_in, sample
 from fedstrata.metrics.cost import peak_gpu_bytes, peak_rss_bytes
 from fedstrata.record.log import RecordLog, committed_rounds, read_events
 from fedstrata.record.summary import summarise, trained_scores, write_summary
@@ -240,7 +240,7 @@ class Run:
                 model.save(client_folder(self.folder, site.id) / "model")
             return
         model.restore()
-        model.load(state.tensors)
+        model.load(parameters_in(state.tensors, model))
         model.save(self.folder / "model")
 
     def _cohort(self, number: int, sites: list[Site]) -> SimulatedCohort:

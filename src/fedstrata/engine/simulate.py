@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedstrata.aggregate.mean import MeanResult, StreamingMean
 from fedstrata.core.errors import DROPPED_OUT, ClientsLostError
-from fedstrata.core.types import ClientInfo, Plan, State, Update, Work
+from fedstrata.core.types import ClientInfo, Plan, State, Tensors, Update, Work
 from fedstrata.engine.checkpoint import ClientStore, client_folder
 from fedstrata.engine.devices import RoundClock
 from fedstrata.engine.failures import (
@@ -34,6 +34,8 @@ from fedstrata.wire import frame
 from fedstrata.wire.meter import Meter
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fedstrata.core.config import TrainingSettings
     from fedstrata.core.devices import Device
     from fedstrata.core.federation import CorruptSettings
@@ -316,9 +318,8 @@ class SimulatedCohort:
         store = ClientStore(client_folder(self.folder, site.id), self.number)
         self.model.restore()
         if state is not None:
-            self.model.load(state.tensors)
-        parameters = self.model.layout.sizes
-        self.model.load({name: value for name, value in store.read().tensors.items() if name in parameters})
+            self.model.load(parameters_in(state.tensors, self.model))
+        self.model.load(parameters_in(store.read().tensors, self.model))
         return store
 
     def _client(self, site: Site) -> SimulatedClient:
@@ -342,6 +343,11 @@ class SimulatedCohort:
             device,
             Work(stored_states=self.stored_states.get(site.id)) if device else None,
         )
+
+
+def parameters_in(tensors: Tensors, model: Model) -> dict[str, Tensor]:
+    """Returns those of some tensors that are parameters of the model; a state or a store may hold others."""
+    return {name: value for name, value in tensors.items() if name in model.layout.sizes}
 
 
 def sample(sites: Sequence[Site], share: float, rng: Seed) -> list[Site]:

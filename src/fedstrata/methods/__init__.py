@@ -9,6 +9,7 @@ from fedstrata.methods.fedadaopt import FedAdaOPT
 from fedstrata.methods.fedadapter import FedAdapter
 from fedstrata.methods.fedavg import FedAvg
 from fedstrata.methods.fedlora import FedLoRA
+from fedstrata.methods.fedpeptao import FedPepTAO
 from fedstrata.methods.fedper import FedPer
 from fedstrata.methods.fedprox import FedProx
 from fedstrata.methods.fedtlu import FedTLU
@@ -27,6 +28,7 @@ METHODS: dict[str, type[Method]] = {
     "droppeft": DropPEFT,
     "hetlora": HetLoRA,
     "fedadaopt": FedAdaOPT,
+    "fedpeptao": FedPepTAO,
     "local_only": LocalOnly,
     "centralized": Centralized,
 }

@@ -27,12 +27,11 @@ from pydantic import Field
 
 from fedstrata.aggregate.mean import MeanResult, StreamingMean, replace
 from fedstrata.core.config import MethodSettings
-from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.settings import Count, Fraction
 from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Update
 from fedstrata.policies.bandit import Bandit, BanditSettings, Rate
 from fedstrata.policies.dropout import Distribution, LayerDropout, block_rates, least_important
-from fedstrata.policies.freeze import top_count
+from fedstrata.policies.share import block_count
 from fedstrata.train.local import fit
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ class DropPEFT:
         Raises:
             ConfigurationError: More blocks are to be shared than the model has.
         """
-        self._shared_count(layout)
+        block_count(self.settings.shared_blocks, layout)
         return layout.all
 
     def start(self, model: Model) -> State:
@@ -142,7 +141,7 @@ class DropPEFT:
         result = fit(client, layout.all, rng, dropout=dropout)
         known = cast("list[float] | None", client.store.read().values.get("importance"))
         importance = dropout.importance(known)
-        shared = least_important(importance, self._shared_count(layout))
+        shared = least_important(importance, block_count(self.settings.shared_blocks, layout))
         kept = [name for b, names in enumerate(layout.blocks) if b not in shared for name in names]
         if kept:
             client.store.write(Message(model.tensors(kept), {"importance": list[JSON](importance)}))
@@ -212,15 +211,6 @@ class DropPEFT:
     def _bandit(self) -> BanditSettings | float:
         rates = self.settings.rates
         return BanditSettings() if rates == "bandit" else rates
-
-    def _shared_count(self, layout: Layout) -> int:
-        """Returns k, how many blocks a device sends."""
-        blocks, shared = len(layout.blocks), self.settings.shared_blocks
-        k = top_count(shared, blocks)
-        if k > blocks:
-            message = f"must be at most {blocks}, the number of blocks of the model, not {k}"
-            raise ConfigurationError([Problem("method.shared_blocks", message)])
-        return k
 
     def _blocks(self, state: State) -> list[list[str]]:
         return cast("list[list[str]]", state.values["_blocks"])

@@ -6,6 +6,7 @@ use most are listed below; any other architecture works if it has one list of bl
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -141,8 +142,7 @@ def find_layout(model: nn.Module, learnable: Collection[str] | None = None) -> L
         if learnable is not None and name not in learnable:
             frozen.append(name)
             continue
-        # What a wrapper adds outside the transformers model are soft prompts, which feed the blocks.
-        names.setdefault(groups.get(id(parameter), EMBEDDING), []).append(name)
+        names.setdefault(groups.get(id(parameter)) or _group_of_prompt(name), []).append(name)
     return Layout(
         blocks_path=next(path for path, module in model.named_modules() if module is blocks),
         blocks=tuple(tuple(names.get(f"block {index}", ())) for index in range(len(blocks))),
@@ -256,6 +256,15 @@ def _groups_of_blocks(inner: PreTrainedModel, blocks: nn.ModuleList) -> dict[int
             f"the blocks of {type(inner).__name__} share their weights, so no block can be told apart"
         )
     return groups
+
+
+def _group_of_prompt(name: str) -> str:
+    """Returns the group of what a wrapper adds outside the transformers model: soft prompts.
+
+    They feed the first block, but for prefixes that are divided by block (`fedstrata.adapters.prefix`).
+    """
+    found = re.search(r"prompt_encoder\..*\.original(\d+)$", name)
+    return f"block {found[1]}" if found else EMBEDDING
 
 
 def _refused(message: str) -> ConfigurationError:

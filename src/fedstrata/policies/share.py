@@ -1,13 +1,32 @@
-"""Which of the parameters that train stay at their client: a personal top."""
+"""Which of the parameters that train stay at their client: a personal top, or all blocks but some."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.policies.freeze import top_count
 
 if TYPE_CHECKING:
     from fedstrata.core.method import Layout
+
+
+def block_count(shared: int | float, layout: Layout) -> int:
+    """Returns k, how many blocks a client shares.
+
+    Args:
+        shared: A count (int) or a share of the blocks (float in (0, 1]), rounded, at least 1.
+        layout: The model's parameters by part.
+
+    Raises:
+        ConfigurationError: The model has fewer blocks.
+    """
+    blocks = len(layout.blocks)
+    k = top_count(shared, blocks)
+    if k > blocks:
+        message = f"must be at most {blocks}, the number of blocks of the model, not {k}"
+        raise ConfigurationError([Problem("method.shared_blocks", message)])
+    return k
 
 
 def personal_top(layout: Layout, blocks: int, *, setting: str) -> tuple[str, ...]:
