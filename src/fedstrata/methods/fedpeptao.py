@@ -25,6 +25,7 @@ from fedstrata.aggregate.changes import add
 from fedstrata.core.config import MethodSettings
 from fedstrata.core.settings import Count, Fraction, Positive
 from fedstrata.core.types import JSON, Plan, State, Update
+from fedstrata.policies.share import block_count
 from fedstrata.train.local import train_and_send
 from fedstrata.train.probe import mean_gradient_norms
 
