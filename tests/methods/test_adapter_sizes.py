@@ -75,6 +75,17 @@ def test_a_rank_beyond_the_adapter_s_is_refused(run_tiny: RunTiny) -> None:
         run_tiny("method={name: hetlora, ranks: [2, 16]}", LORA)
 
 
+def test_ranks_that_a_round_lacks_stay_as_they_were(run_tiny: RunTiny) -> None:
+    """As zeros they could never train again: each factor's gradient is a multiple of the other."""
+    sampled = ("federation.rounds=8", "federation.sample=0.34")
+    run = run_tiny("method={name: hetlora, ranks: [1, 4]}", LORA, *sampled)
+    seen = [set(state["ranks"].values()) for state in states(run)]
+    assert {1} in seen and {4} in seen  # some rounds have the one, some the other
+    for name, tensor in run.state.tensors.items():
+        if "lora_A" in name:
+            assert tensor[1:].any()
+
+
 def test_ranks_whose_norms_fall_are_given_up(run_tiny: RunTiny) -> None:
     method = "method={name: hetlora, ranks: [4], prune: {keep: 0.75, penalty: 1000.0}}"
     run = run_tiny(method, LORA, "federation.rounds=3", "training.learning_rate=0.02")
@@ -101,6 +112,22 @@ def test_adapters_grow_from_the_top_as_far_as_it_pays(run_tiny: RunTiny) -> None
         ]
         assert all(bool(up[:, :width].any()) == (block >= 3 - depth) for up in ups)
         assert not any(up[:, width:].any() for up in ups)
+
+
+def test_a_first_size_beyond_the_adapter_s_is_refused(run_tiny: RunTiny) -> None:
+    with pytest.raises(ConfigurationError, match=r"must be at most adapter\.width, 24, not 32"):
+        run_tiny("method={name: fedadaopt, width: 32}", BOTTLENECK)
+    with pytest.raises(ConfigurationError, match=r"method\.depth: must be at most 3"):
+        run_tiny("method={name: fedadaopt, depth: 4}", BOTTLENECK)
+
+
+def test_growth_needs_clients_and_validation_documents(run_tiny: RunTiny) -> None:
+    with pytest.raises(ConfigurationError, match="tries 3 configurations"):
+        run_tiny("method={name: fedadaopt}", BOTTLENECK, "federation.sample=0.67")
+    with pytest.raises(ConfigurationError, match="scores on validation documents"):
+        run_tiny(
+            "method={name: fedadaopt}", BOTTLENECK, "data.split={train: 0.8, validation: 0.0, test: 0.2}"
+        )
 
 
 def test_growth_ends_at_the_model_and_the_adapter(run_tiny: RunTiny) -> None:

@@ -118,6 +118,50 @@ def test_skipping_blocks_changes_what_is_learnt(run_tiny: RunTiny) -> None:
     )
 
 
+BERT = (
+    "model.config={model_type: bert, hidden_size: 32, intermediate_size: 48, num_hidden_layers: 3, "
+    "num_attention_heads: 4, hidden_dropout_prob: 0.1, attention_probs_dropout_prob: 0.1}",
+    LORA,
+    "federation.evaluate_every=2",
+)
+
+
+def test_a_client_s_result_does_not_depend_on_who_ran_before_it(run_tiny: RunTiny) -> None:
+    """With dropout, whatever mode the model was left in: after scoring, after another client."""
+    plain = run_tiny("method={name: fedlora}", *BERT, out="plain")
+    dropped = run_tiny("method={name: droppeft, rates: 0.0, shared_blocks: 1.0}", *BERT, out="dropped")
+    for name, tensor in plain.state.tensors.items():
+        assert torch.equal(tensor, dropped.state.tensors[name])
+
+
+def test_a_corrupt_device_distorts_what_it_sends_and_not_what_it_keeps(run_tiny: RunTiny) -> None:
+    common = (PERSONAL, LORA, "federation.rounds=1")
+    corrupt = "federation.corrupt={share: 0.9, kind: scale, strength: 50.0}"
+    honest, scaled = run_tiny(*common, out="honest"), run_tiny(*common, corrupt, out="scaled")
+    for client in honest.state.values["_shares"]:
+        one, other = store(honest, client).read().tensors, store(scaled, client).read().tensors
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    learnt = honest.state.tensors
+    assert any(not torch.equal(learnt[name], scaled.state.tensors[name]) for name in learnt)
+
+
+def test_checkpointing_asks_for_no_gradient_below_the_adapters(run_tiny: RunTiny) -> None:
+    from fedstrata.models.blocks import block_modules
+    from fedstrata.tasks.windows import run_model
+
+    source = read_source(None, [*TINY, "method={name: fedlora}", LORA, "training.checkpointing=true"])
+    model = prepare(source).model
+    model.train_only(model.layout.blocks[2])
+    model.module.train()
+    asked: list[bool] = []
+    first = block_modules(model.module, model.layout)[0]
+    first.register_forward_pre_hook(lambda module, inputs: asked.append(inputs[0].requires_grad))
+    ids = torch.arange(4, 13).view(1, 9)
+    run_model(model.module, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}).sum().backward()
+    assert asked and not any(asked)
+
+
 def test_checkpointing_changes_nothing(run_tiny: RunTiny) -> None:
     method = ("method={name: droppeft, rates: 0.5, shared_blocks: 1.0}", LORA)
     plain = run_tiny(*method, out="plain")
@@ -129,7 +173,13 @@ def test_checkpointing_changes_nothing(run_tiny: RunTiny) -> None:
 @pytest.mark.parametrize(
     ("overrides", "path", "part"),
     [
-        (["method={name: droppeft, shared_blocks: 4}"], "method.shared_blocks", "at most 3"),
+        (["method={name: droppeft, shared_blocks: 4}"], "method.shared_blocks", "less than 3"),
+        (["method={name: droppeft, shared_blocks: 3}"], "method.shared_blocks", "1.0 shares all"),
+        (
+            ["method={name: droppeft, rates: 0.3, bandit_of: device}"],
+            "method",
+            "no meaning with a fixed rate",
+        ),
         (["method={name: droppeft}", "adapter={kind: prefix}"], "adapter.kind", "lora or bottleneck"),
         (["method={name: droppeft, rates: 0.99}"], "method.rates", ""),
     ],

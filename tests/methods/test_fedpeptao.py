@@ -27,6 +27,12 @@ def test_the_blocks_with_the_largest_gradients_are_shared_and_the_others_stay(ru
         assert {name.rpartition("original")[2] for name in own} == {str(b) for b in range(3) if b != shared}
 
 
+def test_a_prefix_fits_an_encoder_too() -> None:
+    config = "model.config={model_type: bert, hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 4}"
+    model = prepare(read_source(None, [*TINY, "method={name: fedpeptao}", PREFIX, config])).model
+    assert [len(names) for names in model.layout.blocks] == [1, 1]
+
+
 @pytest.mark.parametrize("rate", [0.5, 1.0])
 def test_the_first_step_is_the_mean_s_and_later_ones_remember_it(run_tiny: RunTiny, rate: float) -> None:
     """The correction of the start makes the first step exactly the mean's, times the server's rate."""

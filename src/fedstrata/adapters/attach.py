@@ -199,8 +199,13 @@ def _check_prefix(module: nn.Module, settings: PrefixSettings, heads: Sequence[s
 
 @torch.no_grad()
 def _try(module: nn.Module) -> None:
-    """Calls a model once with two tokens: whether it takes a prefix shows only then."""
+    """Calls a model once with two tokens: whether it takes a prefix shows only then.
+
+    One without weights is not called: some models look at numbers on their way (BERT's masks).
+    """
     device = next(module.parameters()).device
+    if device.type == "meta":
+        return
     ids = torch.zeros((1, 2), dtype=torch.long, device=device)
     module(input_ids=ids, attention_mask=torch.ones_like(ids))
 

@@ -189,7 +189,7 @@ def _cost(summary: Mapping[str, Any]) -> list[str]:
         )
     total, training = (duration(summary["time"][key]) for key in ("total_seconds", "train_seconds"))
     lines.append(f"took {total}, of which {training} of training")
-    if (simulated := summary["time"]["simulated_seconds"]) is not None:
+    if (simulated := summary["time"].get("simulated_seconds")) is not None:
         joules = energy(summary["energy_joules"])
         lines.append(f"on the emulated devices {duration(simulated)}; their computing takes {joules}")
     return lines

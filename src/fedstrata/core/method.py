@@ -353,6 +353,10 @@ class Method(Protocol):
         """Its settings."""
 
     @property
+    def validates(self) -> bool:
+        """Whether its clients score their models on validation documents of their own in the rounds."""
+
+    @property
     def personal(self) -> bool:
         """Whether a client's model is the global one overlaid with its private store."""
 

@@ -63,8 +63,9 @@ def settled(drawn: np.ndarray, shares: np.ndarray) -> np.ndarray:
     for client, wanted in enumerate(drawn):
         own = np.minimum(wanted, left)
         left = left - own
-        fill = left * min(1.0, (1.0 - own.sum()) / max(left.sum(), np.finfo(float).tiny))
-        left = left - fill
+        missing = max(0.0, 1.0 - own.sum())  # a sum of shares may be a rounding error above 1
+        fill = left * min(1.0, missing / max(left.sum(), np.finfo(float).tiny))
+        left = np.maximum(left - fill, 0.0)  # a rounding error may fall below
         mixes[client] = own + fill
     return mixes
 

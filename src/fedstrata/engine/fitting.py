@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 
 from fedstrata.adapters.attach import attach, wrap
-from fedstrata.core.adapter_settings import AdapterSettings
+from fedstrata.core.adapter_settings import AdapterSettings, BottleneckSettings, LoraSettings
 from fedstrata.core.config import TrainedTokenizer
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.seeding import Seed
+from fedstrata.methods.fedadaopt import FedAdaOPTSettings
+from fedstrata.methods.hetlora import HetLoRASettings
 from fedstrata.models.blocks import find_layout, transformers_model
 from fedstrata.models.load import load, read_config, read_tokenizer, skeleton
 from fedstrata.models.prefix import frozen_blocks
@@ -65,11 +67,13 @@ def load_model(settings: RunSettings, task: Task, tokenizer: Any) -> Model:
         seed=seed.child("model"),
         tokenizer=tokenizer,
     )
+    if settings.adapter is not None:
+        model = attach(model, settings.adapter, kind=task.kind, seed=seed.child("adapter"))
     if settings.training.checkpointing:
-        transformers_model(model.module).activation_checkpointing_enable()
-    if settings.adapter is None:
-        return model
-    return attach(model, settings.adapter, kind=task.kind, seed=seed.child("adapter"))
+        inner = transformers_model(model.module)
+        inner.activation_checkpointing_enable({"use_reentrant": False})
+        inner.disable_input_require_grads()  # as an older way of checkpointing needs
+    return model
 
 
 def check_model(settings: RunSettings, method: Method | None) -> None:
@@ -109,7 +113,23 @@ def _layout(settings: RunSettings, method: Method | None) -> Layout:
         allowed = " or ".join(method.adapters)
         message = f"must be {allowed} with method {method.name}, not {adapter.kind!r}"
         raise ConfigurationError([Problem("adapter.kind", message)])
-    return find_layout(*wrap(module, adapter, kind=kind))
+    layout = find_layout(*wrap(module, adapter, kind=kind))
+    if method is not None:
+        _check_sizes(method, adapter)
+    return layout
+
+
+def _check_sizes(method: Method, adapter: AdapterSettings) -> None:
+    """Refuses devices' ranks, or a first width, beyond the adapter's."""
+    own, largest, setting = 0, 0, ""
+    if isinstance(method.settings, HetLoRASettings) and isinstance(adapter, LoraSettings):
+        own, largest, setting = max(method.settings.ranks or [0]), adapter.rank, "ranks"
+    if isinstance(method.settings, FedAdaOPTSettings) and isinstance(adapter, BottleneckSettings):
+        own, largest, setting = method.settings.width, adapter.width, "width"
+    if own > largest:
+        size = "rank" if setting == "ranks" else "width"
+        message = f"must be at most adapter.{size}, {largest}, not {own}"
+        raise ConfigurationError([Problem(f"method.{setting}", message)])
 
 
 def _check_checkpointing(module: PreTrainedModel, adapter: AdapterSettings | None) -> None:

@@ -24,6 +24,7 @@ from fedstrata.engine.fitting import check_model, load_model, refusals, with_ada
 from fedstrata.engine.processor import use_processor
 from fedstrata.engine.simulate import sample_size
 from fedstrata.methods import METHODS
+from fedstrata.methods.fedadaopt import CONFIGURATIONS, FedAdaOPT
 from fedstrata.methods.layer_skipping import LayerSkipping
 from fedstrata.models.load import read_tokenizer
 from fedstrata.record.trackers import require_trackers
@@ -90,6 +91,7 @@ def prepare(source: Source, *, tokenizer_folder: Path | None = None) -> Experime
         with _collecting(problems, source):
             clients = divide(settings)
             problems += source.located(too_few(settings, method, clients))
+            problems += source.located(without_validation(method, clients))
             task = TASKS[settings.task.name].from_documents(settings.task, clients)
     if sound("task", "federation"):
         problems += source.located(refusals(lambda: check_metric(settings, task)))
@@ -135,10 +137,21 @@ def too_few(settings: RunSettings, method: Method | None, sites: Mapping[str, Sp
     if federation.min_clients is not None and federation.min_clients > sampled:
         allowed = f"must be at most {sampled}, the clients that take part in a round"
         return [Problem("federation.min_clients", f"{allowed} ({why}), not {federation.min_clients}")]
+    if isinstance(method, FedAdaOPT) and sampled < CONFIGURATIONS:
+        needs = f"fedadaopt tries {CONFIGURATIONS} configurations in a round, each on other clients"
+        return [Problem("federation.sample", f"{needs}, and {sampled} take part ({why})")]
     if method is None or not isinstance(method.settings, AveragingSettings):
         return []
     rule = method.settings.aggregation
     return [] if isinstance(rule, MeanRule) else _too_few_to_judge(rule, federation, sampled, why)
+
+
+def without_validation(method: Method | None, sites: Mapping[str, Split]) -> list[Problem]:
+    """Returns the problem that a method judges by validation documents and no client has any, if so."""
+    if method is None or not method.validates or any(own.validation for own in sites.values() if own.train):
+        return []
+    message = f"{method.name} goes by clients' scores on validation documents in the rounds, and none has any"
+    return [Problem("data.split.validation", message)]
 
 
 def _too_few_to_judge(

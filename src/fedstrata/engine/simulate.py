@@ -30,6 +30,7 @@ from fedstrata.engine.failures import (
     release_memory,
 )
 from fedstrata.train.evaluate import answer
+from fedstrata.train.work import counted_passes
 from fedstrata.wire import frame
 from fedstrata.wire.meter import Meter
 
@@ -270,14 +271,19 @@ class SimulatedCohort:
         self.listen("client", facts)
         return received
 
-    def _validate(self, site: Site) -> float | None:
-        """Scores the shared model as it is on a client's validation documents; more is better."""
+    def _validate(self, site: Site, work: Work | None) -> float | None:
+        """Scores the shared model as it is on a client's validation documents; more is better.
+
+        The passes are the device's own work and are counted as such.
+        """
         documents = site.documents.validation
         if not documents:
             return None
+        with counted_passes(self.model, work):
+            answers = answer(self.model, site.task, documents, self.training)
         metric = self.metric or site.task.metric
-        score = site.task.score(documents, answer(self.model, site.task, documents, self.training))[metric]
-        return -score if metric in site.task.lower_is_better else score
+        score = site.task.score(documents, answers).get(metric)  # a label may have no examples here
+        return -score if score is not None and metric in site.task.lower_is_better else score
 
     def _emulated(self, client: SimulatedClient, size: int) -> dict[str, Any]:
         """Lets the simulated clock run for a turn; returns what the record says of the client's device."""
@@ -329,6 +335,7 @@ class SimulatedCohort:
             self.listen("client_progress", {"round": self.number, "client": site.id, **progress})
 
         store, device = self.enter(site), self.device_of(site.id)
+        work = Work(stored_states=self.stored_states.get(site.id)) if device else None
         return SimulatedClient(
             site.id,
             self.model,
@@ -339,9 +346,9 @@ class SimulatedCohort:
             report,
             self.cache_of(site.id),
             site.corruption.of_updates if site.corruption else None,
-            lambda: self._validate(site),
+            lambda: self._validate(site, work),
             device,
-            Work(stored_states=self.stored_states.get(site.id)) if device else None,
+            work,
         )
 
 

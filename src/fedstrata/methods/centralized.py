@@ -37,6 +37,7 @@ class Centralized:
     travels: ClassVar[str] = "every note, to one place; no model"
     pooled: ClassVar[bool] = True
     adapters: ClassVar[tuple[str, ...]] = ()
+    validates: ClassVar[bool] = False
     personal: ClassVar[bool] = False
     Settings: ClassVar[type[MethodSettings]] = CentralizedSettings
 

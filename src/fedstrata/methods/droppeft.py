@@ -9,7 +9,8 @@ Server half: every block is averaged over the devices that sent it, if at least 
     was. The bandit chooses each device's mean rate and learns its reward. Needs single updates: which blocks
     a device shares, and its reward, are its own.
 Client half: in each batch block l is left out with probability P_l, forward and backward. A block's
-    importance is its mean gradient norm over the steps in which it ran. The more important blocks stay in
+    importance is its mean gradient norm over the steps in which it ran (with `training.accumulation`: of all
+    their batches together). The more important blocks stay in
     the device's store. The reward is the gain in accuracy on the device's validation documents for each
     second of computing and transfer.
 Reduces to: FedLoRA (FedAdapter) with `rates: 0` and `shared_blocks: 1.0`.
@@ -23,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedstrata.aggregate.mean import MeanResult, StreamingMean, replace
 from fedstrata.core.config import MethodSettings
@@ -67,6 +68,12 @@ class DropPEFTSettings(MethodSettings):
         default="examples", description="How much a device counts: its training examples, or all the same."
     )
 
+    @model_validator(mode="after")
+    def _bandit_only_where_used(self) -> DropPEFTSettings:
+        if isinstance(self.rates, float | int) and self.bandit_of != "everybody":
+            raise ValueError(f"bandit_of has no meaning with a fixed rate, {self.rates}; leave it out")
+        return self
+
 
 class DropPEFT:
     """The method; see the module's docstring."""
@@ -85,6 +92,11 @@ class DropPEFT:
         """Whether devices keep blocks of their own."""
         shared = self.settings.shared_blocks
         return isinstance(shared, int) or shared < 1.0  # the count 1 is no share
+
+    @property
+    def validates(self) -> bool:
+        """The bandit's rewards are scores on devices' validation documents."""
+        return isinstance(self._bandit, BanditSettings)
 
     def trainable(self, layout: Layout) -> tuple[str, ...]:
         """The adapter and the head.
@@ -138,18 +150,24 @@ class DropPEFT:
         rate = cast("float", plan.values["rate"])
         rates = block_rates(rate, len(layout.blocks), self.settings.distribution)
         dropout = LayerDropout(rates, rng.child("blocks"))
-        result = fit(client, layout.all, rng, dropout=dropout)
         known = cast("list[float] | None", client.store.read().values.get("importance"))
-        importance = dropout.importance(known)
-        shared = least_important(importance, block_count(self.settings.shared_blocks, layout))
-        kept = [name for b, names in enumerate(layout.blocks) if b not in shared for name in names]
-        if kept:
-            client.store.write(Message(model.tensors(kept), {"importance": list[JSON](importance)}))
-        sent = model.tensors(set(layout.all).difference(kept))
-        values: dict[str, JSON] = {"loss": result.loss, "shared": list[JSON](shared)}
-        if before is not None:
-            gain = cast("float", client.validate()) - before
-            values["reward"] = gain / _seconds(client, dropout, [*plan.tensors.values(), *sent.values()])
+        k = block_count(self.settings.shared_blocks, layout)
+
+        def kept() -> list[str]:
+            """Returns the names of the blocks that stay, which is known once the training is over."""
+            shared = least_important(dropout.importance(known), k)
+            return [name for b, names in enumerate(layout.blocks) if b not in shared for name in names]
+
+        result = fit(client, layout.all, rng, private=kept, dropout=dropout)
+        importance, own = dropout.importance(known), set(kept())
+        if own:
+            stored = [name for name in layout.all if name in own]
+            client.store.write(Message(model.tensors(stored), {"importance": list[JSON](importance)}))
+        sent = model.tensors([name for name in layout.all if name not in own])
+        values: dict[str, JSON] = {"loss": result.loss, "shared": list[JSON](least_important(importance, k))}
+        if before is not None and (after := client.validate()) is not None:
+            moved = [*plan.tensors.values(), *sent.values()]
+            values["reward"] = (after - before) / _seconds(client, dropout, moved)
         weight = float(len(client.examples)) if self.settings.weighting == "examples" else 1.0
         return Update(sent, values, weight)
 
@@ -187,7 +205,8 @@ class DropPEFT:
         for owner, members in groups.items():
             known = bandits.get(owner) or Bandit.from_json(None, settings)
             draws = rng.child("rates", owner).numpy()
-            bandits[owner], chosen = known.choose(settings, number, len(members), draws)
+            turn = _turn(owner, known, number)
+            bandits[owner], chosen = known.choose(settings, turn, len(members), draws)
             rates |= dict(zip(members, chosen, strict=True))
         return bandits, rates
 
@@ -201,7 +220,10 @@ class DropPEFT:
         given: dict[str, list[tuple[float, float]]] = {}
         for client, reward in rewards.items():
             given.setdefault(self._owner(client), []).append(reward)
-        learnt = {owner: bandits[owner].rewarded(settings, number, own) for owner, own in given.items()}
+        learnt = {
+            owner: bandits[owner].rewarded(settings, _turn(owner, bandits[owner], number, after=1), own)
+            for owner, own in given.items()
+        }
         return {owner: bandit.to_json() for owner, bandit in (bandits | learnt).items()}
 
     def _owner(self, client: str) -> str:
@@ -214,6 +236,18 @@ class DropPEFT:
 
     def _blocks(self, state: State) -> list[list[str]]:
         return cast("list[list[str]]", state.values["_blocks"])
+
+
+def _turn(owner: str, bandit: Bandit, number: int, after: int = 0) -> int:
+    """Returns what a bandit's memory counts in: rounds; a device's own counts that device's turns.
+
+    Args:
+        owner: Whose it is.
+        bandit: The bandit.
+        number: The round.
+        after: How many choices it has made in this round.
+    """
+    return number if owner == EVERYBODY else bandit.choices - after + 1
 
 
 def _seconds(client: Client, dropout: LayerDropout, moved: Sequence[Tensor]) -> float:

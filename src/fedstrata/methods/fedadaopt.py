@@ -10,8 +10,8 @@ Server half: every round tries three configurations on a third of its devices ea
 Client half: local training of the adapters of its configuration and the head.
 Reduces to: FedAdapter on the top blocks, once neither depth nor width can grow.
 Deviations: it starts at depth 0 (the head alone) and width 8 and judges by accuracy, as DropPEFT describes
-    it; Cai et al. judge by accuracy over time and try only every few rounds. A round of fewer devices than
-    configurations tries nothing.
+    it; Cai et al. judge by accuracy over time and try only every few rounds. A round that has lost
+    too many devices tries nothing.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pydantic import Field
 from fedstrata.adapters.rank import cut, pad, rank_axis, written
 from fedstrata.aggregate.mean import StreamingMean
 from fedstrata.core.config import MethodSettings
+from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.settings import Count
 from fedstrata.core.types import JSON, ClientInfo, Plan, State, Update
 from fedstrata.train.local import fit
@@ -47,6 +48,10 @@ class FedAdaOPTSettings(MethodSettings):
     width_step: Count = Field(default=8, description="By how much the width grows.")
 
 
+CONFIGURATIONS = 3
+"""How many a round tries: the present one, one deeper and one wider."""
+
+
 class FedAdaOPT:
     """The method; see the module's docstring."""
 
@@ -55,13 +60,21 @@ class FedAdaOPT:
     pooled: ClassVar[bool] = False
     personal: ClassVar[bool] = False
     adapters: ClassVar[tuple[str, ...]] = ("bottleneck",)
+    validates: ClassVar[bool] = True
     Settings: ClassVar[type[MethodSettings]] = FedAdaOPTSettings
 
     def __init__(self, settings: FedAdaOPTSettings) -> None:
         self.settings = settings
 
     def trainable(self, layout: Layout) -> tuple[str, ...]:
-        """The adapters of all blocks, which they may grow to, and the head."""
+        """The adapters of all blocks, which they may grow to, and the head.
+
+        Raises:
+            ConfigurationError: More blocks are to have adapters than the model has.
+        """
+        if self.settings.depth > len(layout.blocks):
+            message = f"must be at most {len(layout.blocks)}, the number of blocks of the model, not"
+            raise ConfigurationError([Problem("method.depth", f"{message} {self.settings.depth}")])
         return layout.all
 
     def start(self, model: Model) -> State:
@@ -71,8 +84,8 @@ class FedAdaOPT:
         values: dict[str, Any] = {
             "_blocks": [list(names) for names in model.layout.blocks],
             "_widest": max(widths),
-            "depth": min(self.settings.depth, len(model.layout.blocks)),
-            "width": min(self.settings.width, max(widths)),
+            "depth": self.settings.depth,
+            "width": self.settings.width,
         }
         return State(tensors, values)
 

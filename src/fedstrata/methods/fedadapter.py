@@ -38,6 +38,7 @@ class FedAdapter:
     travels: ClassVar[str] = "the bottleneck adapters and the head, both ways"
     pooled: ClassVar[bool] = False
     adapters: ClassVar[tuple[str, ...]] = ("bottleneck",)
+    validates: ClassVar[bool] = False
     personal: ClassVar[bool] = False
     Settings: ClassVar[type[MethodSettings]] = FedAdapterSettings
 

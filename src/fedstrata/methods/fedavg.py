@@ -37,6 +37,7 @@ class FedAvg:
     travels: ClassVar[str] = "the whole model, both ways"
     pooled: ClassVar[bool] = False
     adapters: ClassVar[tuple[str, ...]] = ()
+    validates: ClassVar[bool] = False
     personal: ClassVar[bool] = False
     Settings: ClassVar[type[MethodSettings]] = FedAvgSettings
 

@@ -40,6 +40,7 @@ class FedLoRA:
     travels: ClassVar[str] = "the low-rank adapters and the head, both ways"
     pooled: ClassVar[bool] = False
     adapters: ClassVar[tuple[str, ...]] = ("lora",)
+    validates: ClassVar[bool] = False
     personal: ClassVar[bool] = False
     Settings: ClassVar[type[MethodSettings]] = FedLoRASettings
 

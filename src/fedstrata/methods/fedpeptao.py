@@ -59,6 +59,7 @@ class FedPepTAO:
     travels: ClassVar[str] = "the prefix of the blocks that matter and the head, both ways"
     pooled: ClassVar[bool] = False
     adapters: ClassVar[tuple[str, ...]] = ("prefix",)
+    validates: ClassVar[bool] = False
     Settings: ClassVar[type[MethodSettings]] = FedPepTAOSettings
 
     def __init__(self, settings: FedPepTAOSettings) -> None:

@@ -38,6 +38,7 @@ class FedProx:
     travels: ClassVar[str] = "the whole model, both ways"
     pooled: ClassVar[bool] = False
     adapters: ClassVar[tuple[str, ...]] = ()
+    validates: ClassVar[bool] = False
     personal: ClassVar[bool] = False
     Settings: ClassVar[type[MethodSettings]] = FedProxSettings
 

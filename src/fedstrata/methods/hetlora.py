@@ -5,7 +5,8 @@ Source: Cho et al. 2024, "Heterogeneous LoRA for Federated Fine-tuning of On-Dev
     "FedHetLoRA" rows of DropPEFT.
 Travels: the first r_k rows of A and columns of B of every adapted layer and the task head, both ways.
 Server half: the mean of the updates, padded with zeros to the largest rank and weighted by ||B_k A_k||_F;
-    `weighting: examples` weighs by training examples. Needs single updates: their shapes differ.
+    `weighting: examples` weighs by training examples. Ranks that no device of the round has stay as they
+    were. Needs single updates: their shapes differ.
 Client half: local training at its rank. With `prune` a penalty on the last ranks, lambda ||B|| ||A|| of
     their part, is added to the loss, and they are given up for good when these norms have fallen in a round.
 Reduces to: FedLoRA with equal ranks, no pruning and `weighting: examples`.
@@ -22,10 +23,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field
 
-from fedstrata.adapters.rank import cut, pad, product_norm, rank_axis, tails
-from fedstrata.aggregate.mean import StreamingMean, replace
+from fedstrata.adapters.rank import cut, pad, product_norm, rank_axis, tails, written
+from fedstrata.aggregate.mean import StreamingMean
 from fedstrata.core.config import MethodSettings
-from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.settings import Count, Positive, Settings
 from fedstrata.core.types import JSON, ClientInfo, Plan, State, Update
 from fedstrata.train.local import fit
@@ -73,6 +73,7 @@ class HetLoRA:
     pooled: ClassVar[bool] = False
     personal: ClassVar[bool] = False
     adapters: ClassVar[tuple[str, ...]] = ("lora",)
+    validates: ClassVar[bool] = False
     Settings: ClassVar[type[MethodSettings]] = HetLoRASettings
 
     def __init__(self, settings: HetLoRASettings) -> None:
@@ -83,11 +84,7 @@ class HetLoRA:
         return layout.all
 
     def start(self, model: Model) -> State:
-        """The adapter at its largest rank, and the head.
-
-        Raises:
-            ConfigurationError: A device would have a larger rank than the adapter.
-        """
+        """The adapter at its largest rank, and the head."""
         tensors = model.snapshot(model.layout.all)
         largest = max(
             tensor.shape[axis]
@@ -95,9 +92,6 @@ class HetLoRA:
             if (axis := rank_axis(name, tensor)) is not None
         )
         ranks = self.settings.ranks or sorted({max(1, largest // 4), max(1, largest // 2), largest})
-        if max(ranks) > largest:
-            message = f"must be at most adapter.rank, {largest}, not {max(ranks)}"
-            raise ConfigurationError([Problem("method.ranks", message)])
         values: dict[str, Any] = {"_choice": list(ranks), "_ranks": {}}
         return State(tensors, values)
 
@@ -119,7 +113,9 @@ class HetLoRA:
             if self.settings.weighting == "norm":
                 weight = max(product_norm(update.tensors), 1e-12)  # of an adapter that did not move
             mean.add(Update(pad(update.tensors, state.tensors), weight=weight))
-        merged = replace(state.tensors, mean.finish().tensors)
+        # Ranks that no device of the round has keep their values: set to zero they could never train again.
+        covered = max((ranks[client] for client in used), default=0)
+        merged = written(state.tensors, cut(mean.finish().tensors, covered))
         values = {**state.values, "_ranks": dict[str, JSON](ranks), "ranks": dict[str, JSON](used)}
         return State(merged, values)
 

@@ -72,6 +72,7 @@ class LayerSkipping:
     travels: ClassVar[str] = "the top k blocks, the final norm and the head (unless local), both ways"
     pooled: ClassVar[bool] = False
     adapters: ClassVar[tuple[str, ...]] = ()
+    validates: ClassVar[bool] = False
     Settings: ClassVar[type[MethodSettings]] = LayerSkippingSettings
 
     def __init__(self, settings: LayerSkippingSettings) -> None:

@@ -36,6 +36,7 @@ class LocalOnly:
     travels: ClassVar[str] = "nothing but a loss"
     pooled: ClassVar[bool] = False
     adapters: ClassVar[tuple[str, ...]] = ()
+    validates: ClassVar[bool] = False
     personal: ClassVar[bool] = True
     Settings: ClassVar[type[MethodSettings]] = LocalOnlySettings
 

@@ -247,9 +247,12 @@ class Model:
         module: Any = self.module  # transformers' and PEFT's models share this method
         try:
             with quiet():
-                module.save_pretrained(folder)
-                if self.layout.frozen:  # an adapter's folder says nothing of labels otherwise
-                    config.save_pretrained(folder)
+                if self.layout.frozen:
+                    # "auto" would save embeddings of another size than the base's, and ask the hub for that.
+                    module.save_pretrained(folder, save_embedding_layers=False)
+                    config.save_pretrained(folder)  # an adapter's folder says nothing of labels otherwise
+                else:
+                    module.save_pretrained(folder)
         finally:
             config.use_cache = before
         self.tokenizer.backend_tokenizer.no_truncation()  # how windows were last cut is no part of it

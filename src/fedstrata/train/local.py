@@ -78,7 +78,7 @@ def fit(
     trainable: Collection[str],
     rng: Seed,
     *,
-    private: Collection[str] = (),
+    private: Collection[str] | Callable[[], Collection[str]] = (),
     proximal: float = 0.0,
     penalty: Callable[[], None] | None = None,
     dropout: LayerDropout | None = None,
@@ -93,7 +93,7 @@ def fit(
         trainable: Names of the parameters that train; all others are frozen.
         rng: Seed of the order of the examples and of dropout.
         private: Those of the parameters that stay at the client, which a corrupt client has no reason to
-            distort.
+            distort; or what says so once the training is over.
         proximal: FedProx's mu: (mu/2) ||w - w_0||^2 is added to the loss (Li et al. 2020, equation 2).
         penalty: Adds the gradient of a term of its own to that of each step's loss.
         dropout: Draws the blocks that are left out of each batch, and hears of the gradients of the others.
@@ -114,7 +114,8 @@ def fit(
 
     result = _descend(client, trainable, rng, more, dropout)
     if corrupt:
-        sent = [name for name in trainable if name not in set(private)]
+        own = set(private() if callable(private) else private)
+        sent = [name for name in trainable if name not in own]
         distort(model.tensors(sent), anchors, corrupt, rng.child("corrupt"))
     return result
 
@@ -234,6 +235,7 @@ def _left_out(client: Client, dropout: LayerDropout | None) -> Iterator[Callable
         with torch.no_grad(), autocast(client.training, device):
             return task.loss(model.module, to_device(shortest, device))[0]
 
+    model.module.train(False)  # the call must draw nothing
     with skippable_blocks(model.module, model.layout, call) as skip:
 
         def leave_out() -> Collection[int]:

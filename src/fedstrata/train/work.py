@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fedstrata.metrics.flops import FlopCounter
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedstrata.core.method import Client, Feed
+    from fedstrata.core.method import Client, Feed, Model
+    from fedstrata.core.types import Work
 
 
 class Tally(Protocol):
@@ -43,6 +44,25 @@ def counting(client: Client, trainable: Collection[str]) -> Tally | None:
         work.flops += counter.batch(rows, tokens, active_blocks, stored=stored)
 
     return tally
+
+
+@contextmanager
+def counted_passes(model: Model, work: Work | None) -> Iterator[None]:
+    """Counts the operations of every forward pass within the block, which nothing is trained by."""
+    if work is None:
+        yield
+        return
+    counter = FlopCounter(model.module, model.layout, ())
+
+    def count(module: Any, arguments: Any, named: Mapping[str, Tensor]) -> None:
+        rows, tokens = named["input_ids"].shape
+        work.flops += counter.batch(rows, tokens)
+
+    handle = model.module.register_forward_pre_hook(count, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 @contextmanager
