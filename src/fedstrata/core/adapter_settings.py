@@ -14,7 +14,7 @@ _Names = Annotated[list[str], Field(min_length=1)]
 class LoraSettings(Settings):
     """Low-rank adapters (Hu et al. 2022): W + (alpha / rank) B A, with W frozen."""
 
-    kind: Literal["lora"]
+    kind: Literal["lora"] = "lora"
     rank: Count = Field(default=8, description="Rows of A and columns of B.")
     alpha: Positive | None = Field(default=None, description="alpha / rank scales B A; 2 rank if null.")
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
@@ -34,7 +34,7 @@ class LoraSettings(Settings):
 class BottleneckSettings(Settings):
     """Bottleneck adapters (Houlsby et al. 2019): h + up(activation(down(h))) after each sublayer."""
 
-    kind: Literal["bottleneck"]
+    kind: Literal["bottleneck"] = "bottleneck"
     width: Count = Field(default=32, description="Numbers between down and up.")
     activation: Literal["gelu", "relu", "silu"] = "gelu"
     targets: _Names | None = Field(
@@ -47,7 +47,7 @@ class BottleneckSettings(Settings):
 class PrefixSettings(Settings):
     """Prefix tuning (Li and Liang 2021): keys and values in front of those of the text, in every block."""
 
-    kind: Literal["prefix"]
+    kind: Literal["prefix"] = "prefix"
     tokens: Count = Field(default=20, description="How many of them, in each block.")
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from fedstrata.core.adapter_settings import AdapterSettings
+from fedstrata.core.adapter_settings import BottleneckSettings, LoraSettings, PrefixSettings
 from fedstrata.core.devices import DeviceSettings
 from fedstrata.core.federation import FederationSettings
 from fedstrata.core.model_settings import ModelSettings, TrainedTokenizer
@@ -317,8 +317,9 @@ class RunSettings(Settings):
     data: DataSettings = DataSettings()
     partition: PartitionSettings = PartitionSettings()
     model: ModelSettings = ModelSettings()
-    adapter: AdapterSettings | None = Field(
+    adapter: LoraSettings | BottleneckSettings | PrefixSettings | None = Field(
         default=None,
+        discriminator="kind",
         description="Small modules that train in place of the model: {kind: lora}, bottleneck or prefix. "
         "What the method works with if null.",
     )
