@@ -34,8 +34,9 @@ This page is written by `python scripts/document_settings.py`.
 
 def allowed(schema: dict[str, Any], definitions: dict[str, Any]) -> str:
     """Says in words which values a JSON schema allows."""
-    if "anyOf" in schema:
-        return " or ".join(allowed(option, definitions) for option in schema["anyOf"])
+    for several in ("anyOf", "oneOf"):
+        if several in schema:
+            return " or ".join(allowed(option, definitions) for option in schema[several])
     if "$ref" in schema:
         inner = definitions[schema["$ref"].rpartition("/")[2]]
         return f"mapping of {', '.join(f'`{name}`' for name in inner['properties'])}"
@@ -77,8 +78,8 @@ def rows(model: type[BaseModel]) -> Iterator[str]:
     """Yields a table row for every plain setting of a section."""
     schema = model.model_json_schema()
     for name, field in model.model_fields.items():
-        if is_section(field):
-            continue
+        if is_section(field) and field.default is not None:
+            continue  # one that may be left out has a row that says so
         values = allowed(schema["properties"][name], schema.get("$defs", {}))
         default = cell(field.get_default(call_default_factory=True))
         yield f"| `{name}` | {default} | {values} | {field.description or ''} |"
@@ -125,6 +126,9 @@ def document() -> str:
         if issubclass(card.Settings, AveragingSettings):
             rules = "`mean` (default) or one of the rules below, by name or as a mapping"
             lines += ["", f"And `aggregation`: how updates become one, {rules}."]
+        for key, field in card.Settings.model_fields.items():
+            for variant in variants(field) if key != "aggregation" else ():
+                lines += sections(variant, f"method.{key} of {name}, as a mapping")
     lines += choices(AveragingSettings.model_fields["aggregation"], "method.aggregation")
     return "\n".join(lines) + "\n"
 

@@ -34,6 +34,22 @@ SCRIPTS = [
         ],
         {"full_over_cached", "frozen_over_cached", "max_abs_diff", "fill_over_frozen_epoch"},
     ),
+    pytest.param(
+        "layer_dropout.py",
+        [
+            *("--blocks", "3", "--hidden", "24", "--tokens", "8", "--batch", "2", "--batches", "2"),
+            *("--repeats", "1", "--rank", "1"),
+        ],
+        {"time_ratio", "activation_ratio", "share_run"},
+    ),
+    pytest.param(
+        "adapter_swap.py",
+        [
+            *("--blocks", "2", "--hidden", "24", "--tokens", "8", "--batch", "2", "--clients", "2"),
+            *("--repeats", "1"),
+        ],
+        {"swap_fraction_of_step"},
+    ),
     pytest.param("engine_overhead.py", ["--rounds", "1"], {"overhead_fraction"}, marks=pytest.mark.slow),
     pytest.param(
         "client_memory.py",

@@ -24,57 +24,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from random_client import client_of, llama_like, random_windows
 
-from fedstrata.core.config import ModelSettings, RunSettings
+from fedstrata.core.config import RunSettings
 from fedstrata.core.seeding import Seed
 from fedstrata.engine.caching import ClientCaches
-from fedstrata.engine.checkpoint import ClientStore
-from fedstrata.engine.simulate import SimulatedClient
-from fedstrata.models.load import load
 from fedstrata.models.prefix_cache import FILE
-from fedstrata.models.state import Model
 from fedstrata.policies.freeze import train_top
 from fedstrata.tasks.ner import NamedEntityRecognition
-from fedstrata.tasks.windows import Window
-
-
-def random_windows(count: int, tokens: int, vocabulary: int, seed: Seed) -> list[Window]:
-    """Windows of random tokens and tags, all of one length."""
-    generator = seed.numpy()
-    offsets = np.stack([np.arange(tokens), np.arange(tokens) + 1], axis=1).astype(np.int32)
-    return [
-        Window(
-            index,
-            generator.integers(vocabulary, size=tokens, dtype=np.int32),
-            generator.integers(9, size=tokens).astype(np.int16),
-            offsets,
-            np.ones(tokens, dtype=bool),
-            0,
-        )
-        for index in range(count)
-    ]
 
 
 class Bench:
     """One client, its model, and what it trains."""
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
-        config: dict[str, Any] = {
-            "model_type": "llama",
-            "hidden_size": options.hidden,
-            "intermediate_size": 4 * options.hidden,
-            "num_hidden_layers": options.blocks,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 6,
-            "tie_word_embeddings": True,
-        }
         self.settings = RunSettings.model_validate({"training": {"batch_size": options.batch}})
         self.folder = folder
         self.task = NamedEntityRecognition(self.settings.task, ["a", "b", "c", "d"])
-        model = ModelSettings(init="random", tokenizer="mini", config=config)
-        self.model: Model = load(model, kind=self.task.kind, labels=self.task.labels, seed=Seed(0))
+        self.model = llama_like(self.task, options.blocks, options.hidden)
         rows = self.model.module.get_input_embeddings().num_embeddings
         self.windows = random_windows(options.batches * options.batch, options.tokens, rows, Seed(1))
         self.top = train_top(self.model.layout, options.top)
@@ -87,16 +55,8 @@ class Bench:
         from fedstrata.train.local import fit  # noqa: PLC0415
 
         caches = ClientCaches(self.folder, self.settings, lambda event, facts: None)
-        client = SimulatedClient(
-            "client",
-            self.model,
-            self.task,
-            self.windows,
-            self.settings.training,
-            ClientStore(self.folder, 1),
-            lambda progress: None,
-            caches.of("client") if what in {"fill", "cached"} else None,
-        )
+        cache = caches.of("client") if what in {"fill", "cached"} else None
+        client = client_of(self.model, self.task, self.windows, self.settings.training, self.folder, cache)
         names: Sequence[str] = self.model.layout.all if what == "full" else self.top
         self.model.train_only(())
         self.model.restore()

@@ -47,6 +47,7 @@ SCHEMA = {
         "caches_bytes",
         "models_bytes",
         "record_bytes",
+        "report_bytes",
         "free_bytes",
     },
     "energy_joules": None,

@@ -48,7 +48,7 @@ def skew(clients: dict[str, Split]) -> float:
 
 RULES = st.builds(
     PartitionSettings,
-    by=st.sampled_from(["iid", "dirichlet", "quantity", "speciality"]),
+    by=st.sampled_from(["iid", "dirichlet", "dirichlet_equal", "quantity", "speciality"]),
     clients=st.integers(1, 6),
     alpha=st.sampled_from([0.5, 1.0, 100.0]),
     lean=st.sampled_from([0.1, 0.8]),
@@ -71,7 +71,7 @@ def test_every_document_goes_to_one_client_whatever_the_order(
     assert partition(shuffled, rule, Seed(seed)) == clients
 
 
-@pytest.mark.parametrize("by", ["iid", "dirichlet", "quantity", "speciality"])
+@pytest.mark.parametrize("by", ["iid", "dirichlet", "dirichlet_equal", "quantity", "speciality"])
 def test_another_seed_is_another_partition(by: Any) -> None:
     rule = PartitionSettings(by=by, clients=3)
     assert partition(corpus(100), rule, Seed(0)) != partition(corpus(100), rule, Seed(1))
@@ -197,6 +197,18 @@ def test_client_names_sort_in_order_however_many() -> None:
             {"by": "dirichlet", "clients": 2},
             "partition.by",
             ["'dirichlet'", "9 documents"],
+        ),
+        (
+            Split(tuple(document(f"{i}") for i in range(9))),
+            {"by": "dirichlet_equal", "clients": 2},
+            "partition.by",
+            ["'dirichlet_equal'", "9 documents"],
+        ),
+        (
+            Split((Document("a", "x", text_pair="y"), *(document(f"{i}") for i in range(9)))),
+            {"by": "tokens", "clients": 2},
+            "partition.by",
+            ["1 of them", "pairs of texts", "'a'"],
         ),
         (
             corpus(20),

@@ -185,3 +185,40 @@ def test_every_method_names_its_source(name: str) -> None:
     assert source != "not named"
     assert "Travels" not in source
     assert len(source) > 20
+
+
+LORA = ("method={name: fedlora}", "adapter={kind: lora, rank: 2}", "federation.rounds=1")
+
+
+def test_a_lora_is_merged_into_a_plain_model(
+    run_tiny: RunTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card, _ = exported(run_tiny(*LORA), tmp_path / "merged")
+    files = {path.name for path in (tmp_path / "merged").iterdir()}
+    assert "model.safetensors" in files and "adapter_config.json" not in files
+    (code,) = re.findall(r"```python\n(.*?)```", card.text, flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path / "merged")
+    exec(code, {})  # noqa: S102 - the card's own code is what is tested
+
+
+@pytest.mark.parametrize("adapter", ["{kind: lora, rank: 2}", "{kind: bottleneck, width: 4}"])
+def test_an_adapter_alone_names_no_place(run_tiny: RunTiny, tmp_path: Path, adapter: str) -> None:
+    done = run_tiny("method={name: fedavg}", f"adapter={adapter}", "federation.rounds=1")
+    export(
+        open_result(done.folder), tmp_path / "adapter", licence=None, language=None, with_names=False,
+        keep_adapter=True,
+    )  # fmt: skip
+    files = {path.name for path in (tmp_path / "adapter").iterdir()}
+    assert {"adapter_model.safetensors", "adapter_config.json"} <= files and "model.safetensors" not in files
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] is None
+    card = ModelCard.load(tmp_path / "adapter" / "README.md")
+    assert card.data.library_name == "peft"
+    assert ("fedstrata.adapters.bottleneck" in card.text) == ("bottleneck" in adapter)
+
+
+def test_a_run_without_an_adapter_has_none_to_keep(run_tiny: RunTiny, tmp_path: Path) -> None:
+    result = open_result(run_tiny("federation.rounds=1").folder)
+    with pytest.raises(ConfigurationError, match="no adapter"):
+        export(result, tmp_path / "x", licence=None, language=None, with_names=False, keep_adapter=True)
+    assert not (tmp_path / "x").exists()

@@ -190,3 +190,11 @@ def test_a_client_that_fails_between_the_exchanges_is_brought_up_to_date_later(
 def test_settings_without_a_meaning_are_refused(settings: str, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         prepare(read_source(None, [*TINY, f"method={{name: fedtlu, {settings}}}"]))
+
+
+def test_last_is_refused_where_nothing_would_ever_be_merged() -> None:
+    """A LoRA on a language model trains nothing that follows the blocks."""
+    plain = [item for item in TINY if not item.startswith(("task.stride", "data.types"))]
+    lora = ["adapter={kind: lora, rank: 2}", "task.name=lm"]
+    with pytest.raises(ConfigurationError, match="under this adapter nothing of that trains"):
+        prepare(read_source(None, [*plain, *lora, "method={name: fedtlu, update: last}"]))

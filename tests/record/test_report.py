@@ -321,3 +321,22 @@ def test_held_out_sites_and_lost_clients_are_shown(run_tiny: RunTiny) -> None:
     counts = {row[0]: len(row[1].split(",")) for row in lost[1:]}
     assert counts == run.summary["failures"]["clients"]
     assert "2 clients" in page.text
+
+
+def test_scores_by_simulated_time_are_drawn_where_runs_have_it(write_run, events) -> None:
+    own = events(final=True)
+    for event in own:
+        if event["event"] == "round":
+            event |= {"simulated_seconds": 3000.0, "joules": 2000.0}
+    emulated, plain = write_run(own, "emulated"), write_run(events(), "plain")
+    page = report(emulated)
+    assert "by simulated time" in page.text
+    assert "hours on the simulated clock" in page.text
+    assert "2 h 30 min on emulated devices" in page.text
+    assert "6.0 kJ for computing" in page.text
+    assert "simulated" not in report(plain).text
+    both = report(emulated, plain)
+    assert "by simulated time" in both.text
+    costs = rows(both, 1)
+    assert costs["emulated"][-2:] == ["2 h 30 min", "6.0 kJ"]
+    assert costs["plain"][-2:] == ["-", "-"]

@@ -8,6 +8,7 @@ import json
 import re
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from fedstrata.record.table import (
     tabulate,
 )
 from fedstrata.record.table_text import csv_text, grid, markdown, notes, write_table
+from fedstrata.record.target import learning_curve
 
 MACHINE = {"cores": 2, "processor": "a processor", "system": "an operating system", "jobs": 1}
 
@@ -254,3 +256,54 @@ def test_the_three_files_hold_the_same_numbers(tmp_path: Path) -> None:
     assert any(
         "training.learning_rate 0.1 was chosen" in note and "0.2: failed" in note for note in notes(table)
     )
+
+
+def emulated(seed: int, curve: Sequence[float], seconds: float | None) -> CellResult:
+    """A finished run with these validation scores, whose rounds take so many seconds each."""
+    plain = cell(seed, curve[-1])
+    taken = None if seconds is None else seconds * len(curve)
+    summary = {**plain.summary, "energy_joules": taken and 5.0 * taken}
+    summary["time"] = {**summary["time"], "simulated_seconds": taken}
+    rounds = [
+        {"round": number, "global": {"f1": score}, "simulated_seconds": seconds}
+        for number, score in enumerate(curve, start=1)
+    ]
+    return replace(plain, summary=summary, curve=learning_curve(rounds, "f1"))
+
+
+def test_time_to_accuracy_is_that_to_the_best_score_that_all_runs_reach() -> None:
+    table = table_of(
+        RowResult("slow", (emulated(0, [0.2, 0.4, 0.6], 3600.0), emulated(1, [0.3, 0.5, 0.55], 3600.0))),
+        RowResult("fast", (emulated(0, [0.5, 0.7, 0.8], 600.0), emulated(1, [0.6, 0.7, 0.9], 600.0))),
+    )
+    assert table["target"] == {"score": 0.55, "of": "global", "falling": False}
+    assert values(table, "slow", "seconds_to_target")["by_seed"] == {"0": 10800.0, "1": 10800.0}
+    assert values(table, "fast", "seconds_to_target")["by_seed"] == {"0": 1200.0, "1": 600.0}
+    assert values(table, "fast", "rounds_to_target")["by_seed"] == {"0": 2, "1": 1}
+    assert values(table, "fast", "seconds_to_target")["best"]
+    shown = {row[""]: row for row in from_markdown(markdown(table))}
+    assert shown["slow"]["time to target"] == "3 h 0 min"
+    assert shown["fast"]["time to target"] == "**15 min 0 s ± 7 min 4 s**"
+    assert shown["slow"]["simulated time"] == "3 h 0 min"
+    assert shown["fast"]["energy, kJ"] == "**9.0**"
+    assert "Target: validation f1 55.0, the highest that every run of the table reaches." in notes(table)
+
+
+def test_a_failed_run_and_other_documents_have_no_part_in_the_target() -> None:
+    weak = emulated(0, [0.1, 0.2], 60.0)
+    other = replace(weak, run={**weak.run, "data": "other"})
+    table = table_of(
+        RowResult("first", (emulated(0, [0.3, 0.7], 60.0), CellResult(1, "", message="failed"))),
+        RowResult("elsewhere", (other, CellResult(1, "", message="failed"))),
+    )
+    assert table["target"]["score"] == 0.7
+    assert values(table, "elsewhere", "seconds_to_target") is None
+
+
+def test_without_emulated_devices_their_columns_are_not_shown() -> None:
+    table = table_of(RowResult("plain", (emulated(0, [0.3, 0.7], None),)))
+    assert not {"simulated_seconds", "energy_joules", "seconds_to_target", "rounds_to_target"} & set(
+        table["shown"]
+    )
+    assert values(table, "plain", "rounds_to_target")["mean"] == 2
+    assert values(table, "plain", "seconds_to_target") is None

@@ -6,6 +6,7 @@ mean = sum_k w_k x_k / sum_k w_k, where each tensor's sums run over the clients 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -33,12 +34,14 @@ class MeanResult:
         tensors: The mean of each tensor over the clients that sent it, float32 on the CPU.
         weights: The sum of the weights behind each tensor.
         values: The weighted mean of each number in the updates' values.
+        counts: How many clients sent each tensor.
         clients: Whose updates are in it.
     """
 
     tensors: dict[str, Tensor]
     weights: dict[str, float]
     values: dict[str, float]
+    counts: dict[str, int]
     clients: tuple[str, ...] = ()
 
 
@@ -56,6 +59,7 @@ class StreamingMean:
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
         self._weights: dict[str, float] = {}
+        self._counts: Counter[str] = Counter()
         self._values: dict[str, list[float]] = {}
         self._scratch: Tensor | None = None
 
@@ -77,6 +81,7 @@ class StreamingMean:
                 )
             self._fold(known, tensor, update.weight)
             self._weights[name] = self._weights.get(name, 0.0) + update.weight
+            self._counts[name] += 1
         for key, value in update.values.items():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 total = self._values.setdefault(key, [0.0, 0.0])
@@ -108,7 +113,7 @@ class StreamingMean:
         for name, total in self._sums.items():
             total.div_(self._weights[name])
         values = {key: total / weight for key, (total, weight) in self._values.items()}
-        return MeanResult(self._sums, self._weights, values, tuple(clients))
+        return MeanResult(self._sums, self._weights, values, dict(self._counts), tuple(clients))
 
 
 def replace(previous: Tensors, mean: Tensors) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from rich.text import Text
 from fedstrata.cli.listener import Listener
 from fedstrata.core.errors import DROPPED_OUT
 from fedstrata.record.summary import headline
-from fedstrata.record.words import duration, plural, score
+from fedstrata.record.words import duration, energy, plural, score
 
 MOST_CLIENTS = 25
 """Clients in the table at most; of more the ends are shown."""
@@ -189,4 +189,7 @@ def _cost(summary: Mapping[str, Any]) -> list[str]:
         )
     total, training = (duration(summary["time"][key]) for key in ("total_seconds", "train_seconds"))
     lines.append(f"took {total}, of which {training} of training")
+    if (simulated := summary["time"].get("simulated_seconds")) is not None:
+        joules = energy(summary["energy_joules"])
+        lines.append(f"on the emulated devices {duration(simulated)}; their computing takes {joules}")
     return lines

@@ -29,6 +29,10 @@ def export(
         bool,
         typer.Option("--site-names", help="Keep the names of the clients; they are numbered otherwise."),
     ] = False,
+    adapter: Annotated[
+        bool,
+        typer.Option("--adapter", help="Keep a LoRA as an adapter; it is merged into the model otherwise."),
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Write a run's model as a Hugging Face folder with a model card.
@@ -41,7 +45,7 @@ def export(
 
     require_new(out)
     result = open_result(run, client=client)
-    write_folder(result, out, licence=licence, language=language, with_names=site_names)
+    write_folder(result, out, licence=licence, language=language, with_names=site_names, keep_adapter=adapter)
     typer.echo(f"model, tokenizer and model card in {out}")
     if licence is None:
         typer.echo(f"no licence is stated; name one with --licence, or in the head of {out / 'README.md'}")

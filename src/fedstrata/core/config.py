@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from fedstrata.core.adapter_settings import BottleneckSettings, LoraSettings, PrefixSettings
+from fedstrata.core.devices import DeviceSettings
 from fedstrata.core.federation import FederationSettings
 from fedstrata.core.model_settings import ModelSettings, TrainedTokenizer
 from fedstrata.core.settings import Count, Fraction, NotNegative, Positive, Settings
@@ -132,6 +134,7 @@ class ColumnSettings(Settings):
     text: str | list[str] = Field(
         default="text", description="The text; of several columns, joined by line breaks."
     )
+    text_pair: str | None = Field(default=None, description="The second text, where rows are pairs of texts.")
     labels: str | None = Field(default=None, description="A label of the document, or a list of them.")
     tokens: str | None = Field(default=None, description="Tokens instead of a text; needs `tags`.")
     tags: str | None = Field(default=None, description="A chunk tag (B-x, I-x, O) a token.")
@@ -145,6 +148,8 @@ class ColumnSettings(Settings):
     def _tokens_with_tags(self) -> ColumnSettings:
         if (self.tokens is None) != (self.tags is None):
             raise ValueError("tokens and tags are two columns of one task: name both, or none")
+        if self.tokens is not None and self.text_pair is not None:
+            raise ValueError("text_pair has no meaning with tokens, which are no pair of texts")
         return self
 
 
@@ -170,8 +175,8 @@ class DataSettings(Settings):
     """Where the documents come from."""
 
     format: Literal[
-        "synthetic", "i2b2", "brat", "conll", "conllu", "jsonl", "pubtator", "mtsamples", "mimic", "text",
-        "datasets",
+        "synthetic", "i2b2", "brat", "conll", "conllu", "jsonl", "pubtator", "mtsamples", "mimic", "ag_news",
+        "glue", "text", "datasets",
     ] = "synthetic"  # fmt: skip
     path: str | None = Field(
         default=None,
@@ -185,8 +190,8 @@ class DataSettings(Settings):
     columns: ColumnSettings = ColumnSettings()
     unannotated: Literal["refuse", "skip", "keep"] = Field(
         default="refuse",
-        description="Texts without an annotation file where others have one (i2b2, BRAT); those that are "
-        "kept have no mentions.",
+        description="Texts without an annotation file where others have one (i2b2, BRAT), and files without "
+        "labels where others have some (GLUE); those that are kept have no annotations.",
     )
     split: SplitSettings = SplitSettings()
     types: dict[str, str] | list[str] | None = Field(
@@ -204,7 +209,7 @@ class DataSettings(Settings):
             "text": ("text",),
             "dataset": ("datasets",),
             "columns": ("datasets",),
-            "unannotated": ("i2b2", "brat"),
+            "unannotated": ("i2b2", "brat", "glue"),
         }
         idle = [
             f"data.{name} belongs to data.format {' or '.join(map(repr, formats))} and has no meaning when "
@@ -228,12 +233,14 @@ class DataSettings(Settings):
 class PartitionSettings(Settings):
     """How documents come to clients."""
 
-    by: Literal["site", "iid", "dirichlet", "quantity", "tokens", "speciality"] = "site"
+    by: Literal["site", "iid", "dirichlet", "dirichlet_equal", "quantity", "tokens", "speciality"] = "site"
     clients: Count | None = Field(
         default=None, description="Number of clients; the number of sites when by site."
     )
     alpha: Positive = Field(
-        default=1.0, description="Concentration of `dirichlet` and `quantity`: smaller is more skewed."
+        default=1.0,
+        description="Concentration of `dirichlet`, `dirichlet_equal` (times each label's share) and "
+        "`quantity`: smaller is more skewed.",
     )
     lean: Fraction = Field(
         default=0.8, description="Chance that a document goes to the client of its kind (`speciality`)."
@@ -266,6 +273,11 @@ class TrainingSettings(Settings):
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto",
         description="Of the arithmetic: bfloat16 autocast on a GPU and float32 on a CPU when auto.",
+    )
+    checkpointing: bool = Field(
+        default=False,
+        description="Compute the activations of a block again in its backward pass: less memory, a third "
+        "more time.",
     )
     eval_batch_size: Count = 32
     cache: Literal["auto", "on", "off"] = Field(
@@ -305,10 +317,19 @@ class RunSettings(Settings):
     data: DataSettings = DataSettings()
     partition: PartitionSettings = PartitionSettings()
     model: ModelSettings = ModelSettings()
+    adapter: LoraSettings | BottleneckSettings | PrefixSettings | None = Field(
+        default=None,
+        discriminator="kind",
+        description="Small modules that train in place of the model: {kind: lora}, bottleneck or prefix. "
+        "What the method works with if null.",
+    )
     task: NerSettings | ClassifySettings | LmSettings = Field(default=NerSettings(), discriminator="name")
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "layer_skipping"})
     training: TrainingSettings = TrainingSettings()
     federation: FederationSettings = FederationSettings()
+    devices: DeviceSettings | None = Field(
+        default=None, description="Emulated devices and networks; none when null."
+    )
     report_to: list[Literal["tensorboard", "mlflow", "wandb"]] = Field(
         default_factory=list, description="Experiment trackers; each is an extra of its name."
     )

@@ -72,12 +72,14 @@ class Document:
 
     Attributes:
         id: Unique within a corpus.
-        text: The text, exactly as the offsets count it.
+        text: The text, exactly as the offsets count it; of a pair the first one.
         spans: Annotated mentions, sorted by `(start, end, label)`.
         relations: Relations between them.
         labels: Labels of the whole document, for example ICD-9 codes.
         site: The site (hospital) the document belongs to; empty if unknown.
         metadata: Further facts, for example `speciality`.
+        text_pair: The second text, which may be empty, of a document that is a pair of texts; none for a
+            single text. Spans are of the first.
     """
 
     id: str
@@ -87,6 +89,17 @@ class Document:
     labels: tuple[str, ...] = ()
     site: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
+    text_pair: str | None = None
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The text, or both texts of a pair."""
+        return (self.text,) if self.text_pair is None else (self.text, self.text_pair)
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether there is nothing but white space in it."""
+        return not any(text.strip() for text in self.texts)
 
     def __post_init__(self) -> None:
         for span in self.spans:

@@ -11,6 +11,8 @@ from fedstrata.core.settings import Count, Fraction, Positive, Settings
 
 DATA_CORRUPTIONS = ("shuffled_labels", "shuffled_tokens", "label_flips")
 """What can be wrong with the training examples of a corrupt client."""
+FEW_CLIENTS = 20
+"""Up to so many models are scored everywhere unless the settings say otherwise."""
 UPDATE_CORRUPTIONS = ("gaussian", "sign_flip", "scale")
 """What a corrupt client can do to its change."""
 
@@ -73,6 +75,11 @@ class FederationSettings(Settings):
         default=False,
         description="Also score each client's model as its local training leaves it, on all clients' "
         "documents: of the validation split when that is scored, in the last round of the test split too.",
+    )
+    score_everywhere: bool | Literal["auto"] = Field(
+        default="auto",
+        description="Where every client has a model of its own: at the end score each on the documents of "
+        "all clients too, as the global scores. auto does so with 20 clients or fewer.",
     )
     metric: str | None = Field(
         default=None, description="The score a run is judged by, for example `f1/drug`; the task's if null."

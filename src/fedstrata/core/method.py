@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
-from fedstrata.core.types import ClientInfo, Message, Plan, State, Tensors, Update
+from fedstrata.core.types import ClientInfo, Message, Plan, State, Tensors, Update, Work
 
 if TYPE_CHECKING:
     import numpy as np
@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from torch.nn import Parameter
 
     from fedstrata.core.config import MethodSettings, TrainingSettings
+    from fedstrata.core.devices import Device
     from fedstrata.core.documents import Document
     from fedstrata.core.federation import CorruptSettings
     from fedstrata.core.seeding import Seed
 
 
-Feed: TypeAlias = "Callable[[Mapping[str, Tensor]], None]"
-"""Told each batch, on the CPU, before the model is called with it."""
+Feed: TypeAlias = "Callable[[Mapping[str, Tensor]], int]"
+"""Told each batch, on the CPU, before the model is called with it; returns how many blocks will not run."""
 
 
 class Layout(Protocol):
@@ -48,7 +49,11 @@ class Layout(Protocol):
 
     @property
     def all(self) -> tuple[str, ...]:
-        """Every parameter name, in model order."""
+        """Every name that can train, in model order: with an adapter, its parameters and the head's."""
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """Every name that can never train: none without an adapter."""
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -214,6 +219,10 @@ class Store(Protocol):
 class PrefixCache(Protocol):
     """Where a client keeps what its frozen blocks give; see `fedstrata.models.prefix_cache`."""
 
+    @property
+    def serving(self) -> str | None:
+        """A fingerprint of the states that were served last; none if none were."""
+
     def serve(
         self,
         model: Model,
@@ -261,8 +270,23 @@ class Client(Protocol):
         """Told of progress within the local training."""
 
     @property
+    def validate(self) -> Callable[[], float | None]:
+        """Scores the model as it is on the client's validation documents: the score a run is judged by.
+
+        Its sign is changed where less is better, so that more always is. None where it has no documents.
+        """
+
+    @property
     def cache(self) -> PrefixCache | None:
         """Where it keeps what its frozen blocks give; none to run them every time."""
+
+    @property
+    def device(self) -> Device | None:
+        """The device that it is emulated on in this round; none without emulation."""
+
+    @property
+    def work(self) -> Work | None:
+        """What it has computed in this turn; none without emulation."""
 
 
 class Mean(Protocol):
@@ -279,6 +303,10 @@ class Mean(Protocol):
     @property
     def values(self) -> dict[str, float]:
         """The weighted mean of each number in the updates' values."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many clients sent each tensor."""
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -313,6 +341,8 @@ class Method(Protocol):
     """One line for people: what travels, in which direction."""
     pooled: ClassVar[bool]
     """Whether all training data is pooled into one client: the centralised baseline."""
+    adapters: ClassVar[tuple[str, ...]]
+    """The kinds of adapters it needs one of, the usual one first; empty if it does without, and with any."""
     Settings: ClassVar[type[MethodSettings]]
     """The class of its settings."""
 
@@ -321,6 +351,10 @@ class Method(Protocol):
     @property
     def settings(self) -> MethodSettings:
         """Its settings."""
+
+    @property
+    def validates(self) -> bool:
+        """Whether its clients score their models on validation documents of their own in the rounds."""
 
     @property
     def personal(self) -> bool:

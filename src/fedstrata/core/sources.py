@@ -227,6 +227,8 @@ def _message(
     model: type[BaseModel], names: Sequence[str], items: Sequence[Mapping[str, Any]], values: Any
 ) -> str:
     """Says what is wrong with one setting and what is allowed."""
+    # What is wrong within one alternative of a type says more than that it is none of the others.
+    items = sorted(items, key=lambda item: item["type"] != "value_error")
     kind = items[0]["type"]
     if kind == "extra_forbidden":
         return _unknown_key(model, names, values)

@@ -67,3 +67,17 @@ class ClientInfo:
 
     id: str
     examples: int
+
+
+@dataclass(slots=True)
+class Work:
+    """What a client has computed in its turn, counted for an emulated device.
+
+    Attributes:
+        flops: Floating-point operations of its training.
+        stored_states: Which output of its frozen blocks the device holds, as a fingerprint: these blocks cost
+            nothing while they stay what they are. None if it holds none.
+    """
+
+    flops: float = 0.0
+    stored_states: str | None = None

@@ -10,6 +10,8 @@ on the order of the input.
   the documents of that label are divided by them (Yurochkin et al., "Bayesian Nonparametric Federated
   Learning of Neural Networks", ICML 2019; Li et al., "Federated Learning on Non-IID Data Silos", ICDE 2022).
   A document's label is its dominant one.
+- `dirichlet_equal`: label skew with clients of equal size, as in FedNLP and DropPEFT; see
+  `fedstrata.data.mixes`.
 - `quantity`: quantity skew. One draw of client shares divides all documents (Li et al.).
 - `tokens`: FedTLU's rule for language modelling, a budget of words for every client; see
   `fedstrata.data.budget`. Validation and test documents are dealt in equal numbers.
@@ -32,6 +34,7 @@ from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.seeding import Seed
 from fedstrata.data.budget import by_words
+from fedstrata.data.mixes import deal_equally
 from fedstrata.data.split import PARTS, Split
 
 DRAWS = 100
@@ -93,7 +96,7 @@ def kind(document: Document) -> str:
     return document.metadata.get("speciality") or dominant_label(document)
 
 
-LABEL_OF = {"dirichlet": dominant_label, "speciality": kind}
+LABEL_OF = {"dirichlet": dominant_label, "dirichlet_equal": dominant_label, "speciality": kind}
 """What a rule that looks at documents sees in one."""
 
 
@@ -114,6 +117,8 @@ def _assign(
     """Draws one division of all documents by a random rule."""
     if settings.by == "speciality":
         return _lean(groups, clients, settings.lean, rng)
+    if settings.by == "dirichlet_equal":
+        return deal_equally(groups, clients, settings.alpha, rng)
     assignment: Assignment = {}
     for members in groups.values():
         even = np.full(clients, 1.0 / clients)
@@ -164,12 +169,12 @@ def _deal(ids: Sequence[str], shares: np.ndarray, rng: np.random.Generator) -> A
 
 
 def _by_tokens(parts: Parts, clients: int, seed: Seed) -> dict[str, Split]:
-    annotated = [item.id for item in parts["train"] if item.spans or item.relations]
-    if annotated:
+    whole = [item.id for item in parts["train"] if item.spans or item.relations or len(item.texts) > 1]
+    if whole:
         raise _problem(
             "partition.by",
-            f"'tokens' cuts documents, and {len(annotated)} of them have mentions (for example "
-            f"{annotated[0]!r}); it is for tasks without, such as lm",
+            f"'tokens' cuts documents, and {len(whole)} of them have mentions or are pairs of texts (for "
+            f"example {whole[0]!r}); it is for tasks on running text, such as lm",
         )
     names = [_name(client, clients) for client in range(clients)]
     rng = seed.numpy()

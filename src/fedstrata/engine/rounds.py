@@ -18,15 +18,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedstrata.core.errors import ConfigurationError, FedstrataError, Problem
-from fedstrata.core.federation import DATA_CORRUPTIONS
+from fedstrata.core.federation import DATA_CORRUPTIONS, FEW_CLIENTS
 from fedstrata.core.types import Message, State
 from fedstrata.data.split import PARTS, Split
 from fedstrata.engine.caching import ClientCaches
 from fedstrata.engine.checkpoint import Checkpoints, client_folder, discard_uncommitted
 from fedstrata.engine.corruption import corrupt_clients
+from fedstrata.engine.devices import Fleet, last_stored_states
 from fedstrata.engine.failures import RoundAbandonedError, drop_outs
 from fedstrata.engine.scoring import Scorer
-from fedstrata.engine.simulate import Listener, PooledSite, SimulatedCohort, Site, sample
+from fedstrata.engine.simulate import Listener, PooledSite, SimulatedCohort, Site, parameters_in, sample
 from fedstrata.metrics.cost import peak_gpu_bytes, peak_rss_bytes
 from fedstrata.record.log import RecordLog, committed_rounds, read_events
 from fedstrata.record.summary import summarise, trained_scores, write_summary
@@ -60,6 +61,8 @@ class Run:
         self._checkpoints = Checkpoints(folder / "checkpoints")
         self._sites, self._trainers = sites_of(experiment)
         self._caches = ClientCaches(folder, experiment.settings, self._emit)
+        self._fleet = fleet_of(experiment, [site.id for site in self._trainers])
+        self._stored_states: dict[str, str | None] = {}
 
     def execute(self, *, resume: bool = False) -> dict[str, Any]:
         """Runs all rounds that are not yet committed and returns the summary.
@@ -97,6 +100,7 @@ class Run:
         discard_uncommitted(self.folder, loaded[0] if loaded else 0)
         if loaded is None:
             return 0, None
+        self._stored_states = last_stored_states(events, loaded[0])
         settings = self.experiment.settings
         self._emit(
             "resumed",
@@ -153,6 +157,7 @@ class Run:
             "trained": trained_scores(cohort.trained_scores),
             "state": {name: value for name, value in state.values.items() if not name.startswith("_")},
             "trainable_parameters": cohort.trained_parameters,
+            **self._simulated(cohort),
             "failed": list(cohort.attendance.lost),
             "abandoned": abandoned,
             "exchanges": cohort.meter.exchanges(),
@@ -164,6 +169,16 @@ class Run:
         self._emit("round", facts)
         self._checkpoints.prune()
         return state
+
+    def _simulated(self, cohort: SimulatedCohort) -> dict[str, Any]:
+        """Returns what a round took on the simulated clock, and its energy; nothing without emulation."""
+        if self._fleet is None:
+            return {"simulated_seconds": None, "joules": None}
+        clock = cohort.clock
+        return {
+            "simulated_seconds": clock.round_seconds(cohort.attendance.lost),
+            "joules": clock.joules,
+        }
 
     def _finish(self, state: State) -> dict[str, Any]:
         """Scores the test split, saves what was learnt and writes the summary."""
@@ -199,7 +214,12 @@ class Run:
         if not self.experiment.method.personal:
             return scorer.shared(state)
         sites = {site.id: site for site in self._sites}
-        return scorer.personal(lambda client: self._become(cohort, sites[client], state), pooled=final)
+        everywhere = scores_everywhere(self.experiment)
+
+        def enter(client: str) -> None:
+            cohort.enter(sites[client], state)
+
+        return scorer.personal(enter, pooled=final and everywhere)
 
     def _score_trained(self, number: int, scorer: Scorer) -> Callable[[], dict[str, Any]] | None:
         """Returns what scores a client's just-trained model in this round, if anything is to."""
@@ -212,20 +232,15 @@ class Run:
         due = {part: own for part, own in scorers.items() if own.has_documents}
         return (lambda: {part: own.pooled() for part, own in due.items()}) if due else None
 
-    def _become(self, cohort: SimulatedCohort, site: Site, state: State) -> None:
-        """Makes the shared model the client's own: its store and the global state."""
-        cohort.enter(site)
-        self.experiment.model.load(state.tensors)
-
     def _save_models(self, cohort: SimulatedCohort, state: State) -> None:
         model = self.experiment.model
         if self.experiment.method.personal:  # there is no model that is everybody's
             for site in self._trainers:
-                self._become(cohort, site, state)
+                cohort.enter(site, state)
                 model.save(client_folder(self.folder, site.id) / "model")
             return
         model.restore()
-        model.load(state.tensors)
+        model.load(parameters_in(state.tensors, model))
         model.save(self.folder / "model")
 
     def _cohort(self, number: int, sites: list[Site]) -> SimulatedCohort:
@@ -240,6 +255,9 @@ class Run:
             rng=experiment.seed.child("round", number),
             listen=self._emit,
             cache_of=self._caches.of,
+            metric=experiment.metric,
+            device_of=lambda client: self._fleet.device(client, number) if self._fleet else None,
+            stored_states=self._stored_states,
             dropped=dropped(experiment, number, [site.id for site in sites]),
             min_clients=None if experiment.method.pooled else experiment.settings.federation.min_clients,
         )
@@ -268,11 +286,12 @@ class Run:
             "seed": experiment.settings.seed,
             "rounds": experiment.settings.federation.rounds,
             "corrupt": self._corrupt(),
+            "devices": self._fleet.profiles if self._fleet else None,
             "model": {
                 "name": experiment.settings.model.name,
                 "parameters": model.parameter_count,
                 "blocks": len(layout.blocks),
-                "bytes": frame.size(Message(model.tensors(layout.all))),
+                "bytes": frame.size(Message(model.tensors(model.whole))),
             },
             "groups": _by_group({name: model.bytes_of([name]) for name in layout.all}, layout),
             "trainable_parameters": sum(parameter.numel() for parameter in trainable),
@@ -325,6 +344,21 @@ def dropped(experiment: Experiment, number: int, clients: Sequence[str]) -> froz
     return drop_outs(clients, chance, experiment.seed.child("round", number, "dropout"))
 
 
+def scores_everywhere(experiment: Experiment) -> bool:
+    """Whether clients' own models are at the end scored on all clients' documents."""
+    asked = experiment.settings.federation.score_everywhere
+    clients = sum(bool(own.train) for own in experiment.clients.values())
+    return clients <= FEW_CLIENTS if asked == "auto" else asked
+
+
+def fleet_of(experiment: Experiment, clients: Sequence[str]) -> Fleet | None:
+    """Returns the emulated devices of these clients; none where pooled data lies on no client's device."""
+    settings = experiment.settings.devices
+    if settings is None or experiment.method.pooled:
+        return None
+    return Fleet(settings, clients, experiment.seed.child("devices"))
+
+
 def due_for_scoring(number: int, settings: FederationSettings) -> bool:
     """Whether the validation split is scored after this round."""
     return number % settings.evaluate_every == 0 or number == settings.rounds
@@ -336,7 +370,7 @@ def _fingerprint(sites: Sequence[Site]) -> str:
     for site in sites:
         for part in PARTS:
             for document in getattr(site.documents, part):
-                facts = (site.id, part, document.id, document.text, document.spans, document.labels)
+                facts = (site.id, part, document.id, *document.texts, document.spans, document.labels)
                 digest.update(repr(facts).encode())
     return digest.hexdigest()
 

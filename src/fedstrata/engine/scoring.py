@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fedstrata.engine.simulate import parameters_in
 from fedstrata.record.summary import mean_of
 from fedstrata.train.evaluate import answer_owners
 
@@ -53,7 +54,7 @@ class Scorer:
             `mean_client`, and `external`: a held-out site's scores.
         """
         self._model.restore()
-        self._model.load(state.tensors)
+        self._model.load(parameters_in(state.tensors, self._model))
         # Apart, so that clients' scores are to the last bit what they are without held-out sites.
         answers = self._answers(self._clients) | self._answers(self._external)
         clients = {client: self._score([client], answers) for client in self._clients}

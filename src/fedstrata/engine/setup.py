@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,21 +20,20 @@ from fedstrata.core.sources import Source, validate
 from fedstrata.data.partition import partition
 from fedstrata.data.select import select_labels, select_types
 from fedstrata.data.split import Split, hold_out, split
+from fedstrata.engine.fitting import check_model, load_model, refusals, with_adapter
 from fedstrata.engine.processor import use_processor
 from fedstrata.engine.simulate import sample_size
 from fedstrata.methods import METHODS
+from fedstrata.methods.fedadaopt import CONFIGURATIONS, FedAdaOPT
 from fedstrata.methods.layer_skipping import LayerSkipping
-from fedstrata.models.blocks import find_layout
-from fedstrata.models.load import load, read_config, read_tokenizer, skeleton
-from fedstrata.models.prefix import frozen_blocks
+from fedstrata.models.load import read_tokenizer
 from fedstrata.record.trackers import require_trackers
 from fedstrata.tasks import TASKS
-from fedstrata.tasks.lm import end_id
 
 if TYPE_CHECKING:
     from fedstrata.core.documents import Document
     from fedstrata.core.federation import FederationSettings
-    from fedstrata.core.method import Layout, Method, Task
+    from fedstrata.core.method import Method, Task
     from fedstrata.models.state import Model
 
 
@@ -92,6 +91,7 @@ def prepare(source: Source, *, tokenizer_folder: Path | None = None) -> Experime
         with _collecting(problems, source):
             clients = divide(settings)
             problems += source.located(too_few(settings, method, clients))
+            problems += source.located(without_validation(method, clients))
             task = TASKS[settings.task.name].from_documents(settings.task, clients)
     if sound("task", "federation"):
         problems += source.located(refusals(lambda: check_metric(settings, task)))
@@ -104,14 +104,7 @@ def prepare(source: Source, *, tokenizer_folder: Path | None = None) -> Experime
     settings = settings.model_copy(update={"task": task.settings})
     with _collecting(problems, source):
         tokenizer = _trained_tokenizer(settings, clients, tokenizer_folder)
-        model = load(
-            settings.model,
-            kind=task.kind,
-            labels=task.labels,
-            problem_type=task.problem_type,
-            seed=seed.child("model"),
-            tokenizer=tokenizer,
-        )
+        model = load_model(settings, task, tokenizer)
         return Experiment(settings, method, task, model.to(device_of(settings)), clients, seed)
     raise ConfigurationError(problems)
 
@@ -125,7 +118,8 @@ def _trained_tokenizer(settings: RunSettings, clients: Mapping[str, Split], fold
         return read_tokenizer(ModelSettings(name=str(folder)))
     from fedstrata.models.train_tokenizer import train_tokenizer  # noqa: PLC0415 - seldom needed
 
-    return train_tokenizer(asked, (document.text for own in clients.values() for document in own.train))
+    texts = (text for own in clients.values() for item in own.train for text in item.texts)
+    return train_tokenizer(asked, texts)
 
 
 def too_few(settings: RunSettings, method: Method | None, sites: Mapping[str, Split]) -> list[Problem]:
@@ -143,10 +137,21 @@ def too_few(settings: RunSettings, method: Method | None, sites: Mapping[str, Sp
     if federation.min_clients is not None and federation.min_clients > sampled:
         allowed = f"must be at most {sampled}, the clients that take part in a round"
         return [Problem("federation.min_clients", f"{allowed} ({why}), not {federation.min_clients}")]
+    if isinstance(method, FedAdaOPT) and sampled < CONFIGURATIONS:
+        needs = f"fedadaopt tries {CONFIGURATIONS} configurations in a round, each on other clients"
+        return [Problem("federation.sample", f"{needs}, and {sampled} take part ({why})")]
     if method is None or not isinstance(method.settings, AveragingSettings):
         return []
     rule = method.settings.aggregation
     return [] if isinstance(rule, MeanRule) else _too_few_to_judge(rule, federation, sampled, why)
+
+
+def without_validation(method: Method | None, sites: Mapping[str, Split]) -> list[Problem]:
+    """Returns the problem that a method judges by validation documents and no client has any, if so."""
+    if method is None or not method.validates or any(own.validation for own in sites.values() if own.train):
+        return []
+    message = f"{method.name} goes by clients' scores on validation documents in the rounds, and none has any"
+    return [Problem("data.split.validation", message)]
 
 
 def _too_few_to_judge(
@@ -182,17 +187,6 @@ def _collecting(problems: list[Problem], source: Source) -> Iterator[None]:
         problems.append(source.problem("data.path", str(error)))
 
 
-def refusals(*checks: Callable[[], object]) -> list[Problem]:
-    """Returns what these checks refuse, all together."""
-    problems: list[Problem] = []
-    for check in checks:
-        try:
-            check()
-        except ConfigurationError as error:
-            problems += error.problems
-    return problems
-
-
 def machine_problems(settings: RunSettings) -> list[Problem]:
     """Returns the problems that the device is not there and that trackers are not installed."""
     return refusals(lambda: device_of(settings), lambda: require_trackers(settings.report_to))
@@ -218,46 +212,6 @@ def check_metric(settings: RunSettings, task: Task | None) -> None:
     more = f" and {singles} scores of single labels, such as {names[-1]}" if singles else ""
     message = f"{metric!r} is no score of this task{hint} It gives: {', '.join(whole)}{more}"
     raise ConfigurationError([Problem("federation.metric", message)])
-
-
-def check_model(settings: RunSettings, method: Method | None) -> None:
-    """Checks the model against the task and the method; no weights are loaded."""
-    problems = []
-    if settings.model.dtype != "float32":
-        message = "weights that train must be float32; for bfloat16 arithmetic set training.precision"
-        problems.append(Problem("model.dtype", f"{message}, not {settings.model.dtype!r} here"))
-    config = read_config(settings.model).get_text_config()
-    positions = getattr(config, "max_position_embeddings", None)
-    if positions is not None and settings.task.max_length > positions:
-        message = (
-            f"must be at most {positions}, the positions the model knows, not {settings.task.max_length}"
-        )
-        problems.append(Problem("task.max_length", message))
-    layout = find_layout(skeleton(settings.model, kind=TASKS[settings.task.name].kind, labels=("O",)))
-    problems += refusals(lambda: _check_method(settings, method, layout), lambda: _check_tokenizer(settings))
-    if problems:
-        raise ConfigurationError(problems)
-
-
-def _check_tokenizer(settings: RunSettings) -> None:
-    """Refuses a tokenizer that cannot be read, or has not what the task needs of it."""
-    if isinstance(settings.model.tokenizer, TrainedTokenizer):
-        return
-    tokenizer = read_tokenizer(settings.model)
-    if settings.task.name == "lm":
-        end_id(tokenizer)
-
-
-def _check_method(settings: RunSettings, method: Method | None, layout: Layout) -> None:
-    """Refuses a method that does not fit the model, and a cache asked for where there is nothing to keep."""
-    if method is None:
-        return
-    cut = frozen_blocks(layout, method.trainable(layout))
-    if settings.training.cache == "on" and cut == 0:
-        message = (
-            "'on' needs a frozen embedding and frozen lower blocks, and with this method they train; use auto"
-        )
-        raise ConfigurationError([Problem("training.cache", message)])
 
 
 def check_settings(source: Source) -> tuple[RunSettings, Method | None, list[Problem]]:
@@ -294,8 +248,9 @@ def check_settings(source: Source) -> tuple[RunSettings, Method | None, list[Pro
     problems += [_with_hint(problem, card) for problem in wrong]
     if method_settings is None:
         return settings, None, problems
+    method = card(method_settings)
     resolved = settings.model_copy(update={"method": method_settings.model_dump()})
-    return resolved, card(method_settings), problems
+    return with_adapter(resolved, method), method, problems
 
 
 def _with_absolute_paths(settings: RunSettings) -> RunSettings:
@@ -376,14 +331,13 @@ def device_of(settings: RunSettings) -> torch.device:
 
 def divide(settings: RunSettings) -> dict[str, Split]:
     """Reads, splits, then partitions among clients; held-out sites come last."""
-    seed = Seed(settings.seed)
-    documents = read_documents(settings.data, seed)
+    documents = read_documents(settings.data, seed := Seed(settings.seed))
     if settings.task.name != "ner":  # a division by labels is then one by those of whole documents
         documents = [replace(document, spans=(), relations=()) for document in documents]
     documents, held_out = hold_out(documents, settings.data.split)
     parts = split(documents, settings.data.split, seed.child("split"))
     clients = partition(parts, settings.partition, seed.child("partition"))
-    blank = [name for name, own in clients.items() if not any(item.text.strip() for item in own.train)]
+    blank = [name for name, own in clients.items() if all(item.is_blank for item in own.train)]
     if blank:
         message = f"the training documents of {', '.join(blank)} hold no text; every client must have some"
         raise ConfigurationError([Problem("partition", message)])

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedstrata.aggregate.mean import MeanResult, StreamingMean
 from fedstrata.core.errors import DROPPED_OUT, ClientsLostError
-from fedstrata.core.types import ClientInfo, Plan, Update
+from fedstrata.core.types import ClientInfo, Plan, State, Tensors, Update, Work
 from fedstrata.engine.checkpoint import ClientStore, client_folder
+from fedstrata.engine.devices import RoundClock
 from fedstrata.engine.failures import (
     Attendance,
     RoundAbandonedError,
@@ -28,11 +29,16 @@ from fedstrata.engine.failures import (
     message_of,
     release_memory,
 )
+from fedstrata.train.evaluate import answer
+from fedstrata.train.work import counted_passes
 from fedstrata.wire import frame
 from fedstrata.wire.meter import Meter
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fedstrata.core.config import TrainingSettings
+    from fedstrata.core.devices import Device
     from fedstrata.core.federation import CorruptSettings
     from fedstrata.core.method import Method, PrefixCache, Task
     from fedstrata.core.seeding import Seed
@@ -120,6 +126,9 @@ class SimulatedClient:
     report: Callable[[Mapping[str, float]], None]
     cache: PrefixCache | None = None
     corruption: CorruptSettings | None = None
+    validate: Callable[[], float | None] = lambda: None
+    device: Device | None = None
+    work: Work | None = None
 
 
 @dataclass
@@ -138,10 +147,14 @@ class SimulatedCohort:
         cache_of: Returns the cache of the client of this name.
         dropped: The clients that are lost once they have the plan (simulated drop-out).
         min_clients: How many clients must deliver; every one that does not drop out when none.
+        metric: The score that clients validate by; the task's if none.
         score_trained: Scores the shared model while it holds what a client has just trained, by split; not
             asked for when none.
+        device_of: Returns the emulated device of the client of this name in this round; none without any.
+        stored_states: Which output of its frozen blocks each client's emulated device holds; kept up to date.
         attendance: Who is lost so far, and whether enough are left.
         meter: Counts the round's bytes.
+        clock: Counts the seconds and the energy of emulated devices.
         train_seconds: Time spent in client handlers so far.
         trained_parameters: How many numbers the last client trained.
         trained_scores: What `score_trained` gave, by client.
@@ -159,9 +172,13 @@ class SimulatedCohort:
     cache_of: Callable[[str], PrefixCache | None]
     dropped: frozenset[str] = frozenset()
     min_clients: int | None = None
+    metric: str | None = None
     score_trained: Callable[[], Mapping[str, Any]] | None = None
+    device_of: Callable[[str], Device | None] = lambda client: None
+    stored_states: dict[str, str | None] = field(default_factory=dict)
     attendance: Attendance = field(init=False)
     meter: Meter = field(default_factory=Meter)
+    clock: RoundClock = field(default_factory=RoundClock)
     train_seconds: float = 0.0
     trained_parameters: int = 0
     trained_scores: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -240,17 +257,40 @@ class SimulatedCohort:
             self._losses[info.id] = (loss, update.weight)
             if client.corruption is None:  # a distorted model is no result of any training
                 self._score(info.id)
+        bytes_up = self.meter.count_up(info.id, received)
         facts = {
             "round": self.number,
             "client": info.id,
             "examples": info.examples,
             "loss": loss,
             "bytes_down": bytes_down,
-            "bytes_up": self.meter.count_up(info.id, received),
+            "bytes_up": bytes_up,
             "seconds": seconds,
+            **self._emulated(client, bytes_down + bytes_up),
         }
         self.listen("client", facts)
         return received
+
+    def _validate(self, site: Site, work: Work | None) -> float | None:
+        """Scores the shared model as it is on a client's validation documents; more is better.
+
+        The passes are the device's own work and are counted as such.
+        """
+        documents = site.documents.validation
+        if not documents:
+            return None
+        with counted_passes(self.model, work):
+            answers = answer(self.model, site.task, documents, self.training)
+        metric = self.metric or site.task.metric
+        score = site.task.score(documents, answers).get(metric)  # a label may have no examples here
+        return -score if score is not None and metric in site.task.lower_is_better else score
+
+    def _emulated(self, client: SimulatedClient, size: int) -> dict[str, Any]:
+        """Lets the simulated clock run for a turn; returns what the record says of the client's device."""
+        if client.device is None or client.work is None:
+            return {}
+        self.stored_states[client.id] = client.work.stored_states
+        return self.clock.count(client.id, client.device, client.work, size)
 
     def _score(self, client: str) -> None:
         """Scores what the client has just trained, if that was asked for: no later moment has its weights."""
@@ -276,15 +316,16 @@ class SimulatedCohort:
         facts = {"client": client, "error": error, "message": message, "bytes_down": bytes_down}
         self.listen("client_failed", {"round": self.number, **facts})
 
-    def enter(self, site: Site) -> ClientStore:
-        """Makes the shared model this client's own: base weights under its store. Returns the store.
+    def enter(self, site: Site, state: State | None = None) -> ClientStore:
+        """Makes the shared model this client's own: base weights, the global state, if given, and its store.
 
-        What a store holds under other names than those of parameters is no part of the model.
+        What a store holds under other names than those of parameters is no part of the model. Returns it.
         """
         store = ClientStore(client_folder(self.folder, site.id), self.number)
         self.model.restore()
-        parameters = self.model.layout.sizes
-        self.model.load({name: value for name, value in store.read().tensors.items() if name in parameters})
+        if state is not None:
+            self.model.load(parameters_in(state.tensors, self.model))
+        self.model.load(parameters_in(store.read().tensors, self.model))
         return store
 
     def _client(self, site: Site) -> SimulatedClient:
@@ -293,7 +334,8 @@ class SimulatedCohort:
         def report(progress: Mapping[str, float]) -> None:
             self.listen("client_progress", {"round": self.number, "client": site.id, **progress})
 
-        store = self.enter(site)
+        store, device = self.enter(site), self.device_of(site.id)
+        work = Work(stored_states=self.stored_states.get(site.id)) if device else None
         return SimulatedClient(
             site.id,
             self.model,
@@ -304,7 +346,15 @@ class SimulatedCohort:
             report,
             self.cache_of(site.id),
             site.corruption.of_updates if site.corruption else None,
+            lambda: self._validate(site, work),
+            device,
+            work,
         )
+
+
+def parameters_in(tensors: Tensors, model: Model) -> dict[str, Tensor]:
+    """Returns those of some tensors that are parameters of the model; a state or a store may hold others."""
+    return {name: value for name, value in tensors.items() if name in model.layout.sizes}
 
 
 def sample(sites: Sequence[Site], share: float, rng: Seed) -> list[Site]:

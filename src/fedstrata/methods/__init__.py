@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from fedstrata.core.method import Method
 from fedstrata.methods.centralized import Centralized
+from fedstrata.methods.droppeft import DropPEFT
+from fedstrata.methods.fedadaopt import FedAdaOPT
+from fedstrata.methods.fedadapter import FedAdapter
 from fedstrata.methods.fedavg import FedAvg
+from fedstrata.methods.fedlora import FedLoRA
+from fedstrata.methods.fedpeptao import FedPepTAO
 from fedstrata.methods.fedper import FedPer
 from fedstrata.methods.fedprox import FedProx
 from fedstrata.methods.fedtlu import FedTLU
+from fedstrata.methods.hetlora import HetLoRA
 from fedstrata.methods.layer_skipping import LayerSkipping
 from fedstrata.methods.local_only import LocalOnly
 
@@ -17,6 +23,12 @@ METHODS: dict[str, type[Method]] = {
     "fedprox": FedProx,
     "fedper": FedPer,
     "fedtlu": FedTLU,
+    "fedlora": FedLoRA,
+    "fedadapter": FedAdapter,
+    "droppeft": DropPEFT,
+    "hetlora": HetLoRA,
+    "fedadaopt": FedAdaOPT,
+    "fedpeptao": FedPepTAO,
     "local_only": LocalOnly,
     "centralized": Centralized,
 }

@@ -36,6 +36,8 @@ class Centralized:
     name: ClassVar[str] = "centralized"
     travels: ClassVar[str] = "every note, to one place; no model"
     pooled: ClassVar[bool] = True
+    adapters: ClassVar[tuple[str, ...]] = ()
+    validates: ClassVar[bool] = False
     personal: ClassVar[bool] = False
     Settings: ClassVar[type[MethodSettings]] = CentralizedSettings
 

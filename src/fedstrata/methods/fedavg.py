@@ -36,6 +36,8 @@ class FedAvg:
     name: ClassVar[str] = "fedavg"
     travels: ClassVar[str] = "the whole model, both ways"
     pooled: ClassVar[bool] = False
+    adapters: ClassVar[tuple[str, ...]] = ()
+    validates: ClassVar[bool] = False
     personal: ClassVar[bool] = False
     Settings: ClassVar[type[MethodSettings]] = FedAvgSettings
 

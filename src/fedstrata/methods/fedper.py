@@ -44,6 +44,8 @@ class FedPer:
     name: ClassVar[str] = "fedper"
     travels: ClassVar[str] = "everything but the head and the personal blocks, both ways"
     pooled: ClassVar[bool] = False
+    adapters: ClassVar[tuple[str, ...]] = ()
+    validates: ClassVar[bool] = False
     personal: ClassVar[bool] = True
     Settings: ClassVar[type[MethodSettings]] = FedPerSettings
 

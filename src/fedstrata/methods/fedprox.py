@@ -37,6 +37,8 @@ class FedProx:
     name: ClassVar[str] = "fedprox"
     travels: ClassVar[str] = "the whole model, both ways"
     pooled: ClassVar[bool] = False
+    adapters: ClassVar[tuple[str, ...]] = ()
+    validates: ClassVar[bool] = False
     personal: ClassVar[bool] = False
     Settings: ClassVar[type[MethodSettings]] = FedProxSettings
 

@@ -34,7 +34,7 @@ from pydantic import Field, model_validator
 from fedstrata.aggregate.changes import add
 from fedstrata.aggregate.robust import FACTS, past_facts, robust_change
 from fedstrata.aggregate.rules import AveragingSettings, MeanRule
-from fedstrata.core.errors import TrainingError
+from fedstrata.core.errors import ConfigurationError, Problem, TrainingError
 from fedstrata.core.settings import Count, Fraction, NotNegative, Settings
 from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Update
 from fedstrata.policies.scores import block_scores, change_score, estimated_scores, sketch_all
@@ -110,6 +110,8 @@ class FedTLU:
         "every change up, the model down; sketched: sketches, then the merged blocks only"
     )
     pooled: ClassVar[bool] = False
+    adapters: ClassVar[tuple[str, ...]] = ()
+    validates: ClassVar[bool] = False
     personal: ClassVar[bool] = False
     Settings: ClassVar[type[MethodSettings]] = FedTLUSettings
 
@@ -117,7 +119,15 @@ class FedTLU:
         self.settings = settings
 
     def trainable(self, layout: Layout) -> tuple[str, ...]:
-        """Every parameter: which ones are merged is decided after they were trained."""
+        """Every parameter: which ones are merged is decided after they were trained.
+
+        Raises:
+            ConfigurationError: Nothing would ever be merged.
+        """
+        outside = (*layout.embedding, *layout.final_norm, *layout.head)
+        if self.settings.update == "last" and not outside:
+            message = "'last' merges what follows the blocks, and under this adapter nothing of that trains"
+            raise ConfigurationError([Problem("method.update", message)])
         return layout.all
 
     def start(self, model: Model) -> State:
@@ -127,7 +137,11 @@ class FedTLU:
         if self._schedule and self._chooses:
             values["schedule"] = asdict(Progress())
         if self.settings.update == "last":
-            values["_last"] = [*layout.final_norm, *layout.head, *tied_head(model)]
+            values["_last"] = [
+                name
+                for name in (*layout.final_norm, *layout.head, *tied_head(model))
+                if name in set(layout.all)
+            ]
         if self._sketched:
             values |= {"_round": 0, "_changed": dict.fromkeys(layout.all, 0), "_visits": {}}
         return State(model.snapshot(layout.all), values)
@@ -234,7 +248,7 @@ class FedTLU:
         elif update == "last":
             kept = []
         left_out = {name for index, block in enumerate(blocks) if index not in kept for name in block}
-        merged: list[str] = values.get("_last") or [name for name in state.tensors if name not in left_out]
+        merged: list[str] = values.get("_last", [name for name in state.tensors if name not in left_out])
         return values | {"merged_blocks": kept}, merged
 
     @property

@@ -33,7 +33,7 @@ from fedstrata.core.types import Plan, State, Update
 from fedstrata.policies.freeze import largest_top, smallest_top, top_count, train_top
 from fedstrata.policies.share import personal_top
 from fedstrata.train.local import train_and_send
-from fedstrata.train.probe import block_gradient_norms
+from fedstrata.train.probe import mean_gradient_norms
 
 if TYPE_CHECKING:
     from fedstrata.core.config import MethodSettings
@@ -71,6 +71,8 @@ class LayerSkipping:
     name: ClassVar[str] = "layer_skipping"
     travels: ClassVar[str] = "the top k blocks, the final norm and the head (unless local), both ways"
     pooled: ClassVar[bool] = False
+    adapters: ClassVar[tuple[str, ...]] = ()
+    validates: ClassVar[bool] = False
     Settings: ClassVar[type[MethodSettings]] = LayerSkippingSettings
 
     def __init__(self, settings: LayerSkippingSettings) -> None:
@@ -119,7 +121,7 @@ class LayerSkipping:
     def probe(self, plan: Plan, client: Client, rng: Seed) -> Update:
         """Reports the gradient norm of every block of the model as it is before the first round."""
         automatic = self._automatic or AutomaticDepth()
-        norms = block_gradient_norms(client, automatic.batches, rng)
+        norms = mean_gradient_norms(client, automatic.batches, rng)
         return Update({NORMS: norms}, weight=float(len(client.examples)))
 
     def _choose(self, state: State, cohort: Cohort) -> State:

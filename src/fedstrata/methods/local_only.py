@@ -35,6 +35,8 @@ class LocalOnly:
     name: ClassVar[str] = "local_only"
     travels: ClassVar[str] = "nothing but a loss"
     pooled: ClassVar[bool] = False
+    adapters: ClassVar[tuple[str, ...]] = ()
+    validates: ClassVar[bool] = False
     personal: ClassVar[bool] = True
     Settings: ClassVar[type[MethodSettings]] = LocalOnlySettings
 

@@ -6,15 +6,19 @@ use most are listed below; any other architecture works if it has one list of bl
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from transformers import PreTrainedModel
 
 from fedstrata.core.errors import ConfigurationError, Problem
+
+if TYPE_CHECKING:
+    from fedstrata.core import method
 
 EMBEDDING, FINAL_NORM, HEAD = "embedding", "final norm", "head"
 
@@ -76,6 +80,8 @@ class Layout:
         final_norm: Names of the norm after the last block; empty for BERT and its kin.
         head: Names of the task head, with the pooler or dense layer in front of it; empty when it is tied.
         sizes: How many numbers each parameter holds, by name.
+        frozen: Names that can never train: with an adapter, those of the model it was added to. They are in
+            no other group.
     """
 
     blocks_path: str
@@ -84,18 +90,19 @@ class Layout:
     final_norm: tuple[str, ...]
     head: tuple[str, ...]
     sizes: Mapping[str, int] = field(default_factory=dict)
+    frozen: tuple[str, ...] = ()
 
     def group_of(self, name: str) -> str:
         """Returns `embedding`, `block 3` (counted from 0), `final norm` or `head`.
 
         Raises:
-            KeyError: The model has no parameter of this name.
+            KeyError: No parameter of this name can train.
         """
         return self._groups[name]
 
     @property
     def all(self) -> tuple[str, ...]:
-        """Every parameter name, in the order of the data: embedding, blocks, final norm, head."""
+        """Every name that can train, in the order of the data: embedding, blocks, final norm, head."""
         return tuple(self._groups)
 
     @cached_property
@@ -106,14 +113,15 @@ class Layout:
         return groups | dict.fromkeys(self.final_norm, FINAL_NORM) | dict.fromkeys(self.head, HEAD)
 
 
-def find_layout(model: nn.Module) -> Layout:
+def find_layout(model: nn.Module, learnable: Collection[str] | None = None) -> Layout:
     """Finds the parts of a transformers model, also inside a wrapper such as PEFT's.
 
     Args:
         model: A transformers model, or a module around one.
+        learnable: Names of the parameters that can train; all if none.
 
     Returns:
-        Its layout; every parameter of `model` is in exactly one group.
+        Its layout; every parameter of `model` is in exactly one group or frozen.
 
     Raises:
         ConfigurationError: There is no single list of blocks, or the blocks share their weights.
@@ -129,9 +137,12 @@ def find_layout(model: nn.Module) -> Layout:
     for parameter in inner.parameters():
         groups.setdefault(id(parameter), HEAD)
     names: dict[str, list[str]] = {}
+    frozen = []
     for name, parameter in model.named_parameters():
-        # What a wrapper adds outside the transformers model are soft prompts, which feed the blocks.
-        names.setdefault(groups.get(id(parameter), EMBEDDING), []).append(name)
+        if learnable is not None and name not in learnable:
+            frozen.append(name)
+            continue
+        names.setdefault(groups.get(id(parameter)) or _group_of_prompt(name), []).append(name)
     return Layout(
         blocks_path=next(path for path, module in model.named_modules() if module is blocks),
         blocks=tuple(tuple(names.get(f"block {index}", ())) for index in range(len(blocks))),
@@ -139,10 +150,11 @@ def find_layout(model: nn.Module) -> Layout:
         final_norm=tuple(names.get(FINAL_NORM, ())),
         head=tuple(names.get(HEAD, ())),
         sizes={name: parameter.numel() for name, parameter in model.named_parameters()},
+        frozen=tuple(frozen),
     )
 
 
-def block_modules(model: nn.Module, layout: Layout) -> nn.ModuleList:
+def block_modules(model: nn.Module, layout: method.Layout) -> nn.ModuleList:
     """Returns the live list of blocks.
 
     Args:
@@ -244,6 +256,15 @@ def _groups_of_blocks(inner: PreTrainedModel, blocks: nn.ModuleList) -> dict[int
             f"the blocks of {type(inner).__name__} share their weights, so no block can be told apart"
         )
     return groups
+
+
+def _group_of_prompt(name: str) -> str:
+    """Returns the group of what a wrapper adds outside the transformers model: soft prompts.
+
+    They feed the first block, but for prefixes that are divided by block (`fedstrata.adapters.prefix`).
+    """
+    found = re.search(r"prompt_encoder\..*\.original(\d+)$", name)
+    return f"block {found[1]}" if found else EMBEDDING
 
 
 def _refused(message: str) -> ConfigurationError:

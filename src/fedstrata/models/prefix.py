@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
+
+from fedstrata.models.blocks import block_modules
 
 if TYPE_CHECKING:
     from fedstrata.core.method import Layout
@@ -55,7 +57,8 @@ def frozen_blocks(layout: Layout, trainable: Collection[str]) -> int:
 
 def prefix_names(layout: Layout, cut: int) -> tuple[str, ...]:
     """Returns the parameters on which the output of the first `cut` blocks depends."""
-    return (*layout.embedding, *(name for block in layout.blocks[:cut] for name in block))
+    own = (name for block in layout.blocks[:cut] for name in block)
+    return (*layout.frozen, *layout.embedding, *own)
 
 
 def run_prefix(
@@ -81,7 +84,7 @@ def run_prefix(
         if stop:
             raise _SeenError
 
-    handle = _blocks(module, layout)[cut - 1].register_forward_hook(look)
+    handle = block_modules(module, layout)[cut - 1].register_forward_hook(look)
     try:
         call()
     except _SeenError:
@@ -109,7 +112,7 @@ def replaced_prefix(
     Yields:
         A function that sets the states of the next call, (rows, tokens, hidden); none lets the blocks run.
     """
-    blocks = list(_blocks(module, layout)[:cut])
+    blocks = list(block_modules(module, layout)[:cut])
     current: list[Tensor | None] = [None]
 
     def instead_of(forward: Answer) -> Answer:
@@ -124,7 +127,7 @@ def replaced_prefix(
     def use(states: Tensor | None) -> None:
         current[0] = states
 
-    with _answering(blocks, [instead_of(block.forward) for block in blocks]):
+    with answering(blocks, [instead_of(block.forward) for block in blocks]):
         yield use
 
 
@@ -133,7 +136,7 @@ class _SeenError(Exception):
 
 
 @contextmanager
-def _answering(blocks: Sequence[nn.Module], answers: Sequence[Answer]) -> Iterator[None]:
+def answering(blocks: Sequence[nn.Module], answers: Sequence[Answer]) -> Iterator[None]:
     """Sets `forward` on these instances; what was set there before is put back."""
     before = [vars(block).get("forward") for block in blocks]
     try:
@@ -146,7 +149,3 @@ def _answering(blocks: Sequence[nn.Module], answers: Sequence[Answer]) -> Iterat
                 block.forward = forward
             else:
                 vars(block).pop("forward", None)
-
-
-def _blocks(module: nn.Module, layout: Layout) -> nn.ModuleList:
-    return cast("nn.ModuleList", module.get_submodule(layout.blocks_path))

@@ -103,6 +103,7 @@ class PrefixCache:
     ) -> None:
         self._path = folder / FILE
         self._policy, self._report = policy, report
+        self.serving: str | None = None  # a fingerprint of what is, or was last, served
 
     @contextmanager
     def serve(
@@ -120,18 +121,21 @@ class PrefixCache:
 
         Yields:
             What must be told each batch, on the CPU, before the model is called with it; a batch's states
-            are valid until the next is told.
+            are valid until the next is told. It returns how many blocks they stand in for.
         """
-        if not self._pays(model, cut):
-            yield _feed_nothing
-            return
-        stored = self._stored(model, cut, batches, run, arithmetic)
+        self.serving = None
+        stored = self._stored(model, cut, batches, run, arithmetic) if self._pays(model, cut) else None
         if stored is None:
-            yield _feed_nothing
+            yield lambda batch: 0
             return
         device = next(model.module.parameters()).device
         with stored, replaced_prefix(model.module, model.layout, cut, stored.size) as use:
-            yield lambda batch: use(stored.padded(batch, device))
+
+            def feed(batch: Batch) -> int:
+                use(states := stored.padded(batch, device))
+                return 0 if states is None else cut
+
+            yield feed
 
     def _pays(self, model: Model, cut: int) -> bool:
         """Whether each text is used more than once while its states stay what they are."""
@@ -154,6 +158,7 @@ class PrefixCache:
             stored = _open(self._path, key, lengths) if reason is None else None
             if stored is None:
                 self._report({"used": False, "reason": reason or "the file just written cannot be read back"})
+        self.serving = key if stored is not None else None
         return stored
 
     def _key(self, model: Model, cut: int, lengths: Mapping[bytes, int], arithmetic: str) -> str:
@@ -381,10 +386,6 @@ def _texts(batch: Batch) -> list[tuple[bytes, int]] | None:
 
 def _digest(parts: Iterable[bytes]) -> bytes:
     return hashlib.blake2b(b"".join(parts), digest_size=16).digest()
-
-
-def _feed_nothing(batch: Batch) -> None:
-    """Stands for a cache where there is none."""
 
 
 def _name(dtype: torch.dtype) -> str:

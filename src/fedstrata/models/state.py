@@ -35,6 +35,7 @@ class Model:
         tokenizer: Its tokenizer.
         name: What the user calls it.
         new_parameters: Parameters that no file held and that were drawn at random.
+        learnable: Parameters that can train; all if none.
 
     Attributes:
         module: The model.
@@ -46,13 +47,19 @@ class Model:
     """
 
     def __init__(
-        self, module: nn.Module, tokenizer: Any, *, name: str, new_parameters: Iterable[str] = ()
+        self,
+        module: nn.Module,
+        tokenizer: Any,
+        *,
+        name: str,
+        new_parameters: Iterable[str] = (),
+        learnable: Collection[str] | None = None,
     ) -> None:
         self.module = module.requires_grad_(False)
         self.tokenizer = tokenizer
         self.name = name
         self.new_parameters = tuple(new_parameters)
-        self.layout: Layout = find_layout(module)
+        self.layout: Layout = find_layout(module, learnable)
         self.is_causal = _is_causal(module, self.layout)
         self._parameters = dict(module.named_parameters())
         self._base: dict[str, Tensor] = {}  # copies of parameters as they were, made when first touched
@@ -74,6 +81,17 @@ class Model:
     def full_bytes(self) -> int:
         """Bytes of all parameters: what sending the whole model costs."""
         return self.bytes_of(self._parameters)
+
+    @property
+    def whole(self) -> tuple[str, ...]:
+        """The parameters that make up the model without its adapter; all of them where it has none.
+
+        Of a task head that trains with an adapter PEFT keeps the first values too, which are left out.
+        """
+        if not self.layout.frozen:
+            return self.layout.all
+        frozen = (name for name in self.layout.frozen if ".original_module." not in name)
+        return (*frozen, *(name for name in self.layout.all if ".modules_to_save." in name))
 
     @property
     def trainable(self) -> tuple[str, ...]:
@@ -229,7 +247,12 @@ class Model:
         module: Any = self.module  # transformers' and PEFT's models share this method
         try:
             with quiet():
-                module.save_pretrained(folder)
+                if self.layout.frozen:
+                    # "auto" would save embeddings of another size than the base's, and ask the hub for that.
+                    module.save_pretrained(folder, save_embedding_layers=False)
+                    config.save_pretrained(folder)  # an adapter's folder says nothing of labels otherwise
+                else:
+                    module.save_pretrained(folder)
         finally:
             config.use_cache = before
         self.tokenizer.backend_tokenizer.no_truncation()  # how windows were last cut is no part of it

@@ -1,13 +1,32 @@
-"""Which of the parameters that train stay at their client: a personal top."""
+"""Which of the parameters that train stay at their client: a personal top, or all blocks but some."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.policies.freeze import top_count
 
 if TYPE_CHECKING:
     from fedstrata.core.method import Layout
+
+
+def block_count(shared: int | float, layout: Layout) -> int:
+    """Returns k, how many blocks a client shares.
+
+    Args:
+        shared: A count (int) or a share of the blocks (float in (0, 1]), rounded, at least 1.
+        layout: The model's parameters by part.
+
+    Raises:
+        ConfigurationError: The model has no more blocks than the count.
+    """
+    blocks = len(layout.blocks)
+    k = top_count(shared, blocks)
+    if k > blocks or (isinstance(shared, int) and k == blocks):
+        message = f"must be less than {blocks}, the number of blocks of the model, not {k}; 1.0 shares all"
+        raise ConfigurationError([Problem("method.shared_blocks", message)])
+    return k
 
 
 def personal_top(layout: Layout, blocks: int, *, setting: str) -> tuple[str, ...]:
@@ -30,6 +49,7 @@ def personal_top(layout: Layout, blocks: int, *, setting: str) -> tuple[str, ...
     above = [name for block in layout.blocks[count - blocks :] for name in block] if blocks else []
     personal = (*above, *(layout.final_norm if blocks else ()), *layout.head)
     if not personal:
-        message = "this model's head is tied to its embedding, so nothing would stay at a client"
+        what = "it is tied to the embedding, or frozen under an adapter"
+        message = f"this model's head does not train by itself ({what}), so nothing would stay at a client"
         raise ConfigurationError([Problem(setting, message)])
     return personal

@@ -182,10 +182,13 @@ def round_rows(rounds: Sequence[Mapping[str, Any]], metric: str) -> list[dict[st
 
     Scores are those of the validation split by this metric, null for a round that was not scored; `headline`
     is the one a round is judged by, `trained` the mean of the models that clients trained, before they were
-    merged. `bytes` is what had travelled by then.
+    merged. `bytes` is what had travelled by then, `simulated` what the rounds so far took on the simulated
+    clock in seconds, null without emulated devices.
     """
-    rows = []
+    rows, simulated = [], 0.0
     for event, sent in zip(rounds, bytes_sent(rounds), strict=True):
+        own = event.get("simulated_seconds")
+        simulated += own or 0.0
         clients = client_scores(event.get("clients") or {}, metric).values()
         rows.append(
             {
@@ -198,6 +201,7 @@ def round_rows(rounds: Sequence[Mapping[str, Any]], metric: str) -> list[dict[st
                 "low": min(clients, default=None),
                 "high": max(clients, default=None),
                 "bytes": sent,
+                "simulated": None if own is None else simulated,
                 "seconds": event["seconds"],
             }
         )

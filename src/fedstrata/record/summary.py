@@ -60,7 +60,7 @@ def summarise(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "peak_rss_bytes": final["peak_rss_bytes"],
             "peak_gpu_bytes": final["peak_gpu_bytes"],
         },
-        "energy_joules": None,
+        "energy_joules": total_of(rounds, "joules"),
         "privacy": {"epsilon": None, "delta": None, "sigma": None, "mechanism": None, "clients": None},
     }
 
@@ -106,6 +106,12 @@ def _trained(rounds: Sequence[Mapping[str, Any]], metric: str, *, falling: bool)
     ]
     last = scored[-1][1].get("test") or {"clients": None, "mean": None}
     return {**last, "best": best_round(means, metric, falling=falling)}
+
+
+def total_of(rounds: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    """Returns the sum of a figure over rounds; none where they have it not, as without emulated devices."""
+    values = [value for event in rounds if (value := event.get(key)) is not None]
+    return sum(values) if values else None
 
 
 def headline(scores: Mapping[str, Any], metric: str) -> float | None:
@@ -189,5 +195,5 @@ def _time(rounds: Sequence[Mapping[str, Any]], final: Mapping[str, Any]) -> dict
         "train_seconds": train,
         "engine_overhead_seconds": total - train - evaluation,
         "seconds_per_client_round": train / delivered if delivered else None,
-        "simulated_seconds": None,
+        "simulated_seconds": total_of(rounds, "simulated_seconds"),
     }

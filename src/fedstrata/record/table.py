@@ -7,87 +7,14 @@ recorded (scores as fractions). `record.table_text` renders it for people, who r
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
+from fedstrata.record.costs import COSTS, EMULATED_COSTS, SHOWN_COSTS, Column, Summary
+from fedstrata.record.target import TARGETS, Point, Target, common_target
 from fedstrata.record.words import COUNTED
 
-Summary = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One figure of a run.
-
-    Attributes:
-        title: What people read above it.
-        better: Which direction is better; none is marked best where neither is.
-        digits: Decimals people read.
-        factor: What the figure is multiplied by for people: 100 turns a score into points.
-    """
-
-    title: str
-    better: Literal["higher", "lower"] | None
-    digits: int = 1
-    factor: float = 1.0
-
-    def text(self, value: float) -> str:
-        """Returns a figure as people read it."""
-        return f"{value * self.factor:.{self.digits}f}"
-
-
-def _megabytes_sent(summary: Summary) -> float | None:
-    sent = summary["communication"]
-    return None if sent["bytes_up"] is None else (sent["bytes_up"] + sent["bytes_down"]) / 1e6
-
-
-def _megabytes(direction: str) -> Callable[[Summary], float | None]:
-    return lambda summary: _scaled(summary["communication"][direction], 1e-6)
-
-
-COSTS: dict[str, tuple[Column, Callable[[Summary], float | None]]] = {
-    "percent_of_full_model": (
-        Column("update, % of model", "lower"),
-        lambda summary: summary["communication"]["percent_of_full_model"],
-    ),
-    "megabytes_sent": (Column("sent, MB", "lower"), _megabytes_sent),
-    "megabytes_up": (Column("up, MB", "lower"), _megabytes("bytes_up")),
-    "megabytes_down": (Column("down, MB", "lower"), _megabytes("bytes_down")),
-    "train_seconds_per_round": (
-        Column("training, s a round", "lower"),
-        lambda summary: summary["time"]["train_seconds"] / summary["rounds"],
-    ),
-    "rounds_to_90_percent": (
-        Column("rounds to 90 %", "lower"),
-        lambda summary: summary["convergence"]["rounds_to_90_percent"],
-    ),
-    "peak_memory_megabytes": (
-        Column("peak memory, MB", "lower", digits=0),
-        lambda summary: summary["memory"]["peak_rss_bytes"] / 1e6,
-    ),
-    "peak_gpu_megabytes": (
-        Column("peak GPU memory, MB", "lower", digits=0),
-        lambda summary: _scaled(summary["memory"]["peak_gpu_bytes"], 1e-6),
-    ),
-    "total_seconds": (
-        Column("in all, s", "lower", digits=0),
-        lambda summary: summary["time"]["total_seconds"],
-    ),
-    "trainable_parameters": (
-        Column("parameters trained", None, digits=0),
-        lambda summary: summary["trainable_parameters"],
-    ),
-}
-"""Figures that every run has beside its scores: how to show them, and where a summary holds them."""
-
-SHOWN_COSTS = (
-    "percent_of_full_model",
-    "megabytes_sent",
-    "train_seconds_per_round",
-    "rounds_to_90_percent",
-    "peak_memory_megabytes",
-)
 CLIENTS = "mean_client."
 """What stands before a score's name for the mean of the clients' own."""
 TRAINED = "trained."
@@ -104,6 +31,7 @@ class CellResult:
         summary: Its summary; none if it failed.
         run: The `run` event of its record; none if it failed before there was one.
         message: Why it failed.
+        curve: What it scored on the validation split, round by round.
     """
 
     seed: int
@@ -111,6 +39,7 @@ class CellResult:
     summary: Summary | None = None
     run: Mapping[str, Any] | None = None
     message: str = ""
+    curve: tuple[Point, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +93,7 @@ class RowResult:
 
 def column_names(metrics: Sequence[str]) -> list[str]:
     """Returns the columns a comparison can be asked for, given the scores its task may give."""
-    return [*metrics, *(prefix + name for prefix in (CLIENTS, TRAINED) for name in metrics), *COSTS]
+    return [*metrics, *(prefix + name for prefix in (CLIENTS, TRAINED) for name in metrics), *COSTS, *TARGETS]
 
 
 def score_column(name: str, title: str, falling: Collection[str] = ()) -> Column:
@@ -205,13 +134,17 @@ def tabulate(
     metric = runs[0]["metric"] if runs else None
     described = _columns(rows)
     others = _on_other_documents(rows)
+    target = _target(rows, metric, frozenset() if different_data else others)
     table: dict[str, Any] = {
         "name": name,
         "seeds": [cell.seed for cell in rows[0].cells],
         "metric": metric,
         "lower_is_better": sorted(_falling(rows)),
+        "target": target and asdict(target),
         "columns": {key: asdict(column) for key, column in described.items()},
-        "shown": list(columns) if columns is not None else _default_columns(described, metric),
+        "shown": list(columns)
+        if columns is not None
+        else _default_columns(described, metric, emulated=_emulated(rows)),
         "rows": [
             {
                 "name": row.name,
@@ -220,7 +153,7 @@ def tabulate(
                 "competes": all(cell.summary for cell in row.cells)
                 and (different_data or row.name not in others),
                 "tuning": row.tuning and _tuning(row.tuning),
-                "values": {key: _statistics(row, key) for key in described},
+                "values": {key: _statistics(row, key, target) for key in described},
             }
             for row in rows
         ],
@@ -246,7 +179,13 @@ def _columns(rows: Sequence[RowResult]) -> dict[str, Column]:
     for prefix, title in titles.items():
         for name in scores:
             described[prefix + name] = score_column(name, title.format(name), falling)
-    return {**described, **{key: column for key, (column, _) in COSTS.items()}}
+    return {**described, **{key: column for key, (column, _) in COSTS.items()}, **TARGETS}
+
+
+def _target(rows: Sequence[RowResult], metric: str | None, others: Collection[str]) -> Target | None:
+    """Returns the score that all finished runs reach, but for those on other documents; none without one."""
+    cells = [cell for row in rows if row.name not in others for cell in row.cells if cell.summary is not None]
+    return common_target([cell.curve for cell in cells], falling=metric in _falling(rows))
 
 
 def _falling(rows: Sequence[RowResult]) -> set[str]:
@@ -255,15 +194,32 @@ def _falling(rows: Sequence[RowResult]) -> set[str]:
     return {name for run in runs for name in run.get("lower_is_better", ())}
 
 
-def _default_columns(described: Mapping[str, Column], metric: str | None) -> list[str]:
+def _default_columns(described: Mapping[str, Column], metric: str | None, *, emulated: bool) -> list[str]:
     groups = (CLIENTS, TRAINED)
-    scores = [key for key in described if "/" not in key and not key.startswith(groups) and key not in COSTS]
+    costs = COSTS.keys() | TARGETS.keys()
+    scores = [key for key in described if "/" not in key and not key.startswith(groups) and key not in costs]
     scores.sort(key=lambda key: key != metric)  # what the runs are judged by comes first
     clients = [group + metric for group in groups if metric and group + metric in described]
-    return [*scores, *clients, *SHOWN_COSTS]
+    return [*scores, *clients, *SHOWN_COSTS, *([*EMULATED_COSTS, *TARGETS] if emulated else [])]
 
 
-def _value(summary: Summary, key: str) -> float | None:
+def _emulated(rows: Sequence[RowResult]) -> bool:
+    """Whether any run was on emulated devices."""
+    return any(
+        cell.summary is not None and _value(cell, key, None) is not None
+        for row in rows
+        for cell in row.cells
+        for key in EMULATED_COSTS
+    )
+
+
+def _value(cell: CellResult, key: str, target: Target | None) -> float | None:
+    """Returns one figure of a run; none where it has it not, or has failed."""
+    summary = cell.summary
+    if summary is None:
+        return None
+    if key in TARGETS:
+        return target.reached(cell.curve)[key] if target else None
     if key in COSTS:
         return COSTS[key][1](summary)
     prefix = next((prefix for prefix in (CLIENTS, TRAINED) if key.startswith(prefix)), "")
@@ -278,13 +234,9 @@ def _scores(summary: Summary, prefix: str) -> Mapping[str, float]:
     return metrics.get("mean_client" if prefix == CLIENTS else "global") or {}
 
 
-def _statistics(row: RowResult, key: str) -> dict[str, Any] | None:
+def _statistics(row: RowResult, key: str, target: Target | None) -> dict[str, Any] | None:
     """Returns a row's values of one column with their mean and spread; none if no run has any."""
-    values = {
-        str(cell.seed): value
-        for cell in row.cells
-        if cell.summary is not None and (value := _value(cell.summary, key)) is not None
-    }
+    values = {str(cell.seed): value for cell in row.cells if (value := _value(cell, key, target)) is not None}
     if not values:
         return None
     numbers = list(values.values())
@@ -374,7 +326,3 @@ def _tuning(tuning: Tuning) -> dict[str, Any]:
             for trial in tuning.trials
         ],
     }
-
-
-def _scaled(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.core.files import write_atomically
-from fedstrata.record.table import CLIENTS, COSTS, TRAINED, Column, score_column
+from fedstrata.record.costs import COSTS, Column
+from fedstrata.record.table import CLIENTS, TRAINED, score_column
+from fedstrata.record.target import MEAN_OF_CLIENTS, TARGETS
 
 FIGURES = {"mean": "mean", "sd": "standard_deviation", "min": "minimum", "max": "maximum", "n": "n"}
 """What stands behind a column's name in the CSV file, and its name in `table.json`."""
@@ -107,6 +109,8 @@ def notes(table: Mapping[str, Any]) -> list[str]:
         falls = table["metric"] in table["lower_is_better"]
         reached = "is at most the run's own best / 0.9" if falls else "reaches 90 % of the run's own best"
         lines.append(f"Rounds to 90 %: until the validation score {reached}.")
+    if not TARGETS.keys().isdisjoint(table["shown"]):
+        lines.append(_target(table))
     absent = [key for key in table["shown"] if key not in table["columns"]]
     if absent:
         lines.append(f"No run has {', '.join(absent)}.")
@@ -123,9 +127,21 @@ def notes(table: Mapping[str, Any]) -> list[str]:
     return [*lines, *_machine(table)]
 
 
+def _target(table: Mapping[str, Any]) -> str:
+    """Says what score it is the time to."""
+    target, metric = table["target"], table["metric"]
+    if target is None:
+        return "Target: there is none, since a run was never scored on the validation split."
+    shown = score_column(metric, metric, table["lower_is_better"]).text(target["score"])
+    whose = ", mean of clients" if target["of"] == MEAN_OF_CLIENTS else ""
+    best = "lowest" if target["falling"] else "highest"
+    return f"Target: validation {metric}{whose} {shown}, the {best} that every run of the table reaches."
+
+
 def _units(table: Mapping[str, Any]) -> str:
     """Says what the figures of scores are: points, but for those of which less is better."""
-    scores = {key.removeprefix(CLIENTS).removeprefix(TRAINED) for key in table["shown"] if key not in COSTS}
+    costs = COSTS.keys() | TARGETS.keys()
+    scores = {key.removeprefix(CLIENTS).removeprefix(TRAINED) for key in table["shown"] if key not in costs}
     falling = [name for name in table["lower_is_better"] if name in scores]
     if not falling:
         return "Scores are points (hundredths) on the test split."

@@ -259,7 +259,14 @@ def round_values(event: Mapping[str, Any], metric: str) -> dict[str, float]:
         "bytes/down": sum(client["bytes_down"] for client in exchanges),
         "seconds/round": event["seconds"],
         "seconds/train": event["train_seconds"],
+        **_emulated_values(event),
     }
+
+
+def _emulated_values(event: Mapping[str, Any]) -> dict[str, float]:
+    """Returns what a round took on emulated devices, where there are any."""
+    names = {"simulated_seconds": "seconds/simulated", "joules": "energy/joules"}
+    return {shown: event[name] for name, shown in names.items() if event.get(name) is not None}
 
 
 def _trained_values(event: Mapping[str, Any]) -> dict[str, float]:

@@ -60,6 +60,18 @@ def duration(seconds: float | None) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
+def energy(joules: float | None) -> str:
+    """Returns an energy in the unit that suits it.
+
+    >>> energy(4.26), energy(5300.0), energy(2.5e6), energy(None)
+    ('4.3 J', '5.3 kJ', '2.5 MJ', '-')
+    """
+    if joules is None:
+        return ABSENT
+    unit, factor = ("J", 1.0) if joules < 1e3 else ("kJ", 1e3) if joules < 1e6 else ("MJ", 1e6)
+    return f"{joules / factor:.1f} {unit}"
+
+
 def plural(count: int, noun: str) -> str:
     """Returns a number of things.
 

@@ -4,7 +4,7 @@ A long document is read as overlapping windows, and the logits of its windows ar
 into those of the document. The loss is taken on the pooled logits, so an example is a document and
 `training.batch_size` counts documents. All windows of a batch are in memory at once when training:
 `task.max_windows` bounds what a long document costs, and a smaller batch with `training.accumulation` gives
-the same gradient.
+the same gradient. A pair of texts is one window: see `fedstrata.tasks.pairs`.
 
 The labels of a corpus are those of all its documents, whatever their part of the split: which labels are in
 question is the user's choice (of the 50 most frequent codes, say) and not something that is learnt. A label
@@ -26,7 +26,8 @@ from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.sources import Source, validate
 from fedstrata.metrics.labels import CUTS, SCORED_SINGLY, multi_label_scores, single_label_scores
 from fedstrata.tasks.corrupt import shuffled_windows
-from fedstrata.tasks.windows import IGNORED, pad_ids, padding_id, run_model, token_windows
+from fedstrata.tasks.pairs import text_windows
+from fedstrata.tasks.windows import IGNORED, pad_ids, padding_id, run_model
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -44,12 +45,15 @@ class LabelledDocument:
         document: Index of the document in the sequence that was encoded.
         windows: Token ids of its windows from left to right, at least one, (tokens,) int32 each. They are the
             rows of a batch that this example fills, in this order.
+        token_types: Which text of a pair each token belongs to, (tokens,) int8 for each window; empty where
+            the tokenizer tells no types, and where none of the documents encoded together is a pair.
         targets: The numbers of its labels, (its labels,) int32.
         pad_id: The id with which its windows are padded.
     """
 
     document: int
     windows: tuple[np.ndarray, ...]
+    token_types: tuple[np.ndarray, ...]
     targets: np.ndarray
     pad_id: int
 
@@ -166,16 +170,17 @@ class DocumentClassification:
         With one label a document, a document without a label is ignored by the loss.
 
         Raises:
-            ConfigurationError: If a document has a label that the task does not know.
+            ConfigurationError: If a document has a label that the task does not know, or the tokenizer has
+                nothing to put between the texts of a pair.
         """
         problems = self._unknown(documents)
         if problems:
             raise ConfigurationError(problems)
         pad_id = padding_id(tokenizer)
-        windows = token_windows(documents, tokenizer, self.settings, self.settings.max_windows)
+        encoded = text_windows(documents, tokenizer, self.settings, self.settings.max_windows)
         return [
-            LabelledDocument(index, tuple(own), self._targets(documents[index]), pad_id)
-            for index, own in enumerate(windows)
+            LabelledDocument(index, own.input_ids, own.token_types, self._targets(documents[index]), pad_id)
+            for index, own in enumerate(encoded)
         ]
 
     def corrupt(
@@ -204,7 +209,8 @@ class DocumentClassification:
 
         Returns:
             `input_ids` and `attention_mask`, (windows, tokens) int64: the windows of the first document, then
-            those of the second; `document`, (windows,) int64: which of the examples each belongs to;
+            those of the second; `token_type_ids` of the same shape where examples have types; `document`,
+            (windows,) int64: which of the examples each belongs to;
             `labels`, (documents,) int64 with one label a document, else (documents, labels) float32 of zeros
             and ones.
         """
@@ -217,7 +223,8 @@ class DocumentClassification:
             for row, example in enumerate(examples):
                 labels[row, torch.from_numpy(example.targets).long()] = 1.0
         padded = pad_ids([window for window, _ in rows], [pad_id for _, pad_id in rows])
-        return {**padded, "document": torch.from_numpy(numbers), "labels": labels}
+        types = _padded_types(examples)
+        return {**padded, **types, "document": torch.from_numpy(numbers), "labels": labels}
 
     def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Returns the summed loss and its number of terms.
@@ -345,6 +352,18 @@ class DocumentClassification:
             )
             for label, id_ in sorted(found.items())
         ]
+
+
+def _padded_types(examples: Sequence[LabelledDocument]) -> dict[str, Tensor]:
+    """Returns `token_type_ids`, (windows, tokens) int64, or nothing if no example has types."""
+    if not any(example.token_types for example in examples):
+        return {}
+    rows = [
+        types
+        for example in examples
+        for types in example.token_types or [np.zeros(len(window), np.int8) for window in example.windows]
+    ]
+    return {"token_type_ids": pad_ids(rows, [0] * len(rows))["input_ids"]}
 
 
 def pool(logits: Tensor, document: Tensor, documents: int, pooling: str) -> Tensor:

@@ -25,7 +25,15 @@ from torch.utils.checkpoint import checkpoint
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.metrics.lm import TextLikelihood, language_scores
 from fedstrata.tasks.corrupt import permuted, shuffled_windows
-from fedstrata.tasks.windows import DOCUMENTS_PER_CALL, IGNORED, pad_ids, padding_id, run_model
+from fedstrata.tasks.windows import (
+    DOCUMENTS_PER_CALL,
+    IGNORED,
+    pad_ids,
+    padding_id,
+    require_single_texts,
+    run_model,
+    separator_id,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -87,7 +95,12 @@ class LanguageModelling:
 
     @classmethod
     def from_documents(cls, settings: LmSettings, clients: Mapping[str, Split]) -> LanguageModelling:
-        """Makes the task for a corpus; any text can be learnt from."""
+        """Makes the task for a corpus; any text can be learnt from.
+
+        Raises:
+            ConfigurationError: Documents are pairs of texts.
+        """
+        require_single_texts((document for own in clients.values() for document in own.all), "lm")
         return cls(settings)
 
     @classmethod
@@ -102,8 +115,9 @@ class LanguageModelling:
         """Tokenizes documents and cuts their stream into windows.
 
         Raises:
-            ConfigurationError: The tokenizer has no token that ends a text.
+            ConfigurationError: The tokenizer has no token that ends a text, or a document is a pair of texts.
         """
+        require_single_texts(documents, "lm")
         end, pad_id = end_id(tokenizer), padding_id(tokenizer)
         texts = [np.array([*ids, end], dtype=np.int32) for ids in _token_ids(documents, tokenizer)]
         streams = [(0, texts)] if self.packed else [(index, [text]) for index, text in enumerate(texts)]
@@ -210,11 +224,11 @@ def end_id(tokenizer: Any) -> int:
     Raises:
         ConfigurationError: The tokenizer has neither.
     """
-    for id_ in (tokenizer.eos_token_id, tokenizer.sep_token_id):
-        if id_ is not None:
-            return int(id_)
-    message = "task lm needs a tokenizer with an end-of-sequence token, which stands between two texts"
-    raise ConfigurationError([Problem("model.tokenizer", message)])
+    end = separator_id(tokenizer)
+    if end is None:
+        message = "task lm needs a tokenizer with an end-of-sequence token, which stands between two texts"
+        raise ConfigurationError([Problem("model.tokenizer", message)])
+    return end
 
 
 def _token_ids(documents: Sequence[Document], tokenizer: Any) -> Iterator[list[int]]:

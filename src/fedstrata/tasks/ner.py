@@ -26,7 +26,7 @@ from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.data.select import mention_types
 from fedstrata.metrics.spans import span_scores
 from fedstrata.tasks.corrupt import permuted, shuffled_windows
-from fedstrata.tasks.windows import IGNORED, Window, encode_windows, pad, run_model
+from fedstrata.tasks.windows import IGNORED, Window, encode_windows, pad, require_single_texts, run_model
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -87,9 +87,10 @@ class NamedEntityRecognition:
         """Makes the task for a corpus: its types are those of all clients' training documents.
 
         Raises:
-            ConfigurationError: If no training document has a mention, or another document has a type that no
-                training document has.
+            ConfigurationError: If no training document has a mention, another document has a type that no
+                training document has, or documents are pairs of texts.
         """
+        require_single_texts((document for own in clients.values() for document in own.all), "ner")
         parts = {
             part: [document for own in clients.values() for document in getattr(own, part)]
             for part in ("train", "validation", "test")
@@ -138,8 +139,9 @@ class NamedEntityRecognition:
         """Tokenizes and tags documents.
 
         Raises:
-            ConfigurationError: If a document has a type that the task does not know.
+            ConfigurationError: If a document has a type that the task does not know, or is a pair of texts.
         """
+        require_single_texts(documents, "ner")
         problems = _unknown(documents, self.types)
         if problems:
             raise ConfigurationError(problems)

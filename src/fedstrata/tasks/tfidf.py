@@ -1,7 +1,7 @@
 """Word counts and a linear classifier: the floor that every trained document classifier must beat.
 
 TF-IDF of words and word pairs, and one logistic regression a label. It sees all training documents at one
-place and the whole text of each.
+place and the whole text of each; of a pair, the words of both texts together.
 """
 
 from __future__ import annotations
@@ -43,6 +43,6 @@ def tfidf_baseline(
     indicators = MultiLabelBinarizer(classes=task.labels).fit_transform([doc.labels for doc in train])
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Label .* is present in")  # in all training documents, or none
-        classifier.fit([document.text for document in train], indicators)
-    probabilities = classifier.predict_proba([document.text for document in test])
+        classifier.fit(["\n".join(document.texts) for document in train], indicators)
+    probabilities = classifier.predict_proba(["\n".join(document.texts) for document in test])
     return task.score(test, task.answers(np.asarray(probabilities, dtype=np.float64)))

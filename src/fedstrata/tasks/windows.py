@@ -4,13 +4,14 @@ A note is longer than what a model reads at a time. It is cut into windows that 
 tokens, so that every token has context on both sides, and the overlap of two neighbours is shared out at its
 middle: its first half is owned by the earlier window, its second half by the later one. Losses and answers
 of tasks on tokens use owned tokens only. Tasks on documents need no more than the ids: `token_windows`.
+Pairs of texts are no notes, and are not cut: see `fedstrata.tasks.pairs`.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -129,6 +130,31 @@ def padding_id(tokenizer: Any) -> int:
     return next(int(id_) for id_ in ids if id_ is not None)
 
 
+def separator_id(tokenizer: Any) -> int | None:
+    """Returns the token between two texts: the end-of-sequence token or, as in BERT, the separator."""
+    ids = (tokenizer.eos_token_id, tokenizer.sep_token_id)
+    return next((int(id_) for id_ in ids if id_ is not None), None)
+
+
+def require_single_texts(documents: Iterable[Document], task: str) -> None:
+    """Refuses pairs of texts, for a task that would read the first and pass over the second.
+
+    Args:
+        documents: The documents.
+        task: The task's name.
+
+    Raises:
+        ConfigurationError: There is a pair among them.
+    """
+    pairs = [document.id for document in documents if document.text_pair is not None]
+    if pairs:
+        message = (
+            f"{task!r} reads single texts, and {len(pairs)} documents are pairs of texts (for example "
+            f"{pairs[0]!r}); task classify reads pairs"
+        )
+        raise ConfigurationError([Problem("task.name", message)])
+
+
 def pad(windows: Sequence[Window]) -> dict[str, Tensor]:
     """Pads windows on the right to the longest one.
 
@@ -167,14 +193,22 @@ def pad_ids(windows: Sequence[np.ndarray], pad_ids: Sequence[int]) -> dict[str, 
 
 def run_model(module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     """Returns the model's logits for the windows of a batch, (windows, ...)."""
-    # A causal model would else build a key-value cache, which nothing reads. PEFT's wrapper hides the
-    # signature.
-    unwrap = getattr(module, "get_base_model", lambda: module)
-    cached = "use_cache" in inspect.signature(unwrap().forward).parameters
-    cache = {"use_cache": False} if cached else {}
-    output = module(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], **cache)
+    unwrap = getattr(module, "get_base_model", lambda: module)  # PEFT's wrapper hides the signature
+    inner = unwrap()
+    taken = inspect.signature(inner.forward).parameters
+    further: dict[str, Any] = {}
+    if "use_cache" in taken:  # a causal model would else build a key-value cache, which nothing reads
+        further["use_cache"] = False
+    # GPT-2 takes types too, but as further words: only a model that was given some knows them (not RoBERTa).
+    if "token_type_ids" in batch and "token_type_ids" in taken and _token_types(inner) > 1:
+        further["token_type_ids"] = batch["token_type_ids"]
+    output = module(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], **further)
     logits: Tensor = output.logits
     return logits
+
+
+def _token_types(module: Any) -> int:
+    return getattr(module.config, "type_vocab_size", None) or 0
 
 
 @dataclass(frozen=True, slots=True)

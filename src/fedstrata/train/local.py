@@ -7,8 +7,8 @@ determinism are decided in one place. `train_and_send` is the client half that F
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -22,12 +22,15 @@ from fedstrata.core.errors import TrainingError
 from fedstrata.core.types import Message, Plan, Update
 from fedstrata.models.blocks import transformers_model
 from fedstrata.models.prefix import frozen_blocks
+from fedstrata.models.skip import skippable_blocks
 from fedstrata.train.corrupt import distort
+from fedstrata.train.work import Tally, counted_states, counting
 
 if TYPE_CHECKING:
     from fedstrata.core.config import TrainingSettings
     from fedstrata.core.method import Client, Feed, Model
     from fedstrata.core.seeding import Seed
+    from fedstrata.policies.dropout import LayerDropout
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +78,10 @@ def fit(
     trainable: Collection[str],
     rng: Seed,
     *,
-    private: Collection[str] = (),
+    private: Collection[str] | Callable[[], Collection[str]] = (),
     proximal: float = 0.0,
+    penalty: Callable[[], None] | None = None,
+    dropout: LayerDropout | None = None,
 ) -> FitResult:
     """Trains the named parameters of a client's model on its examples.
 
@@ -88,8 +93,10 @@ def fit(
         trainable: Names of the parameters that train; all others are frozen.
         rng: Seed of the order of the examples and of dropout.
         private: Those of the parameters that stay at the client, which a corrupt client has no reason to
-            distort.
+            distort; or what says so once the training is over.
         proximal: FedProx's mu: (mu/2) ||w - w_0||^2 is added to the loss (Li et al. 2020, equation 2).
+        penalty: Adds the gradient of a term of its own to that of each step's loss.
+        dropout: Draws the blocks that are left out of each batch, and hears of the gradients of the others.
 
     Raises:
         TrainingError: The loss, the gradient or, at the end, a weight is not finite.
@@ -97,35 +104,55 @@ def fit(
     model, corrupt = client.model, client.corruption
     copied = trainable if proximal or corrupt else ()
     anchors = {name: tensor.clone() for name, tensor in model.tensors(copied).items()}
-    result = _descend(client, trainable, rng, anchors, proximal)
+    parameters = model.parameters(trainable)
+
+    def more() -> None:
+        if proximal:
+            _pull(parameters, [anchors[name] for name in trainable], proximal)
+        if penalty is not None:
+            penalty()
+
+    result = _descend(client, trainable, rng, more, dropout)
     if corrupt:
-        sent = [name for name in trainable if name not in set(private)]
+        own = set(private() if callable(private) else private)
+        sent = [name for name in trainable if name not in own]
         distort(model.tensors(sent), anchors, corrupt, rng.child("corrupt"))
     return result
 
 
 def _descend(
-    client: Client, trainable: Collection[str], rng: Seed, anchors: Mapping[str, Tensor], proximal: float
+    client: Client,
+    trainable: Collection[str],
+    rng: Seed,
+    more: Callable[[], None],
+    dropout: LayerDropout | None,
 ) -> FitResult:
     """Takes all steps of a local training; see `fit`."""
     settings, model = client.training, client.model
     model.train_only(trainable)
     parameters = model.parameters(trainable)
+    blocks = [model.parameters(names) for names in model.layout.blocks]
     loader = shuffled_batches(client, rng)
     steps_per_epoch = math.ceil(len(loader) / settings.accumulation)
     steps = steps_per_epoch * settings.epochs
     optimizer = _optimizer(parameters, settings)
     schedule = _schedule(optimizer, settings, steps)
     step, loss = 0, math.nan
-    with rng.child("dropout").everywhere(), _frozen_part(client, trainable) as feed:
+    tally = counting(client, trainable)
+    with (
+        rng.child("dropout").everywhere(),
+        _frozen_part(client, trainable) as feed,
+        _left_out(client, dropout) as leave_out,
+    ):
         _train_mode(model)
         for _ in range(settings.epochs):
             loss_sum = term_count = 0.0
             for batches in _groups(loader, settings.accumulation):
                 step += 1
-                step_loss, terms = accumulate(client, batches, parameters, feed)
-                if proximal:
-                    _pull(parameters, [anchors[name] for name in trainable], proximal)
+                step_loss, terms = accumulate(client, batches, parameters, feed, leave_out, tally)
+                if dropout:
+                    dropout.observe(block_gradient_norms(blocks))
+                more()
                 norm = _clip(parameters, settings)
                 if not (math.isfinite(step_loss) and math.isfinite(norm)):
                     what = f"loss became {step_loss} and the norm of its gradient {norm}"
@@ -173,7 +200,7 @@ def _frozen_part(client: Client, trainable: Collection[str]) -> AbstractContextM
     model, settings, task = client.model, client.training, client.task
     cut = frozen_blocks(model.layout, trainable)
     if client.cache is None or cut == 0:
-        return nullcontext(lambda batch: None)
+        return nullcontext(lambda batch: 0)
     device = model.parameters(trainable)[0].device
     by_length = sorted(client.examples, key=len)
 
@@ -190,7 +217,33 @@ def _frozen_part(client: Client, trainable: Collection[str]) -> AbstractContextM
     with autocast(settings, device):
         low = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
     arithmetic = f"{device.type}, {low or 'full precision'}"
-    return client.cache.serve(model, cut, batches, run, arithmetic)
+    served = client.cache.serve(model, cut, batches, run, arithmetic)
+    return counted_states(client, cut, batches, served)
+
+
+@contextmanager
+def _left_out(client: Client, dropout: LayerDropout | None) -> Iterator[Callable[[], Collection[int] | None]]:
+    """Returns what draws the blocks that the next batch does without, and says which ones run."""
+    if dropout is None:
+        yield lambda: None
+        return
+    model, task = client.model, client.task
+    device = model.parameters(model.layout.all)[0].device
+    shortest = task.collate([min(client.examples, key=len)])
+
+    def call() -> Tensor:
+        with torch.no_grad(), autocast(client.training, device):
+            return task.loss(model.module, to_device(shortest, device))[0]
+
+    model.module.train(False)  # the call must draw nothing
+    with skippable_blocks(model.module, model.layout, call) as skip:
+
+        def leave_out() -> Collection[int]:
+            chosen = dropout.draw()
+            skip(chosen)
+            return set(range(len(model.layout.blocks))).difference(chosen)
+
+        yield leave_out
 
 
 def _windows_together(examples: Sequence[Any], size: int) -> Iterator[list[Any]]:
@@ -259,6 +312,8 @@ def accumulate(
     batches: Sequence[Mapping[str, Tensor]],
     parameters: Sequence[Parameter],
     feed: Feed | None = None,
+    leave_out: Callable[[], Collection[int] | None] = lambda: None,
+    tally: Tally | None = None,
 ) -> tuple[float, float]:
     """Leaves the gradient of all batches' mean loss behind; returns that loss and its number of terms.
 
@@ -267,15 +322,19 @@ def accumulate(
         batches: What to take the gradient on.
         parameters: What it is the gradient of.
         feed: Told each batch before the model sees it.
+        leave_out: Draws the blocks that a batch does without, before it runs; returns the others.
+        tally: Told each batch once it is done.
     """
     device = parameters[0].device
     losses, counts = [], []
     for batch in batches:
-        if feed is not None:
-            feed(batch)
+        stored = feed(batch) if feed is not None else 0
+        active = leave_out()
         with autocast(client.training, device):
             loss, count = client.task.loss(client.model.module, to_device(batch, device))
         loss.backward()  # type: ignore[no-untyped-call]
+        if tally is not None:
+            tally(batch, stored=stored, active_blocks=active)
         losses.append(loss.detach())
         counts.append(count)
     terms = max(float(torch.stack(counts).sum()), 1.0)
@@ -283,6 +342,16 @@ def accumulate(
         [parameter.grad for parameter in parameters if parameter.grad is not None], 1.0 / terms
     )
     return float(torch.stack(losses).sum()) / terms, terms
+
+
+def block_gradient_norms(blocks: Sequence[Sequence[Parameter]]) -> list[float | None]:
+    """Returns the L2 norm of each block's gradient; none for a block that has no gradient.
+
+    Args:
+        blocks: The parameters of each block.
+    """
+    gradients = [[parameter.grad for parameter in block if parameter.grad is not None] for block in blocks]
+    return [float(torch.nn.utils.get_total_norm(own)) if own else None for own in gradients]
 
 
 def _pull(parameters: Sequence[Parameter], anchors: Sequence[Tensor], proximal: float) -> None:

@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from fedstrata.core.errors import TrainingError
-from fedstrata.train.local import accumulate, shuffled_batches
+from fedstrata.train.local import accumulate, block_gradient_norms, shuffled_batches
+from fedstrata.train.work import counting
 
 if TYPE_CHECKING:
     from fedstrata.core.method import Client
     from fedstrata.core.seeding import Seed
 
 
-def block_gradient_norms(client: Client, batches: int, rng: Seed) -> Tensor:
+def mean_gradient_norms(client: Client, batches: int, rng: Seed) -> Tensor:
     """Returns the L2 norm of every block's gradient, averaged over batches: (blocks,) float32, lowest first.
 
     The gradient is that of each batch's mean loss, in evaluation mode, so that dropout adds no noise. Nothing
@@ -32,14 +33,14 @@ def block_gradient_norms(client: Client, batches: int, rng: Seed) -> Tensor:
     """
     model = client.model
     blocks = [model.parameters(names) for names in model.layout.blocks]
-    model.train_only([name for names in model.layout.blocks for name in names])
+    names = [name for own in model.layout.blocks for name in own]
+    model.train_only(names)
     model.module.train(False)
     everything = [parameter for block in blocks for parameter in block]
-    norms = []
+    norms, tally = [], counting(client, names)
     for batch in islice(shuffled_batches(client, rng), batches):
-        accumulate(client, [batch], everything)
-        gradients = [[p.grad for p in block if p.grad is not None] for block in blocks]
-        norms.append(torch.stack([torch.nn.utils.get_total_norm(group) for group in gradients]).float())
+        accumulate(client, [batch], everything, tally=tally)
+        norms.append(torch.tensor([norm or 0.0 for norm in block_gradient_norms(blocks)]))
         for parameter in everything:
             parameter.grad = None
     mean = torch.stack(norms).mean(dim=0).cpu()

@@ -278,3 +278,17 @@ def test_what_is_asked_of_the_hub(monkeypatch: pytest.MonkeyPatch, classified) -
         ("validation/validation-1", "", "validation", ("Sports",)),
         ("validation/validation-2", "", "validation", ()),
     ]
+
+
+def test_rows_may_be_pairs_of_texts(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("premise,hypothesis,label\nA man.,A boy.,yes\nA man.,,no\n")
+    columns = ColumnSettings(text="premise", text_pair="hypothesis", labels="label")
+    documents = read(tmp_path / "a.csv", "datasets", columns=columns)
+    assert [(item.texts, item.labels) for item in documents] == [
+        (("A man.", "A boy."), ("yes",)),
+        (("A man.", ""), ("no",)),
+    ]
+    with pytest.raises(ConfigurationError, match=r"data\.columns\.text_pair: .* has no column 'second'"):
+        read(tmp_path / "a.csv", "datasets", columns=columns.model_copy(update={"text_pair": "second"}))
+    with pytest.raises(ValueError, match="text_pair has no meaning with tokens"):
+        ColumnSettings(tokens="a", tags="b", text_pair="c")

@@ -198,7 +198,12 @@ def test_a_link_to_a_folder_above_does_not_repeat_documents(tmp_path: Path) -> N
 @pytest.mark.parametrize("format", sorted(FORMATS))
 def test_bytes_that_are_not_utf8_are_found(tmp_path: Path, format: str) -> None:
     # The first line is a header where there is one; other formats may have more to say about it.
-    header = {"mtsamples": b"transcription,specialties", "mimic": b"SUBJECT_ID,HADM_ID,CATEGORY,TEXT"}
+    header = {
+        "mtsamples": b"transcription,specialties",
+        "mimic": b"SUBJECT_ID,HADM_ID,CATEGORY,TEXT",
+        "ag_news": b"1,SECRET,b",
+        "glue": b"sentence\tlabel",
+    }
     path = tmp_path / f"note{FORMATS[format].suffixes[0]}"
     first = header.get(format, b"SECRET")
     path.write_bytes(first + b"\n\nna\xefve")

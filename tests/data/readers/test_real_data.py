@@ -118,3 +118,29 @@ def test_tables_without_a_header_and_with_tabs(data_root: Path) -> None:
     documents = read(data_root / "glue" / "rte", "datasets", columns=pairs)
     assert Counter(document.metadata["split"] for document in documents) == {"train": 2490, "validation": 277}
     assert {document.labels for document in documents} == {("entailment",), ("not_entailment",)}
+
+
+def test_ag_news(data_root: Path) -> None:
+    documents = read(data_root / "ag_news" / "test.csv", "ag_news")
+    names = ["Business", "Sci/Tech", "Sports", "World"]
+    assert Counter(document.labels[0] for document in documents) == dict.fromkeys(names, 1900)
+    assert not any("\\" in document.text for document in documents)
+    sample = read(data_root / "ag_news" / "promptft_dev1000.json", "ag_news")
+    assert Counter(document.labels[0] for document in sample) == dict.fromkeys(names, 250)
+
+
+@pytest.mark.parametrize(
+    ("name", "train", "validation", "labels"),
+    [
+        ("rte", 2490, 277, {"entailment", "not_entailment"}),
+        ("mrpc", 3668, 408, {"0", "1"}),
+        ("QQP", 8999, 1000, {"0", "1"}),
+        ("MNLI", 8999, 1000, {"entailment", "neutral", "contradiction"}),
+    ],
+)
+def test_glue(data_root: Path, name: str, train: int, validation: int, labels: set[str]) -> None:
+    documents = read(data_root / "glue" / name, "glue")
+    splits = Counter(document.metadata["split"] for document in documents)
+    assert splits == {"train": train, "validation": validation}
+    assert {document.labels for document in documents} == {(label,) for label in labels}
+    assert all(document.text and document.text_pair for document in documents)

@@ -122,3 +122,22 @@ def test_what_could_not_be_read_back_is_refused(
 def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="'bioc' is none of i2b2, brat, conll, jsonl, mimic"):
         write([], tmp_path / "new", "bioc")
+
+
+@pytest.mark.parametrize("format", sorted(set(FORMATS) - {"jsonl"}))
+def test_a_pair_of_texts_needs_json_lines(tmp_path: Path, format: str) -> None:
+    pair = Document("n1", "SECRET fever", text_pair="SECRET too")
+    with pytest.raises(DataError, match=r"'n1': is a pair of texts.*jsonl") as raised:
+        write([pair], tmp_path / "corpus", format)
+    assert "SECRET" not in str(raised.value)
+    assert not (tmp_path / "corpus").exists()
+
+
+def test_a_pair_comes_back_from_json_lines_even_with_an_empty_text(tmp_path: Path) -> None:
+    documents = [
+        Document("a", "Is it?", labels=("yes",), text_pair="It is."),
+        Document("b", "Is it?", text_pair=""),
+        Document("c", "Is it?"),
+    ]
+    write(documents, tmp_path / "corpus", "jsonl")
+    assert read(tmp_path / "corpus", "jsonl") == documents

@@ -20,10 +20,12 @@ from fedstrata.core.config import (
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
 from fedstrata.data.readers import (
+    ag_news,
     brat,
     conll,
     conllu,
     datasets,
+    glue,
     i2b2,
     jsonl,
     mimic,
@@ -44,6 +46,8 @@ FORMATS: dict[str, Format] = {
     "pubtator": pubtator.FORMAT,
     "mtsamples": mtsamples.FORMAT,
     "mimic": mimic.FORMAT,
+    "ag_news": ag_news.FORMAT,
+    "glue": glue.FORMAT,
 }
 """Every format whose documents lie in files; `datasets` may also be an id of the hub."""
 
@@ -113,8 +117,8 @@ def read(
         path: A folder, or one file of it; for `datasets` also an id of the hub.
         format: One of `FORMATS`, or `datasets`.
         unannotated: In formats with annotations in files of their own, whether to `skip` or to `keep` texts
-            that have none where others have some. By default such a text is refused: its annotations could be
-            lost.
+            that have none where others have some; in `glue`, files without labels. By default such a text is
+            refused: its annotations could be lost.
         formats: How each format is read, where other than by default (`formats_of`).
         dataset: Which part of a data set (`datasets`).
         columns: What its columns hold (`datasets`).

@@ -179,8 +179,8 @@ def _check_columns(table: _Rows, columns: ColumnSettings) -> None:
         wanted = {"tokens": columns.tokens, "tags": str(columns.tags)}
     wanted |= {
         key: name
-        for key, name in (("labels", columns.labels), ("id", columns.id), ("site", columns.site))
-        if name is not None
+        for key in ("text_pair", "labels", "id", "site")
+        if (name := getattr(columns, key)) is not None
     }
     missing = {key: name for key, name in wanted.items() if name not in table.columns}
     found = "it has " + ", ".join(table.columns[:20]) + (", ..." if len(table.columns) > 20 else "")
@@ -298,7 +298,8 @@ def _documents(table: _Rows, columns: ColumnSettings) -> Iterator[Document]:
             text, spans = tagged.text, tagged.spans
         else:
             text, spans = "\n".join(row.text(column) for column in texts), ()
-        yield Document(name, text, spans, labels=tuple(dict.fromkeys(labels)), site=site)
+        second = row.text(columns.text_pair) if columns.text_pair is not None else None
+        yield Document(name, text, spans, labels=tuple(dict.fromkeys(labels)), site=site, text_pair=second)
 
 
 def read(path: str, settings: DatasetSettings, columns: ColumnSettings) -> Iterator[tuple[Source, Document]]:

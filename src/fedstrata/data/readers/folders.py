@@ -240,6 +240,26 @@ def _one_file(path: Path, layout: Format) -> Source:
     return source
 
 
+def _is_annotated(source: Source, layout: Format) -> bool:
+    if layout.annotation_suffix:
+        return source.annotations is not None
+    return layout.has_labels is None or layout.has_labels(source)
+
+
+def _labelled(sources: list[Source], layout: Format, unannotated: Unannotated) -> list[Source]:
+    """Leaves out or refuses sources without annotations, where others have some."""
+    annotated = [_is_annotated(source, layout) for source in sources]
+    if not any(annotated) or all(annotated) or unannotated == "keep":
+        return sources
+    if unannotated == "skip":
+        return [source for source, is_annotated in zip(sources, annotated, strict=True) if is_annotated]
+    if layout.annotation_suffix:
+        _refuse_unannotated(sources, layout)
+    path = sources[annotated.index(False)].path
+    expected = "labels in all files, or data.unannotated: skip, which leaves this one out"
+    raise DataError(path, "has no labels, and other files have", expected=expected)
+
+
 def _refuse_unannotated(sources: list[Source], layout: Format) -> None:
     """Refuses a text without annotations, where others have some."""
     for source in sources:
@@ -255,7 +275,8 @@ def find_sources(path: Path, layout: Format, *, unannotated: Unannotated = "refu
     Args:
         path: A folder or one file.
         layout: The format.
-        unannotated: What becomes of texts without annotations where others have some.
+        unannotated: What becomes of texts without annotations, and of files without labels, where others have
+            some.
 
     Returns:
         The files with their site and split, sorted by path. Texts none of which has annotations are all
@@ -272,8 +293,4 @@ def find_sources(path: Path, layout: Format, *, unannotated: Unannotated = "refu
     if not sources:
         wanted = f"{layout.looked_for}, in the folder itself or in one sub-folder a site"
         raise DataError(path, "holds no documents", expected=wanted)
-    if any(source.annotations for source in sources) and unannotated != "keep":
-        if unannotated == "skip":
-            return [source for source in sources if source.annotations]
-        _refuse_unannotated(sources, layout)
-    return sources
+    return _labelled(sources, layout, unannotated)

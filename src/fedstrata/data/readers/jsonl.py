@@ -2,10 +2,10 @@
 
     {"id": "n1", "text": "No chest pain.", "spans": [{"start": 3, "end": 13, "label": "problem"}]}
 
-Only `text` is required. `relations` index into `spans` as they stand in the object (head is the main mention,
-tail its modifier); `labels` are those of the whole document. An object that names its own `site` keeps its id
-as it is; one that does not is given the site its folder stands for, which then prefixes the id. Unknown keys
-are refused.
+Only `text` is required; `text_pair` is the second text of a pair. `relations` index into `spans` as they
+stand in the object (head is the main mention, tail its modifier); `labels` are those of the whole document.
+An object that names its own `site` keeps its id as it is; one that does not is given the site its folder
+stands for, which then prefixes the id. Unknown keys are refused.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ class DocumentRecord(_Strict):
     labels: list[Name] = []
     site: Name | None = None
     metadata: dict[str, str] = {}
+    text_pair: str | None = None
 
     @model_validator(mode="after")
     def _inside(self) -> Self:
@@ -98,6 +99,7 @@ class DocumentRecord(_Strict):
             labels=tuple(self.labels),
             site=self.site or "",
             metadata=self.metadata,
+            text_pair=self.text_pair,
         )
 
 

@@ -6,11 +6,14 @@ Fields may be quoted, and a quoted field may hold line breaks. Every row has as 
 from __future__ import annotations
 
 import csv
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fedstrata.core.errors import DataError
 from fedstrata.data.readers.files import streamed_lines
+
+logger = logging.getLogger(__name__)
 
 LONGEST_FIELD = 1 << 24
 """Characters in a field: far more than any note has, so that a quotation mark that is never closed does not
@@ -27,6 +30,7 @@ def read_rows(
     fold_case: bool = False,
     names: Sequence[str] | None = None,
     tabs: bool = False,
+    skip_broken: bool = False,
 ) -> Iterator[Row]:
     """Yields the rows of a table.
 
@@ -36,6 +40,8 @@ def read_rows(
         fold_case: Give the names of columns in lower case, whatever the header has.
         names: The columns of a file without a header.
         tabs: Fields are set apart by tabs, and quotation marks are plain characters.
+        skip_broken: Leave rows out that have another number of fields, and log how many, in place of refusing
+            them.
 
     Raises:
         DataError: It cannot be read, a column is missing or there twice, or a row has another number of
@@ -48,6 +54,7 @@ def read_rows(
     else:
         reader = csv.reader(lines, strict=True)
     columns = _columns(path, names, required) if names is not None else None
+    broken = 0
     while True:
         line = reader.line_num + 1
         try:
@@ -61,11 +68,15 @@ def read_rows(
         if columns is None:
             header = [name.strip().lower() if fold_case else name.strip() for name in fields]
             columns = _columns(path, header, required)
+        elif len(fields) != len(columns) and skip_broken:
+            broken += 1
         elif len(fields) != len(columns):
             message, expected = f"a row of {len(fields)} fields", f"{len(columns)}, one for each column"
             raise DataError(path, message, line=line, expected=expected)
         else:
             yield line, dict(zip(columns, fields, strict=True))
+    if broken:
+        logger.warning("%s: %d rows with another number of fields left out", path, broken)
     if columns is None:
         raise DataError(path, "holds nothing", expected="a header that names the columns")
 

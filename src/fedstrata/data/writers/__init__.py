@@ -36,6 +36,14 @@ def _fill(folder: Path, files: Iterable[WrittenFile]) -> None:
             raise DataError(str(path), message) from None
 
 
+def _single_texts(documents: Iterable[Document]) -> Iterator[Document]:
+    for document in documents:
+        if document.text_pair is not None:
+            message = "is a pair of texts, and this format holds single ones"
+            raise DataError(f"document {document.id!r}", message, expected="the format jsonl")
+        yield document
+
+
 def write(documents: Iterable[Document], folder: Path, format: str) -> None:
     """Writes a corpus into a new folder; if anything fails, nothing is left behind.
 
@@ -52,4 +60,4 @@ def write(documents: Iterable[Document], folder: Path, format: str) -> None:
         message = f"the format {format!r} is none of {', '.join(FORMATS)}"
         raise ConfigurationError([Problem("", message)])
     with new_folder(Path(folder)) as unfinished:
-        _fill(unfinished, FORMATS[format](documents))
+        _fill(unfinished, FORMATS[format](documents if format == "jsonl" else _single_texts(documents)))

@@ -16,7 +16,9 @@ def line(document: Document, name: str) -> str:
     for span in record["spans"]:
         if not span["fragments"]:
             del span["fragments"]
-    filled = {key: value for key, value in record.items() if value or key == "text"}
+    # A pair whose second text is empty is another document than a single text.
+    written = {"text"} if document.text_pair is None else {"text", "text_pair"}
+    filled = {key: value for key, value in record.items() if value or key in written}
     return json.dumps(filled, ensure_ascii=False) + "\n"
 
 

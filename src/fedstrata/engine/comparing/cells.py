@@ -24,6 +24,7 @@ from fedstrata.core.sources import Source
 from fedstrata.engine.folder import require_same_settings, write_settings
 from fedstrata.record.log import Follower, committed_rounds, read_events
 from fedstrata.record.table import CellResult
+from fedstrata.record.target import learning_curve
 
 STOP_SECONDS = 30.0
 """How long a run may take to stop before it is killed; it may be within one step of training."""
@@ -94,12 +95,14 @@ class Cell:
             message: Why it failed; it has finished when empty.
         """
         events = read_events(self.record) if self.record.is_file() else []
+        run = next((event for event in reversed(events) if event["event"] == "run"), None)
         return CellResult(
             seed=self.seed,
             folder=self.folder.relative_to(top).as_posix(),
             summary=None if message else self.summary(),
-            run=next((event for event in reversed(events) if event["event"] == "run"), None),
+            run=run,
             message=message,
+            curve=learning_curve(committed_rounds(events), run["metric"]) if run else (),
         )
 
 

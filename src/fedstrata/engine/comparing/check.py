@@ -16,16 +16,9 @@ from fedstrata.core.sweep import SECTION, Row, Sweep, folder_name, label, with_v
 from fedstrata.data.split import Split
 from fedstrata.engine.comparing.cells import Cell
 from fedstrata.engine.comparing.compare import LOCK, Comparison, RowPlan
+from fedstrata.engine.fitting import check_model, refusals
 from fedstrata.engine.folder import differences
-from fedstrata.engine.setup import (
-    check_metric,
-    check_model,
-    check_settings,
-    divide,
-    machine_problems,
-    refusals,
-    too_few,
-)
+from fedstrata.engine.setup import check_metric, check_settings, divide, machine_problems, too_few
 from fedstrata.engine.simulate import Listener
 from fedstrata.metrics.cost import cores
 from fedstrata.record.table import column_names

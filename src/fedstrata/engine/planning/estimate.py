@@ -18,7 +18,7 @@ from fedstrata.aggregate.rules import AveragingSettings, MeanRule
 from fedstrata.core.files import nearest_existing
 from fedstrata.core.types import Message
 from fedstrata.engine.checkpoint import KEEP
-from fedstrata.engine.rounds import dropped, due_for_scoring, sites_of
+from fedstrata.engine.rounds import dropped, due_for_scoring, scores_everywhere, sites_of
 from fedstrata.engine.simulate import sample
 from fedstrata.wire import frame
 
@@ -35,6 +35,9 @@ COMMUNICATION = (
     "percent_of_full_model",
     "full_model_bytes_up",
 )
+
+REPORT_BYTES, REPORT_BYTES_OF_CLIENT = 55_000, 800
+"""What the report, the summary and the settings come to: by themselves, and for each client."""
 
 
 class Estimate:
@@ -76,7 +79,7 @@ class Estimate:
     def model_bytes(self) -> int:
         """Returns the bytes of the whole model as a frame."""
         model = self.experiment.model
-        return frame.size(Message(model.tensors(model.layout.all)))
+        return frame.size(Message(model.tensors(model.whole)))
 
     def communication(self) -> dict[str, float | int | None]:
         """Returns bytes in all, and on average for a client's turn; null where notes travel and no model."""
@@ -111,7 +114,8 @@ class Estimate:
         models = self._models
         finish = models * self.measured.save_seconds
         # A model of its own for every client is scored on everybody's test documents.
-        finish += models * self.per_scored_token * self.surveyed.scored_tokens["test"]
+        passes = models if scores_everywhere(self.experiment) else 1
+        finish += passes * self.per_scored_token * self.surveyed.scored_tokens["test"]
         return {
             "total_seconds": train + evaluate + engine + finish,
             "train_seconds": train,
@@ -202,6 +206,7 @@ class Estimate:
             "caches_bytes": min(self.cache_bytes, int(self.training.cache_gigabytes * 1e9)),
             "models_bytes": measured.model_bytes * self._models,
             "record_bytes": round(record),
+            "report_bytes": REPORT_BYTES + REPORT_BYTES_OF_CLIENT * clients,
         }
         free = shutil.disk_usage(nearest_existing(place)).free
         return {"bytes": sum(parts.values()), **parts, "free_bytes": free}

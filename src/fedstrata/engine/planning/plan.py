@@ -25,6 +25,8 @@ from fedstrata.engine.planning.rehearsal import SECONDS, rehearse
 from fedstrata.engine.planning.survey import survey
 from fedstrata.engine.rounds import OTHER, sites_of
 from fedstrata.engine.setup import prepare
+from fedstrata.methods.fedadaopt import FedAdaOPT
+from fedstrata.methods.hetlora import HetLoRA
 
 if TYPE_CHECKING:
     from fedstrata.core.sources import Source
@@ -252,6 +254,12 @@ def _warnings(estimate: Estimate, memory: Mapping[str, int | None], disk: Mappin
     for part, loses in (("validation", "rounds"), ("test", "the finished model")):
         if not estimate.surveyed.scored_tokens[part]:
             found.append(f"no client has {part} documents: {loses} will not be scored")
+    if isinstance(estimate.experiment.method, HetLoRA | FedAdaOPT):
+        name = estimate.experiment.method.name
+        found.append(
+            f"with {name} clients send adapters of several sizes, which the run decides: bytes and times are "
+            "those of the two clients that were rehearsed"
+        )
     idle = [client for client in estimate.workloads if client not in estimate.turns]
     if idle:
         found.append(f"{len(idle)} of {len(estimate.workloads)} clients are drawn in no round")

@@ -43,8 +43,9 @@ if TYPE_CHECKING:
 SECONDS = 10.0
 """How long rounds are measured, unless told otherwise: the faster a step, the more of them."""
 MOST_ROUNDS = 20
-NOT_REHEARSED = frozenset({"federation", "report_to"})
-"""Sections a rehearsal has of its own: everybody takes part in every round, and no tracker hears of it."""
+NOT_REHEARSED = frozenset({"federation", "devices", "report_to"})
+"""Sections a rehearsal has of its own: everybody takes part in every round, without an emulated device, and
+no tracker hears of it."""
 
 
 @dataclass(frozen=True, slots=True)

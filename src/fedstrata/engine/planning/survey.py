@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
-from fedstrata.engine.rounds import sites_of
+from fedstrata.engine.rounds import scores_everywhere, sites_of
 from fedstrata.train.evaluate import batches_by_length, encoded_groups
 
 if TYPE_CHECKING:
@@ -111,12 +111,11 @@ def survey(experiment: Experiment) -> Survey:
     typical = [example for _, batch in drawn for example in batch]
     parts = ("validation", "test")
     scored = {part: _scored_documents(sites, part, experiment, seed.child(part)) for part in parts}
-    # Rounds score personal models each on its own client's documents, the end all of them on everybody's.
-    passes = {"validation": [[site] for site in sites] if experiment.method.personal else [sites]}
-    tokens_of = {
-        part: sum(_scored_tokens(some, part, experiment) for some in passes.get(part, [sites]))
-        for part in parts
-    }
+    # Rounds score personal models each on its own client's documents, the end all of them on everybody's
+    # unless they are many.
+    apart = [[site] for site in sites] if experiment.method.personal else [sites]
+    passes = {"validation": apart, "test": [sites] if scores_everywhere(experiment) else apart}
+    tokens_of = {part: sum(_scored_tokens(some, part, experiment) for some in passes[part]) for part in parts}
     return Survey(tuple(workloads), tokens_of, Samples(largest[1], typical, scored))
 
 
@@ -155,11 +154,15 @@ def _scored_documents(
 ) -> tuple[list[Document], list[Document]]:
     """Draws the documents whose scoring is rehearsed; see `Samples.scored`."""
     owned = [list(getattr(site.documents, part)) for site in sites]
-    most = max(owned, key=lambda documents: sum(len(document.text) for document in documents))
-    longest = sorted(most, key=lambda document: len(document.text), reverse=True)
+    most = max(owned, key=lambda documents: sum(map(_characters, documents)))
+    longest = sorted(most, key=_characters, reverse=True)
     everybody = [document for documents in owned for document in documents]
     shuffled = [everybody[index] for index in seed.numpy().permutation(len(everybody))]
     return _about_a_batch(longest, experiment), _about_a_batch(shuffled, experiment)
+
+
+def _characters(document: Document) -> int:
+    return sum(map(len, document.texts))
 
 
 def _about_a_batch(documents: Sequence[Document], experiment: Experiment) -> list[Document]:

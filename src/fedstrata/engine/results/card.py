@@ -18,6 +18,7 @@ from fedstrata.core.config import ClassifySettings, NerSettings, TrainedTokenize
 from fedstrata.record.scores import compared, overall, score_tables
 
 if TYPE_CHECKING:
+    from fedstrata.core.adapter_settings import AdapterSettings
     from fedstrata.core.config import MethodSettings
     from fedstrata.engine.results.result import Result
 
@@ -43,6 +44,13 @@ generator = pipeline("text-generation", model=".")
 text = generator("The patient has", max_new_tokens=40)[0]["generated_text"]""",
 }
 
+AUTO = {
+    "token-classification": "AutoModelForTokenClassification",
+    "sequence-classification": "AutoModelForSequenceClassification",
+    "causal-lm": "AutoModelForCausalLM",
+}
+"""The transformers class of each kind of model."""
+
 FORMAT_NAMES = {
     "i2b2": "in i2b2-2010 form",
     "brat": "in BRAT form",
@@ -54,6 +62,8 @@ FORMAT_NAMES = {
     "datasets": "in tables",
     "conllu": "in CoNLL-U form",
     "text": "as plain text",
+    "ag_news": "in the form of AG News",
+    "glue": "in the form of GLUE",
 }
 
 
@@ -67,6 +77,7 @@ class Facts:
         licence: As the Hugging Face hub names it; none if it is not known.
         language: The code of the texts' language; none if it is not known.
         clients: The name of each client in the card.
+        adapter: What the folder holds in place of a model; none if it holds a whole one.
     """
 
     result: Result
@@ -74,6 +85,7 @@ class Facts:
     licence: str | None
     language: str | None
     clients: Mapping[str, str]
+    adapter: AdapterSettings | None = None
 
     @property
     def synthetic(self) -> bool:
@@ -88,18 +100,31 @@ def is_path(name: str) -> bool:
 
 def card_of(facts: Facts) -> ModelCard:
     """Returns the model card."""
-    result = facts.result
     template = (files("fedstrata.engine.results") / "model_card.md").read_text(encoding="utf-8")
     card: ModelCard = ModelCard.from_template(
         _metadata(facts),
         template_str=template,
         name=facts.name,
-        code=CODE[result.task.kind],
+        code=_code(facts),
         **_description(facts),
         **_making(facts),
         **_scores(facts),
     )
     return card
+
+
+def _code(facts: Facts) -> str:
+    """Returns how to use the folder."""
+    kind = facts.result.task.kind
+    if facts.adapter is None:
+        return CODE[kind]
+    own = "import fedstrata.adapters.bottleneck\n" if facts.adapter.kind == "bottleneck" else ""
+    labels = "" if kind == "causal-lm" else f", num_labels={len(facts.result.task.labels)}"
+    return f"""{own}from peft import PeftModel
+from transformers import {AUTO[kind]}, AutoTokenizer
+
+base = {AUTO[kind]}.from_pretrained(BASE{labels})  # the model this was trained from
+model = PeftModel.from_pretrained(base, ".")"""
 
 
 def _metadata(facts: Facts) -> ModelCardData:
@@ -129,7 +154,7 @@ def _metadata(facts: Facts) -> ModelCardData:
         language=facts.language or ("en" if facts.synthetic else None),
         license=facts.licence or "other",
         license_name=None if facts.licence else "not-stated",
-        library_name="transformers",
+        library_name="transformers" if facts.adapter is None else "peft",
         pipeline_tag=kind,
         base_model=name if on_hub else None,
         tags=["fedstrata", "federated-learning", result.method.name],
@@ -159,7 +184,7 @@ def _description(facts: Facts) -> dict[str, Any]:
     window = result.settings.task.max_length
     return {
         "what": what,
-        "use_text": "To use it with transformers, in this folder:",
+        "use_text": f"To use it with {'PEFT' if facts.adapter else 'transformers'}, in this folder:",
         "data": _data(facts),
         "limits": f"It was trained on windows of {window} tokens. `fedstrata predict` cuts longer texts into "
         f"{'overlapping' if result.task.needs_annotations else 'such'} windows; {long}.",

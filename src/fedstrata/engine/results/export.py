@@ -11,8 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedstrata.adapters.attach import merge
+from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.files import new_folder
 from fedstrata.engine.results.card import Facts, card_of, is_path
+from fedstrata.models.state import Model
 
 if TYPE_CHECKING:
     from fedstrata.engine.results.result import Result
@@ -21,7 +24,15 @@ SUMMARY = "fedstrata.json"
 """The summary for programs."""
 
 
-def export(result: Result, out: Path, *, licence: str | None, language: str | None, with_names: bool) -> None:
+def export(
+    result: Result,
+    out: Path,
+    *,
+    licence: str | None,
+    language: str | None,
+    with_names: bool,
+    keep_adapter: bool = False,
+) -> None:
     """Writes the folder; it appears complete or not at all.
 
     Args:
@@ -30,17 +41,34 @@ def export(result: Result, out: Path, *, licence: str | None, language: str | No
         licence: The model's licence, as the Hugging Face hub names it; `other` and a note when none.
         language: The code of the texts' language; not stated when none.
         with_names: Whether clients keep their names.
+        keep_adapter: Whether a LoRA stays an adapter, to be used with its base model, and is not merged.
 
     Raises:
-        ConfigurationError: The folder is not empty.
+        ConfigurationError: The folder is not empty, or there is no adapter to keep.
     """
     names = _names(result, with_names=with_names)
-    facts = Facts(result, out.resolve().name, licence, language, names)
+    model, adapter = result.model, result.settings.adapter
+    if keep_adapter and adapter is None:
+        raise ConfigurationError([Problem("--adapter", "this run trained the model itself and no adapter")])
+    merged = adapter is not None and adapter.kind == "lora" and not keep_adapter
+    facts = Facts(result, out.resolve().name, licence, language, names, None if merged else adapter)
     with new_folder(out) as unfinished:
-        result.model.save(unfinished)
+        if merged:  # for good: the result's own model is used up
+            model = Model(merge(model), model.tokenizer, name=model.name)
+        model.save(unfinished)
+        if facts.adapter is not None:
+            _forget_place(unfinished / "adapter_config.json")
         card_of(facts).save(unfinished / "README.md")
         text = json.dumps(_summary(result, names), indent=2, allow_nan=False)
         (unfinished / SUMMARY).write_text(text + "\n", encoding="utf-8")
+
+
+def _forget_place(path: Path) -> None:
+    """Takes the place of the base model out of an adapter's configuration, if it is one of this machine."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if is_path(config.get("base_model_name_or_path") or ""):
+        config["base_model_name_or_path"] = None
+        path.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
 
 
 def _names(result: Result, *, with_names: bool) -> dict[str, str]:

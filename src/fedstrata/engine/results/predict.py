@@ -241,7 +241,7 @@ def _chunks(
     characters = 0
     for source, document in documents:
         chunk.append((source, document))
-        characters += len(document.text)
+        characters += sum(map(len, document.texts))
         if len(chunk) == CHUNK_DOCUMENTS or characters >= CHUNK_CHARACTERS:
             yield chunk
             chunk, characters = [], 0

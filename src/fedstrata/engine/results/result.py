@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedstrata.adapters.attach import saved_adapter
 from fedstrata.core.config import ModelSettings, RunSettings
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
 from fedstrata.core.seeding import Seed
 from fedstrata.engine.checkpoint import client_folder
+from fedstrata.engine.fitting import load_model
 from fedstrata.engine.folder import resumable
 from fedstrata.engine.processor import use_processor
 from fedstrata.engine.setup import check_settings, device_of
-from fedstrata.models.load import load, read_config
+from fedstrata.models.load import load, read_config, read_tokenizer
 from fedstrata.record.log import committed_rounds, read_events
 from fedstrata.record.summary import summarise
 from fedstrata.tasks import TASKS
@@ -130,6 +132,10 @@ def _load(saved: Path, settings: RunSettings) -> tuple[Task, Model]:
     names = read_config(stored).id2label or {}
     labels = tuple(names[index] for index in sorted(names))
     task = card.from_labels(settings.task, labels)
+    if settings.adapter is not None:
+        model = load_model(settings, task, read_tokenizer(stored))
+        model.load(saved_adapter(model, saved))
+        return task, model
     model = load(stored, kind=card.kind, labels=labels, seed=Seed(settings.seed))
     if model.new_parameters:
         raise DataError(saved, f"its weights lack {', '.join(model.new_parameters)}")

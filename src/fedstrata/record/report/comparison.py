@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 from fedstrata.core.sources import flatten
 from fedstrata.record.history import History, client_scores, round_rows, time_parts
 from fedstrata.record.report import plots
-from fedstrata.record.report.page import MEGABYTE, render
+from fedstrata.record.report.page import MEGABYTE, render, time_unit
 from fedstrata.record.summary import falls
 from fedstrata.record.words import ABSENT
 
@@ -43,6 +43,7 @@ def comparison_page(histories: Sequence[History]) -> str:
         same_data=len(data) < 2,
         unfinished=[row["name"] for row in rows if row["state"] != "finished"],
         private=any(row["epsilon"] is not None for row in begun),
+        emulated=any(row["simulated"] is not None for row in begun),
         parts_of_time=list(time_parts(histories[0])),
         differences=_differences(histories),
         figures=_figures(begun, metrics[0]) if len(metrics) == 1 else {},
@@ -93,6 +94,8 @@ def _row(index: int, name: str, history: History) -> dict[str, Any]:
         "converged": summary["convergence"]["rounds_to_90_percent"],
         "seconds": summary["time"]["total_seconds"],
         "epsilon": summary["privacy"]["epsilon"],
+        "simulated": summary["time"]["simulated_seconds"],
+        "joules": summary["energy_joules"],
         "parts": time_parts(history),
     }
 
@@ -110,6 +113,9 @@ def _best(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def _figures(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
     """Draws runs that are judged by one score over each other."""
     sent, by_bytes = "megabytes sent, both ways, all clients", [row for row in rows if not row["pooled"]]
+    emulated = [row for row in rows if row["simulated"] is not None]
+    unit, seconds = time_unit(max((row["simulated"] for row in emulated), default=0.0))
+    clock = f"{unit} on the simulated clock"
     figures: dict[str, Any] = {
         "legend": [(row["name"], plots.swatch(f"key-{row['index']}", row["index"])) for row in rows],
         "swatches": {row["name"]: plots.swatch(f"row-{row['index']}", row["index"]) for row in rows},
@@ -117,6 +123,7 @@ def _figures(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
     for key, title, label, series in (
         ("score_round", f"validation {metric}", "round", _series(rows, "round", "headline")),
         ("score_bytes", f"validation {metric}", sent, _series(by_bytes, "bytes", "headline", MEGABYTE)),
+        ("score_time", f"validation {metric}", clock, _series(emulated, "simulated", "headline", seconds)),
         ("loss", "training loss", "round", _series(rows, "round", "loss")),
     ):
         if series:

@@ -8,9 +8,20 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from fedstrata.record.words import ABSENT, duration, plural, score, size, visible
+from fedstrata.record.words import ABSENT, duration, energy, plural, score, size, visible
 
 MEGABYTE = 1e6
+_TIMES = {"seconds": 1.0, "minutes": 60.0, "hours": 3600.0}
+
+
+def time_unit(seconds: float) -> tuple[str, float]:
+    """Returns the unit of an axis that ends here, and its seconds.
+
+    >>> time_unit(90.0), time_unit(300.0), time_unit(9000.0)
+    (('seconds', 1.0), ('minutes', 60.0), ('hours', 3600.0))
+    """
+    name = "seconds" if seconds < 120.0 else "minutes" if seconds < 7200.0 else "hours"
+    return name, _TIMES[name]
 
 
 def render(template: str, **values: Any) -> str:
@@ -32,6 +43,7 @@ def _environment() -> Environment:
         "percent": _percent,
         "size": size,
         "duration": duration,
+        "energy": energy,
         "plural": plural,
         "broken": _broken,
         "moment": _moment,

@@ -18,7 +18,7 @@ from fedstrata.record.history import (
     time_parts,
 )
 from fedstrata.record.report import plots
-from fedstrata.record.report.page import MEGABYTE, render
+from fedstrata.record.report.page import MEGABYTE, render, time_unit
 from fedstrata.record.scores import overall, score_tables
 from fedstrata.record.summary import falls
 from fedstrata.record.words import COUNTED
@@ -165,6 +165,9 @@ def _score_figures(history: History, rows: Sequence[Mapping[str, Any]], metric: 
     axes = {"round": ("round", 1.0), "bytes": ("megabytes sent, both ways, all clients", MEGABYTE)}
     if history.start and history.start["pooled"]:  # notes travelled, not models
         del axes["bytes"]
+    if rows[-1]["simulated"] is not None:
+        name, seconds = time_unit(rows[-1]["simulated"])
+        axes["simulated"] = (f"{name} on the simulated clock", seconds)
     for axis, (label, unit) in axes.items():
         series = [
             plots.Series(

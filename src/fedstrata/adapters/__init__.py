@@ -1,0 +1,1 @@
+"""Adapters: small modules that train in place of the model they are added to, through PEFT."""

@@ -1,0 +1,235 @@
+"""Adding an adapter to a model: LoRA and prefix tuning of PEFT, bottleneck adapters of ours built on PEFT.
+
+With an adapter the model's own weights are frozen. What can train is the adapter and the task head: every
+method then freezes, sends, skips and merges those as it would the parameters of a whole model, since they
+are the `Layout` of the new model.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from fedstrata.adapters.prefix import PLACE, SAVED, divide, parts_of
+from fedstrata.adapters.targets import linear_layers, sublayer_ends
+from fedstrata.core.adapter_settings import BottleneckSettings, LoraSettings, PrefixSettings
+from fedstrata.core.errors import ConfigurationError, DataError, Problem
+from fedstrata.models.blocks import Layout, find_layout, transformers_model
+from fedstrata.models.state import Model
+
+if TYPE_CHECKING:
+    from fedstrata.core.adapter_settings import AdapterSettings
+    from fedstrata.core.seeding import Seed
+
+TASK_TYPES = {
+    "token-classification": "TOKEN_CLS",
+    "sequence-classification": "SEQ_CLS",
+    "causal-lm": "CAUSAL_LM",
+}
+"""What PEFT calls the kinds of models."""
+
+
+def attach(model: Model, settings: AdapterSettings, *, kind: str, seed: Seed) -> Model:
+    """Adds an adapter to a model, which changes nothing of what it computes until the adapter is trained.
+
+    Prefix tuning is the exception: its keys and values are drawn at random and are attended to at once.
+
+    Args:
+        model: The model; its module becomes part of the new one.
+        settings: Which adapter.
+        kind: Of the model, as for `fedstrata.models.load.load`.
+        seed: Where the adapter's first values come from.
+
+    Returns:
+        A new handle: the adapter and the task head can train, everything else is frozen for good.
+
+    Raises:
+        ConfigurationError: The adapter does not fit the model.
+    """
+    with seed.everywhere():
+        module, learnable = wrap(model.module, settings, kind=kind, new=model.new_parameters)
+    return Model(
+        module,
+        model.tokenizer,
+        name=model.name,
+        new_parameters=tuple(name for name, _ in module.named_parameters() if name in learnable),
+        learnable=learnable,
+    )
+
+
+def wrap(
+    module: nn.Module, settings: AdapterSettings, *, kind: str, new: Sequence[str] = ()
+) -> tuple[nn.Module, frozenset[str]]:
+    """Adds an adapter to a module, which may be without weights (torch's `meta` device).
+
+    Args:
+        module: A transformers model; changed in place.
+        settings: Which adapter.
+        kind: Of the model.
+        new: Its parameters that no file held.
+
+    Returns:
+        PEFT's wrapper, and the names of its parameters that can train.
+
+    Raises:
+        ConfigurationError: The adapter does not fit the model.
+    """
+    from peft import get_peft_model  # noqa: PLC0415 - seconds to import, and not every run has an adapter
+
+    layout = find_layout(module)
+    heads = _head_modules(layout, new) if kind != "causal-lm" else _new_heads(layout, new)
+    if isinstance(settings, PrefixSettings):
+        _check_prefix(module, settings, heads)
+    config = _configuration(module, layout, settings, heads)
+    config.task_type = TASK_TYPES[kind]
+    module.requires_grad_(False)
+    with warnings.catch_warnings():
+        # GPT-2's layers are transposed, which PEFT notices and sets right by itself.
+        warnings.filterwarnings("ignore", message=".*fan_in_fan_out.*")
+        warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*", category=FutureWarning)
+        try:
+            wrapped: nn.Module = get_peft_model(module, config)
+            if isinstance(settings, PrefixSettings):
+                divide(wrapped, len(layout.blocks))
+                _try(wrapped)
+        except (ValueError, TypeError, NotImplementedError, AttributeError, RuntimeError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            message = f"{settings.kind} does not fit this model: {reason}"
+            raise ConfigurationError([Problem("adapter.kind", message)]) from error
+    return wrapped, frozenset(name for name, own in wrapped.named_parameters() if own.requires_grad)
+
+
+def saved_adapter(model: Model, folder: Path) -> dict[str, Tensor]:
+    """Returns the values that a folder of PEFT holds, by the names of the model's parameters.
+
+    Args:
+        model: A model with such an adapter.
+        folder: What `Model.save` wrote.
+
+    Raises:
+        DataError: The folder holds none, or they are not this adapter's.
+    """
+    from peft import load_peft_weights  # noqa: PLC0415 - see `wrap`
+
+    try:
+        values: dict[str, Tensor] = load_peft_weights(str(folder), device="cpu")
+    except (OSError, ValueError, SafetensorError) as error:
+        raise DataError(folder, f"no readable adapter ({type(error).__name__})") from error
+    names = {_saved_name(name): name for name in model.layout.all}
+    if SAVED in values:
+        values |= parts_of(values.pop(SAVED), len(model.layout.blocks))
+    if names.keys() != values.keys():
+        other = sorted(names.keys() ^ values.keys())
+        what = f"its tensors are not those of the run's adapter; {other[0]} is only in one of them"
+        raise DataError(folder, what)
+    return {names[name]: value for name, value in values.items()}
+
+
+def _saved_name(name: str) -> str:
+    """Returns the name under which PEFT saves a parameter; of a prefix only the whole is saved."""
+    if name.startswith(PLACE):
+        return name
+    return name.replace(".modules_to_save.default.", ".").replace(".default.", ".")
+
+
+def merge(model: Model) -> nn.Module:
+    """Returns the plain transformers model that computes what the one with its LoRA does.
+
+    Args:
+        model: A model with an adapter; its module must not be used afterwards.
+
+    Raises:
+        ConfigurationError: The adapter is no LoRA: what it adds is no matrix.
+    """
+    module: Any = model.module
+    kind = module.peft_config["default"].peft_type
+    if str(getattr(kind, "value", kind)) != "LORA":
+        message = f"only LoRA can be merged into the weights of a model; this one has {kind.lower()}"
+        raise ConfigurationError([Problem("adapter.kind", message)])
+    merged: nn.Module = module.merge_and_unload()
+    return merged
+
+
+def _configuration(module: nn.Module, layout: Layout, settings: AdapterSettings, heads: Sequence[str]) -> Any:
+    """Returns PEFT's configuration of an adapter."""
+    from peft import LoraConfig, PrefixTuningConfig  # noqa: PLC0415 - see `wrap`
+
+    saved = list(heads) or None
+    if isinstance(settings, LoraSettings):
+        return LoraConfig(
+            r=settings.rank,
+            lora_alpha=settings.alpha_used,
+            lora_dropout=settings.dropout,
+            target_modules=linear_layers(module, layout, settings.targets),
+            modules_to_save=saved,
+        )
+    if isinstance(settings, BottleneckSettings):
+        from fedstrata.adapters.bottleneck import BottleneckConfig  # noqa: PLC0415
+
+        return BottleneckConfig(
+            width=settings.width,
+            activation=settings.activation,
+            target_modules=sublayer_ends(module, layout, settings.targets),
+            modules_to_save=saved,
+        )
+    return PrefixTuningConfig(num_virtual_tokens=settings.tokens)
+
+
+def _check_prefix(module: nn.Module, settings: PrefixSettings, heads: Sequence[str]) -> None:
+    """Refuses more tokens than the model has room for, and a head of which PEFT would leave a part behind."""
+    problems = []
+    config = transformers_model(module).config.get_text_config()
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and settings.tokens >= positions:
+        message = f"must be less than {positions}, the positions the model knows, not {settings.tokens}"
+        problems.append(Problem("adapter.tokens", message))
+    untrained = [name for name in heads if name not in ("classifier", "score")]
+    if untrained:
+        message = f"prefix trains only the last layer of a task head, and here {untrained[0]!r} is new too"
+        problems.append(Problem("adapter.kind", message))
+    if problems:
+        raise ConfigurationError(problems)
+
+
+@torch.no_grad()
+def _try(module: nn.Module) -> None:
+    """Calls a model once with two tokens: whether it takes a prefix shows only then.
+
+    One without weights is not called: some models look at numbers on their way (BERT's masks).
+    """
+    device = next(module.parameters()).device
+    if device.type == "meta":
+        return
+    ids = torch.zeros((1, 2), dtype=torch.long, device=device)
+    module(input_ids=ids, attention_mask=torch.ones_like(ids))
+
+
+def _head_modules(layout: Layout, new: Collection[str]) -> list[str]:
+    """Returns the names of the modules of a classifier's head, which trains with any adapter.
+
+    A pooler that came with the pretrained weights stays as it is, as in the literature; one that was drawn at
+    random has to be learnt.
+    """
+    modules = []
+    for name in layout.head:
+        path = name.split(".")
+        inside = (
+            path[1] == "pooler" if len(path) > 2 else False
+        )  # of the base model: bert.pooler.dense.weight
+        module = path[1] if inside else path[0]
+        if (not inside or name in set(new)) and module not in modules:
+            modules.append(module)
+    return modules
+
+
+def _new_heads(layout: Layout, new: Collection[str]) -> list[str]:
+    """Returns the output layer of a language model if it was drawn at random while the rest was not."""
+    own = [name for name in layout.head if name in set(new)]
+    everything = len(new) >= len(layout.all)
+    return [] if everything else list(dict.fromkeys(name.split(".")[0] for name in own))

@@ -1,0 +1,99 @@
+"""Adapters of several ranks or widths in one federation: cut to a device's size, and padded back.
+
+An adapter of rank r (LoRA) or width r (bottleneck) is one of a larger rank whose last rows and columns are
+zero: it computes the same, and training leaves the zeros alone, since each factor's gradient is a multiple of
+the other. So one model serves devices of every rank, and only what is sent is cut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+_AXES = {"lora_A": 0, "lora_B": 1, "bottleneck_down": 0, "bottleneck_up": 1}
+"""Which axis of a tensor is the rank; the bias of `bottleneck_up` has none."""
+
+
+def rank_axis(name: str, tensor: Tensor) -> int | None:
+    """Returns the axis of a parameter that its adapter's rank is the length of; none if it has none."""
+    axis = next((axis for part, axis in _AXES.items() if f".{part}." in name), None)
+    return axis if axis is not None and axis < tensor.ndim else None
+
+
+def cut(tensors: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
+    """Returns the first ranks of every adapter; what has no rank as it is. No copy: views.
+
+    Args:
+        tensors: By parameter name.
+        rank: How many are kept, at most those there are.
+    """
+    kept = dict(tensors)
+    for name, tensor in tensors.items():
+        axis = rank_axis(name, tensor)
+        if axis is not None:
+            kept[name] = tensor.narrow(axis, 0, min(rank, tensor.shape[axis]))
+    return kept
+
+
+def pad(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns tensors in the shapes of others, with zeros for the ranks that they lack.
+
+    Args:
+        tensors: By parameter name, cut.
+        like: The same parameters in their whole size.
+    """
+    zeros = {name: torch.zeros(like[name].shape, dtype=tensor.dtype) for name, tensor in tensors.items()}
+    return written(zeros, tensors)
+
+
+def written(whole: Mapping[str, Tensor], part: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns parameters with the first of their ranks replaced; other parameters are replaced as they are.
+
+    Args:
+        whole: By parameter name, in their whole size; copied where a part of one is replaced.
+        part: Some of the same parameters, cut or not; rounded to the dtype they had.
+    """
+    result = dict(whole)
+    for name, tensor in part.items():
+        before, axis = whole[name], rank_axis(name, whole[name])
+        if axis is None or tensor.shape == before.shape:
+            result[name] = tensor.to(before.dtype)
+            continue
+        result[name] = before.clone()
+        result[name].narrow(axis, 0, tensor.shape[axis]).copy_(tensor)
+    return result
+
+
+def tails(tensors: Mapping[str, Tensor], start: int, end: int) -> list[tuple[Tensor, Tensor]]:
+    """Returns, of every LoRA, the columns of B and the rows of A of some ranks, as views.
+
+    Args:
+        tensors: By parameter name.
+        start: The first of the ranks.
+        end: One past the last.
+    """
+    return [
+        (second[:, start:end], tensors[name][start:end]) for name, second in _partners(tensors) if end > start
+    ]
+
+
+def product_norm(tensors: Mapping[str, Tensor]) -> float:
+    """Returns the Frobenius norm of all products B A together (HetLoRA, section 3.2).
+
+    ||B A||^2 is the trace of (B^T B)(A A^T), so no product of the size of a weight is ever made.
+    """
+    total = 0.0
+    for name, second in _partners(tensors):
+        first = tensors[name].float()
+        total += float(((second.float().T @ second.float()) * (first @ first.T)).sum())
+    return math.sqrt(max(total, 0.0))
+
+
+def _partners(tensors: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:
+    """Yields the name of each A with its B."""
+    for name in tensors:
+        if ".lora_A." in name:
+            yield name, tensors[name.replace(".lora_A.", ".lora_B.")]

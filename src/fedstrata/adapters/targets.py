@@ -1,0 +1,128 @@
+"""Which layers of a model's blocks an adapter is added to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.models.blocks import Layout, block_modules, transformers_model
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+_LLAMA_LIKE = ("self_attn.o_proj", "mlp.down_proj")
+_BERT_LIKE = ("attention.output.dense", "output.dense")
+
+SUBLAYER_ENDS: Mapping[str, tuple[str, ...]] = {
+    "llama": _LLAMA_LIKE,
+    "mistral": _LLAMA_LIKE,
+    "qwen2": _LLAMA_LIKE,
+    "qwen3": _LLAMA_LIKE,
+    "gemma": _LLAMA_LIKE,
+    "gemma2": _LLAMA_LIKE,
+    "gemma3_text": _LLAMA_LIKE,
+    "gemma3": _LLAMA_LIKE,
+    "phi": ("self_attn.dense", "mlp.fc2"),
+    "phi3": _LLAMA_LIKE,
+    "gpt2": ("attn.c_proj", "mlp.c_proj"),
+    "openai-gpt": ("attn.c_proj", "mlp.c_proj"),
+    "gpt_neox": ("attention.dense", "mlp.dense_4h_to_h"),
+    "bert": _BERT_LIKE,
+    "roberta": _BERT_LIKE,
+    "xlm-roberta": _BERT_LIKE,
+    "camembert": _BERT_LIKE,
+    "electra": _BERT_LIKE,
+    "deberta": _BERT_LIKE,
+    "deberta-v2": _BERT_LIKE,
+    "distilbert": ("attention.out_lin", "ffn.lin2"),
+    "modernbert": ("attn.Wo", "mlp.Wo"),
+    "bloom": ("self_attention.dense", "mlp.dense_4h_to_h"),
+    "opt": ("self_attn.out_proj", "fc2"),
+    "mpnet": ("attention.attn.o", "output.dense"),
+}
+"""The last linear layer of the attention and of the feed-forward part of a block, by `model_type`."""
+
+
+def linear_layers(module: nn.Module, layout: Layout, targets: Literal["all-linear"] | Sequence[str]) -> str:
+    """Returns a regular expression for linear layers inside the blocks, as PEFT takes it.
+
+    Args:
+        module: The model.
+        layout: Its layout.
+        targets: The ends of their names, or all.
+
+    Raises:
+        ConfigurationError: No layer has such a name, or there is none at all.
+    """
+    there = _linear_names(module, layout)
+    if targets == "all-linear":
+        if not there:
+            message = "the blocks of this model have no linear layers of their own"
+            raise ConfigurationError([Problem("adapter.kind", message)])
+        return _pattern(layout, there)
+    return _pattern(layout, _named(there, targets))
+
+
+def sublayer_ends(module: nn.Module, layout: Layout, targets: Sequence[str] | None) -> str:
+    """Returns a regular expression for the layers that bottleneck adapters follow.
+
+    Args:
+        module: The model.
+        layout: Its layout.
+        targets: The ends of their names; those of the family if none.
+
+    Raises:
+        ConfigurationError: No layer has such a name, or the family is not known and they must be named.
+    """
+    there = _linear_names(module, layout)
+    if targets is not None:
+        return _pattern(layout, _named(there, targets))
+    family = transformers_model(module).config.model_type
+    usual = [name for name in SUBLAYER_ENDS.get(family, ()) if name in there]
+    if not usual:
+        message = (
+            f"must name the layers that adapters follow, since {family!r} is none of the families known "
+            f"({', '.join(SUBLAYER_ENDS)}); its blocks have: {', '.join(there)}"
+        )
+        raise ConfigurationError([Problem("adapter.targets", message)])
+    return _pattern(layout, usual)
+
+
+def _linear_names(module: nn.Module, layout: Layout) -> list[str]:
+    """Returns the paths of the linear layers within a block, of all blocks."""
+    names: dict[str, None] = {}
+    for block in block_modules(module, layout):
+        for name, part in block.named_modules():
+            if isinstance(part, nn.Linear | Conv1D):
+                names[name] = None
+    return list(names)
+
+
+def _named(there: Sequence[str], targets: Sequence[str]) -> list[str]:
+    """Returns the layers whose names end in one of these."""
+    found = {
+        target: [name for name in there if name == target or name.endswith(f".{target}")]
+        for target in targets
+    }
+    problems = [
+        Problem(
+            "adapter.targets",
+            f"{target!r} is the name of no linear layer of this model's blocks, which have: "
+            f"{', '.join(there) or 'none'}",
+        )
+        for target, names in found.items()
+        if not names
+    ]
+    if problems:
+        raise ConfigurationError(problems)
+    return list(dict.fromkeys(name for names in found.values() for name in names))
+
+
+def _pattern(layout: Layout, names: Collection[str]) -> str:
+    inside = "|".join(re.escape(name) for name in names)
+    return rf"{re.escape(layout.blocks_path)}\.\d+\.(?:{inside})"

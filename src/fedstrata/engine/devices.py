@@ -1,0 +1,117 @@
+"""Who has which emulated device, how it works in a round, and what a round takes on the simulated clock.
+
+Every draw has a seed of its own (client, round), so a resumed run, or one that samples other clients, draws
+the same devices.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedstrata.core.devices import Device, DeviceSettings
+from fedstrata.core.seeding import Seed
+from fedstrata.core.types import Work
+
+
+class Fleet:
+    """The emulated devices of all clients.
+
+    Args:
+        settings: Which devices there are.
+        clients: All clients that train, in order.
+        seed: Seed of all draws.
+
+    Attributes:
+        profiles: The device that each client has, by name.
+    """
+
+    def __init__(self, settings: DeviceSettings, clients: Sequence[str], seed: Seed) -> None:
+        self._settings, self._seed = settings, seed
+        self.profiles = assign(settings.shares, clients, seed.child("profiles"))
+
+    def device(self, client: str, number: int) -> Device:
+        """Returns a client's device as it works in a round, counted from 1."""
+        settings, profile = self._settings, self.profiles[client]
+        rng = self._seed.child("round", number, client).numpy()
+        modes = settings.modes_of(profile)
+        name = list(modes)[int(rng.integers(len(modes)))]
+        low, high = settings.bandwidths
+        mode, bandwidth = modes[name], float(rng.uniform(low, high))
+        return Device(profile, name, mode.teraflops, mode.watts, settings.utilisation, bandwidth)
+
+
+def assign(shares: Mapping[str, float], clients: Sequence[str], seed: Seed) -> dict[str, str]:
+    """Gives every client a profile: as many of each as its share asks for, to clients that are drawn.
+
+    Numbers are rounded by largest remainders. The order of the profiles does not matter: a configuration is
+    written with its keys sorted, and read again when the run is resumed.
+
+    Args:
+        shares: The weight of each profile.
+        clients: All clients.
+        seed: Seed of the draw.
+    """
+    total = sum(shares.values())
+    exact = {name: share / total * len(clients) for name, share in sorted(shares.items())}
+    counts = {name: int(count + 1e-9) for name, count in exact.items()}
+    left = len(clients) - sum(counts.values())
+    for name in sorted(exact, key=lambda name: counts[name] - exact[name])[:left]:
+        counts[name] += 1
+    profiles = [name for name, count in counts.items() for _ in range(count)]
+    order = seed.numpy().permutation(len(clients))
+    return {clients[int(client)]: profile for client, profile in zip(order, profiles, strict=True)}
+
+
+@dataclass
+class RoundClock:
+    """The simulated clock of one round.
+
+    Attributes:
+        seconds: What each client has taken so far: its transfers and its computing.
+        joules: What computing has cost all clients.
+    """
+
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    joules: float = 0.0
+
+    def count(self, client: str, device: Device, work: Work, size: int) -> dict[str, Any]:
+        """Adds one turn of a client and returns what the record says of it.
+
+        Args:
+            client: The client.
+            device: Its device.
+            work: What it has computed in the turn.
+            size: Bytes that travelled in the turn, both ways.
+        """
+        compute, transfer = device.compute_seconds(work.flops), device.transfer_seconds(size)
+        joules = device.joules(work.flops)
+        self.seconds[client] += compute + transfer
+        self.joules += joules
+        return {
+            "device": device.profile,
+            "mode": device.mode,
+            "megabits_per_second": device.megabits_per_second,
+            "flops": work.flops,
+            "compute_seconds": compute,
+            "transfer_seconds": transfer,
+            "joules": joules,
+            "stored_states": work.stored_states,
+        }
+
+    def round_seconds(self, lost: Collection[str]) -> float:
+        """Returns what the round takes: as long as its slowest client that was not lost; 0 without any."""
+        return max((seconds for client, seconds in self.seconds.items() if client not in lost), default=0.0)
+
+
+def last_stored_states(events: Sequence[Mapping[str, Any]], last: int) -> dict[str, str | None]:
+    """Returns which output of its frozen blocks each client's device holds, as the record tells it.
+
+    Args:
+        events: The record.
+        last: The last committed round; what was begun after it does not count.
+    """
+    turns = [event for event in events if event["event"] == "client" and event["round"] <= last]
+    return {turn["client"]: turn.get("stored_states") for turn in turns}

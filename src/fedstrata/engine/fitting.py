@@ -1,0 +1,162 @@
+"""Whether a model, its tokenizer, its adapter, the task and the method go together; and loading the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter
+
+from fedstrata.adapters.attach import attach, wrap
+from fedstrata.core.adapter_settings import AdapterSettings, BottleneckSettings, LoraSettings
+from fedstrata.core.config import TrainedTokenizer
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.seeding import Seed
+from fedstrata.methods.fedadaopt import FedAdaOPTSettings
+from fedstrata.methods.hetlora import HetLoRASettings
+from fedstrata.models.blocks import find_layout, transformers_model
+from fedstrata.models.load import load, read_config, read_tokenizer, skeleton
+from fedstrata.models.prefix import frozen_blocks
+from fedstrata.tasks import TASKS
+from fedstrata.tasks.lm import end_id
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from fedstrata.core.config import RunSettings
+    from fedstrata.core.method import Layout, Method, Task
+    from fedstrata.models.state import Model
+
+
+def refusals(*checks: Callable[[], object]) -> list[Problem]:
+    """Returns what these checks refuse, all together."""
+    problems: list[Problem] = []
+    for check in checks:
+        try:
+            check()
+        except ConfigurationError as error:
+            problems += error.problems
+    return problems
+
+
+def with_adapter(settings: RunSettings, method: Method) -> RunSettings:
+    """Returns the settings with the method's usual adapter where it needs one and none is named."""
+    if settings.adapter is not None or not method.adapters:
+        return settings
+    usual = TypeAdapter[Any](AdapterSettings).validate_python({"kind": method.adapters[0]})
+    return settings.model_copy(update={"adapter": usual})
+
+
+def load_model(settings: RunSettings, task: Task, tokenizer: Any) -> Model:
+    """Loads the model that a run begins with, with its adapter.
+
+    Args:
+        settings: The run's settings.
+        task: The task, which knows its labels.
+        tokenizer: The tokenizer that was built from the training texts, where the settings ask for one.
+
+    Raises:
+        ConfigurationError: See `fedstrata.models.load.load` and `fedstrata.adapters.attach.attach`.
+    """
+    seed = Seed(settings.seed)
+    model = load(
+        settings.model,
+        kind=task.kind,
+        labels=task.labels,
+        problem_type=task.problem_type,
+        seed=seed.child("model"),
+        tokenizer=tokenizer,
+    )
+    if settings.adapter is not None:
+        model = attach(model, settings.adapter, kind=task.kind, seed=seed.child("adapter"))
+    if settings.training.checkpointing:
+        inner = transformers_model(model.module)
+        inner.activation_checkpointing_enable({"use_reentrant": False})
+        inner.disable_input_require_grads()  # as an older way of checkpointing needs
+    return model
+
+
+def check_model(settings: RunSettings, method: Method | None) -> None:
+    """Checks the model against the task and the method; no weights are loaded."""
+    problems = []
+    if settings.model.dtype != "float32":
+        message = "weights that train must be float32; for bfloat16 arithmetic set training.precision"
+        problems.append(Problem("model.dtype", f"{message}, not {settings.model.dtype!r} here"))
+    config = read_config(settings.model).get_text_config()
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and settings.task.max_length > positions:
+        message = (
+            f"must be at most {positions}, the positions the model knows, not {settings.task.max_length}"
+        )
+        problems.append(Problem("task.max_length", message))
+    problems += refusals(
+        lambda: _check_method(settings, method, _layout(settings, method)), lambda: _check_tokenizer(settings)
+    )
+    if problems:
+        raise ConfigurationError(problems)
+
+
+def _layout(settings: RunSettings, method: Method | None) -> Layout:
+    """Returns the layout of the model with its adapter, without loading any weights.
+
+    Raises:
+        ConfigurationError: The adapter is not one the method works with, or does not fit the model.
+    """
+    kind = TASKS[settings.task.name].kind
+    module = skeleton(settings.model, kind=kind, labels=("O",))
+    adapter = settings.adapter
+    if settings.training.checkpointing:
+        _check_checkpointing(module, adapter)
+    if adapter is None:
+        return find_layout(module)
+    if method is not None and method.adapters and adapter.kind not in method.adapters:
+        allowed = " or ".join(method.adapters)
+        message = f"must be {allowed} with method {method.name}, not {adapter.kind!r}"
+        raise ConfigurationError([Problem("adapter.kind", message)])
+    layout = find_layout(*wrap(module, adapter, kind=kind))
+    if method is not None:
+        _check_sizes(method, adapter)
+    return layout
+
+
+def _check_sizes(method: Method, adapter: AdapterSettings) -> None:
+    """Refuses devices' ranks, or a first width, beyond the adapter's."""
+    own, largest, setting = 0, 0, ""
+    if isinstance(method.settings, HetLoRASettings) and isinstance(adapter, LoraSettings):
+        own, largest, setting = max(method.settings.ranks or [0]), adapter.rank, "ranks"
+    if isinstance(method.settings, FedAdaOPTSettings) and isinstance(adapter, BottleneckSettings):
+        own, largest, setting = method.settings.width, adapter.width, "width"
+    if own > largest:
+        size = "rank" if setting == "ranks" else "width"
+        message = f"must be at most adapter.{size}, {largest}, not {own}"
+        raise ConfigurationError([Problem(f"method.{setting}", message)])
+
+
+def _check_checkpointing(module: PreTrainedModel, adapter: AdapterSettings | None) -> None:
+    if not module.supports_gradient_checkpointing:
+        message = f"transformers has none for {type(module).__name__}; leave it false"
+        raise ConfigurationError([Problem("training.checkpointing", message)])
+    if adapter is not None and adapter.kind == "prefix":
+        message = "keeps no keys and values, to which a prefix adds; leave it false with adapter.kind prefix"
+        raise ConfigurationError([Problem("training.checkpointing", message)])
+
+
+def _check_tokenizer(settings: RunSettings) -> None:
+    """Refuses a tokenizer that cannot be read, or has not what the task needs of it."""
+    if isinstance(settings.model.tokenizer, TrainedTokenizer):
+        return
+    tokenizer = read_tokenizer(settings.model)
+    if settings.task.name == "lm":
+        end_id(tokenizer)
+
+
+def _check_method(settings: RunSettings, method: Method | None, layout: Layout) -> None:
+    """Refuses a method that does not fit the model, and a cache asked for where there is nothing to keep."""
+    if method is None:
+        return
+    cut = frozen_blocks(layout, method.trainable(layout))
+    if settings.training.cache == "on" and cut == 0:
+        message = (
+            "'on' needs a frozen embedding and frozen lower blocks, and with this method they train; use auto"
+        )
+        raise ConfigurationError([Problem("training.cache", message)])

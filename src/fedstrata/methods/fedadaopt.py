@@ -1,0 +1,161 @@
+"""FedAdaOPT: bottleneck adapters that grow deeper and wider while it pays.
+
+Source: Cai et al. 2023, "Efficient Federated Learning for Modern NLP" (AdaFL, FedAdapter), sections 4.1 and
+    4.2; the "FedAdaOPT" rows of DropPEFT.
+Travels: the adapters of the top `depth` blocks at the present width, or one step more of either, and the task
+    head, both ways.
+Server half: every round tries three configurations on a third of its devices each: the present one, one block
+    deeper, and wider by a step. That of the best mean accuracy on the devices' validation documents becomes
+    the present one, with the mean of its own devices' adapters. Needs single updates, for the groups.
+Client half: local training of the adapters of its configuration and the head.
+Reduces to: FedAdapter on the top blocks, once neither depth nor width can grow.
+Deviations: it starts at depth 0 (the head alone) and width 8 and judges by accuracy, as DropPEFT describes
+    it; Cai et al. judge by accuracy over time and try only every few rounds. A round that has lost
+    too many devices tries nothing.
+"""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
+
+from pydantic import Field
+
+from fedstrata.adapters.rank import cut, pad, rank_axis, written
+from fedstrata.aggregate.mean import StreamingMean
+from fedstrata.core.config import MethodSettings
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.settings import Count
+from fedstrata.core.types import JSON, ClientInfo, Plan, State, Update
+from fedstrata.train.local import fit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedstrata.core.method import Client, Cohort, Layout, Model
+    from fedstrata.core.seeding import Seed
+
+
+class FedAdaOPTSettings(MethodSettings):
+    """Settings of FedAdaOPT; the adapter has its own, `adapter`, whose width is the largest."""
+
+    name: Literal["fedadaopt"] = "fedadaopt"
+    depth: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="Blocks, counted from the top, that have adapters at first."
+    )
+    width: Count = Field(default=8, description="Width of the adapters at first.")
+    depth_step: Count = Field(default=1, description="By how many blocks adapters grow.")
+    width_step: Count = Field(default=8, description="By how much the width grows.")
+
+
+CONFIGURATIONS = 3
+"""How many a round tries: the present one, one deeper and one wider."""
+
+
+class FedAdaOPT:
+    """The method; see the module's docstring."""
+
+    name: ClassVar[str] = "fedadaopt"
+    travels: ClassVar[str] = "the adapters of the top blocks, narrow at first, and the head, both ways"
+    pooled: ClassVar[bool] = False
+    personal: ClassVar[bool] = False
+    adapters: ClassVar[tuple[str, ...]] = ("bottleneck",)
+    validates: ClassVar[bool] = True
+    Settings: ClassVar[type[MethodSettings]] = FedAdaOPTSettings
+
+    def __init__(self, settings: FedAdaOPTSettings) -> None:
+        self.settings = settings
+
+    def trainable(self, layout: Layout) -> tuple[str, ...]:
+        """The adapters of all blocks, which they may grow to, and the head.
+
+        Raises:
+            ConfigurationError: More blocks are to have adapters than the model has.
+        """
+        if self.settings.depth > len(layout.blocks):
+            message = f"must be at most {len(layout.blocks)}, the number of blocks of the model, not"
+            raise ConfigurationError([Problem("method.depth", f"{message} {self.settings.depth}")])
+        return layout.all
+
+    def start(self, model: Model) -> State:
+        """All adapters, which change nothing yet, and the head."""
+        tensors = model.snapshot(model.layout.all)
+        widths = [tensors[name].shape[axis] for name, axis in _ranked(tensors)]
+        values: dict[str, Any] = {
+            "_blocks": [list(names) for names in model.layout.blocks],
+            "_widest": max(widths),
+            "depth": self.settings.depth,
+            "width": self.settings.width,
+        }
+        return State(tensors, values)
+
+    def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
+        """Tries three configurations and keeps the best."""
+        choices = self._choices(state)
+        clients = [client.id for client in cohort.clients]
+        if len(clients) < len(choices):
+            choices = choices[:1]
+        order = rng.child("groups").numpy().permutation(len(clients)).tolist()
+        group = {clients[client]: place % len(choices) for place, client in enumerate(order)}
+
+        def plan_of(client: ClientInfo) -> Plan:
+            depth, width = choices[group[client.id]]
+            return Plan(self._part(state, depth, width), {"depth": depth, "width": width})
+
+        means = [StreamingMean() for _ in choices]
+        scores: list[list[float]] = [[] for _ in choices]
+        heard = set()
+        for client, update in cohort.each("train", plan_of):
+            number = group[client.id]
+            heard.add(number)
+            means[number].add(update)
+            if isinstance(score := update.values.get("score"), float):
+                scores[number].append(score)
+        # Of equal scores the smaller configuration; one without scores cannot be judged.
+        known = [number for number in sorted(heard) if scores[number]] or sorted(heard)
+        best = max(known, key=lambda number: fmean(scores[number] or [0.0]))
+        depth, width = choices[best]
+        tensors = written(state.tensors, means[best].finish().tensors)
+        tried = {
+            f"{deep} deep, {wide} wide": fmean(own)
+            for (deep, wide), own in zip(choices, scores, strict=True)
+            if own
+        }
+        values = {**state.values, "depth": depth, "width": width, "tried": dict[str, JSON](tried)}
+        return State(tensors, values)
+
+    def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
+        """Trains the adapters of the configuration that the plan holds, and the head."""
+        model = client.model
+        width = cast("int", plan.values["width"])
+        names = [name for name in model.layout.all if name in plan.tensors]
+        model.load(pad(plan.tensors, model.tensors(names)))
+        result = fit(client, names, rng)
+        values: dict[str, JSON] = {"loss": result.loss}
+        if (score := client.validate()) is not None:
+            values["score"] = score
+        return Update(cut(model.tensors(names), width), values, weight=float(len(client.examples)))
+
+    def _choices(self, state: State) -> list[tuple[int, int]]:
+        """Returns depth and width as they are, one step deeper and one step wider, where there are such."""
+        depth, width = cast("int", state.values["depth"]), cast("int", state.values["width"])
+        deeper = min(depth + self.settings.depth_step, len(self._blocks(state)))
+        wider = min(width + self.settings.width_step, cast("int", state.values["_widest"]))
+        # A width means nothing while no block has an adapter.
+        tried = [(depth, width), (deeper, width), (depth, wider if depth else width)]
+        return list(dict.fromkeys(tried))
+
+    def _part(self, state: State, depth: int, width: int) -> dict[str, Tensor]:
+        """Returns the adapters of the top blocks at a width, and the head."""
+        blocks = self._blocks(state)
+        below = {name for names in blocks[: len(blocks) - depth] for name in names}
+        part = {name: tensor for name, tensor in state.tensors.items() if name not in below}
+        return cut(part, width)
+
+    def _blocks(self, state: State) -> list[list[str]]:
+        return cast("list[list[str]]", state.values["_blocks"])
+
+
+def _ranked(tensors: dict[str, Tensor]) -> list[tuple[str, int]]:
+    """Returns the parameters that have a width, with its axis."""
+    return [(name, axis) for name, tensor in tensors.items() if (axis := rank_axis(name, tensor)) is not None]

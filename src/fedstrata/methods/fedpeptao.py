@@ -1,0 +1,127 @@
+"""FedPepTAO: prefixes of which only the blocks that matter are shared, and a server with momentum.
+
+Source: Che et al. 2023, "Federated Learning of Large Language Models with Parameter-Efficient Prompt Tuning
+    and Adaptive Optimization", sections 3.2 and 3.3, and its published code.
+Travels: the prefix of the k shared blocks and the task head, both ways; once, a number a block from each
+    device.
+Server half: before the first round the devices of it report the gradient norm of every block's prefix; the k
+    blocks with the largest mean are shared, the others stay at their devices. The weighted mean of the
+    updates is a step that goes through momentum: v = beta v + (1 - beta) step, w = w + eta v / (1 - beta^t).
+Client half: local training of the whole prefix and the head with an optimiser that starts anew each round;
+    the blocks that are not shared persist in the device's store.
+Reduces to: FedAvg over prefixes with `shared_blocks: 1.0`, `momentum: 0` and `server_learning_rate: 1`.
+Deviations: the paper finds k and the scores from the Hessian's spectrum; here k is set and a score is a
+    gradient norm. Its control variates, a tensor for each device at the server, are left out: such a state
+    grows with the number of devices. The correction of the momentum's start, 1 - beta^t, is Adam's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
+
+from pydantic import Field
+
+from fedstrata.aggregate.changes import add
+from fedstrata.core.config import MethodSettings
+from fedstrata.core.settings import Count, Fraction, Positive
+from fedstrata.core.types import JSON, Plan, State, Update
+from fedstrata.policies.share import block_count
+from fedstrata.train.local import train_and_send
+from fedstrata.train.probe import mean_gradient_norms
+
+if TYPE_CHECKING:
+    from fedstrata.core.method import Client, Cohort, Layout, Model
+    from fedstrata.core.seeding import Seed
+
+NORMS = "block_gradient_norms"
+MOMENTUM = "momentum/"
+"""Before the name of a parameter in the state: its momentum, and not its value."""
+
+
+class FedPepTAOSettings(MethodSettings):
+    """Settings of FedPepTAO; the prefix has its own, `adapter`."""
+
+    name: Literal["fedpeptao"] = "fedpeptao"
+    shared_blocks: Count | Fraction = Field(
+        default=0.5, description="Blocks whose prefix is shared, a count or a share of the model's."
+    )
+    momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+        default=0.9, description="Beta: how much of the last step the server keeps."
+    )
+    server_learning_rate: Positive = Field(default=1.0, description="Eta: 1 takes the clients' mean.")
+    batches: Count = Field(default=8, description="Batches of each device that the choice looks at.")
+
+
+class FedPepTAO:
+    """The method; see the module's docstring."""
+
+    name: ClassVar[str] = "fedpeptao"
+    travels: ClassVar[str] = "the prefix of the blocks that matter and the head, both ways"
+    pooled: ClassVar[bool] = False
+    adapters: ClassVar[tuple[str, ...]] = ("prefix",)
+    validates: ClassVar[bool] = False
+    Settings: ClassVar[type[MethodSettings]] = FedPepTAOSettings
+
+    def __init__(self, settings: FedPepTAOSettings) -> None:
+        self.settings = settings
+
+    @property
+    def personal(self) -> bool:
+        """Whether devices keep blocks of their own."""
+        shared = self.settings.shared_blocks
+        return isinstance(shared, int) or shared < 1.0  # the count 1 is no share
+
+    def trainable(self, layout: Layout) -> tuple[str, ...]:
+        """The prefix and the head.
+
+        Raises:
+            ConfigurationError: More blocks are to be shared than the model has.
+        """
+        block_count(self.settings.shared_blocks, layout)
+        return layout.all
+
+    def start(self, model: Model) -> State:
+        """The whole prefix, as it was drawn, and the head."""
+        layout = model.layout
+        k = block_count(self.settings.shared_blocks, layout)
+        values: dict[str, Any] = {"_blocks": [list(names) for names in layout.blocks], "_k": k, "_steps": 0}
+        return State(model.snapshot(layout.all), values)
+
+    def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
+        """A step with momentum over what is shared; the first round chooses that before it."""
+        if "shared_blocks" not in state.values:
+            state = self._choose(state, cohort)
+        values = {name: tensor for name, tensor in state.tensors.items() if not name.startswith(MOMENTUM)}
+        mean = cohort.mean("train", lambda _: Plan(values, {"shared": state.values["shared_blocks"]}))
+        steps, beta = cast("int", state.values["_steps"]) + 1, self.settings.momentum
+        change, momenta = {}, {}
+        for name, now in mean.tensors.items():
+            step = now - values[name].float()
+            before = state.tensors.get(MOMENTUM + name)
+            momentum = (1.0 - beta) * step if before is None else (1.0 - beta) * step + beta * before
+            momenta[MOMENTUM + name] = momentum
+            change[name] = momentum * (self.settings.server_learning_rate / (1.0 - beta**steps))
+        kept = {name: tensor for name, tensor in state.tensors.items() if name.startswith(MOMENTUM)}
+        return State(add(values, change) | kept | momenta, {**state.values, "_steps": steps})
+
+    def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
+        """Trains the whole prefix and the head; the blocks that are not shared go to the store."""
+        layout = client.model.layout
+        shared = set(cast("list[int]", plan.values["shared"]))
+        private = [name for block, names in enumerate(layout.blocks) if block not in shared for name in names]
+        return train_and_send(plan, client, rng, trainable=layout.all, private=private)
+
+    def probe(self, plan: Plan, client: Client, rng: Seed) -> Update:
+        """Reports the gradient norm of every block's prefix as it is before the first round."""
+        norms = mean_gradient_norms(client, self.settings.batches, rng)
+        return Update({NORMS: norms}, weight=float(len(client.examples)))
+
+    def _choose(self, state: State, cohort: Cohort) -> State:
+        """Returns the state without the prefixes of the blocks that are not shared."""
+        norms = cohort.mean("probe", lambda _: Plan()).tensors[NORMS].tolist()
+        k = cast("int", state.values["_k"])
+        shared = sorted(sorted(range(len(norms)), key=lambda block: (-norms[block], block))[:k])
+        blocks = cast("list[list[str]]", state.values["_blocks"])
+        own = {name for block, names in enumerate(blocks) if block not in shared for name in names}
+        kept = {name: tensor for name, tensor in state.tensors.items() if name not in own}
+        return State(kept, {**state.values, "shared_blocks": list[JSON](shared), NORMS: norms})

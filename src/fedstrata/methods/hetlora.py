@@ -1,0 +1,185 @@
+"""HetLoRA: low-rank adapters of a rank for each device, cut to it on the way down and padded on the way up.
+
+Source: Cho et al. 2024, "Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation Models",
+    section 3: local training with rank self-pruning, sparsity-weighted aggregation, truncation; the
+    "FedHetLoRA" rows of DropPEFT.
+Travels: the first r_k rows of A and columns of B of every adapted layer and the task head, both ways.
+Server half: the mean of the updates, padded with zeros to the largest rank and weighted by ||B_k A_k||_F;
+    `weighting: examples` weighs by training examples. Ranks that no device of the round has stay as they
+    were. Needs single updates: their shapes differ.
+Client half: local training at its rank. With `prune` a penalty on the last ranks, lambda ||B|| ||A|| of
+    their part, is added to the loss, and they are given up for good when these norms have fallen in a round.
+Reduces to: FedLoRA with equal ranks, no pruning and `weighting: examples`.
+Deviations: a device's rank is drawn once from `ranks`, where the paper goes by its resources. All ranks share
+    one scale, alpha / the largest rank, so that a padded adapter computes what the device's does. The head is
+    averaged with the same weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
+
+from pydantic import Field
+
+from fedstrata.adapters.rank import cut, pad, product_norm, rank_axis, tails, written
+from fedstrata.aggregate.mean import StreamingMean
+from fedstrata.core.config import MethodSettings
+from fedstrata.core.settings import Count, Positive, Settings
+from fedstrata.core.types import JSON, ClientInfo, Plan, State, Update
+from fedstrata.train.local import fit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedstrata.core.method import Client, Cohort, Layout, Model
+    from fedstrata.core.seeding import Seed
+
+
+class PruneSettings(Settings):
+    """How devices give up ranks."""
+
+    keep: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
+        default=0.85, description="Share of its ranks that a device keeps when it gives some up (gamma)."
+    )
+    penalty: Positive = Field(
+        default=5e-3, description="Weight of the norms of the last ranks in the loss (lambda)."
+    )
+
+
+class HetLoRASettings(MethodSettings):
+    """Settings of HetLoRA; the adapter has its own, `adapter`, whose rank is the largest."""
+
+    name: Literal["hetlora"] = "hetlora"
+    ranks: Annotated[list[Count], Field(min_length=1)] | None = Field(
+        default=None,
+        description="Ranks of the devices, each of which draws one; a quarter of `adapter.rank`, half of it "
+        "and all if null.",
+    )
+    prune: PruneSettings | None = Field(
+        default=None, description="Whether devices give up ranks: {keep: 0.85, penalty: 0.005}."
+    )
+    weighting: Literal["norm", "examples"] = Field(
+        default="norm", description="How much a device counts: the norm of its adapters, or its examples."
+    )
+
+
+class HetLoRA:
+    """The method; see the module's docstring."""
+
+    name: ClassVar[str] = "hetlora"
+    travels: ClassVar[str] = "low-rank adapters at each device's rank and the head, both ways"
+    pooled: ClassVar[bool] = False
+    personal: ClassVar[bool] = False
+    adapters: ClassVar[tuple[str, ...]] = ("lora",)
+    validates: ClassVar[bool] = False
+    Settings: ClassVar[type[MethodSettings]] = HetLoRASettings
+
+    def __init__(self, settings: HetLoRASettings) -> None:
+        self.settings = settings
+
+    def trainable(self, layout: Layout) -> tuple[str, ...]:
+        """The adapter and the head."""
+        return layout.all
+
+    def start(self, model: Model) -> State:
+        """The adapter at its largest rank, and the head."""
+        tensors = model.snapshot(model.layout.all)
+        largest = max(
+            tensor.shape[axis]
+            for name, tensor in tensors.items()
+            if (axis := rank_axis(name, tensor)) is not None
+        )
+        ranks = self.settings.ranks or sorted({max(1, largest // 4), max(1, largest // 2), largest})
+        values: dict[str, Any] = {"_choice": list(ranks), "_ranks": {}}
+        return State(tensors, values)
+
+    def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
+        """Averages padded adapters."""
+        ranks = dict(cast("dict[str, int]", state.values["_ranks"]))
+        choice = cast("list[int]", state.values["_choice"])
+        for client in cohort.clients:
+            if client.id not in ranks:
+                ranks[client.id] = choice[int(rng.child("rank", client.id).numpy().integers(len(choice)))]
+
+        def plan_of(client: ClientInfo) -> Plan:
+            return Plan(cut(state.tensors, ranks[client.id]), {"rank": ranks[client.id]})
+
+        mean, used = StreamingMean(), {}
+        for client, update in cohort.each("train", plan_of):
+            used[client.id], ranks[client.id] = ranks[client.id], cast("int", update.values["rank"])
+            weight = update.weight
+            if self.settings.weighting == "norm":
+                weight = max(product_norm(update.tensors), 1e-12)  # of an adapter that did not move
+            mean.add(Update(pad(update.tensors, state.tensors), weight=weight))
+        # Ranks that no device of the round has keep their values: set to zero they could never train again.
+        covered = max((ranks[client] for client in used), default=0)
+        merged = written(state.tensors, cut(mean.finish().tensors, covered))
+        values = {**state.values, "_ranks": dict[str, JSON](ranks), "ranks": dict[str, JSON](used)}
+        return State(merged, values)
+
+    def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
+        """Trains at the device's rank, and gives up ranks that have become small."""
+        model, names = client.model, client.model.layout.all
+        rank = cast("int", plan.values["rank"])
+        model.load(pad(plan.tensors, model.tensors(names)))
+        penalty = _Penalty.of(model, rank, self.settings.prune)
+        result = fit(client, names, rng, penalty=penalty.add if penalty else None)
+        if penalty and penalty.has_fallen():
+            rank = penalty.start
+        sent = cut(model.tensors(names), rank)
+        facts: dict[str, JSON] = {"loss": result.loss, "rank": rank}
+        return Update(sent, facts, weight=float(len(client.examples)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Penalty:
+    """The penalty on the last ranks of every adapter.
+
+    Attributes:
+        start: The first of these ranks.
+        weight: Lambda.
+        pairs: Their columns of B and rows of A, live.
+        gradients: Returns the gradients of those.
+        before: The sum of the products of their norms before the training.
+    """
+
+    start: int
+    weight: float
+    pairs: list[tuple[Tensor, Tensor]]
+    gradients: Callable[[], list[tuple[Tensor, Tensor]]]
+    before: float
+
+    @classmethod
+    def of(cls, model: Model, rank: int, settings: PruneSettings | None) -> _Penalty | None:
+        """Makes the penalty of a device; none if it keeps its ranks, or has one only."""
+        start = max(1, int(rank * settings.keep)) if settings else rank
+        if settings is None or start >= rank:
+            return None
+        names = [name for block in model.layout.blocks for name in block]
+        pairs = tails(model.tensors(names), start, rank)
+
+        def gradients() -> list[tuple[Tensor, Tensor]]:
+            live = zip(names, model.parameters(names), strict=True)
+            found = {name: cast("Tensor", parameter.grad) for name, parameter in live}
+            return tails(found, start, rank)
+
+        return cls(start, settings.penalty, pairs, gradients, _size(pairs))
+
+    def add(self) -> None:
+        """Adds the penalty's gradient: of ||B|| ||A|| by B it is B ||A|| / ||B||, and the same by A."""
+        for (second, first), (second_grad, first_grad) in zip(self.pairs, self.gradients(), strict=True):
+            left, right = float(second.norm()), float(first.norm())
+            if left > 0 and right > 0:
+                second_grad.add_(second, alpha=self.weight * right / left)
+                first_grad.add_(first, alpha=self.weight * left / right)
+
+    def has_fallen(self) -> bool:
+        """Whether the ranks have become smaller, so that they are given up."""
+        return _size(self.pairs) < self.before
+
+
+def _size(pairs: list[tuple[Tensor, Tensor]]) -> float:
+    """Returns the sum of ||B|| ||A|| over some pairs."""
+    return sum(float(second.norm()) * float(first.norm()) for second, first in pairs)

@@ -1,0 +1,169 @@
+"""How many blocks to skip: a bandit over mean dropout rates (DropPEFT, section 3.3).
+
+The paper's Algorithm 1 did not survive in its text, so the rules are ours: rates that were not tried lately
+come first; then, but for a share of the choices that shrinks with time, the rate of the best mean reward. A
+reward is forgotten after some rounds, since what pays changes as the model learns, and the worst rates are
+given up once all were tried twice.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field, model_validator
+
+from fedstrata.core.settings import Count, Settings
+from fedstrata.policies.dropout import CAP
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from fedstrata.core.types import JSON
+
+Rate = Annotated[float, Field(ge=0.0, le=CAP)]
+
+
+class BanditSettings(Settings):
+    """How mean dropout rates are chosen."""
+
+    rates: Annotated[list[Rate], Field(min_length=1)] = Field(
+        default_factory=lambda: [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9],
+        description="The mean rates to choose from.",
+    )
+    explore: Annotated[list[Annotated[float, Field(ge=0.0, le=1.0)]], Field(min_length=2, max_length=2)] = (
+        Field(
+            default_factory=lambda: [0.2, 0.05],
+            description="Share of the choices that are random, at first and from `decay` choices on.",
+        )
+    )
+    decay: Count = Field(default=50, description="Choices over which that share falls.")
+    memory: Count = Field(default=10, description="Rounds after which a reward is forgotten.")
+    drop: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+        default=0.25, description="Share of the rates that is given up whenever all had two rewards more."
+    )
+
+    @model_validator(mode="after")
+    def _each_rate_once(self) -> BanditSettings:
+        if len(set(self.rates)) < len(self.rates):
+            raise ValueError(f"rates must differ from each other, not {self.rates}")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """What a rate brought: the gain in accuracy a second, in a round."""
+
+    round: int
+    rate: float
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bandit:
+    """What is known of the rates; a value, that every reward makes a new one of.
+
+    Attributes:
+        rates: Those not given up.
+        rewards: The rewards that are not forgotten, oldest first.
+        choices: How often a rate was chosen.
+        pulls: Rewards of each rate since rates were last given up.
+    """
+
+    rates: tuple[float, ...]
+    rewards: tuple[Reward, ...] = ()
+    choices: int = 0
+    pulls: dict[float, int] = field(default_factory=dict)
+
+    def choose(
+        self, settings: BanditSettings, number: int, count: int, rng: np.random.Generator
+    ) -> tuple[Bandit, list[float]]:
+        """Chooses rates for the devices of a round.
+
+        Args:
+            settings: The rules.
+            number: The round, counted from 1.
+            count: How many devices there are.
+            rng: The generator of this draw.
+
+        Returns:
+            The bandit that knows of the choices, and a rate for each device.
+        """
+        means = self.means(settings, number)
+        untried = [rate for rate in self.rates if rate not in means]
+        rng.shuffle(untried)
+        chosen: list[float] = []
+        for index in range(count):
+            first, last = settings.explore
+            past = min(1.0, (self.choices + index) / settings.decay)
+            random = rng.random() < first + (last - first) * past
+            if index < len(untried):
+                chosen.append(untried[index])
+            elif random or not means:
+                chosen.append(self.rates[int(rng.integers(len(self.rates)))])
+            else:
+                chosen.append(max(means, key=lambda rate: (means[rate], -rate)))
+        return replace(self, choices=self.choices + count), chosen
+
+    def rewarded(self, settings: BanditSettings, number: int, given: Sequence[tuple[float, float]]) -> Bandit:
+        """Returns the bandit that has learnt of a round.
+
+        Args:
+            settings: The rules.
+            number: The round, counted from 1.
+            given: Each device's rate and reward.
+        """
+        kept = [reward for reward in self.rewards if number - reward.round < settings.memory]
+        new = [Reward(number, rate, value) for rate, value in given if rate in self.rates]
+        pulls = dict(self.pulls)
+        for reward in new:
+            pulls[reward.rate] = pulls.get(reward.rate, 0) + 1
+        after = replace(self, rewards=(*kept, *new), pulls=pulls)
+        return after._without_the_worst(settings, number)
+
+    def _without_the_worst(self, settings: BanditSettings, number: int) -> Bandit:
+        """Gives up the worst rates once each has two rewards since that was last done."""
+        means = self.means(settings, number)
+        given_up = int(settings.drop * len(self.rates))
+        if not given_up or any(self.pulls.get(rate, 0) < 2 or rate not in means for rate in self.rates):
+            return self
+        worst = set(sorted(self.rates, key=lambda rate: (means[rate], -rate))[:given_up])
+        return replace(
+            self,
+            rates=tuple(rate for rate in self.rates if rate not in worst),
+            rewards=tuple(reward for reward in self.rewards if reward.rate not in worst),
+            pulls={},
+        )
+
+    def means(self, settings: BanditSettings, number: int) -> dict[float, float]:
+        """Returns the mean of the rewards of each rate that are not forgotten by a round."""
+        values: dict[float, list[float]] = defaultdict(list)
+        for reward in self.rewards:
+            if number - reward.round <= settings.memory and reward.rate in self.rates:
+                values[reward.rate].append(reward.value)
+        return {rate: fmean(own) for rate, own in values.items()}
+
+    def to_json(self) -> dict[str, JSON]:
+        """Returns the same as JSON."""
+        return {
+            "rates": list(self.rates),
+            "rewards": [[reward.round, reward.rate, reward.value] for reward in self.rewards],
+            "choices": self.choices,
+            "pulls": [[rate, count] for rate, count in self.pulls.items()],
+        }
+
+    @classmethod
+    def from_json(cls, values: JSON, settings: BanditSettings) -> Bandit:
+        """Returns what `to_json` gave; a bandit that knows nothing yet if that is none."""
+        if not isinstance(values, dict):
+            return cls(tuple(settings.rates))
+        known: dict = values  # type: ignore[type-arg]
+        return cls(
+            tuple(known["rates"]),
+            tuple(Reward(*reward) for reward in known["rewards"]),
+            known["choices"],
+            {rate: count for rate, count in known["pulls"]},  # noqa: C416 - says what the pairs are
+        )

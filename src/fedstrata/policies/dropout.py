@@ -1,0 +1,125 @@
+"""Which blocks run in a batch: stochastic layer dropout (DropPEFT, section 3.2, equations 2 to 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from fedstrata.core.seeding import Seed
+
+Distribution: TypeAlias = Literal["incremental", "uniform", "decremental"]
+
+CAP = 0.95
+"""The largest chance of a block to be skipped; a block that never ran would never learn."""
+
+
+def block_rates(mean: float, blocks: int, distribution: Distribution = "incremental") -> tuple[float, ...]:
+    """Returns P_l, each block's chance to be skipped, lowest block first.
+
+    The paper recommends rates that grow with the depth and gives no formula. Here they are linear: from 0 to
+    2 p for a mean p up to one half, else from 2 p - 1 to 1. What exceeds the cap is given to the blocks
+    below it, in equal parts, so that the mean stays p.
+
+    Args:
+        mean: p, the mean of the rates, in [0, 0.95].
+        blocks: L, the number of blocks.
+        distribution: `incremental` grows with the depth, `decremental` falls, `uniform` does neither.
+
+    Raises:
+        ValueError: The mean is out of range.
+
+    Example:
+        >>> block_rates(0.25, 3)
+        (0.0, 0.25, 0.5)
+        >>> block_rates(0.5, 2, "uniform")
+        (0.5, 0.5)
+    """
+    if not 0.0 <= mean <= CAP:
+        raise ValueError(f"the mean rate must be between 0 and {CAP}, not {mean}")
+    if distribution == "uniform" or blocks == 1:
+        return (mean,) * blocks
+    low = max(0.0, 2.0 * mean - 1.0)
+    rates = _capped(np.linspace(low, 2.0 * mean - low, blocks))
+    return tuple(float(rate) for rate in (rates if distribution == "incremental" else rates[::-1]))
+
+
+def _capped(rates: np.ndarray) -> np.ndarray:
+    """Returns rates of the same mean, none over the cap; (blocks,) float64."""
+    while (over := rates > CAP + 1e-12).any():
+        excess = float((rates[over] - CAP).sum())
+        below = rates < CAP - 1e-12
+        rates = np.where(over, CAP, rates)
+        if not below.any():
+            break
+        rates = np.where(below, rates + excess / below.sum(), rates)
+    return rates
+
+
+class LayerDropout:
+    """Draws the blocks of each batch, and remembers how large the gradients of those that ran were.
+
+    Args:
+        rates: Each block's chance to be skipped, lowest block first.
+        rng: Seed of the draws: of one client in one round.
+
+    Attributes:
+        batches: For each block, in how many steps it had a gradient.
+    """
+
+    def __init__(self, rates: Sequence[float], rng: Seed) -> None:
+        self._rates = np.asarray(rates, dtype=np.float64)
+        self._generator = rng.numpy()
+        self._sums = np.zeros(len(rates))
+        self._drawn = self._ran = 0
+        self.batches = np.zeros(len(rates), dtype=np.int64)
+
+    def draw(self) -> tuple[int, ...]:
+        """Returns the blocks that are skipped in the next batch; at least one is not.
+
+        Where all would be, the block that came nearest to running runs.
+        """
+        draws = self._generator.random(len(self._rates))
+        skipped = draws < self._rates
+        if skipped.all():
+            skipped[int(np.argmax(draws - self._rates))] = False
+        self._drawn += len(skipped)
+        self._ran += int((~skipped).sum())
+        return tuple(np.flatnonzero(skipped).tolist())
+
+    @property
+    def share_run(self) -> float:
+        """The share of the blocks that ran, over all batches; 1 before the first."""
+        return self._ran / self._drawn if self._drawn else 1.0
+
+    def observe(self, norms: Sequence[float | None]) -> None:
+        """Is told the L2 norm of every block's gradient in a step; none of a block that did not run."""
+        for block, norm in enumerate(norms):
+            if norm is not None:
+                self._sums[block] += norm
+                self.batches[block] += 1
+
+    def importance(self, before: Sequence[float] | None = None) -> list[float]:
+        """Returns each block's mean gradient norm over the steps in which it ran (equation 6).
+
+        Args:
+            before: What a block that never ran keeps; 0 if none.
+        """
+        known = before or [0.0] * len(self._rates)
+        return [
+            float(total / count) if count else float(old)
+            for total, count, old in zip(self._sums, self.batches, known, strict=True)
+        ]
+
+
+def least_important(importance: Sequence[float], count: int) -> list[int]:
+    """Returns the blocks with the smallest gradients, in order; of equal ones the lower (section 4).
+
+    Example:
+        >>> least_important([3.0, 1.0, 2.0, 1.0], 2)
+        [1, 3]
+    """
+    order = sorted(range(len(importance)), key=lambda block: (importance[block], block))
+    return sorted(order[:count])

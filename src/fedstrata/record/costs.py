@@ -1,0 +1,103 @@
+"""What runs cost, as columns of a comparison: where a summary holds each figure, and how people read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fedstrata.record.words import duration
+
+Summary = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One figure of a run.
+
+    Attributes:
+        title: What people read above it.
+        better: Which direction is better; none is marked best where neither is.
+        digits: Decimals people read.
+        factor: What the figure is multiplied by for people: 100 turns a score into points.
+        time: Whether the figure is a time in seconds, which people read in hours, minutes and seconds.
+    """
+
+    title: str
+    better: Literal["higher", "lower"] | None
+    digits: int = 1
+    factor: float = 1.0
+    time: bool = False
+
+    def text(self, value: float) -> str:
+        """Returns a figure as people read it."""
+        if self.time:
+            return duration(value)
+        return f"{value * self.factor:.{self.digits}f}"
+
+
+def _megabytes_sent(summary: Summary) -> float | None:
+    sent = summary["communication"]
+    return None if sent["bytes_up"] is None else (sent["bytes_up"] + sent["bytes_down"]) / 1e6
+
+
+def _megabytes(direction: str) -> Callable[[Summary], float | None]:
+    return lambda summary: _scaled(summary["communication"][direction], 1e-6)
+
+
+COSTS: dict[str, tuple[Column, Callable[[Summary], float | None]]] = {
+    "percent_of_full_model": (
+        Column("update, % of model", "lower"),
+        lambda summary: summary["communication"]["percent_of_full_model"],
+    ),
+    "megabytes_sent": (Column("sent, MB", "lower"), _megabytes_sent),
+    "megabytes_up": (Column("up, MB", "lower"), _megabytes("bytes_up")),
+    "megabytes_down": (Column("down, MB", "lower"), _megabytes("bytes_down")),
+    "train_seconds_per_round": (
+        Column("training, s a round", "lower"),
+        lambda summary: summary["time"]["train_seconds"] / summary["rounds"],
+    ),
+    "rounds_to_90_percent": (
+        Column("rounds to 90 %", "lower"),
+        lambda summary: summary["convergence"]["rounds_to_90_percent"],
+    ),
+    "peak_memory_megabytes": (
+        Column("peak memory, MB", "lower", digits=0),
+        lambda summary: summary["memory"]["peak_rss_bytes"] / 1e6,
+    ),
+    "peak_gpu_megabytes": (
+        Column("peak GPU memory, MB", "lower", digits=0),
+        lambda summary: _scaled(summary["memory"]["peak_gpu_bytes"], 1e-6),
+    ),
+    "total_seconds": (
+        Column("in all, s", "lower", digits=0),
+        lambda summary: summary["time"]["total_seconds"],
+    ),
+    "trainable_parameters": (
+        Column("parameters trained", None, digits=0),
+        lambda summary: summary["trainable_parameters"],
+    ),
+    "simulated_seconds": (
+        Column("simulated time", "lower", time=True),
+        lambda summary: summary["time"].get("simulated_seconds"),
+    ),
+    "energy_joules": (
+        Column("energy, kJ", "lower", factor=1e-3),
+        lambda summary: summary.get("energy_joules"),
+    ),
+}
+"""Figures that every run has beside its scores: how to show them, and where a summary holds them."""
+
+EMULATED_COSTS = ("simulated_seconds", "energy_joules")
+"""Those of them that only runs on emulated devices have; null in others."""
+SHOWN_COSTS = (
+    "percent_of_full_model",
+    "megabytes_sent",
+    "train_seconds_per_round",
+    "rounds_to_90_percent",
+    "peak_memory_megabytes",
+)
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor

@@ -1,0 +1,123 @@
+"""Pairs of texts: one window, joined as the model's tokenizer joins a pair.
+
+- A tokenizer with a template for pairs is taken at its word: `[CLS] a [SEP] b [SEP]` with token types for
+  BERT and MiniLM, `<s> a </s></s> b </s>` for RoBERTa, `<s> a <s> b` for Llama 2.
+- One without (GPT-2 and its kin) would run the two texts into each other. Between them comes its
+  end-of-sequence token, or its separator, and around them what it puts around a single text:
+  `a <|endoftext|> b`.
+
+A pair is never cut into several windows, since a window with one of the texts says nothing of the two. One
+that is too long loses tokens of whichever text has more of them (`longest_first` of transformers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.tasks.windows import DOCUMENTS_PER_CALL, separator_id, token_windows
+
+if TYPE_CHECKING:
+    from fedstrata.core.config import WindowSettings
+    from fedstrata.core.documents import Document
+
+_TYPES = "token_type_ids"
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedText:
+    """A document as token ids.
+
+    Attributes:
+        input_ids: Of each of its windows, from left to right and at least one; (tokens,) int32.
+        token_types: 0 for the first text of a pair and 1 for the second, (tokens,) int8 for each window;
+            empty where there are none.
+    """
+
+    input_ids: tuple[np.ndarray, ...]
+    token_types: tuple[np.ndarray, ...] = ()
+
+
+def text_windows(
+    documents: Sequence[Document], tokenizer: Any, settings: WindowSettings, limit: int | None = None
+) -> Iterator[EncodedText]:
+    """Tokenizes documents: single texts as windows, pairs as one window each.
+
+    Args:
+        documents: The documents.
+        tokenizer: A fast transformers tokenizer.
+        settings: Length and overlap of the windows.
+        limit: Windows of a single text that are kept, from its beginning; all if none.
+
+    Yields:
+        Each document's windows. Where one of the documents is a pair and the tokenizer tells types, all have
+        them, so that what a model reads of a text does not depend on the batch it is in.
+
+    Raises:
+        ConfigurationError: As for `token_windows`; or the tokenizer has nothing to put between two texts.
+    """
+    pairs = [document for document in documents if document.text_pair is not None]
+    singles = [document for document in documents if document.text_pair is None]
+    typed = bool(pairs) and _TYPES in tokenizer.model_input_names
+    joined = _joined(pairs, tokenizer, settings.max_length)
+    windows = token_windows(singles, tokenizer, settings, limit)
+    for document in documents:
+        if document.text_pair is not None:
+            yield next(joined)
+        else:
+            own = tuple(next(windows))
+            yield EncodedText(own, tuple(np.zeros(len(ids), np.int8) for ids in own) if typed else ())
+
+
+def _joined(pairs: Sequence[Document], tokenizer: Any, max_length: int) -> Iterator[EncodedText]:
+    """Yields each pair as one window."""
+    has_template = tokenizer.num_special_tokens_to_add(pair=True) > tokenizer.num_special_tokens_to_add()
+    join = _by_template if has_template else _by_separator
+    for start in range(0, len(pairs), DOCUMENTS_PER_CALL):
+        yield from join(pairs[start : start + DOCUMENTS_PER_CALL], tokenizer, max_length)
+
+
+def _by_template(pairs: Sequence[Document], tokenizer: Any, max_length: int) -> Iterator[EncodedText]:
+    typed = _TYPES in tokenizer.model_input_names
+    encoded = _tokenized(pairs, tokenizer, max_length, return_token_type_ids=typed)
+    for row, ids in enumerate(encoded["input_ids"]):
+        types = (np.array(encoded[_TYPES][row], dtype=np.int8),) if typed else ()
+        yield EncodedText((np.array(ids, dtype=np.int32),), types)
+
+
+def _by_separator(pairs: Sequence[Document], tokenizer: Any, max_length: int) -> Iterator[EncodedText]:
+    separator = separator_id(tokenizer)
+    if separator is None:
+        wanted = "a template for them, or an end-of-sequence or separator token to put between them"
+        message = f"pairs of texts need a tokenizer that has {wanted}"
+        raise ConfigurationError([Problem("model.tokenizer", message)])
+    before, after = _around(tokenizer)
+    room = max_length - len(before) - len(after) - 1
+    encoded = _tokenized(pairs, tokenizer, room, add_special_tokens=False, return_token_type_ids=False)
+    for row, ids in enumerate(encoded["input_ids"]):
+        first = encoded.sequence_ids(row).count(0)
+        whole = [*before, *ids[:first], separator, *ids[first:], *after]
+        yield EncodedText((np.array(whole, dtype=np.int32),))
+
+
+def _tokenized(pairs: Sequence[Document], tokenizer: Any, max_length: int, **options: bool) -> Any:
+    return tokenizer(
+        [document.text for document in pairs],
+        [document.text_pair for document in pairs],
+        truncation="longest_first",
+        max_length=max_length,
+        return_attention_mask=False,
+        **options,
+    )
+
+
+def _around(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """Returns the special tokens that the tokenizer puts before and after a single text."""
+    encoded = tokenizer("a", return_special_tokens_mask=True)
+    ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
+    text = [place for place, is_special in enumerate(special) if not is_special] or [len(ids)]
+    return ids[: text[0]], ids[text[-1] + 1 :]

@@ -1,0 +1,233 @@
+"""Adapters change nothing before they train, train alone, and are saved as PEFT reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForSequenceClassification
+
+from fedstrata.adapters.attach import attach, merge, saved_adapter
+from fedstrata.core.adapter_settings import BottleneckSettings, LoraSettings, PrefixSettings
+from fedstrata.core.errors import ConfigurationError, DataError
+from fedstrata.core.seeding import Seed
+from fedstrata.models.state import Model
+from fedstrata.tasks.windows import run_model
+
+LORA = LoraSettings(kind="lora", rank=2)
+BOTTLENECK = BottleneckSettings(kind="bottleneck", width=4)
+PREFIX = PrefixSettings(kind="prefix", tokens=3)
+WITHOUT_SUBLAYER_ENDS = {"mixtral", "mobilebert"}
+
+Make = Callable[..., Model]
+
+
+def answers(model: Model) -> Tensor:
+    """Returns the logits of two short texts, the second one padded."""
+    ids = torch.arange(4, 22).view(2, 9)
+    mask = torch.ones_like(ids)
+    mask[1, 6:] = 0
+    with torch.no_grad():
+        return run_model(model.module.train(False), {"input_ids": ids, "attention_mask": mask})
+
+
+def shake(model: Model) -> None:
+    """Gives every parameter that can train another value."""
+    generator = torch.Generator().manual_seed(7)
+    model.load(
+        {
+            name: value + 0.1 * torch.randn(value.shape, generator=generator)
+            for name, value in model.tensors(model.layout.all).items()
+        }
+    )
+
+
+@pytest.mark.parametrize("settings", [LORA, BOTTLENECK], ids=lambda settings: settings.kind)
+def test_an_adapter_changes_nothing_and_alone_can_train(
+    tiny_model: Make, variant: tuple[str, str], settings: Any
+) -> None:
+    family, kind = variant
+    if settings is BOTTLENECK and family in WITHOUT_SUBLAYER_ENDS:
+        pytest.skip(f"the layers of {family} must be named")
+    plain = tiny_model(family, kind)
+    before, names, size = answers(plain), set(plain.layout.all), plain.parameter_count
+    model = attach(plain, settings, kind=kind, seed=Seed(1))
+    assert torch.equal(answers(model), before)
+    layout = model.layout
+    assert not layout.embedding and not layout.final_norm  # nothing outside blocks and head can train
+    assert all(layout.blocks)
+    assert len(model.whole) == len(names)
+    assert sum(layout.sizes[name] for name in model.whole) == size
+    shake(model)
+    assert not torch.equal(answers(model), before)
+    model.restore()
+    assert torch.equal(answers(model), before)
+
+
+def test_every_parameter_of_an_adapter_gets_a_gradient(tiny_model: Make) -> None:
+    for settings in (LORA, BOTTLENECK, PREFIX):
+        model = attach(
+            tiny_model("llama", "sequence-classification"),
+            settings,
+            kind="sequence-classification",
+            seed=Seed(1),
+        )
+        shake(model)
+        model.train_only(model.layout.all)
+        ids = torch.arange(4, 22).view(2, 9)
+        batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        run_model(model.module, batch).sum().backward()
+        assert all(parameter.grad is not None for parameter in model.parameters(model.layout.all))
+        assert all(parameter.grad is None for parameter in model.parameters(model.layout.frozen))
+
+
+def test_every_block_has_its_own_part_of_a_prefix(tiny_model: Make) -> None:
+    """What block 1 is given changes nothing of what block 0 answers."""
+    from fedstrata.models.prefix import run_prefix
+
+    model = attach(tiny_model("gpt2", "causal-lm"), PREFIX, kind="causal-lm", seed=Seed(1))
+    layout = model.layout
+    assert not layout.embedding and [len(names) for names in layout.blocks] == [1, 1]
+    first, before = run_prefix(model.module, layout, 1, lambda: answers(model)), answers(model)
+    model.load({layout.blocks[1][0]: torch.randn(model.tensors(layout.blocks[1])[layout.blocks[1][0]].shape)})
+    again = run_prefix(model.module, layout, 1, lambda: answers(model))
+    assert first is not None and again is not None
+    assert torch.equal(first.states, again.states)
+    assert not torch.equal(answers(model), before)
+
+
+def test_equal_seeds_give_equal_adapters(tiny_model: Make) -> None:
+    one, same, other = (
+        attach(tiny_model("bert"), LORA, kind="token-classification", seed=Seed(seed)) for seed in (1, 1, 2)
+    )
+    values = [model.snapshot(model.layout.all) for model in (one, same, other)]
+    assert all(torch.equal(values[0][name], values[1][name]) for name in values[0])
+    assert any(not torch.equal(values[0][name], values[2][name]) for name in values[0])
+
+
+def test_all_linear_layers_of_the_blocks_have_a_lora_and_no_other(tiny_model: Make) -> None:
+    model = attach(tiny_model("gpt2", "causal-lm"), LORA, kind="causal-lm", seed=Seed(0))
+    layers = {name.split(".h.")[1].split(".lora")[0] for name in model.layout.all}
+    ends = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+    assert layers == {f"{block}.{end}" for block in range(2) for end in ends}
+    assert all(".h." in name for name in model.layout.all)  # the output layer is as it was
+
+
+def test_targets_are_named_by_their_ends(tiny_model: Make) -> None:
+    settings = LoraSettings(kind="lora", rank=2, targets=["query", "self.value"])
+    model = attach(tiny_model("bert"), settings, kind="token-classification", seed=Seed(0))
+    inside = [name for block in model.layout.blocks for name in block]
+    assert len(inside) == 2 * 2 * 2  # blocks, layers, A and B
+    assert all(".query." in name or ".value." in name for name in inside)
+
+
+def test_names_that_no_layer_has_are_refused_together(tiny_model: Make) -> None:
+    settings = LoraSettings(kind="lora", targets=["q_proj", "query", "nothing"])
+    with pytest.raises(ConfigurationError) as caught:
+        attach(tiny_model("bert"), settings, kind="token-classification", seed=Seed(0))
+    assert [problem.path for problem in caught.value.problems] == ["adapter.targets"] * 2
+    assert "'q_proj'" in caught.value.problems[0].message
+    assert "attention.self.query" in caught.value.problems[0].message
+
+
+def test_a_family_without_known_sublayers_asks_for_their_names(tiny_model: Make) -> None:
+    with pytest.raises(ConfigurationError, match=r"its blocks have: .*o_proj"):
+        attach(tiny_model("mixtral", "causal-lm"), BOTTLENECK, kind="causal-lm", seed=Seed(0))
+    named = BottleneckSettings(kind="bottleneck", targets=["o_proj"])
+    model = attach(tiny_model("mixtral", "causal-lm"), named, kind="causal-lm", seed=Seed(0))
+    assert all(model.layout.blocks)
+
+
+@pytest.mark.parametrize("family", ["distilbert", "deberta-v2", "modernbert"])
+def test_a_model_that_takes_no_prefix_is_refused_at_once(tiny_model: Make, family: str) -> None:
+    with pytest.raises(ConfigurationError, match="prefix"):
+        attach(tiny_model(family), PREFIX, kind="token-classification", seed=Seed(0))
+
+
+@pytest.mark.parametrize("settings", [LORA, BOTTLENECK, PREFIX], ids=lambda settings: settings.kind)
+def test_a_saved_adapter_is_peft_s_own(tiny_model: Make, tmp_path: Path, settings: Any) -> None:
+    from peft import PeftModel
+
+    kind = "sequence-classification"
+    model = attach(tiny_model("roberta", kind), settings, kind=kind, seed=Seed(1))
+    shake(model)
+    model.save(tmp_path / "adapter")
+    files = {path.name for path in (tmp_path / "adapter").iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors", "config.json"} <= files
+    assert "model.safetensors" not in files
+    loaded = PeftModel.from_pretrained(tiny_model("roberta", kind).module, tmp_path / "adapter")
+    again = Model(loaded, model.tokenizer, name="again")
+    torch.testing.assert_close(answers(again), answers(model), rtol=0, atol=0)
+    ours = attach(tiny_model("roberta", kind), settings, kind=kind, seed=Seed(2))
+    ours.load(saved_adapter(ours, tmp_path / "adapter"))
+    torch.testing.assert_close(answers(ours), answers(model), rtol=0, atol=0)
+
+
+def test_an_adapter_of_another_shape_is_refused(tiny_model: Make, tmp_path: Path) -> None:
+    kind = "token-classification"
+    attach(tiny_model("bert"), LORA, kind=kind, seed=Seed(1)).save(tmp_path / "adapter")
+    other = attach(tiny_model("bert"), BOTTLENECK, kind=kind, seed=Seed(1))
+    with pytest.raises(DataError, match="only in one of them"):
+        saved_adapter(other, tmp_path / "adapter")
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bert"])
+def test_a_merged_lora_computes_the_same_without_peft(tiny_model: Make, tmp_path: Path, family: str) -> None:
+    kind = "sequence-classification"
+    model = attach(tiny_model(family, kind), LORA, kind=kind, seed=Seed(1))
+    shake(model)
+    before = answers(model)
+    plain = merge(model)
+    assert not any("lora" in name for name, _ in plain.named_parameters())
+    plain.save_pretrained(tmp_path / "merged")  # type: ignore[operator]
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "merged")
+    after = answers(Model(loaded, model.tokenizer, name="merged"))
+    torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)
+
+
+def test_only_lora_can_be_merged(tiny_model: Make) -> None:
+    model = attach(tiny_model("bert"), BOTTLENECK, kind="token-classification", seed=Seed(1))
+    with pytest.raises(ConfigurationError, match="only LoRA can be merged"):
+        merge(model)
+
+
+def test_a_pretrained_pooler_stays_as_it_is(tiny_model: Make, tmp_path: Path) -> None:
+    from fedstrata.core.config import ModelSettings
+    from fedstrata.models.load import load
+
+    kind = "sequence-classification"
+    tiny_model("bert", kind).save(tmp_path / "saved")
+    settings = ModelSettings(name=str(tmp_path / "saved"))
+    model = attach(load(settings, kind=kind, labels=("a", "b"), seed=Seed(0)), LORA, kind=kind, seed=Seed(0))
+    assert all(".classifier." in name for name in model.layout.head)
+    assert any("pooler" in name for name in model.layout.frozen)
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_a_narrow_bottleneck_is_a_wide_one_padded_with_zeros(tiny_model: Make, width: int) -> None:
+    """What progressive adapters and adapters of several widths rest on: zeros stay zeros when training."""
+    model = attach(tiny_model("bert"), BOTTLENECK, kind="token-classification", seed=Seed(1))
+    shake(model)
+    padded = {}
+    for name, value in model.snapshot(model.layout.all).items():
+        if "bottleneck_down" in name:
+            value[width:] = 0.0
+        if "bottleneck_up" in name and name.endswith("weight"):
+            value[:, width:] = 0.0
+        padded[name] = value
+    model.load(padded)
+    model.train_only(model.layout.all)
+    ids = torch.arange(4, 22).view(2, 9)
+    run_model(
+        model.module, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    ).square().sum().backward()
+    for name, parameter in zip(model.layout.all, model.parameters(model.layout.all), strict=True):
+        if "bottleneck_down" in name:
+            assert not parameter.grad[width:].any()
+            assert parameter.grad[:width].any()
+        if "bottleneck_up" in name and name.endswith("weight"):
+            assert not parameter.grad[:, width:].any()

@@ -1,0 +1,163 @@
+"""GLUE's tables and JSON: which columns, which rows, and what becomes of files without labels."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedstrata.core.documents import Document
+from fedstrata.core.errors import DataError
+from fedstrata.data.readers import read
+
+RTE = "index\tsentence1\tsentence2\tlabel\n"
+
+
+def rte(path: Path, *rows: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(RTE + "".join(row + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "expected"),
+    [
+        (
+            RTE,
+            "7\tA man.\tA boy.\tentailment",
+            Document("7", "A man.", labels=("entailment",), text_pair="A boy."),
+        ),
+        (
+            "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\r\n",
+            "1\t70\t71\tA man.\tA boy.\r",
+            Document("dev-1", "A man.", labels=("1",), text_pair="A boy."),
+        ),
+        (
+            "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n",
+            "3\t1\t2\tWho?\t\t0",
+            Document("3", "Who?", labels=("0",), text_pair=""),
+        ),
+        (
+            "index\tgenre\tsentence1_parse\tsentence1\tsentence2\tlabel1\tgold_label\n",
+            "4\tfiction\t( ROOT )\tA man.\tA boy.\tcontradiction\tneutral",
+            Document("4", "A man.", labels=("neutral",), metadata={"genre": "fiction"}, text_pair="A boy."),
+        ),
+        ("sentence\tlabel\n", "a film\t1", Document("dev-1", "a film", labels=("1",))),
+    ],
+    ids=["rte", "mrpc", "qqp", "mnli", "sst2"],
+)
+def test_the_columns_of_each_data_set(tmp_path: Path, header: str, row: str, expected: Document) -> None:
+    (tmp_path / "dev.tsv").write_bytes(f"{header}{row}\n".encode())
+    assert read(tmp_path / "dev.tsv", "glue") == [expected]
+
+
+def test_quotation_marks_are_plain_characters(tmp_path: Path) -> None:
+    path = rte(
+        tmp_path / "train.tsv",
+        '0\t"Never closed.\tHe said "yes".\tentailment',
+        "1\tIt's '' odd\u2028here.\t\"\"\tnot_entailment",
+    )
+    assert [item.texts for item in read(path, "glue")] == [
+        ('"Never closed.', 'He said "yes".'),
+        ("It's '' odd\u2028here.", '""'),
+    ]
+
+
+FIELD = st.text(
+    st.characters(exclude_characters="\t\n\r", exclude_categories=["Cs"]), min_size=1, max_size=12
+)
+
+
+@given(rows=st.lists(st.tuples(FIELD, FIELD), min_size=1, max_size=5))
+def test_any_text_without_a_tab_comes_back(tmp_path_factory: pytest.TempPathFactory, rows: Any) -> None:
+    lines = [f"{number}\t{one}\t{two}\tentailment" for number, (one, two) in enumerate(rows)]
+    path = rte(tmp_path_factory.mktemp("glue") / "train.tsv", *lines)
+    assert [item.texts for item in read(path, "glue")] == rows
+
+
+def test_rows_with_another_number_of_fields_are_left_out_and_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = rte(tmp_path / "train.tsv", "0\ta\tb\tx", "1\tSECRET with", "a break\tb\tx", "2\tc\td\ty")
+    with caplog.at_level(logging.WARNING):
+        assert [item.id for item in read(path, "glue")] == ["0", "2"]
+    assert "2 rows with another number of fields left out" in caplog.text
+    assert "SECRET" not in caplog.text
+
+
+def test_rows_without_a_gold_label_are_left_out_where_others_have_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = rte(tmp_path / "train.tsv", "0\ta\tb\tx", "1\tc\td\t-", "2\te\tf\t-1", "3\tg\th\t")
+    with caplog.at_level(logging.WARNING):
+        assert [item.id for item in read(path, "glue")] == ["0"]
+    assert "3 rows without a label left out" in caplog.text
+    alone = read(rte(tmp_path / "other.tsv", "1\tc\td\t-1"), "glue")
+    assert alone == [Document("1", "c", text_pair="d")]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_json_of_either_form(tmp_path: Path, packed: bool) -> None:
+    rows = [{"text_a": "a", "text_b": "b", "label": "x"}, {"premise": "c", "Hypothesis": "d", "label": 1}]
+    forms = {"train": {"5": rows[0], "k": rows[1]}, "dev": rows}
+    for name, form in forms.items():
+        data = json.dumps(form).encode()
+        (tmp_path / f"{name}.json{'.gz' if packed else ''}").write_bytes(
+            gzip.compress(data) if packed else data
+        )
+    found = {item.id: (item.texts, item.labels, item.metadata["split"]) for item in read(tmp_path, "glue")}
+    assert found == {
+        "train/5": (("a", "b"), ("x",), "train"),
+        "train/k": (("c", "d"), ("1",), "train"),
+        "dev/dev-1": (("a", "b"), ("x",), "validation"),
+        "dev/dev-2": (("c", "d"), ("1",), "validation"),
+    }
+
+
+def test_matched_and_mismatched_parts_are_told_apart_by_their_ids(tmp_path: Path) -> None:
+    for name in ("train", "dev_matched", "dev_mismatched"):
+        rte(tmp_path / f"{name}.tsv", "0\ta\tb\tx")
+    (tmp_path / "diagnostic.tsv").write_text("index\tsentence1\tsentence2\n0\ta\tb\n")
+    (tmp_path / "README.txt").write_text("read me")
+    found = {item.id: item.metadata["split"] for item in read(tmp_path, "glue")}
+    assert found == {"train/0": "train", "dev_matched/0": "validation", "dev_mismatched/0": "validation"}
+
+
+def test_a_test_set_without_labels_is_what_the_settings_say(tmp_path: Path) -> None:
+    rte(tmp_path / "train.tsv", "0\ta\tb\tx")
+    test = tmp_path / "test.tsv"
+    test.write_text("index\tsentence1\tsentence2\n0\tSECRET\tb\n")
+    with pytest.raises(DataError, match=r"has no labels.*data\.unannotated: skip") as raised:
+        read(tmp_path, "glue")
+    assert raised.value.path == test
+    assert [item.id for item in read(tmp_path, "glue", unannotated="skip")] == ["train/0"]
+    assert [item.labels for item in read(tmp_path, "glue", unannotated="keep")] == [(), ("x",)]
+    assert read(test, "glue") == [Document("0", "SECRET", text_pair="b")]  # the input of a prediction
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line", "says"),
+    [
+        ("a.tsv", "index\tSECRET\tlabel\n0\tSECRET\tx\n", 1, "no columns of texts"),
+        ("a.tsv", "", None, "holds nothing"),
+        ("a.json", '{"0": {"text_a": "SECRET"}}', None, "record 1 has no fields of texts"),
+        ("a.json", '{"0": {"text_a": "x", "text_b": ["SECRET"]}}', None, "record 1 has no fields of texts"),
+        ("a.json", '["SECRET"]', None, "record 1 is str"),
+        ("a.json", '"SECRET"', None, "holds str"),
+        ("a.json", '{\n"0": SECRET}', 2, "is no JSON"),
+    ],
+)
+def test_files_that_cannot_be_used(
+    tmp_path: Path, name: str, content: str, line: int | None, says: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=says) as raised:
+        read(tmp_path / name, "glue")
+    assert (raised.value.path, raised.value.line) == (tmp_path / name, line)
+    assert "SECRET" not in str(raised.value)

@@ -1,0 +1,201 @@
+"""The simulated clock: by hand, by seed, and after a run was broken off."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import TINY, Finished, RunTiny, assert_same_tensors
+
+from fedstrata.core.devices import Device, DeviceSettings
+from fedstrata.core.seeding import Seed
+from fedstrata.core.sources import read_source
+from fedstrata.core.types import Work
+from fedstrata.engine.devices import Fleet, RoundClock, assign
+from fedstrata.engine.folder import open_run
+from fedstrata.engine.setup import prepare
+from fedstrata.metrics.flops import FlopCounter
+
+PHONES = (
+    "devices={profiles: phone, custom: {phone: {teraflops: 0.002, watts: 5}}, utilisation: 0.5, bandwidth: 8}"
+)
+"""A billion operations and a million bytes a second."""
+
+
+class StoppedError(Exception):
+    """Stands for whatever ends a process."""
+
+
+@given(
+    shares=st.lists(st.floats(0.01, 10.0), min_size=1, max_size=5),
+    count=st.integers(1, 60),
+    seed=st.integers(),
+)
+def test_clients_get_devices_by_their_shares(shares: list[float], count: int, seed: int) -> None:
+    named = {f"profile {index}": share for index, share in enumerate(shares)}
+    clients = [f"client {index}" for index in range(count)]
+    given = assign(named, clients, Seed(seed))
+    assert sorted(given) == sorted(clients)
+    counts = Counter(given.values())
+    for name, share in named.items():
+        assert abs(counts[name] - count * share / sum(shares)) < 1.0 + 1e-6
+    assert assign(dict(reversed(named.items())), clients, Seed(seed)) == given
+
+
+def test_who_has_which_device_depends_on_the_seed() -> None:
+    clients = [f"client {index}" for index in range(30)]
+    one, other = (assign({"tx2": 1.0, "nx": 1.0}, clients, Seed(seed)) for seed in (0, 1))
+    assert one != other
+
+
+def test_draws_are_those_of_client_and_round_and_nothing_else() -> None:
+    clients = [f"client {index}" for index in range(50)]
+    fleet, again = (Fleet(DeviceSettings(), clients, Seed(3)) for _ in range(2))
+    drawn = {(client, number): fleet.device(client, number) for client in clients for number in (1, 2)}
+    for client, number in reversed(drawn):
+        assert again.device(client, number) == drawn[client, number]
+    assert {device.profile for device in drawn.values()} == {"tx2", "nx", "agx"}
+    bandwidths = [device.megabits_per_second for device in drawn.values()]
+    assert len(set(bandwidths)) == 100
+    assert 1.0 <= min(bandwidths) < 20.0
+    assert 80.0 < max(bandwidths) <= 100.0
+    assert all(fleet.device(client, 1).profile == fleet.device(client, 2).profile for client in clients)
+    assert any(fleet.device(client, 1).mode != fleet.device(client, 2).mode for client in clients)
+
+
+def test_a_round_takes_as_long_as_its_slowest_client() -> None:
+    clock = RoundClock()
+    slow = Device("a", "default", 1e-12, watts=2.0, utilisation=1.0, megabits_per_second=8e-6)
+    fast = Device("b", "default", 1e-11, watts=3.0, utilisation=1.0, megabits_per_second=8e-6)
+    facts = clock.count("one", slow, Work(flops=4.0), 2)
+    assert (facts["compute_seconds"], facts["transfer_seconds"], facts["joules"]) == pytest.approx((4, 2, 8))
+    clock.count("other", fast, Work(flops=4.0), 2)
+    clock.count("other", fast, Work(flops=10.0), 5)  # another handler of the same round
+    assert clock.seconds == pytest.approx({"one": 6.0, "other": 0.4 + 2 + 1 + 5})
+    assert clock.round_seconds(()) == pytest.approx(8.4)
+    assert clock.round_seconds({"other"}) == pytest.approx(6.0)
+    assert clock.round_seconds({"one", "other"}) == 0.0
+    assert clock.joules == pytest.approx(8.0 + 3.0 * 1.4)
+
+
+def by_round(run: Finished) -> dict[int, dict[str, list[dict[str, Any]]]]:
+    turns: dict[int, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    for event in run.of("client"):
+        turns[event["round"]][event["client"]].append(event)
+    return turns
+
+
+def test_the_clock_of_a_run_by_hand(run_tiny: RunTiny) -> None:
+    """FedAvg with one batch an epoch, on phones of a billion operations and a million bytes a second."""
+    overrides = ("method={name: fedavg}", "training.batch_size=1000", "training.epochs=2", PHONES)
+    run = run_tiny(*overrides)
+    experiment = prepare(read_source(None, [*TINY, *overrides]))
+    model, task = experiment.model, experiment.task
+    counter = FlopCounter(model.module, model.layout, model.layout.all)
+    seconds, joules = [], 0.0
+    for event in run.of("round"):
+        turns = []
+        for client, exchange in event["exchanges"].items():
+            examples = task.encode(experiment.clients[client].train, model.tokenizer)
+            rows, tokens = task.collate(examples)["input_ids"].shape
+            compute = 2 * counter.batch(rows, tokens) / 1e9
+            turns.append(compute + (exchange["bytes_up"] + exchange["bytes_down"]) / 1e6)
+            joules += 5.0 * compute
+        seconds.append(max(turns))
+        assert event["simulated_seconds"] == pytest.approx(seconds[-1])
+    assert run.summary["time"]["simulated_seconds"] == pytest.approx(sum(seconds))
+    assert run.summary["energy_joules"] == pytest.approx(joules)
+    assert {event["device"] for event in run.of("client")} == {"phone"}
+
+
+def test_emulation_changes_no_number_of_the_run_and_its_absence_is_null(run_tiny: RunTiny) -> None:
+    plain, emulated = run_tiny(out="plain"), run_tiny("devices={}", out="emulated")
+    assert_same_tensors(plain.state.tensors, emulated.state.tensors)
+    assert plain.summary["metrics"] == emulated.summary["metrics"]
+    assert plain.summary["time"]["simulated_seconds"] is plain.summary["energy_joules"] is None
+    assert "flops" not in plain.of("client")[0]
+    (start,) = emulated.of("run")
+    assert sorted(start["devices"].values()) == ["agx", "nx", "tx2"]
+
+
+def test_pooled_training_has_no_device(run_tiny: RunTiny) -> None:
+    run = run_tiny("method={name: centralized}", "devices={}", "federation.rounds=1")
+    assert run.summary["time"]["simulated_seconds"] is None
+    assert run.of("run")[0]["devices"] is None
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["{name: fedtlu, portion: 0.34, selection: sketched}", "{name: layer_skipping, top: auto}"],
+    ids=["sketched uploads", "gradients looked at first"],
+)
+def test_all_that_a_client_does_in_a_round_adds_up(run_tiny: RunTiny, method: str) -> None:
+    run = run_tiny(f"method={method}", "devices={}")
+    for event in run.of("round"):
+        turns = by_round(run)[event["round"]]
+        taken = {
+            client: sum(turn["compute_seconds"] + turn["transfer_seconds"] for turn in own)
+            for client, own in turns.items()
+        }
+        assert event["simulated_seconds"] == pytest.approx(max(taken.values()))
+        own = [turn["joules"] for turns in turns.values() for turn in turns]
+        assert event["joules"] == pytest.approx(sum(own))
+    first = by_round(run)[1]
+    assert all(len(turns) == 2 for turns in first.values())
+    assert all(sum(turn["flops"] for turn in turns) > 0 for turns in first.values())
+
+
+def test_lost_clients_are_not_waited_for(run_tiny: RunTiny) -> None:
+    run = run_tiny("devices={}", "federation.dropout=0.5", "federation.rounds=4")
+    assert any(event["failed"] for event in run.of("round"))
+    for event in run.of("round"):
+        turns = by_round(run)[event["round"]]
+        assert not turns.keys() & set(event["failed"])
+        taken = [turn["compute_seconds"] + turn["transfer_seconds"] for own in turns.values() for turn in own]
+        assert event["simulated_seconds"] == pytest.approx(max(taken, default=0.0))
+
+
+def clock_of(run: Finished) -> list[tuple[float, float]]:
+    return [(event["simulated_seconds"], event["joules"]) for event in run.of("round")]
+
+
+@pytest.mark.parametrize("after", [0, 2])
+def test_the_clock_of_a_resumed_run_is_that_of_the_uninterrupted_one(
+    run_tiny: RunTiny, tmp_path: Path, after: int
+) -> None:
+    """Though the states of frozen blocks that the round under way has stored are there to be used."""
+    overrides = ["devices={}", "federation.rounds=4", "federation.sample=0.67"]
+    whole = run_tiny(*overrides, out="whole")
+
+    def listen(event: str, facts: Any) -> None:
+        if event == "client" and facts["round"] == after + 1:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        open_run(read_source(None, [*TINY, *overrides]), tmp_path / "broken", listen, resume=False).execute()
+    resumed = run_tiny(out="broken", resume=True)
+    assert clock_of(resumed) == clock_of(whole)
+    assert resumed.summary["energy_joules"] == whole.summary["energy_joules"]
+
+
+def test_the_clock_of_a_run_given_more_rounds_is_that_of_one_that_had_them(run_tiny: RunTiny) -> None:
+    whole = run_tiny("devices={}", "federation.rounds=3", out="whole")
+    run_tiny("devices={}", "federation.rounds=1", out="short")
+    assert clock_of(run_tiny("federation.rounds=3", out="short", resume=True)) == clock_of(whole)
+
+
+def test_stored_states_are_paid_for_once(run_tiny: RunTiny) -> None:
+    cached = run_tiny("devices={}", "federation.rounds=3", out="cached")
+    plain = run_tiny("devices={}", "federation.rounds=3", "training.cache=off", out="plain")
+    flops: dict[str, dict[str, list[float]]] = {"cached": defaultdict(list), "plain": defaultdict(list)}
+    for name, run in (("cached", cached), ("plain", plain)):
+        for event in run.of("client"):
+            flops[name][event["client"]].append(event["flops"])
+    for client, (first, second, third) in flops["cached"].items():
+        assert second < first
+        assert second == pytest.approx(third, rel=0.05)  # another order pads differently
+        assert second < min(flops["plain"][client])

@@ -1,0 +1,119 @@
+"""What the cards of methods on adapters say they reduce to, and what adapters do to the other methods."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from support import RunTiny, assert_same_tensors
+from transformers import AutoModelForTokenClassification
+
+from fedstrata.aggregate.mean import StreamingMean
+from fedstrata.core.types import Update
+
+LORA = "adapter={kind: lora, rank: 4}"
+BOTTLENECK = "adapter={kind: bottleneck, width: 16}"
+
+
+@pytest.mark.parametrize(("base", "adapter"), [("fedlora", LORA), ("fedadapter", BOTTLENECK)])
+def test_droppeft_that_skips_nothing_and_shares_all_is_federated_peft(
+    run_tiny: RunTiny, base: str, adapter: str
+) -> None:
+    plain = run_tiny(f"method={{name: {base}}}", adapter, out="plain")
+    dropped = run_tiny("method={name: droppeft, rates: 0.0, shared_blocks: 1.0}", adapter, out="dropped")
+    assert_same_tensors(plain.state.tensors, dropped.state.tensors)
+    assert plain.summary["metrics"] == dropped.summary["metrics"]
+
+
+def test_hetlora_with_equal_ranks_is_fedlora(run_tiny: RunTiny) -> None:
+    plain = run_tiny("method={name: fedlora}", LORA, out="plain")
+    equal = run_tiny("method={name: hetlora, ranks: [4], weighting: examples}", LORA, out="equal")
+    assert_same_tensors(plain.state.tensors, equal.state.tensors)
+    assert plain.summary["metrics"] == equal.summary["metrics"]
+
+
+def test_fedpeptao_that_shares_all_without_momentum_is_fedavg_over_prefixes(run_tiny: RunTiny) -> None:
+    prefix = ("adapter={kind: prefix, tokens: 3}", "training.optimizer=sgd", "training.learning_rate=0.1")
+    plain = run_tiny("method={name: fedavg}", *prefix, out="plain")
+    settings = "shared_blocks: 1.0, momentum: 0.0"
+    shared = run_tiny(f"method={{name: fedpeptao, {settings}}}", *prefix, out="shared")
+    for name, tensor in plain.state.tensors.items():
+        torch.testing.assert_close(tensor, shared.state.tensors[name], rtol=1e-4, atol=1e-6)
+
+
+def test_fedlora_is_fedavg_with_an_adapter(run_tiny: RunTiny) -> None:
+    lora = run_tiny("method={name: fedlora}", LORA, out="lora")
+    fedavg = run_tiny("method={name: fedavg}", LORA, out="fedavg")
+    assert_same_tensors(lora.state.tensors, fedavg.state.tensors)
+    assert lora.summary["communication"] == fedavg.summary["communication"]
+
+
+def test_layer_skipping_with_every_block_and_an_adapter_is_fedlora(run_tiny: RunTiny) -> None:
+    lora = run_tiny("method={name: fedlora}", LORA, out="lora")
+    whole = run_tiny("method={name: layer_skipping, top: 1.0}", LORA, out="whole")
+    assert_same_tensors(lora.state.tensors, whole.state.tensors)
+
+
+def test_the_frozen_blocks_under_an_adapter_are_cached_exactly(run_tiny: RunTiny) -> None:
+    method = ("method={name: layer_skipping, top: 1}", LORA, "training.epochs=2")
+    cached = run_tiny(*method, "training.cache=on", out="cached")
+    run = run_tiny(*method, "training.cache=off", out="run")
+    assert cached.of("cache")
+    for name, tensor in cached.state.tensors.items():  # stored states come from batches of other shapes
+        torch.testing.assert_close(tensor, run.state.tensors[name], rtol=1e-3, atol=1e-5)
+
+
+def test_a_mean_over_those_who_send_is_the_mean_when_all_do() -> None:
+    generator = torch.Generator().manual_seed(3)
+    updates = [
+        Update({name: torch.randn(4, generator=generator) for name in "ab"}, weight=float(weight))
+        for weight in (1, 2, 3)
+    ]
+    masked, plain = StreamingMean(), StreamingMean()
+    for update in updates:
+        masked.add(update)
+        plain.add(update)
+    masked.add(Update({"a": torch.ones(4)}, weight=2.0))
+    one, other = masked.finish(), plain.finish()
+    assert torch.equal(one.tensors["b"], other.tensors["b"])
+    assert one.counts == {"a": 4, "b": 3} and other.counts == {"a": 3, "b": 3}
+    expected = sum(update.weight * update.tensors["a"] for update in updates) + 2.0 * torch.ones(4)
+    torch.testing.assert_close(one.tensors["a"], expected / 8.0)
+
+
+@pytest.mark.parametrize("adapter", [LORA, BOTTLENECK, "adapter={kind: prefix, tokens: 3}"])
+def test_only_the_adapter_and_the_head_travel(run_tiny: RunTiny, adapter: str) -> None:
+    run = run_tiny("method={name: fedavg}", adapter, "federation.rounds=1")
+    assert all(
+        any(part in name for part in ("lora_", "bottleneck_", "prompt_encoder", "modules_to_save"))
+        for name in run.state.tensors
+    )
+    numbers = sum(tensor.numel() for tensor in run.state.tensors.values())
+    assert run.summary["trainable_parameters"] == numbers
+    sent = run.summary["communication"]["bytes_up_per_client_round"]
+    assert 4 * numbers <= sent <= 4 * numbers + 20_000  # and the names
+    # The whole is the model without its adapter.
+    config = run.folder / "model"
+    assert not (config / "model.safetensors").exists()
+    assert (config / "adapter_model.safetensors").is_file()
+
+
+def test_what_was_learnt_is_the_model_that_is_saved(run_tiny: RunTiny, tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    from fedstrata.engine.results.result import open_result
+
+    run = run_tiny("method={name: fedlora}", LORA, "federation.rounds=1")
+    opened = open_result(run.folder)
+    values = opened.model.snapshot(opened.model.layout.all)
+    assert_same_tensors(values, run.state.tensors)
+    base = opened.model.module.get_base_model()  # type: ignore[operator]
+    assert isinstance(base, torch.nn.Module)
+    plain = AutoModelForTokenClassification.from_config(base.config)
+    loaded = PeftModel.from_pretrained(plain, run.folder / "model")
+    learnt = {
+        name: value for name, value in loaded.named_parameters() if ".default." in name and "lora" in name
+    }
+    for name, value in learnt.items():
+        assert torch.equal(value, run.state.tensors[name])

@@ -1,0 +1,139 @@
+"""Devices of several ranks, and adapters that grow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support import Finished, RunTiny
+
+from fedstrata.adapters.rank import cut, pad, product_norm, rank_axis, written
+from fedstrata.core.errors import ConfigurationError
+
+LORA = "adapter={kind: lora, rank: 4}"
+BOTTLENECK = "adapter={kind: bottleneck, width: 24}"
+
+
+def states(run: Finished) -> list[dict[str, Any]]:
+    return [event["state"] for event in run.of("round")]
+
+
+def lora(rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "x.lora_A.default.weight": torch.randn(rank, 5, generator=generator),
+        "x.lora_B.default.weight": torch.randn(6, rank, generator=generator),
+        "y.lora_A.default.weight": torch.randn(rank, 3, generator=generator),
+        "y.lora_B.default.weight": torch.randn(3, rank, generator=generator),
+        "head.modules_to_save.default.weight": torch.randn(2, 6, generator=generator),
+    }
+
+
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(0, 99))
+def test_cutting_and_padding_keep_the_first_ranks(rank: int, kept: int, seed: int) -> None:
+    whole = lora(rank, seed)
+    part = cut(whole, kept)
+    kept = min(rank, kept)
+    for name, tensor in pad(part, whole).items():
+        axis = rank_axis(name, tensor)
+        assert tensor.shape == whole[name].shape
+        if axis is None:
+            assert torch.equal(tensor, whole[name])
+            continue
+        assert part[name].shape[axis] == kept
+        assert torch.equal(tensor.narrow(axis, 0, kept), whole[name].narrow(axis, 0, kept))
+        assert not tensor.narrow(axis, kept, rank - kept).any()
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in written(whole, part).items())
+
+
+@given(st.integers(1, 6), st.integers(0, 99))
+def test_the_norm_of_the_products_needs_no_products(rank: int, seed: int) -> None:
+    own = lora(rank, seed)
+    naive = sum(
+        float((own[f"{layer}.lora_B.default.weight"] @ own[f"{layer}.lora_A.default.weight"]).square().sum())
+        for layer in "xy"
+    )
+    assert product_norm(own) == pytest.approx(naive**0.5, rel=1e-4)
+
+
+def test_each_device_sends_at_its_own_rank(run_tiny: RunTiny) -> None:
+    run = run_tiny("method={name: hetlora, ranks: [1, 2, 4]}", LORA, "seed=3", "federation.rounds=2")
+    first, second = states(run)
+    assert first["ranks"] == second["ranks"]  # drawn once
+    up = {client: facts["bytes_up"] for client, facts in run.of("round")[0]["exchanges"].items()}
+    ordered = sorted(up, key=lambda client: first["ranks"][client])
+    sizes = [up[client] for client in ordered]
+    assert sizes == sorted(sizes)
+    assert len(set(sizes)) == len(set(first["ranks"].values()))
+
+
+def test_a_rank_beyond_the_adapter_s_is_refused(run_tiny: RunTiny) -> None:
+    with pytest.raises(ConfigurationError, match=r"method\.ranks: must be at most adapter\.rank, 4, not 16"):
+        run_tiny("method={name: hetlora, ranks: [2, 16]}", LORA)
+
+
+def test_ranks_that_a_round_lacks_stay_as_they_were(run_tiny: RunTiny) -> None:
+    """As zeros they could never train again: each factor's gradient is a multiple of the other."""
+    sampled = ("federation.rounds=8", "federation.sample=0.34")
+    run = run_tiny("method={name: hetlora, ranks: [1, 4]}", LORA, *sampled)
+    seen = [set(state["ranks"].values()) for state in states(run)]
+    assert {1} in seen and {4} in seen  # some rounds have the one, some the other
+    for name, tensor in run.state.tensors.items():
+        if "lora_A" in name:
+            assert tensor[1:].any()
+
+
+def test_ranks_whose_norms_fall_are_given_up(run_tiny: RunTiny) -> None:
+    method = "method={name: hetlora, ranks: [4], prune: {keep: 0.75, penalty: 1000.0}}"
+    run = run_tiny(method, LORA, "federation.rounds=3", "training.learning_rate=0.02")
+    ranks = [state["ranks"].values() for state in states(run)]
+    assert set(ranks[0]) == {4}  # at the start B is zero, and no norm can fall
+    assert max(ranks[-1]) < 4
+
+
+def test_adapters_grow_from_the_top_as_far_as_it_pays(run_tiny: RunTiny) -> None:
+    run = run_tiny("method={name: fedadaopt}", BOTTLENECK, "federation.rounds=5")
+    before = (0, 8)
+    for state in states(run):
+        depth, width = state["depth"], state["width"]
+        assert (depth - before[0], width - before[1]) in [(0, 0), (1, 0), (0, 8)]
+        assert f"{depth} deep, {width} wide" in state["tried"]
+        assert state["tried"][f"{depth} deep, {width} wide"] == max(state["tried"].values())
+        before = (depth, width)
+    depth, width = before
+    for block in range(3):
+        ups = [
+            tensor
+            for name, tensor in run.state.tensors.items()
+            if f".layers.{block}." in name and "bottleneck_up" in name and name.endswith("weight")
+        ]
+        assert all(bool(up[:, :width].any()) == (block >= 3 - depth) for up in ups)
+        assert not any(up[:, width:].any() for up in ups)
+
+
+def test_a_first_size_beyond_the_adapter_s_is_refused(run_tiny: RunTiny) -> None:
+    with pytest.raises(ConfigurationError, match=r"must be at most adapter\.width, 24, not 32"):
+        run_tiny("method={name: fedadaopt, width: 32}", BOTTLENECK)
+    with pytest.raises(ConfigurationError, match=r"method\.depth: must be at most 3"):
+        run_tiny("method={name: fedadaopt, depth: 4}", BOTTLENECK)
+
+
+def test_growth_needs_clients_and_validation_documents(run_tiny: RunTiny) -> None:
+    with pytest.raises(ConfigurationError, match="tries 3 configurations"):
+        run_tiny("method={name: fedadaopt}", BOTTLENECK, "federation.sample=0.67")
+    with pytest.raises(ConfigurationError, match="scores on validation documents"):
+        run_tiny(
+            "method={name: fedadaopt}", BOTTLENECK, "data.split={train: 0.8, validation: 0.0, test: 0.2}"
+        )
+
+
+def test_growth_ends_at_the_model_and_the_adapter(run_tiny: RunTiny) -> None:
+    method = "method={name: fedadaopt, depth: 3, width: 24}"
+    run = run_tiny(method, BOTTLENECK, out="grown")
+    plain = run_tiny("method={name: fedadapter}", BOTTLENECK, out="plain")
+    assert all((state["depth"], state["width"]) == (3, 24) for state in states(run))
+    for name, tensor in plain.state.tensors.items():
+        assert torch.equal(tensor, run.state.tensors[name])

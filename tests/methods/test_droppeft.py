@@ -1,0 +1,190 @@
+"""DropPEFT on real tiny runs: which blocks travel, are merged and stay, and what the bandit is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support import TINY, Finished, RunTiny
+
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.sources import read_source
+from fedstrata.engine.checkpoint import ClientStore
+from fedstrata.engine.setup import prepare
+
+LORA = "adapter={kind: lora, rank: 2}"
+PERSONAL = "method={name: droppeft, rates: 0.4, shared_blocks: 2}"
+
+
+def states(run: Finished) -> list[dict[str, Any]]:
+    return [event["state"] for event in run.of("round")]
+
+
+def block_names(run: Finished, block: int) -> list[str]:
+    return [name for name in run.state.tensors if f".layers.{block}." in name]
+
+
+def store(run: Finished, client: str) -> ClientStore:
+    return ClientStore(run.folder / "clients" / client, run.summary["rounds"])
+
+
+def test_a_device_sends_its_least_important_blocks_and_keeps_the_others(run_tiny: RunTiny) -> None:
+    run = run_tiny(PERSONAL, LORA, "federation.rounds=1")
+    shares = run.state.values["_shares"]
+    for client, shared in shares.items():
+        message = store(run, client).read()
+        importance = message.values["importance"]
+        assert shared == sorted(sorted(range(3), key=lambda block: (importance[block], block))[:2])
+        (personal,) = set(range(3)) - set(shared)
+        assert set(message.tensors) == set(block_names(run, personal))
+    (state,) = states(run)
+    assert state["shared_by"] == [sum(block in own for own in shares.values()) for block in range(3)]
+
+
+def test_a_block_that_fewer_than_two_devices_send_stays_as_it_was(run_tiny: RunTiny) -> None:
+    run = run_tiny("method={name: droppeft, rates: 0.0, shared_blocks: 1}", LORA, "federation.rounds=1")
+    model = prepare(read_source(None, [*TINY, "method={name: droppeft}", LORA])).model
+    before = model.snapshot(model.layout.all)
+    (state,) = states(run)
+    for block, count in enumerate(state["shared_by"]):
+        same = all(torch.equal(before[name], run.state.tensors[name]) for name in block_names(run, block))
+        assert same == (count < 2)
+    assert all(
+        not torch.equal(before[name], run.state.tensors[name])
+        for name in run.state.tensors
+        if "score" in name
+    )
+
+
+def test_a_device_downloads_everything_once_and_then_what_it_shares(run_tiny: RunTiny) -> None:
+    run = run_tiny(PERSONAL, LORA, "federation.rounds=3")
+    numbers = [sum(run.state.tensors[name].numel() for name in block_names(run, block)) for block in range(3)]
+    assert len(set(numbers)) == 1
+    one_block = 4 * numbers[0]
+    downs = [[client["bytes_down"] for client in event["exchanges"].values()] for event in run.of("round")]
+    for first, later in zip(downs[0], downs[1], strict=True):
+        assert one_block < first - later < 2 * one_block  # the names take room too
+    assert downs[1] == downs[2]
+
+
+def test_a_device_s_model_is_the_global_one_under_its_personal_blocks(run_tiny: RunTiny) -> None:
+    """The personal blocks of the last round are in the saved models, whatever the server has of them."""
+    from fedstrata.engine.results.result import open_result
+
+    run = run_tiny(PERSONAL, LORA)
+    for client in run.state.values["_shares"]:
+        own = store(run, client).read().tensors
+        model = open_result(run.folder, client=client).model
+        for name, value in model.snapshot(model.layout.all).items():
+            expected = own[name] if name in own else run.state.tensors[name]
+            assert torch.equal(value, expected)
+            if name in own:
+                assert not torch.equal(value, run.state.tensors[name])
+
+
+def test_the_bandit_learns_from_what_devices_gain(run_tiny: RunTiny) -> None:
+    run = run_tiny("method={name: droppeft}", LORA, "federation.rounds=3")
+    rates = [rate for state in states(run) for rate in state["rates"].values()]
+    assert len(set(rates)) == len(rates) == 9  # every rate once before any again
+    rewards = run.state.values["_bandits"][""]["rewards"]
+    told = [
+        [number, state["rates"][client], reward]
+        for number, state in enumerate(states(run), start=1)
+        for client, reward in state["rewards"].items()
+    ]
+    assert sorted(rewards) == sorted(told) and len(told) == 9
+
+
+def test_a_bandit_of_each_device_knows_its_own_rewards(run_tiny: RunTiny) -> None:
+    run = run_tiny("method={name: droppeft, bandit_of: device}", LORA)
+    bandits = run.state.values["_bandits"]
+    assert sorted(bandits) == sorted(run.state.values["_shares"])
+    assert all(len(bandit["rewards"]) == 2 for bandit in bandits.values())
+
+
+def test_skipping_blocks_changes_what_is_learnt(run_tiny: RunTiny) -> None:
+    none, some = (
+        run_tiny(
+            f"method={{name: droppeft, rates: {rate}, shared_blocks: 1.0}}",
+            LORA,
+            "federation.rounds=1",
+            out=str(rate),
+        )
+        for rate in (0.0, 0.6)
+    )
+    assert any(
+        not torch.equal(none.state.tensors[name], some.state.tensors[name]) for name in none.state.tensors
+    )
+
+
+BERT = (
+    "model.config={model_type: bert, hidden_size: 32, intermediate_size: 48, num_hidden_layers: 3, "
+    "num_attention_heads: 4, hidden_dropout_prob: 0.1, attention_probs_dropout_prob: 0.1}",
+    LORA,
+    "federation.evaluate_every=2",
+)
+
+
+def test_a_client_s_result_does_not_depend_on_who_ran_before_it(run_tiny: RunTiny) -> None:
+    """With dropout, whatever mode the model was left in: after scoring, after another client."""
+    plain = run_tiny("method={name: fedlora}", *BERT, out="plain")
+    dropped = run_tiny("method={name: droppeft, rates: 0.0, shared_blocks: 1.0}", *BERT, out="dropped")
+    for name, tensor in plain.state.tensors.items():
+        assert torch.equal(tensor, dropped.state.tensors[name])
+
+
+def test_a_corrupt_device_distorts_what_it_sends_and_not_what_it_keeps(run_tiny: RunTiny) -> None:
+    common = (PERSONAL, LORA, "federation.rounds=1")
+    corrupt = "federation.corrupt={share: 0.9, kind: scale, strength: 50.0}"
+    honest, scaled = run_tiny(*common, out="honest"), run_tiny(*common, corrupt, out="scaled")
+    for client in honest.state.values["_shares"]:
+        one, other = store(honest, client).read().tensors, store(scaled, client).read().tensors
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    learnt = honest.state.tensors
+    assert any(not torch.equal(learnt[name], scaled.state.tensors[name]) for name in learnt)
+
+
+def test_checkpointing_asks_for_no_gradient_below_the_adapters(run_tiny: RunTiny) -> None:
+    from fedstrata.models.blocks import block_modules
+    from fedstrata.tasks.windows import run_model
+
+    source = read_source(None, [*TINY, "method={name: fedlora}", LORA, "training.checkpointing=true"])
+    model = prepare(source).model
+    model.train_only(model.layout.blocks[2])
+    model.module.train()
+    asked: list[bool] = []
+    first = block_modules(model.module, model.layout)[0]
+    first.register_forward_pre_hook(lambda module, inputs: asked.append(inputs[0].requires_grad))
+    ids = torch.arange(4, 13).view(1, 9)
+    run_model(model.module, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}).sum().backward()
+    assert asked and not any(asked)
+
+
+def test_checkpointing_changes_nothing(run_tiny: RunTiny) -> None:
+    method = ("method={name: droppeft, rates: 0.5, shared_blocks: 1.0}", LORA)
+    plain = run_tiny(*method, out="plain")
+    again = run_tiny(*method, "training.checkpointing=true", out="again")
+    for name, tensor in plain.state.tensors.items():
+        torch.testing.assert_close(tensor, again.state.tensors[name], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "path", "part"),
+    [
+        (["method={name: droppeft, shared_blocks: 4}"], "method.shared_blocks", "less than 3"),
+        (["method={name: droppeft, shared_blocks: 3}"], "method.shared_blocks", "1.0 shares all"),
+        (
+            ["method={name: droppeft, rates: 0.3, bandit_of: device}"],
+            "method",
+            "no meaning with a fixed rate",
+        ),
+        (["method={name: droppeft}", "adapter={kind: prefix}"], "adapter.kind", "lora or bottleneck"),
+        (["method={name: droppeft, rates: 0.99}"], "method.rates", ""),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(overrides: list[str], path: str, part: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        prepare(read_source(None, [*TINY, *overrides]))
+    assert any(problem.path.startswith(path) and part in problem.message for problem in caught.value.problems)

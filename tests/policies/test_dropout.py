@@ -1,0 +1,81 @@
+"""Rates over the depth of a model, and the blocks that are drawn by them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedstrata.core.seeding import Seed
+from fedstrata.policies.dropout import CAP, LayerDropout, block_rates, least_important
+
+DISTRIBUTIONS = ("incremental", "uniform", "decremental")
+
+
+@given(mean=st.floats(0.0, CAP), blocks=st.integers(1, 80), distribution=st.sampled_from(DISTRIBUTIONS))
+def test_rates_have_the_mean_that_was_asked_for_and_never_exceed_the_cap(
+    mean: float, blocks: int, distribution: str
+) -> None:
+    rates = block_rates(mean, blocks, distribution)  # type: ignore[arg-type]
+    assert len(rates) == blocks
+    assert np.mean(rates) == pytest.approx(mean, abs=1e-9)
+    assert min(rates) >= 0.0 and max(rates) <= CAP + 1e-9
+    steps = np.diff(rates)
+    assert (steps >= -1e-9).all() if distribution != "decremental" else (steps <= 1e-9).all()
+
+
+def test_rates_are_linear_in_the_depth_while_no_cap_is_in_the_way() -> None:
+    assert block_rates(0.4, 5) == pytest.approx((0.0, 0.2, 0.4, 0.6, 0.8))
+    assert block_rates(0.7, 3, "decremental") == pytest.approx((0.95, 0.725, 0.425))  # 1, .7, .4 with the cap
+
+
+@pytest.mark.parametrize("mean", [-0.1, 0.96, float("nan")])
+def test_a_mean_that_no_rates_have_is_refused(mean: float) -> None:
+    with pytest.raises(ValueError, match=r"between 0 and 0\.95"):
+        block_rates(mean, 4)
+
+
+@given(rates=st.lists(st.floats(0.0, 1.0), min_size=1, max_size=12), seed=st.integers(0, 2**32))
+def test_at_least_one_block_runs(rates: list[float], seed: int) -> None:
+    dropout = LayerDropout(rates, Seed(seed))
+    for _ in range(20):
+        skipped = dropout.draw()
+        assert len(skipped) < len(rates)
+        assert all(rates[block] > 0 for block in skipped)
+
+
+def test_blocks_are_skipped_as_often_as_their_rates_say() -> None:
+    rates = block_rates(0.5, 8)
+    dropout = LayerDropout(rates, Seed(0))
+    draws = 4000
+    counts = np.bincount([block for _ in range(draws) for block in dropout.draw()], minlength=8) / draws
+    assert counts == pytest.approx(rates, abs=0.03)
+
+
+def test_draws_depend_on_the_seed_alone() -> None:
+    one, same, other = (LayerDropout([0.5] * 6, Seed(0).child("client", name)) for name in ("a", "a", "b"))
+    first = [one.draw() for _ in range(10)]
+    assert first == [same.draw() for _ in range(10)]
+    assert first != [other.draw() for _ in range(10)]
+
+
+@given(
+    st.lists(st.lists(st.one_of(st.none(), st.floats(0, 100)), min_size=3, max_size=3), min_size=1),
+    st.lists(st.floats(0, 100), min_size=3, max_size=3),
+)
+def test_importance_is_the_mean_over_the_steps_in_which_a_block_ran(
+    steps: list[list[float | None]], before: list[float]
+) -> None:
+    dropout = LayerDropout([0.5] * 3, Seed(0))
+    for norms in steps:
+        dropout.observe(norms)
+    for block, value in enumerate(dropout.importance(before)):
+        ran = [norms[block] for norms in steps if norms[block] is not None]
+        assert value == pytest.approx(np.mean(ran) if ran else before[block])
+
+
+def test_the_least_important_blocks_are_those_with_small_gradients() -> None:
+    assert least_important([0.5, 0.1, 0.9, 0.1], 2) == [1, 3]
+    assert least_important([0.5, 0.1, 0.9, 0.1], 3) == [0, 1, 3]
+    assert least_important([0.0, 0.0], 1) == [0]
