@@ -32,7 +32,7 @@ from fedstrata.core.settings import Count, Fraction
 from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Update
 from fedstrata.policies.bandit import Bandit, BanditSettings, Rate
 from fedstrata.policies.dropout import Distribution, LayerDropout, block_rates, least_important
-from fedstrata.policies.share import block_count
+from fedstrata.policies.share import block_count, keeps_some
 from fedstrata.train.local import fit
 
 if TYPE_CHECKING:
@@ -90,8 +90,7 @@ class DropPEFT:
     @property
     def personal(self) -> bool:
         """Whether devices keep blocks of their own."""
-        shared = self.settings.shared_blocks
-        return isinstance(shared, int) or shared < 1.0  # the count 1 is no share
+        return keeps_some(self.settings.shared_blocks)
 
     @property
     def validates(self) -> bool:

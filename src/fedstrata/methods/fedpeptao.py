@@ -25,7 +25,7 @@ from fedstrata.aggregate.changes import add
 from fedstrata.core.config import MethodSettings
 from fedstrata.core.settings import Count, Fraction, Positive
 from fedstrata.core.types import JSON, Plan, State, Update
-from fedstrata.policies.share import block_count
+from fedstrata.policies.share import block_count, keeps_some
 from fedstrata.train.local import train_and_send
 from fedstrata.train.probe import mean_gradient_norms
 
@@ -68,8 +68,7 @@ class FedPepTAO:
     @property
     def personal(self) -> bool:
         """Whether devices keep blocks of their own."""
-        shared = self.settings.shared_blocks
-        return isinstance(shared, int) or shared < 1.0  # the count 1 is no share
+        return keeps_some(self.settings.shared_blocks)
 
     def trainable(self, layout: Layout) -> tuple[str, ...]:
         """The prefix and the head.

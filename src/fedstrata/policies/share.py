@@ -11,6 +11,16 @@ if TYPE_CHECKING:
     from fedstrata.core.method import Layout
 
 
+def keeps_some(shared: int | float) -> bool:
+    """Whether blocks stay personal when so many are shared; a count, also 1, is never all of them.
+
+    Example:
+        >>> keeps_some(1), keeps_some(0.5), keeps_some(1.0)
+        (True, True, False)
+    """
+    return isinstance(shared, int) or shared < 1.0
+
+
 def block_count(shared: int | float, layout: Layout) -> int:
     """Returns k, how many blocks a client shares.
 
