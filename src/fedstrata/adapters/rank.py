@@ -23,6 +23,12 @@ def rank_axis(name: str, tensor: Tensor) -> int | None:
     return axis if axis is not None and axis < tensor.ndim else None
 
 
+def largest_rank(tensors: Mapping[str, Tensor]) -> int:
+    """Returns the largest rank (or width) of any adapter among these parameters."""
+    axes = ((tensor, rank_axis(name, tensor)) for name, tensor in tensors.items())
+    return max(tensor.shape[axis] for tensor, axis in axes if axis is not None)
+
+
 def cut(tensors: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
     """Returns the first ranks of every adapter; what has no rank as it is. No copy: views.
 
@@ -45,8 +51,13 @@ def pad(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, 
         tensors: By parameter name, cut.
         like: The same parameters in their whole size.
     """
-    zeros = {name: torch.zeros(like[name].shape, dtype=tensor.dtype) for name, tensor in tensors.items()}
-    return written(zeros, tensors)
+    whole = {
+        name: tensor
+        if tensor.shape == like[name].shape
+        else torch.zeros(like[name].shape, dtype=tensor.dtype)
+        for name, tensor in tensors.items()
+    }
+    return written(whole, tensors)
 
 
 def written(whole: Mapping[str, Tensor], part: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -51,6 +51,4 @@ class PrefixSettings(Settings):
     tokens: Count = Field(default=20, description="How many of them, in each block.")
 
 
-AdapterSettings: TypeAlias = Annotated[
-    LoraSettings | BottleneckSettings | PrefixSettings, Field(discriminator="kind")
-]
+AdapterSettings: TypeAlias = LoraSettings | BottleneckSettings | PrefixSettings

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from fedstrata.core.adapter_settings import BottleneckSettings, LoraSettings, PrefixSettings
+from fedstrata.core.adapter_settings import AdapterSettings
 from fedstrata.core.devices import DeviceSettings
 from fedstrata.core.federation import FederationSettings
 from fedstrata.core.model_settings import ModelSettings, TrainedTokenizer
@@ -317,7 +317,7 @@ class RunSettings(Settings):
     data: DataSettings = DataSettings()
     partition: PartitionSettings = PartitionSettings()
     model: ModelSettings = ModelSettings()
-    adapter: LoraSettings | BottleneckSettings | PrefixSettings | None = Field(
+    adapter: AdapterSettings | None = Field(
         default=None,
         discriminator="kind",
         description="Small modules that train in place of the model: {kind: lora}, bottleneck or prefix. "

@@ -32,7 +32,7 @@ from fedstrata.core.settings import Count, Fraction
 from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Update
 from fedstrata.policies.bandit import Bandit, BanditSettings, Rate
 from fedstrata.policies.dropout import Distribution, LayerDropout, block_rates, least_important
-from fedstrata.policies.share import block_count, keeps_some
+from fedstrata.policies.share import block_count, keeps_some, names_outside
 from fedstrata.train.local import fit
 
 if TYPE_CHECKING:
@@ -154,8 +154,7 @@ class DropPEFT:
 
         def kept() -> list[str]:
             """Returns the names of the blocks that stay, which is known once the training is over."""
-            shared = least_important(dropout.importance(known), k)
-            return [name for b, names in enumerate(layout.blocks) if b not in shared for name in names]
+            return names_outside(layout.blocks, least_important(dropout.importance(known), k))
 
         result = fit(client, layout.all, rng, private=kept, dropout=dropout)
         importance, own = dropout.importance(known), set(kept())
@@ -174,7 +173,7 @@ class DropPEFT:
         """Returns what a device downloads: all but its personal blocks."""
         if shared is None or not self.personal:
             return state.tensors
-        own = {name for b, names in enumerate(self._blocks(state)) if b not in shared for name in names}
+        own = set(names_outside(self._blocks(state), shared))
         return {name: tensor for name, tensor in state.tensors.items() if name not in own}
 
     def _merged(self, state: State, mean: MeanResult) -> dict[str, Any]:

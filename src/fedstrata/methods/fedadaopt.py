@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field
 
-from fedstrata.adapters.rank import cut, pad, rank_axis, written
+from fedstrata.adapters.rank import cut, largest_rank, pad, written
 from fedstrata.aggregate.mean import StreamingMean
 from fedstrata.core.config import MethodSettings
 from fedstrata.core.errors import ConfigurationError, Problem
@@ -80,10 +80,9 @@ class FedAdaOPT:
     def start(self, model: Model) -> State:
         """All adapters, which change nothing yet, and the head."""
         tensors = model.snapshot(model.layout.all)
-        widths = [tensors[name].shape[axis] for name, axis in _ranked(tensors)]
         values: dict[str, Any] = {
             "_blocks": [list(names) for names in model.layout.blocks],
-            "_widest": max(widths),
+            "_widest": largest_rank(tensors),
             "depth": self.settings.depth,
             "width": self.settings.width,
         }
@@ -154,8 +153,3 @@ class FedAdaOPT:
 
     def _blocks(self, state: State) -> list[list[str]]:
         return cast("list[list[str]]", state.values["_blocks"])
-
-
-def _ranked(tensors: dict[str, Tensor]) -> list[tuple[str, int]]:
-    """Returns the parameters that have a width, with its axis."""
-    return [(name, axis) for name, tensor in tensors.items() if (axis := rank_axis(name, tensor)) is not None]

@@ -25,7 +25,7 @@ from fedstrata.aggregate.changes import add
 from fedstrata.core.config import MethodSettings
 from fedstrata.core.settings import Count, Fraction, Positive
 from fedstrata.core.types import JSON, Plan, State, Update
-from fedstrata.policies.share import block_count, keeps_some
+from fedstrata.policies.share import block_count, keeps_some, names_outside
 from fedstrata.train.local import train_and_send
 from fedstrata.train.probe import mean_gradient_norms
 
@@ -107,7 +107,7 @@ class FedPepTAO:
         """Trains the whole prefix and the head; the blocks that are not shared go to the store."""
         layout = client.model.layout
         shared = set(cast("list[int]", plan.values["shared"]))
-        private = [name for block, names in enumerate(layout.blocks) if block not in shared for name in names]
+        private = names_outside(layout.blocks, shared)
         return train_and_send(plan, client, rng, trainable=layout.all, private=private)
 
     def probe(self, plan: Plan, client: Client, rng: Seed) -> Update:
@@ -121,6 +121,6 @@ class FedPepTAO:
         k = cast("int", state.values["_k"])
         shared = sorted(sorted(range(len(norms)), key=lambda block: (-norms[block], block))[:k])
         blocks = cast("list[list[str]]", state.values["_blocks"])
-        own = {name for block, names in enumerate(blocks) if block not in shared for name in names}
+        own = set(names_outside(blocks, shared))
         kept = {name: tensor for name, tensor in state.tensors.items() if name not in own}
         return State(kept, {**state.values, "shared_blocks": list[JSON](shared), NORMS: norms})

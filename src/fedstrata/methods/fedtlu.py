@@ -46,6 +46,7 @@ from fedstrata.policies.select import (
     scored_tensors,
     tied_head,
 )
+from fedstrata.policies.share import names_outside
 from fedstrata.train.local import fit
 
 if TYPE_CHECKING:
@@ -247,7 +248,7 @@ class FedTLU:
             kept = random_blocks(groups, values["portion"], rng.child("blocks").numpy())
         elif update == "last":
             kept = []
-        left_out = {name for index, block in enumerate(blocks) if index not in kept for name in block}
+        left_out = set(names_outside(blocks, kept))
         merged: list[str] = values.get("_last", [name for name in state.tensors if name not in left_out])
         return values | {"merged_blocks": kept}, merged
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field
 
-from fedstrata.adapters.rank import cut, pad, product_norm, rank_axis, tails, written
+from fedstrata.adapters.rank import cut, largest_rank, pad, product_norm, tails, written
 from fedstrata.aggregate.mean import StreamingMean
 from fedstrata.core.config import MethodSettings
 from fedstrata.core.settings import Count, Positive, Settings
@@ -86,11 +86,7 @@ class HetLoRA:
     def start(self, model: Model) -> State:
         """The adapter at its largest rank, and the head."""
         tensors = model.snapshot(model.layout.all)
-        largest = max(
-            tensor.shape[axis]
-            for name, tensor in tensors.items()
-            if (axis := rank_axis(name, tensor)) is not None
-        )
+        largest = largest_rank(tensors)
         ranks = self.settings.ranks or sorted({max(1, largest // 4), max(1, largest // 2), largest})
         values: dict[str, Any] = {"_choice": list(ranks), "_ranks": {}}
         return State(tensors, values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from fedstrata.core.errors import ConfigurationError, Problem
@@ -37,6 +38,16 @@ def block_count(shared: int | float, layout: Layout) -> int:
         message = f"must be less than {blocks}, the number of blocks of the model, not {k}; 1.0 shares all"
         raise ConfigurationError([Problem("method.shared_blocks", message)])
     return k
+
+
+def names_outside(blocks: Sequence[Sequence[str]], chosen: Collection[int]) -> list[str]:
+    """Returns the parameter names of all blocks but the chosen ones, in order.
+
+    Example:
+        >>> names_outside([["a"], ["b", "c"], ["d"]], [0, 2])
+        ['b', 'c']
+    """
+    return [name for block, names in enumerate(blocks) if block not in chosen for name in names]
 
 
 def personal_top(layout: Layout, blocks: int, *, setting: str) -> tuple[str, ...]:
