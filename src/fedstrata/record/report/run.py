@@ -39,6 +39,7 @@ def run_page(history: History) -> str:
     clients = client_scores(scores.get("clients") or {}, metric)
     parts = time_parts(history)
     total = sum(parts.values())
+    ends = extremes(clients, falling=falls(history.start, metric))
     everything = scores.get("global") or scores.get("mean_client") or {}
     return render(
         "run.html",
@@ -53,7 +54,8 @@ def run_page(history: History) -> str:
         by_label=score_tables(everything) if any("/" in name for name in everything) else [],
         training=[name for name, counts in history.start["clients"].items() if counts["train"]],
         lost=lost_clients(history.losses),
-        extremes=extremes(clients, falling=falls(history.start, metric)),
+        extremes=ends,
+        named=_named(scores, ends),
         falling=falls(history.start, metric),
         rounds=round_rows(history.rounds, metric),
         groups=_group_rows(history),
@@ -74,6 +76,12 @@ def _latest_scores(history: History) -> tuple[Mapping[str, Any], str]:
     if not scored:
         return {}, ""
     return scored[-1], f"validation split after round {scored[-1]['round']}"
+
+
+def _named(scores: Mapping[str, Any], ends: Sequence[str] | None) -> list[str]:
+    """Returns the clients that the first table has: all, or where they are too many the two ends."""
+    clients = list(scores.get("clients") or {})
+    return clients if len(clients) <= plots.SHOWN else list(ends or ())
 
 
 def _documents(clients: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
