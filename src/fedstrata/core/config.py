@@ -19,15 +19,18 @@ from fedstrata.core.model_settings import ModelSettings, TrainedTokenizer
 from fedstrata.core.settings import Count, Fraction, NotNegative, Positive, Settings
 from fedstrata.core.task_settings import (
     ClassifySettings,
+    ExtractSettings,
     LmSettings,
     NerSettings,
     TaskSettings,
+    TemplateFiles,
     WindowSettings,
 )
 
 __all__ = [
     "ClassifySettings",
     "Count",
+    "ExtractSettings",
     "FederationSettings",
     "Fraction",
     "LmSettings",
@@ -37,6 +40,7 @@ __all__ = [
     "Positive",
     "Settings",
     "TaskSettings",
+    "TemplateFiles",
     "TrainedTokenizer",
     "WindowSettings",
 ]  # besides what is defined here: what other modules take from here, though it lies beside it
@@ -323,7 +327,9 @@ class RunSettings(Settings):
         description="Small modules that train in place of the model: {kind: lora}, bottleneck or prefix. "
         "What the method works with if null.",
     )
-    task: NerSettings | ClassifySettings | LmSettings = Field(default=NerSettings(), discriminator="name")
+    task: NerSettings | ClassifySettings | LmSettings | ExtractSettings = Field(
+        default=NerSettings(), discriminator="name"
+    )
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "layer_skipping"})
     training: TrainingSettings = TrainingSettings()
     federation: FederationSettings = FederationSettings()

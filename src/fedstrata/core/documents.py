@@ -75,6 +75,7 @@ class Document:
         text: The text, exactly as the offsets count it; of a pair the first one.
         spans: Annotated mentions, sorted by `(start, end, label)`.
         relations: Relations between them.
+        lacks_relations: Whether nobody looked for relations in it: that it has none then says nothing.
         labels: Labels of the whole document, for example ICD-9 codes.
         site: The site (hospital) the document belongs to; empty if unknown.
         metadata: Further facts, for example `speciality`.
@@ -90,6 +91,7 @@ class Document:
     site: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
     text_pair: str | None = None
+    lacks_relations: bool = False
 
     @property
     def texts(self) -> tuple[str, ...]:

@@ -82,3 +82,52 @@ class LmSettings(TaskSettings):
     max_length: Annotated[int, Field(ge=8)] = Field(
         default=128, description="Tokens that a window predicts, each from those before it in the window."
     )
+
+
+class TemplateFiles(Settings):
+    """Instructions of one's own: each a path to a text file, or the text itself if it holds {input}."""
+
+    ner: str | None = Field(default=None, description="For mentions; with {input}, {types}, {definitions}.")
+    re: str | None = Field(
+        default=None, description="For modifiers; with {input}, {main}, {types}, {definitions}."
+    )
+
+
+class ExtractSettings(TaskSettings):
+    """Extraction by instruction: a causal language model writes mentions and modifiers into a sentence."""
+
+    name: Literal["extract"] = "extract"
+    max_length: Annotated[int, Field(ge=64)] = Field(
+        default=800, description="Tokens of an instruction with its answer; longer sentences are cut."
+    )
+    tasks: Annotated[list[Literal["ner", "re"]], Field(min_length=1)] = Field(
+        default=["ner", "re"], description="What is asked for: mentions (ner), modifiers of a mention (re)."
+    )
+    unit: Literal["sentence", "line"] = Field(default="sentence", description="What an instruction is about.")
+    templates: Literal["full", "short"] | TemplateFiles = Field(
+        default="full",
+        description="How it is asked: with task, markup guide and definitions; in a line, which suits small "
+        "models that are fine-tuned; or templates of one's own: {ner: PATH, re: PATH}.",
+    )
+    chat: Literal["auto", "never"] = Field(
+        default="auto", description="Whether the tokenizer's chat template is used where it has one."
+    )
+    loss_on: Literal["response", "full"] = Field(
+        default="response", description="Which tokens the loss is taken on: the answer's, or all."
+    )
+    mentions: Annotated[list[str], Field(min_length=1)] | Literal["auto"] = Field(
+        default="auto",
+        description="Mention types that are asked for; auto: those of the training documents that are not "
+        "only modifiers.",
+    )
+    modifiers: dict[str, list[str]] | Literal["auto"] = Field(
+        default="auto",
+        description="Modifier types that are asked for, by the mention type they modify; auto: those that "
+        "relations of the training documents have.",
+    )
+    definitions: dict[str, str] = Field(
+        default={}, description="What a type means, by its name; those of the paper's types are built in."
+    )
+    mentions_only: list[str] = Field(
+        default=[], description="Sites whose training documents serve for mentions only (uneven tasks)."
+    )

@@ -332,7 +332,10 @@ def device_of(settings: RunSettings) -> torch.device:
 def divide(settings: RunSettings) -> dict[str, Split]:
     """Reads, splits, then partitions among clients; held-out sites come last."""
     documents = read_documents(settings.data, seed := Seed(settings.seed))
-    if settings.task.name != "ner":  # a division by labels is then one by those of whole documents
+    if settings.task.name not in (
+        "ner",
+        "extract",
+    ):  # a division by labels is then one by those of whole documents
         documents = [replace(document, spans=(), relations=()) for document in documents]
     documents, held_out = hold_out(documents, settings.data.split)
     parts = split(documents, settings.data.split, seed.child("split"))

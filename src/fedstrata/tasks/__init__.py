@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedstrata.tasks.classify import DocumentClassification
+from fedstrata.tasks.extract import Extraction
 from fedstrata.tasks.lm import LanguageModelling
 from fedstrata.tasks.ner import NamedEntityRecognition
 
@@ -15,5 +16,6 @@ TASKS: dict[str, type[Task]] = {
     "ner": NamedEntityRecognition,
     "classify": DocumentClassification,
     "lm": LanguageModelling,
+    "extract": Extraction,
 }
 """Every task by its name in a configuration."""

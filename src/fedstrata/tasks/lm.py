@@ -161,13 +161,13 @@ class LanguageModelling:
 
     def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Returns the sum of the cross entropies of all predicted tokens, float32, and their number."""
-        parts = _cross_entropies(run_model(module, batch), batch["labels"])
+        parts = cross_entropies(run_model(module, batch), batch["labels"])
         return torch.stack([part.sum() for part in parts]).sum(), (batch["labels"] != IGNORED).sum()
 
     def predict(self, module: nn.Module, batch: Mapping[str, Tensor]) -> list[np.ndarray]:
         """Returns the negative log likelihood of each predicted token of each window, (tokens,) float32."""
         with torch.no_grad():
-            parts = list(_cross_entropies(run_model(module, batch), batch["labels"]))
+            parts = list(cross_entropies(run_model(module, batch), batch["labels"]))
             rows = torch.cat(parts).view(batch["labels"].shape).cpu().numpy()
         lengths = batch["attention_mask"].sum(dim=1).tolist()
         return [row[:length] for row, length in zip(rows, lengths, strict=True)]
@@ -218,15 +218,19 @@ class LanguageModelling:
         return replace(self.known(document), metadata={**document.metadata, **figures})
 
 
-def end_id(tokenizer: Any) -> int:
+def end_id(tokenizer: Any, task: str = "lm") -> int:
     """Returns the id of the token that ends a text: the end-of-sequence token or, as in BERT, the separator.
+
+    Args:
+        tokenizer: The tokenizer.
+        task: The name of the task that needs it.
 
     Raises:
         ConfigurationError: The tokenizer has neither.
     """
     end = separator_id(tokenizer)
     if end is None:
-        message = "task lm needs a tokenizer with an end-of-sequence token, which stands between two texts"
+        message = f"task {task} needs a tokenizer with an end-of-sequence token, which ends a text"
         raise ConfigurationError([Problem("model.tokenizer", message)])
     return end
 
@@ -267,7 +271,7 @@ def _windows(
         yield inputs[piece], targets[piece], owners[piece]
 
 
-def _cross_entropies(logits: Tensor, labels: Tensor) -> Iterator[Tensor]:
+def cross_entropies(logits: Tensor, labels: Tensor) -> Iterator[Tensor]:
     """Yields the cross entropies of a batch piece by piece, (tokens,) float32; 0 where a label is ignored.
 
     The logits of a large vocabulary are the largest tensor of a training step. They stay in the dtype in

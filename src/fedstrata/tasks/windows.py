@@ -191,8 +191,15 @@ def pad_ids(windows: Sequence[np.ndarray], pad_ids: Sequence[int]) -> dict[str, 
     return {"input_ids": torch.from_numpy(input_ids), "attention_mask": torch.from_numpy(attention_mask)}
 
 
-def run_model(module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    """Returns the model's logits for the windows of a batch, (windows, ...)."""
+def run_model(module: nn.Module, batch: Mapping[str, Tensor], *, logits_from: int = 0) -> Tensor:
+    """Returns the model's logits for the windows of a batch, (windows, ...).
+
+    Args:
+        module: The model.
+        batch: The windows.
+        logits_from: The first token whose logits are wanted of a causal language model; the layer that gives
+            those of a large vocabulary then runs for the others only.
+    """
     unwrap = getattr(module, "get_base_model", lambda: module)  # PEFT's wrapper hides the signature
     inner = unwrap()
     taken = inspect.signature(inner.forward).parameters
@@ -202,9 +209,11 @@ def run_model(module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     # GPT-2 takes types too, but as further words: only a model that was given some knows them (not RoBERTa).
     if "token_type_ids" in batch and "token_type_ids" in taken and _token_types(inner) > 1:
         further["token_type_ids"] = batch["token_type_ids"]
+    if spared := logits_from and "logits_to_keep" in taken:
+        further["logits_to_keep"] = batch["input_ids"].shape[1] - logits_from
     output = module(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], **further)
     logits: Tensor = output.logits
-    return logits
+    return logits if spared or not logits_from else logits[:, logits_from:]
 
 
 def _token_types(module: Any) -> int:

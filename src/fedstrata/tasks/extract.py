@@ -1,0 +1,343 @@
+"""Extraction by instruction: a causal language model repeats a sentence and marks mentions or modifiers.
+
+Source: Fed-MedLoRA (Li et al. 2025), section 5.1: NER and modifier relations as instruction and marked-up
+    answer, loss on the answer, greedy decoding.
+
+An example is one instruction about one sentence with its answer and the end token. Modifiers are asked for
+one mention at a time; while a run is scored the mentions are the annotated ones, as in the paper, and
+`fedstrata predict` asks for mentions first and then for the modifiers of those it found. Mentions and
+modifiers are scored by character offsets in their document: what markup cannot hold, or lies in another
+sentence than its mention, can never be found and counts as missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+
+from fedstrata.core.documents import Relation, Span
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.data.select import mention_types
+from fedstrata.metrics.relations import Triple, relation_scores, triples_of
+from fedstrata.metrics.spans import OVERALL, score_names, span_scores
+from fedstrata.tasks.corrupt import permuted, shuffled_windows
+from fedstrata.tasks.generate import generate
+from fedstrata.tasks.instruction_examples import Example, InstructionTokenizer, pad_examples
+from fedstrata.tasks.instructions import Instructions, questions, template_texts
+from fedstrata.tasks.lm import cross_entropies
+from fedstrata.tasks.markup import NO_FAULTS, Faults, read, unusable_types
+from fedstrata.tasks.windows import IGNORED, require_single_texts, run_model
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from fedstrata.core.config import ExtractSettings
+    from fedstrata.core.documents import Document
+    from fedstrata.core.seeding import Seed
+    from fedstrata.data.split import Split
+
+FAULTS: Mapping[str, str] = {
+    "broken_tags_left_out": "broken",
+    "unknown_types_left_out": "unknown",
+    "unaligned_left_out": "unaligned",
+    "unfinished_left_out": "unfinished",
+}
+"""What the counts of what could not be used are called among the scores, and in `Faults`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extracted:
+    """What was found in a document.
+
+    Attributes:
+        spans: Its mentions, sorted: those that were found, or were given.
+        relations: The modifiers that were found, each with its mention.
+        faults: What of the answers could not be used.
+    """
+
+    spans: tuple[Span, ...] = ()
+    relations: tuple[Triple, ...] = ()
+    faults: Faults = NO_FAULTS
+
+
+class Extraction:
+    """Asks for mentions and modifiers, and scores them by character offsets.
+
+    Args:
+        settings: What is asked for and how; nothing in it is `auto`.
+    """
+
+    kind: ClassVar[str] = "causal-lm"
+    lower_is_better: ClassVar[frozenset[str]] = frozenset()
+    needs_annotations: ClassVar[bool] = True
+    packed: ClassVar[bool] = False
+    problem_type: ClassVar[None] = None
+    labels: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, settings: ExtractSettings) -> None:
+        self.settings = settings
+        self._instructions = Instructions(settings)
+
+    @classmethod
+    def from_documents(cls, settings: ExtractSettings, clients: Mapping[str, Split]) -> Extraction:
+        """Makes the task for a corpus: its types are those of all clients' training documents.
+
+        Raises:
+            ConfigurationError: The training documents have nothing to be asked for, a type cannot stand in
+                markup, a template cannot be used, or documents are pairs of texts.
+        """
+        require_single_texts((document for own in clients.values() for document in own.all), "extract")
+        train = [document for own in clients.values() for document in own.train]
+        modifiers = _modifier_types(train) if settings.modifiers == "auto" else dict(settings.modifiers)
+        mentions = (
+            _mention_types(train, modifiers) if settings.mentions == "auto" else list(settings.mentions)
+        )
+        problems = []
+        if "ner" in settings.tasks and not mentions:
+            message = f"'auto' finds no mention in the {len(train)} training documents"
+            problems.append(Problem("task.mentions", message))
+        if "re" in settings.tasks and not any(modifiers.values()):
+            message = (
+                f"'auto' finds no relation in the {len(train)} training documents; task.tasks: [ner] asks "
+                "for mentions only"
+            )
+            problems.append(Problem("task.modifiers", message))
+        names = {*mentions, *modifiers, *chain.from_iterable(modifiers.values())}
+        if unusable := unusable_types(sorted(names)):
+            message = f"the type {unusable[0]!r} cannot stand in markup; rename it by data.types"
+            problems.append(Problem("task.mentions", message))
+        if problems:
+            raise ConfigurationError(problems)
+        update: dict[str, Any] = {"mentions": mentions, "modifiers": modifiers}
+        if not isinstance(settings.templates, str):  # so that a saved model does not need the files again
+            texts = dict[str, str](**template_texts(settings))
+            update["templates"] = settings.templates.model_copy(update=texts)
+        return cls(settings.model_copy(update=update))
+
+    @classmethod
+    def from_labels(cls, settings: ExtractSettings, labels: Sequence[str]) -> Extraction:
+        """Makes the task again for a saved model; its settings say what it was trained for."""
+        return cls(settings)
+
+    @property
+    def metric(self) -> str:
+        """The strict F1 of what is asked for; of both, their mean."""
+        return "f1" if len(self.settings.tasks) > 1 else f"{self.settings.tasks[0]}_f1"
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The micro scores of what is asked for, strict and lenient; `f1` is the mean of both strict F1."""
+        own = (f"{task}_{name}" for task in self.settings.tasks for name in OVERALL)
+        return (*(("f1",) if len(self.settings.tasks) > 1 else ()), *own, *FAULTS)
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Those of `metrics`, then those of single types."""
+        named = (score_names(self._types[task], f"{task}_") for task in self.settings.tasks)
+        return tuple(dict.fromkeys([*self.metrics, *chain.from_iterable(named)]))
+
+    @property
+    def _types(self) -> dict[str, tuple[str, ...]]:
+        """The types that each kind of instruction asks for."""
+        modifiers: Mapping[str, Sequence[str]] = dict(self.settings.modifiers)  # type: ignore[arg-type]
+        return {
+            "ner": tuple(self.settings.mentions),
+            "re": tuple(sorted(set(chain.from_iterable(modifiers.values())))),
+        }
+
+    def encode(self, documents: Sequence[Document], tokenizer: Any) -> list[Example]:
+        """Makes the instructions of documents.
+
+        Raises:
+            ConfigurationError: The tokenizer has no token that ends a text, the instruction alone is too
+                long, or a document is a pair of texts.
+        """
+        require_single_texts(documents, "extract")
+        words = InstructionTokenizer(tokenizer, self.settings, self._instructions.bare())
+        asked = [
+            (question, document)
+            for index, document in enumerate(documents)
+            for question in questions(index, document, self.settings, words.fits)
+        ]
+        return words.examples(
+            [question for question, _ in asked],
+            [self._instructions.prompt(question, document.text) for question, document in asked],
+            [self._instructions.answer(question, document) for question, document in asked],
+            [document.text[question.start : question.end] for question, document in asked],
+        )
+
+    def corrupt(self, examples: Sequence[Example], kind: str, tokenizer: Any, rng: Seed) -> list[Example]:
+        """Returns the instructions of a corrupt client; see `core.method.Task.corrupt`.
+
+        Targets are the tokens that follow, and classes are the tokens of the vocabulary, as in task `lm`:
+        what is answered then has nothing to do with what was asked.
+        """
+        inputs, targets = [each.input_ids for each in examples], [each.targets for each in examples]
+        counted = [each != IGNORED for each in targets]
+        if kind == "shuffled_tokens":
+            inputs = shuffled_windows(inputs, tokenizer, rng)
+        elif kind == "shuffled_labels":
+            targets = permuted(targets, counted, rng)
+        else:
+            flipped = ((each + 1) % len(tokenizer) for each in targets)
+            targets = [np.where(own, new, IGNORED) for own, new in zip(counted, flipped, strict=True)]
+        return [
+            replace(example, input_ids=read_ids, targets=follows.astype(np.int32))
+            for example, read_ids, follows in zip(examples, inputs, targets, strict=True)
+        ]
+
+    def collate(self, examples: Sequence[Example]) -> dict[str, Tensor]:
+        """Pads instructions on the right; see `fedstrata.tasks.instruction_examples.pad_examples`."""
+        return pad_examples(examples)
+
+    def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Returns the sum of the cross entropies of all tokens that count, float32, and their number."""
+        labels = batch["labels"]
+        counted = labels != IGNORED
+        # Of the tokens before the first that counts in any row no logits are needed.
+        first = int(counted.any(dim=0).int().argmax())
+        logits = run_model(module, batch, logits_from=first)
+        parts = cross_entropies(logits, labels[:, first:])
+        return torch.stack([part.sum() for part in parts]).sum(), counted.sum()
+
+    def predict(self, module: nn.Module, batch: Mapping[str, Tensor]) -> list[np.ndarray]:
+        """Returns the generated answer to each instruction, (tokens,) int32; see `tasks.generate`."""
+        return generate(
+            module,
+            batch["input_ids"],
+            prompts=batch["prompt"],
+            budgets=batch["budget"],
+            end=int(batch["end_id"][0]),
+            pad=int(batch["pad_id"][0]),
+        )
+
+    def decode(
+        self, documents: Sequence[Document], examples: Sequence[Example], predictions: Sequence[np.ndarray]
+    ) -> list[Extracted]:
+        """Reads what was found off the answers.
+
+        Args:
+            documents: The documents that were encoded.
+            examples: All their instructions.
+            predictions: The tokens of the answer to each, (tokens,).
+
+        Returns:
+            What was found in each document. Where mentions were not asked for they are the document's own.
+        """
+        spans: list[set[Span]] = [set() for _ in documents]
+        relations: list[set[Triple]] = [set() for _ in documents]
+        faults = [NO_FAULTS for _ in documents]
+        for example, ids in zip(examples, predictions, strict=True):
+            question, index = example.question, example.document
+            finished = len(ids) > 0 and ids[-1] == example.end_id
+            text = example.tokenizer.decode(ids[:-1] if finished else ids, clean_up_tokenization_spaces=False)
+            sentence = documents[index].text[question.start : question.end]
+            found, own = read(sentence, text, self._instructions.types(question))
+            faults[index] += replace(own, unfinished=int(not finished))
+            if question.main is None:
+                spans[index].update(map(question.outside, found))
+            else:
+                relations[index].update(
+                    Triple(question.main, question.outside(each), each.label) for each in found
+                )
+        if "ner" not in self.settings.tasks:
+            spans = [set(self.known(document).spans) for document in documents]
+        return [
+            Extracted(tuple(sorted(own, key=_order)), tuple(sorted(pairs, key=_triple_order)), fault)
+            for own, pairs, fault in zip(spans, relations, faults, strict=True)
+        ]
+
+    def score(self, documents: Sequence[Document], answers: Sequence[Extracted]) -> dict[str, float]:
+        """Scores mentions and modifiers; see `fedstrata.metrics.spans` and `fedstrata.metrics.relations`.
+
+        Documents in which nobody looked for relations do not count in the scores of modifiers.
+        """
+        scores: dict[str, float] = {}
+        if "ner" in self.settings.tasks:
+            gold = [[span for span in each.spans if span.label in self._types["ner"]] for each in documents]
+            scores |= span_scores(gold, [each.spans for each in answers], self._types["ner"], "ner_")
+        if "re" in self.settings.tasks:
+            pairs = [
+                (self._triples(document), answer.relations)
+                for document, answer in zip(documents, answers, strict=True)
+                if not document.lacks_relations
+            ]
+            expected, found = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+            scores |= relation_scores(expected, found, self._types["re"], "re_")
+        if len(self.settings.tasks) > 1:
+            scores = {"f1": (scores["ner_f1"] + scores["re_f1"]) / 2.0, **scores}
+        faults = sum((answer.faults for answer in answers), NO_FAULTS)
+        return scores | {name: float(getattr(faults, key)) for name, key in FAULTS.items()}
+
+    def known(self, document: Document) -> Document:
+        """Returns the document with its mentions and modifiers of the task's types, and nothing else."""
+        kept = {
+            index
+            for index, span in enumerate(document.spans)
+            if span.label in self._types["ner"] or span.label in self.settings.modifiers
+        }
+        relations = [each for each in document.relations if self._asked(document, each)]
+        kept |= {index for each in relations for index in (each.head, each.tail)}
+        places = {index: place for place, index in enumerate(sorted(kept))}
+        return replace(
+            document,
+            spans=tuple(document.spans[index] for index in sorted(kept)),
+            relations=tuple(Relation(places[r.head], places[r.tail], r.label) for r in relations),
+            labels=(),
+        )
+
+    def scorable(self, document: Document) -> bool:
+        """Any document can be scored, by its mentions at least, unless only relations are asked for."""
+        return "ner" in self.settings.tasks or not document.lacks_relations
+
+    def annotate(self, document: Document, answer: Extracted) -> Document:
+        """Returns the document with these mentions, modifiers and relations, and nothing else."""
+        modifiers = {replace(each.modifier, label=each.label) for each in answer.relations}
+        spans = sorted({*answer.spans, *modifiers, *(each.main for each in answer.relations)}, key=_order)
+        places = {span: index for index, span in enumerate(spans)}
+        relations = {
+            Relation(places[each.main], places[replace(each.modifier, label=each.label)], each.label)
+            for each in answer.relations
+        }
+        ordered = sorted(relations, key=lambda each: (each.head, each.tail, each.label))
+        return replace(document, spans=tuple(spans), relations=tuple(ordered), labels=())
+
+    def _asked(self, document: Document, relation: Relation) -> bool:
+        """Whether a relation's type is asked for of its main mention."""
+        modifiers: Mapping[str, Sequence[str]] = dict(self.settings.modifiers)  # type: ignore[arg-type]
+        return relation.label in modifiers.get(document.spans[relation.head].label, ())
+
+    def _triples(self, document: Document) -> list[Triple]:
+        """Returns the relations that are asked for."""
+        asked = tuple(each for each in document.relations if self._asked(document, each))
+        return list(triples_of(replace(document, relations=asked)))
+
+
+def _modifier_types(documents: Sequence[Document]) -> dict[str, list[str]]:
+    """Returns the types of the relations of each mention type that has any, sorted."""
+    found: dict[str, set[str]] = {}
+    for document in documents:
+        for relation in document.relations:
+            found.setdefault(document.spans[relation.head].label, set()).add(relation.label)
+    return {main: sorted(types) for main, types in sorted(found.items())}
+
+
+def _mention_types(documents: Sequence[Document], modifiers: Mapping[str, Sequence[str]]) -> list[str]:
+    """Returns the types of spans but for those that only modify, sorted: no relation has one as its main."""
+    only_modify = {
+        document.spans[relation.tail].label for document in documents for relation in document.relations
+    }
+    return [label for label in mention_types(documents) if label not in only_modify or label in modifiers]
+
+
+def _order(span: Span) -> tuple[int, int, str]:
+    return span.start, span.end, span.label
+
+
+def _triple_order(triple: Triple) -> tuple[tuple[int, int, str], tuple[int, int, str], str]:
+    return _order(triple.main), _order(triple.modifier), triple.label

@@ -1,0 +1,59 @@
+"""Greedy generation for a batch of prompts of unequal length."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@torch.no_grad()
+def generate(
+    module: nn.Module,
+    input_ids: Tensor,
+    *,
+    prompts: Tensor,
+    budgets: Tensor,
+    end: int,
+    pad: int,
+) -> list[np.ndarray]:
+    """Continues each row with its likeliest tokens, with a key-value cache.
+
+    Rows are padded on the left, so that all go on at one place; a row that has ended waits for the others.
+
+    Args:
+        module: A causal language model of transformers.
+        input_ids: (rows, tokens) int64, each beginning with its prompt.
+        prompts: The tokens of each prompt, at least one; (rows,) int64.
+        budgets: Tokens that each row may generate, at least one; (rows,) int64.
+        end: The token that ends an answer.
+        pad: What rows are padded with.
+
+    Returns:
+        The generated tokens of each row, (tokens,) int32 each; the last one is `end` unless the row was cut
+        off at its budget.
+    """
+    from transformers import GenerationConfig  # noqa: PLC0415 - seconds to import, and every task is imported
+
+    longest = int(prompts.max())
+    columns = torch.arange(longest, device=input_ids.device) - (longest - prompts)[:, None]
+    mask = columns >= 0
+    rows = torch.where(mask, input_ids.gather(1, columns.clamp(min=0)), pad)
+    settings = GenerationConfig(
+        max_new_tokens=int(budgets.max()), do_sample=False, eos_token_id=end, pad_token_id=pad, use_cache=True
+    )
+    output = module.generate(  # type: ignore[operator]  # torch's modules have no such attribute
+        input_ids=rows, attention_mask=mask.long(), generation_config=settings
+    )
+    answers = output[:, longest:].cpu().numpy().astype(np.int32)
+    return [_ended(row[:budget], end) for row, budget in zip(answers, budgets.tolist(), strict=True)]
+
+
+def _ended(row: np.ndarray, end: int) -> np.ndarray:
+    """Returns a row up to its first end token, which is kept."""
+    ends = np.flatnonzero(row == end)
+    return row[: ends[0] + 1] if len(ends) else row

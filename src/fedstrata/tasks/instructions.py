@@ -1,0 +1,224 @@
+"""Instructions: what a model is asked of a sentence, and what it should answer.
+
+A document is cut into sentences. Of each, one instruction asks for the mentions, and one for the modifiers
+of each mention that can have some. The answer is the sentence with markup (`fedstrata.tasks.markup`).
+
+Source: Fed-MedLoRA (Li et al. 2025), section 5.1 and its annotation of modifiers: the input of a relation
+    instruction marks one main entity, whose type and place are given.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from fedstrata.core.config import TemplateFiles
+from fedstrata.core.documents import Span
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.data.sentences import lines, sentences
+from fedstrata.tasks.definitions import DEFINITIONS
+from fedstrata.tasks.markup import mark
+
+if TYPE_CHECKING:
+    from fedstrata.core.config import ExtractSettings
+    from fedstrata.core.documents import Document
+
+Kind = Literal["ner", "re"]
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    "ner": ("input", "types", "definitions"),
+    "re": ("input", "main", "types", "definitions"),
+}
+"""What a template of each kind may name; it must name the input."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What one instruction is about.
+
+    Attributes:
+        document: Index of the document.
+        start: Where its sentence begins in the document's text.
+        end: One past where it ends.
+        main: The mention whose modifiers are asked for, with offsets in the document; none if all mentions
+            are.
+    """
+
+    document: int
+    start: int
+    end: int
+    main: Span | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """Whether mentions or modifiers are asked for."""
+        return "ner" if self.main is None else "re"
+
+    def holds(self, span: Span) -> bool:
+        """Whether a mention is in the sentence."""
+        return self.start <= span.start and span.end <= self.end
+
+    def within(self, span: Span) -> Span:
+        """Returns a mention of the document with offsets in the sentence; one in pieces as a whole."""
+        return Span(span.start - self.start, span.end - self.start, span.label)
+
+    def outside(self, span: Span) -> Span:
+        """Returns a mention of the sentence with offsets in the document."""
+        return Span(span.start + self.start, span.end + self.start, span.label)
+
+
+class Instructions:
+    """Words the questions and the answers of a task.
+
+    Args:
+        settings: The task's settings, in which nothing is `auto` any more.
+    """
+
+    def __init__(self, settings: ExtractSettings) -> None:
+        self._mentions: list[str] = list(settings.mentions)
+        self._modifiers: dict[str, list[str]] = dict(settings.modifiers)  # type: ignore[arg-type]
+        self._templates = template_texts(settings)
+        self._definitions = {**DEFINITIONS, **settings.definitions}
+
+    def prompt(self, question: Question, text: str) -> str:
+        """Returns the instruction.
+
+        Args:
+            question: What is asked.
+            text: The document's text.
+        """
+        main = question.main
+        sentence = text[question.start : question.end]
+        marked = mark(sentence, [question.within(main)] if main else [])
+        return self._filled(question.kind, marked, main.label if main else "", self.types(question))
+
+    def bare(self) -> list[str]:
+        """Returns the instructions of each kind without a sentence: what they add to the length of one."""
+        bare = [self._filled("ner", "", "", self._mentions)] if "ner" in self._templates else []
+        if "re" in self._templates:
+            bare += [
+                self._filled("re", mark("-", [Span(0, 1, main)]), main, types)
+                for main, types in self._modifiers.items()
+            ]
+        return bare
+
+    def answer(self, question: Question, document: Document) -> str:
+        """Returns the right answer, according to the document's annotations."""
+        sentence = document.text[question.start : question.end]
+        wanted = [question.within(span) for span in self.expected(question, document)]
+        return mark(sentence, wanted)
+
+    def expected(self, question: Question, document: Document) -> list[Span]:
+        """Returns what a right answer marks, in the document; a modifier has the type of its relation."""
+        if question.main is None:
+            return [span for span in document.spans if span.label in self._mentions and question.holds(span)]
+        types = self.types(question)
+        tails = [
+            Span(document.spans[relation.tail].start, document.spans[relation.tail].end, relation.label)
+            for relation in document.relations
+            if document.spans[relation.head] == question.main and relation.label in types
+        ]
+        return [span for span in tails if question.holds(span)]
+
+    def types(self, question: Question) -> list[str]:
+        """Returns the types that are asked for."""
+        return self._mentions if question.main is None else self._modifiers[question.main.label]
+
+    def _filled(self, kind: Kind, sentence: str, main: str, types: Sequence[str]) -> str:
+        definitions = "\n".join(map(self._defined, types))
+        values = {"input": sentence, "main": main, "types": ", ".join(types), "definitions": definitions}
+        return self._templates[kind].format_map(values)
+
+    def _defined(self, label: str) -> str:
+        known = self._definitions.get(label)
+        return f"{label}: {known}" if known else label
+
+
+def template_texts(settings: ExtractSettings) -> dict[Kind, str]:
+    """Returns the template of each kind.
+
+    Raises:
+        ConfigurationError: A file cannot be read, or names fields that there are not.
+    """
+    own, texts, problems = settings.templates, dict[Kind, str](), list[Problem]()
+    for kind in settings.tasks:
+        given = getattr(own, kind) if isinstance(own, TemplateFiles) else None
+        if given is None:
+            texts[kind] = _builtin(kind if own != "short" else f"{kind}_short")
+            continue
+        path = f"task.templates.{kind}"
+        try:
+            # What holds the one field that every template has is the template itself.
+            texts[kind] = (
+                given if "{input}" in given else Path(given).expanduser().read_text(encoding="utf-8")
+            )
+            problems += [Problem(path, message) for message in _faults(kind, texts[kind])]
+        except (OSError, UnicodeDecodeError) as error:
+            problems.append(Problem(path, f"{given!r} cannot be read: {error}"))
+    if problems:
+        raise ConfigurationError(problems)
+    return texts
+
+
+@cache
+def _builtin(name: str) -> str:
+    return (resources.files("fedstrata.tasks") / "templates" / f"{name}.txt").read_text(encoding="utf-8")
+
+
+def _faults(kind: Kind, text: str) -> list[str]:
+    """Returns what is wrong with a template."""
+    fields = ", ".join(f"{{{name}}}" for name in FIELDS[kind])
+    try:
+        names = [name for _, name, _, _ in string.Formatter().parse(text) if name is not None]
+    except ValueError as error:
+        return [f"is no template: {error}; a brace of the text itself is written twice"]
+    unknown = [name for name in dict.fromkeys(names) if name not in FIELDS[kind]]
+    faults = [f"names {{{name}}}; there are {fields}" for name in unknown]
+    return faults if "input" in names else [*faults, "does not name {input}"]
+
+
+def questions(
+    index: int,
+    document: Document,
+    settings: ExtractSettings,
+    fits: Callable[[str], bool],
+) -> Iterator[Question]:
+    """Yields what is asked of a document: sentence by sentence its mentions, then the modifiers of each.
+
+    Args:
+        index: The document's index.
+        document: The document; its mentions are those whose modifiers are asked for.
+        settings: As for `Instructions`.
+        fits: Whether a sentence is short enough. One that is not is cut at the blank nearest to its middle.
+    """
+    cut = sentences if settings.unit == "sentence" else lines
+    modifiers: Mapping[str, Sequence[str]] = dict(settings.modifiers)  # type: ignore[arg-type]
+    mains = [span for span in document.spans if modifiers.get(span.label)]
+    for start, end in cut(document.text):
+        for part_start, part_end in _parts(document, start, end, fits):
+            if "ner" in settings.tasks:
+                yield Question(index, part_start, part_end)
+            if "re" in settings.tasks and not document.lacks_relations:
+                own = (span for span in mains if part_start <= span.start and span.end <= part_end)
+                yield from (Question(index, part_start, part_end, main) for main in own)
+
+
+def _parts(
+    document: Document, start: int, end: int, fits: Callable[[str], bool]
+) -> Iterator[tuple[int, int]]:
+    """Yields a stretch of a text, or where it is too long its halves, without the blanks around them."""
+    text = document.text[start:end]
+    if not text.strip():
+        return
+    if fits(text) or len(text) < 2:
+        yield start + len(text) - len(text.lstrip()), start + len(text.rstrip())
+        return
+    middle = len(text) // 2
+    blanks = [place for place, character in enumerate(text[1:-1], start=1) if character.isspace()]
+    at = start + (min(blanks, key=lambda place: abs(place - middle)) if blanks else middle)
+    yield from _parts(document, start, at, fits)
+    yield from _parts(document, at, end, fits)
