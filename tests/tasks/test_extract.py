@@ -1,0 +1,308 @@
+"""Extraction: instructions and answers on synthetic notes, losses and generation against loops."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from fedstrata.core.config import ExtractSettings, TemplateFiles
+from fedstrata.core.documents import Document, Relation, Span
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.seeding import Seed
+from fedstrata.data.split import Split
+from fedstrata.data.synthetic import generate as generate_corpus
+from fedstrata.metrics.relations import triples_of
+from fedstrata.tasks.extract import FAULTS, Extraction
+from fedstrata.tasks.generate import generate
+from fedstrata.tasks.instruction_examples import Example, budget_of
+from fedstrata.tasks.windows import IGNORED
+
+NOTE = Document(
+    "note",
+    "Denies fever. Severe chest pain since Monday.\nGiven aspirin 81 mg daily.",
+    spans=(
+        Span(0, 6, "negation"),
+        Span(7, 12, "problem"),
+        Span(14, 20, "severity"),
+        Span(21, 31, "problem"),
+        Span(32, 44, "temporal"),
+        Span(52, 59, "drug"),
+        Span(60, 65, "strength"),
+    ),
+    relations=(
+        Relation(1, 0, "negation"),
+        Relation(3, 2, "severity"),
+        Relation(3, 4, "temporal"),
+        Relation(5, 6, "strength"),
+    ),
+)
+MODIFIERS = {"drug": ["strength"], "problem": ["negation", "severity", "temporal"]}
+SHORT = {"templates": "short", "mentions": ["drug", "problem"], "modifiers": MODIFIERS, "max_length": 400}
+
+
+@pytest.fixture(scope="module")
+def corpus() -> list[Document]:
+    return generate_corpus(seed=3, sites=2, notes=8)
+
+
+def task_of(**changes: Any) -> Extraction:
+    return Extraction(ExtractSettings(**{**SHORT, **changes}))
+
+
+def ideal(example: Example) -> np.ndarray:
+    """The tokens of the right answer, the end token included."""
+    return example.targets[example.prompt - 1 :]
+
+
+def words(example: Example) -> tuple[str, str]:
+    """Returns the instruction and the right answer of an example."""
+    prompt = example.tokenizer.decode(example.input_ids[: example.prompt], skip_special_tokens=True)
+    return prompt, example.tokenizer.decode(ideal(example)[:-1])
+
+
+def test_each_sentence_is_asked_for_mentions_and_each_mention_for_its_modifiers(byte_level: Any) -> None:
+    asked = [words(example) for example in task_of().encode([NOTE], byte_level)]
+    severe = 'Severe <span class="problem">chest pain</span> since Monday.'
+    assert asked[2] == (f"Mentions: {NOTE.text[14:45]}\nMarked:\n", severe)
+    assert asked[3] == (
+        f"Modifiers: {severe}\nMarked:\n",
+        '<span class="severity">Severe</span> chest pain <span class="temporal">since Monday</span>.',
+    )
+    assert [len(line) for line in (asked, [each for each in asked if each[0].startswith("Mentions")])] == [
+        6,
+        3,
+    ]
+
+
+def test_full_instructions_name_the_task_the_guide_and_the_definitions(byte_level: Any) -> None:
+    task = task_of(templates="full", max_length=2000, definitions={"severity": "how bad"})
+    prompt, answer = words(task.encode([NOTE], byte_level)[3])
+    for part in (
+        "### Task",
+        "### Markup guide",
+        "### Definitions",
+        "severity: how bad",
+        "negation: what says",
+    ):
+        assert part in prompt
+    assert prompt.endswith('Severe <span class="problem">chest pain</span> since Monday.\n\n### Output\n')
+    assert answer.startswith('<span class="severity">')
+
+
+@pytest.mark.parametrize("unit", ["sentence", "line"])
+def test_right_answers_give_the_annotations_back(byte_level: Any, corpus: list[Document], unit: str) -> None:
+    task = Extraction.from_documents(
+        ExtractSettings(templates="short", unit=unit, max_length=4000), {"a": Split(train=tuple(corpus))}
+    )
+    examples = task.encode(corpus, byte_level)
+    answers = task.decode(corpus, examples, [ideal(example) for example in examples])
+    scores = task.score(corpus, answers)
+    assert scores["ner_f1"] == scores["re_precision"] == scores["re_lenient_precision"] == 1.0
+    assert scores["re_recall"] > 0.98  # the others are in another sentence
+    assert [scores[name] for name in FAULTS] == [0.0] * 4
+    for document, answer in zip(corpus, answers, strict=True):
+        known = task.known(document)
+        again = task.annotate(document, answer)
+        assert set(triples_of(again)) <= set(triples_of(known))
+        assert set(again.spans) <= set(known.spans)
+    assert scores.keys() <= set(task.metric_names)
+    assert set(task.metrics) <= scores.keys()
+    assert task.metric in task.metrics
+
+
+def test_what_cannot_be_used_is_counted(byte_level: Any) -> None:
+    task = task_of()
+    examples = task.encode([NOTE], byte_level)
+    garbled = [
+        'Denies <span class="problem">fever',
+        'Denies <span class="treatment">fever</span>.',
+        'Severe <span class="problem">stomach ache</span> since Monday.',
+        "",
+        "",
+        "",
+    ]
+    predictions = [np.array(byte_level(text, add_special_tokens=False)["input_ids"]) for text in garbled]
+    (answer,) = task.decode([NOTE], examples, predictions)
+    assert (answer.spans, answer.relations) == ((), ())
+    assert list(task.score([NOTE], [answer]).values())[-4:] == [1.0, 1.0, 1.0, 6.0]
+
+
+@pytest.mark.parametrize("loss_on", ["response", "full"])
+def test_the_loss_is_that_of_the_tokens_that_count(byte_level: Any, loss_on: str) -> None:
+    task, model = task_of(loss_on=loss_on), tiny("llama")
+    examples = task.encode([NOTE], byte_level)
+    total, count = task.loss(model, task.collate(examples))
+    expected, terms = 0.0, 0
+    for example in examples:
+        ids = torch.tensor([*example.input_ids, example.end_id])
+        logits = model(input_ids=ids[None]).logits[0]
+        first = example.prompt if loss_on == "response" else 1
+        own = F.cross_entropy(logits[first - 1 : -1], ids[first:], reduction="sum")
+        expected += own.item()
+        terms += len(ids) - first
+    assert int(count) == terms
+    assert float(total) == pytest.approx(expected, rel=1e-5)
+
+
+def tiny(family: str) -> Any:
+    torch.manual_seed(0)
+    if family == "llama":
+        shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+        model: Any = LlamaForCausalLM(LlamaConfig(vocab_size=400, **shape))
+    else:
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=400, n_embd=16, n_layer=2, n_head=2, n_positions=600))
+    for parameter in model.parameters():  # far from uniform, so that rounding does not decide
+        torch.nn.init.normal_(parameter, std=0.6)
+    return model.eval()
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_batch_generates_what_each_row_would_alone(family: str) -> None:
+    """Against a loop without a cache and without padding."""
+    model, rng = tiny(family), np.random.default_rng(0)
+    rows = [rng.integers(3, 400, size=size) for size in (9, 3, 6, 14)]
+    budgets = [7, 12, 3, 12]
+    naive = [alone(model, row, budget) for row, budget in zip(rows, budgets, strict=True)]
+    end = int(naive[1][5])  # a token that one of them does come to
+    padded = torch.full((4, 20), 77)
+    for number, row in enumerate(rows):
+        padded[number, : len(row)] = torch.from_numpy(row)
+    found = generate(
+        model, padded, prompts=torch.tensor([9, 3, 6, 14]), budgets=torch.tensor(budgets), end=end, pad=1
+    )
+    for own, expected in zip(found, naive, strict=True):
+        stop = np.flatnonzero(expected == end)
+        assert own.tolist() == expected[: stop[0] + 1 if len(stop) else None].tolist()
+
+
+def alone(model: Any, row: np.ndarray, budget: int) -> np.ndarray:
+    ids = torch.from_numpy(row)
+    with torch.no_grad():
+        for _ in range(budget):
+            ids = torch.cat([ids, model(input_ids=ids[None], use_cache=False).logits[0, -1:].argmax(-1)])
+    return ids[len(row) :].numpy()
+
+
+def test_prompts_alone_are_read_in_generation(byte_level: Any) -> None:
+    """The right answer, which is in the batch, must not leak into the generated one."""
+    task, model = task_of(), tiny("llama")
+    examples = task.encode([NOTE], byte_level)
+    without = task.encode([replace(NOTE, spans=NOTE.spans, relations=())], byte_level)
+    pairs = zip(
+        task.predict(model, task.collate(examples)), task.predict(model, task.collate(without)), strict=True
+    )
+    for (one, other), example in zip(pairs, examples, strict=True):
+        if example.question.kind == "re":
+            assert one.tolist() == other.tolist()
+        assert len(one) <= example.budget
+
+
+def test_long_sentences_are_cut_at_blanks(byte_level: Any) -> None:
+    task = task_of(max_length=260)
+    text = "Fever " + "and more " * 60 + "pain."
+    document = Document(
+        "long", text, spans=(Span(0, 5, "problem"), Span(len(text) - 5, len(text) - 1, "problem"))
+    )
+    examples = task.encode([document], byte_level)
+    asked = [each.question for each in examples if each.question.main is None]
+    assert len(asked) > 2
+    assert " ".join(text[each.start : each.end] for each in asked) == text
+    for example in examples:
+        tokens = byte_level(text[example.question.start : example.question.end], add_special_tokens=False)
+        assert example.budget == budget_of(len(tokens["input_ids"]))
+        assert example.prompt + example.budget <= 260
+        assert len(example) <= 260
+
+
+def test_documents_in_which_nobody_looked_for_relations_are_asked_for_mentions_only(byte_level: Any) -> None:
+    task, lacking = task_of(), replace(NOTE, relations=(), lacks_relations=True)
+    assert {example.question.kind for example in task.encode([lacking], byte_level)} == {"ner"}
+    empty = task.decode([lacking], [], [])
+    scores = task.score([NOTE, lacking], [*task.decode([NOTE], [], []), *empty])
+    assert scores == task.score([NOTE, lacking], [*empty, *empty]) | {"re_recall": 0.0}
+    assert task.scorable(lacking) and not task_of(tasks=["re"]).scorable(lacking)
+
+
+def test_types_come_from_the_training_documents() -> None:
+    clients = {"a": Split(train=(NOTE,))}
+    task = Extraction.from_documents(ExtractSettings(), clients)
+    assert task.settings.mentions == ["drug", "problem"]
+    assert task.settings.modifiers == MODIFIERS
+    assert Extraction.from_labels(task.settings, ()).metric_names == task.metric_names
+    only = Extraction.from_documents(ExtractSettings(tasks=["ner"], mentions=["problem"]), clients)
+    assert only.metric == "ner_f1" and "re_f1" not in only.metrics
+
+
+@pytest.mark.parametrize(
+    ("document", "changes", "path", "text"),
+    [
+        (replace(NOTE, spans=(), relations=()), {"tasks": ["ner"]}, "task.mentions", "finds no mention"),
+        (replace(NOTE, relations=()), {}, "task.modifiers", "finds no relation"),
+        (
+            replace(NOTE, spans=(Span(0, 2, 'a"b'),), relations=()),
+            {"tasks": ["ner"]},
+            "task.mentions",
+            "cannot stand",
+        ),
+        (NOTE, {"templates": TemplateFiles(ner="nowhere.txt")}, "task.templates.ner", "cannot be read"),
+        (NOTE, {"templates": TemplateFiles(re="{input} {where}")}, "task.templates.re", "names {where}"),
+        (NOTE, {"templates": TemplateFiles(re="{input")}, "task.templates.re", "cannot be read"),
+        (NOTE, {"templates": TemplateFiles(ner="{input} {")}, "task.templates.ner", "is no template"),
+        (replace(NOTE, text_pair="x"), {}, "task.name", "pairs of texts"),
+    ],
+)
+def test_bad_settings_are_told(document: Document, changes: dict[str, Any], path: str, text: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Extraction.from_documents(ExtractSettings(**changes), {"a": Split(train=(document,))})
+    (problem,) = caught.value.problems
+    assert problem.path == path
+    assert text in problem.message
+
+
+def test_a_template_of_ones_own_goes_with_the_model(tmp_path: Path, byte_level: Any) -> None:
+    (tmp_path / "ner.txt").write_text("Say it: {{{input}}}\n", encoding="utf-8")
+    own = ExtractSettings(
+        tasks=["ner"], templates=TemplateFiles(ner=str(tmp_path / "ner.txt")), max_length=400
+    )
+    task = Extraction.from_documents(own, {"a": Split(train=(NOTE,))})
+    (tmp_path / "ner.txt").unlink()
+    again = Extraction.from_labels(task.settings, ())
+    assert words(again.encode([NOTE], byte_level)[0])[0] == "Say it: {Denies fever.}\n"
+
+
+def test_too_little_room_is_told(byte_level: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"task.max_length.*leaves -?\d+ tokens beside"):
+        task_of(templates="full", max_length=100).encode([NOTE], byte_level)
+
+
+def test_a_chat_template_is_used_where_there_is_one(byte_level: Any) -> None:
+    chatty = type(byte_level)(tokenizer_object=byte_level.backend_tokenizer, **byte_level.special_tokens_map)
+    chatty.chat_template = (
+        "{% for m in messages %}<s>[{{ m.role }}] {{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %} [assistant] {% endif %}"
+    )
+    prompt, _ = words(task_of(tasks=["ner"]).encode([NOTE], chatty)[0])
+    assert prompt == "[user] Mentions: Denies fever.\nMarked:\n [assistant] "
+    example = task_of(tasks=["ner"]).encode([NOTE], chatty)[0]
+    assert example.input_ids.tolist().count(0) == 1  # one token that begins a text, and not two
+    never, _ = words(task_of(tasks=["ner"], chat="never").encode([NOTE], chatty)[0])
+    assert never == "Mentions: Denies fever.\nMarked:\n"
+
+
+@pytest.mark.parametrize("kind", ["shuffled_labels", "shuffled_tokens", "label_flips"])
+def test_a_corrupt_client_trains_on_disorder(byte_level: Any, kind: str) -> None:
+    task = task_of()
+    examples = task.encode([NOTE], byte_level)
+    corrupt = task.corrupt(examples, kind, byte_level, Seed(0))
+    for one, other in zip(examples, corrupt, strict=True):
+        assert len(one) == len(other)
+        assert ((one.targets == IGNORED) == (other.targets == IGNORED)).all()
+        changed = one.input_ids if kind == "shuffled_tokens" else one.targets
+        assert (changed != (other.input_ids if kind == "shuffled_tokens" else other.targets)).any()
