@@ -44,7 +44,7 @@ def export(
     from fedstrata.engine.results.result import open_result  # noqa: PLC0415
 
     require_new(out)
-    result = open_result(run, client=client)
+    result = open_result(run, client=client, dequantized=not adapter)
     write_folder(result, out, licence=licence, language=language, with_names=site_names, keep_adapter=adapter)
     typer.echo(f"model, tokenizer and model card in {out}")
     if licence is None:

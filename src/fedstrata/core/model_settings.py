@@ -56,7 +56,19 @@ class ModelSettings(Settings):
     )
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
     attention: Literal["auto", "eager", "sdpa"] = "auto"
+    quantization: Literal["nf4"] | None = Field(
+        default=None,
+        description="Frozen linear layers in 4 bits (QLoRA, with an adapter; needs fedstrata[quantized]).",
+    )
     revision: str | None = None
+
+    @model_validator(mode="after")
+    def _weights_to_quantize(self) -> ModelSettings:
+        if self.quantization is not None and self.init == "random":
+            raise ValueError(
+                f"quantization={self.quantization!r} needs `init: pretrained`, weights to quantize"
+            )
+        return self
 
     @model_validator(mode="after")
     def _new_tokenizer_for_new_weights(self) -> ModelSettings:

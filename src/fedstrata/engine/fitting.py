@@ -15,7 +15,7 @@ from fedstrata.core.seeding import Seed
 from fedstrata.methods.fedadaopt import FedAdaOPTSettings
 from fedstrata.methods.hetlora import HetLoRASettings
 from fedstrata.models.blocks import find_layout, transformers_model
-from fedstrata.models.load import load, read_config, read_tokenizer, skeleton
+from fedstrata.models.load import load, quantization, read_config, read_tokenizer, skeleton
 from fedstrata.models.prefix import frozen_blocks
 from fedstrata.tasks import TASKS
 from fedstrata.tasks.lm import end_id
@@ -79,7 +79,14 @@ def load_model(settings: RunSettings, task: Task, tokenizer: Any) -> Model:
 def check_model(settings: RunSettings, method: Method | None) -> None:
     """Checks the model against the task and the method; no weights are loaded."""
     problems = []
-    if settings.model.dtype != "float32":
+    # The weights of an adapter are float32 whatever its model's, but not those of a head that trains with it.
+    frozen = settings.adapter is not None and TASKS[settings.task.name].kind == "causal-lm"
+    if settings.model.quantization is not None:
+        problems += refusals(lambda: quantization(settings.model))
+        if settings.adapter is None:
+            message = f"{settings.model.quantization!r} weights cannot train; set an adapter, which can"
+            problems.append(Problem("model.quantization", message))
+    if settings.model.dtype != "float32" and not frozen:
         message = "weights that train must be float32; for bfloat16 arithmetic set training.precision"
         problems.append(Problem("model.dtype", f"{message}, not {settings.model.dtype!r} here"))
     config = read_config(settings.model).get_text_config()
@@ -109,6 +116,9 @@ def _layout(settings: RunSettings, method: Method | None) -> Layout:
         _check_checkpointing(module, adapter)
     if adapter is None:
         return find_layout(module)
+    if settings.task.name == "extract" and adapter.kind == "prefix":
+        message = "is not there while an answer is generated, as task extract does; use lora or bottleneck"
+        raise ConfigurationError([Problem("adapter.kind", message)])
     if method is not None and method.adapters and adapter.kind not in method.adapters:
         allowed = " or ".join(method.adapters)
         message = f"must be {allowed} with method {method.name}, not {adapter.kind!r}"
@@ -146,8 +156,8 @@ def _check_tokenizer(settings: RunSettings) -> None:
     if isinstance(settings.model.tokenizer, TrainedTokenizer):
         return
     tokenizer = read_tokenizer(settings.model)
-    if settings.task.name == "lm":
-        end_id(tokenizer)
+    if settings.task.name in ("lm", "extract"):
+        end_id(tokenizer, settings.task.name)
 
 
 def _check_method(settings: RunSettings, method: Method | None, layout: Layout) -> None:

@@ -18,6 +18,8 @@ from transformers import PreTrainedModel
 from fedstrata.core.errors import ConfigurationError, Problem
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fedstrata.core import method
 
 EMBEDDING, FINAL_NORM, HEAD = "embedding", "final norm", "head"
@@ -149,7 +151,7 @@ def find_layout(model: nn.Module, learnable: Collection[str] | None = None) -> L
         embedding=tuple(names.get(EMBEDDING, ())),
         final_norm=tuple(names.get(FINAL_NORM, ())),
         head=tuple(names.get(HEAD, ())),
-        sizes={name: parameter.numel() for name, parameter in model.named_parameters()},
+        sizes={name: numbers_in(parameter) for name, parameter in model.named_parameters()},
         frozen=tuple(frozen),
     )
 
@@ -179,6 +181,12 @@ def block_count(config: Any) -> int:
     if not isinstance(count, int):
         raise _refused(f"{config.model_type!r}: its configuration has no num_hidden_layers")
     return count
+
+
+def numbers_in(parameter: Tensor) -> int:
+    """Returns how many numbers a parameter stands for: a quantised one holds several in a byte."""
+    state = getattr(parameter, "quant_state", None)
+    return parameter.numel() if state is None else int(state.shape.numel())
 
 
 def transformers_model(model: nn.Module) -> PreTrainedModel:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
+    BitsAndBytesConfig,
     PretrainedConfig,
     PreTrainedModel,
     modeling_layers,
@@ -305,6 +307,7 @@ def _create(config: Any, settings: ModelSettings, kind: str) -> PreTrainedModel:
 def _load_weights(config: Any, settings: ModelSettings, kind: str) -> tuple[PreTrainedModel, tuple[str, ...]]:
     folder = locate(settings.name, revision=settings.revision, weights=True)  # a download shows its progress
     check_weights(folder, settings.name, AUTO_CLASSES[kind].__name__)
+    quantized = quantization(settings)
     with quiet(), _explained("model", f"{settings.name!r} cannot be loaded"):
         module, report = AUTO_CLASSES[kind].from_pretrained(
             folder,
@@ -316,8 +319,41 @@ def _load_weights(config: Any, settings: ModelSettings, kind: str) -> tuple[PreT
             ignore_mismatched_sizes=True,
             output_loading_info=True,
             **_attention_arguments(settings),
+            **quantized,
         )
+    for layer in module.modules() if quantized else ():
+        # bitsandbytes would pack weights anew, in place, when some processors first use them in evaluation.
+        if hasattr(layer, "support_avx512bf16_for_cpu"):
+            layer.support_avx512bf16_for_cpu = False
     return module, _new_parameters(module, report, settings.name)
+
+
+def quantization(settings: ModelSettings) -> dict[str, Any]:
+    """Returns what transformers is told of 4-bit weights: NF4 with quantised constants, as QLoRA has them.
+
+    Source: Dettmers et al. 2023, "QLoRA", sections 3.1 and 3.2; computing in bfloat16.
+
+    Raises:
+        ConfigurationError: bitsandbytes is not installed, or does not work here.
+    """
+    if settings.quantization is None:
+        return {}
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it would warn of kernels that are on the hub
+    try:
+        import bitsandbytes  # noqa: F401, PLC0415 - an extra
+    except (ImportError, OSError, RuntimeError) as error:
+        missing = isinstance(error, ModuleNotFoundError)
+        what = "is not installed" if missing else f"does not work here: {str(error).splitlines()[0]}"
+        message = f"needs bitsandbytes, which {what}; pip install 'fedstrata[quantized]', or leave it null"
+        raise refused("model.quantization", message) from error
+    return {
+        "quantization_config": BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type=settings.quantization,
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=torch.bfloat16,
+        )
+    }
 
 
 def _new_parameters(module: PreTrainedModel, report: dict[str, Any], name: str) -> tuple[str, ...]:

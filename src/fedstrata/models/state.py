@@ -20,7 +20,10 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
 from fedstrata.core.errors import FedstrataError, FrameError
-from fedstrata.models.blocks import Layout, block_modules, find_layout, transformers_model
+from fedstrata.models.blocks import Layout, block_modules, find_layout, numbers_in, transformers_model
+
+QUANTISED_BYTES = 2
+"""Bytes that a number of a quantised weight counts for where models are sent."""
 
 
 class Model:
@@ -75,7 +78,7 @@ class Model:
     @property
     def parameter_count(self) -> int:
         """Numbers in all parameters; tied ones count once."""
-        return sum(parameter.numel() for parameter in self._parameters.values())
+        return sum(map(numbers_in, self._parameters.values()))
 
     @property
     def full_bytes(self) -> int:
@@ -104,8 +107,14 @@ class Model:
         return tuple(self._base)
 
     def bytes_of(self, names: Iterable[str]) -> int:
-        """Returns the bytes of these parameters in the model's own dtype."""
-        return sum(parameter.numel() * parameter.element_size() for parameter in self.parameters(names))
+        """Returns the bytes of these parameters in the model's own dtype.
+
+        A quantised one counts as bfloat16, two bytes a number: what a site would send that could train it.
+        """
+        return sum(
+            numbers_in(one) * (one.element_size() if one.is_floating_point() else QUANTISED_BYTES)
+            for one in self.parameters(names)
+        )
 
     def parameters(self, names: Iterable[str]) -> list[nn.Parameter]:
         """Returns the live parameters of these names, in the order given.

@@ -91,8 +91,8 @@ class InstructionTokenizer:
         if self._room < SHORTEST + budget_of(SHORTEST):
             message = (
                 f"{settings.max_length} leaves {self._room} tokens besides the longest instruction; a "
-                f"sentence of {SHORTEST} with its answer needs {SHORTEST + budget_of(SHORTEST)}: raise it, or "
-                "give shorter task.templates"
+                f"sentence of {SHORTEST} with its answer needs {SHORTEST + budget_of(SHORTEST)}: raise it, "
+                "or give shorter task.templates"
             )
             raise ConfigurationError([Problem("task.max_length", message)])
 

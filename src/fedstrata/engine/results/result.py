@@ -61,13 +61,17 @@ class Result:
         return own or {}
 
 
-def open_result(folder: Path, overrides: Sequence[str] = (), *, client: str | None = None) -> Result:
+def open_result(
+    folder: Path, overrides: Sequence[str] = (), *, client: str | None = None, dequantized: bool = False
+) -> Result:
     """Opens what a finished run learnt.
 
     Args:
         folder: The run directory.
         overrides: `key.path=value`, for settings in `MAY_CHANGE`.
         client: Whose model to open, where every client has its own.
+        dequantized: Whether weights that the run had in 4 bits are loaded as they are in their file, so that
+            an adapter can be merged into them.
 
     Raises:
         ConfigurationError: The directory holds no finished run, or the client or an override does not fit it.
@@ -82,6 +86,10 @@ def open_result(folder: Path, overrides: Sequence[str] = (), *, client: str | No
     saved = _model_folder(folder, method, client, trained)
     device = device_of(settings)
     use_processor(settings.threads)
+    if dequantized:
+        settings = settings.model_copy(
+            update={"model": settings.model.model_copy(update={"quantization": None})}
+        )
     task, model = _load(saved, settings)
     return Result(folder, settings, method, task, model.to(device), client, start, summarise(events))
 

@@ -1,0 +1,115 @@
+"""4-bit weights under an adapter: they are near what they were, stay, and the adapter trains and is saved."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedstrata.adapters.attach import attach, merge, saved_adapter
+from fedstrata.core.adapter_settings import LoraSettings
+from fedstrata.core.config import LmSettings, ModelSettings, RunSettings
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.seeding import Seed
+from fedstrata.engine.fitting import check_model
+from fedstrata.models.load import load
+from fedstrata.models.state import Model
+from fedstrata.tasks.windows import run_model
+
+LORA = LoraSettings(kind="lora", rank=2)
+WIDE = {"hidden_size": 64, "intermediate_size": 128}
+
+
+def loaded(folder: Path, quantization: str | None) -> Model:
+    settings = ModelSettings(name=str(folder), quantization=quantization)
+    return load(settings, kind="causal-lm", seed=Seed(0))
+
+
+def logits(model: Model) -> torch.Tensor:
+    ids = torch.arange(4, 22).view(2, 9)
+    with torch.no_grad():
+        return run_model(
+            model.module.train(False), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        )
+
+
+@pytest.fixture
+def folder(saved: Callable[..., Path]) -> Path:
+    return saved("llama", config=WIDE)
+
+
+def test_quantized_weights_count_as_the_numbers_they_stand_for(folder: Path) -> None:
+    functional = pytest.importorskip("bitsandbytes.functional")
+    whole, quantized = loaded(folder, None), loaded(folder, "nf4")
+    assert quantized.parameter_count == whole.parameter_count
+    assert quantized.layout.sizes == whole.layout.sizes
+    assert quantized.full_bytes < whole.full_bytes
+    held = sum(one.numel() * one.element_size() for one in quantized.module.parameters())
+    assert held < 0.5 * whole.full_bytes
+    assert torch.isfinite(logits(quantized)).all()
+    for name, parameter in quantized.tensors(quantized.layout.all).items():
+        live = quantized.parameters([name])[0]
+        if hasattr(live, "quant_state"):
+            (original,) = whole.tensors([name]).values()
+            near = functional.dequantize_4bit(parameter, live.quant_state).to(original.dtype)
+            assert 0.0 < (near - original).norm() / original.norm() < 0.12
+
+
+def test_an_adapter_trains_over_weights_that_stay(folder: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    model = attach(loaded(folder, "nf4"), LORA, kind="causal-lm", seed=Seed(1))
+    names, frozen = model.layout.all, model.layout.frozen
+    before, base = model.snapshot(names), model.fingerprint(frozen)
+    model.train_only(names)
+    ids = torch.arange(4, 22).view(2, 9)
+    optimizer = torch.optim.AdamW(model.parameters(names), lr=1e-2)
+    for _ in range(2):
+        model.module(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    after = model.snapshot(names)
+    assert all(not torch.equal(before[name], after[name]) for name in names)
+    assert model.fingerprint(frozen) == base
+    model.train_only(())
+    model.restore()
+    assert all(torch.equal(value, before[name]) for name, value in model.snapshot(names).items())
+
+
+def test_what_is_saved_can_be_merged_into_whole_weights(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    model = attach(loaded(folder, "nf4"), LORA, kind="causal-lm", seed=Seed(1))
+    values = {
+        name: 0.1 * torch.randn(value.shape) for name, value in model.snapshot(model.layout.all).items()
+    }
+    model.load(values)
+    model.save(tmp_path / "adapter")
+    whole = attach(loaded(folder, None), LORA, kind="causal-lm", seed=Seed(2))
+    whole.load(saved_adapter(whole, tmp_path / "adapter"))
+    expected = logits(whole)
+    merged = Model(merge(whole), whole.tokenizer, name="merged")
+    assert torch.allclose(logits(merged), expected, atol=1e-5)
+    assert {parameter.dtype for parameter in merged.module.parameters()} == {torch.float32}
+
+
+def test_without_the_package_one_message_says_what_to_do(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(ConfigurationError) as caught:
+        loaded(folder, "nf4")
+    (problem,) = caught.value.problems
+    assert problem.path == "model.quantization"
+    assert "pip install 'fedstrata[quantized]'" in problem.message
+
+
+def test_a_run_without_an_adapter_is_refused(folder: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    model = ModelSettings(name=str(folder), quantization="nf4", dtype="bfloat16")
+    task = LmSettings(max_length=16)
+    with pytest.raises(ConfigurationError) as caught:
+        check_model(RunSettings(model=model, task=task), None)
+    assert [problem.path for problem in caught.value.problems] == ["model.quantization", "model.dtype"]
+    check_model(RunSettings(model=model, task=task, adapter=LORA), None)
