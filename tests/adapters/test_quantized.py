@@ -20,7 +20,7 @@ from fedstrata.models.state import Model
 from fedstrata.tasks.windows import run_model
 
 LORA = LoraSettings(kind="lora", rank=2)
-WIDE = {"hidden_size": 64, "intermediate_size": 128}
+WIDE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 
 
 def loaded(folder: Path, quantization: str | None) -> Model:
@@ -92,6 +92,12 @@ def test_what_is_saved_can_be_merged_into_whole_weights(folder: Path, tmp_path: 
     merged = Model(merge(whole), whole.tokenizer, name="merged")
     assert torch.allclose(logits(merged), expected, atol=1e-5)
     assert {parameter.dtype for parameter in merged.module.parameters()} == {torch.float32}
+
+
+def test_a_layer_that_would_be_read_wrongly_is_refused(saved: Callable[..., Path]) -> None:
+    pytest.importorskip("bitsandbytes")
+    with pytest.raises(ConfigurationError, match=r"model\.quantization.*multiple of 64 wide.*has 32"):
+        loaded(saved("llama", config={**WIDE, "head_dim": 8}), "nf4")
 
 
 def test_without_the_package_one_message_says_what_to_do(

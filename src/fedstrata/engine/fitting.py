@@ -15,8 +15,9 @@ from fedstrata.core.seeding import Seed
 from fedstrata.methods.fedadaopt import FedAdaOPTSettings
 from fedstrata.methods.hetlora import HetLoRASettings
 from fedstrata.models.blocks import find_layout, transformers_model
-from fedstrata.models.load import load, quantization, read_config, read_tokenizer, skeleton
+from fedstrata.models.load import load, read_config, read_tokenizer, skeleton
 from fedstrata.models.prefix import frozen_blocks
+from fedstrata.models.quantize import quantization
 from fedstrata.tasks import TASKS
 from fedstrata.tasks.lm import end_id
 

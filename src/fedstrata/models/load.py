@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +24,6 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
-    BitsAndBytesConfig,
     PretrainedConfig,
     PreTrainedModel,
     modeling_layers,
@@ -36,6 +34,7 @@ from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.seeding import Seed
 from fedstrata.models.blocks import HEAD, block_count, find_layout
 from fedstrata.models.locate import check_weights, locate, refused
+from fedstrata.models.quantize import check_quantized, quantization
 from fedstrata.models.state import Model, quiet
 
 AUTO_CLASSES: dict[str, Any] = {
@@ -321,39 +320,9 @@ def _load_weights(config: Any, settings: ModelSettings, kind: str) -> tuple[PreT
             **_attention_arguments(settings),
             **quantized,
         )
-    for layer in module.modules() if quantized else ():
-        # bitsandbytes would pack weights anew, in place, when some processors first use them in evaluation.
-        if hasattr(layer, "support_avx512bf16_for_cpu"):
-            layer.support_avx512bf16_for_cpu = False
+    if quantized:
+        check_quantized(module, settings)
     return module, _new_parameters(module, report, settings.name)
-
-
-def quantization(settings: ModelSettings) -> dict[str, Any]:
-    """Returns what transformers is told of 4-bit weights: NF4 with quantised constants, as QLoRA has them.
-
-    Source: Dettmers et al. 2023, "QLoRA", sections 3.1 and 3.2; computing in bfloat16.
-
-    Raises:
-        ConfigurationError: bitsandbytes is not installed, or does not work here.
-    """
-    if settings.quantization is None:
-        return {}
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it would warn of kernels that are on the hub
-    try:
-        import bitsandbytes  # noqa: F401, PLC0415 - an extra
-    except (ImportError, OSError, RuntimeError) as error:
-        missing = isinstance(error, ModuleNotFoundError)
-        what = "is not installed" if missing else f"does not work here: {str(error).splitlines()[0]}"
-        message = f"needs bitsandbytes, which {what}; pip install 'fedstrata[quantized]', or leave it null"
-        raise refused("model.quantization", message) from error
-    return {
-        "quantization_config": BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type=settings.quantization,
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=torch.bfloat16,
-        )
-    }
 
 
 def _new_parameters(module: PreTrainedModel, report: dict[str, Any], name: str) -> tuple[str, ...]:
