@@ -54,8 +54,9 @@ RunTiny = Callable[..., Finished]
 
 
 def finished(folder: Path, summary: dict[str, Any]) -> Finished:
-    """Reads back what a run left."""
-    _, state = Checkpoints(folder / "checkpoints").load(summary["rounds"])
+    """Reads back what a run left; one without rounds leaves no state."""
+    rounds = summary["rounds"]
+    state = Checkpoints(folder / "checkpoints").load(rounds)[1] if rounds else State()
     return Finished(folder, summary, read_events(folder / "record.jsonl"), state)
 
 

@@ -169,6 +169,8 @@ def _first(scores: Mapping[str, Any]) -> Mapping[str, float]:
 
 def _cost(summary: Mapping[str, Any]) -> list[str]:
     """Says what was trained, what travelled and how long it took."""
+    if not summary["rounds"]:
+        return [f"no rounds: nothing was trained or sent; took {duration(summary['time']['total_seconds'])}"]
     parameters = summary["model"]["parameters"]
     share = 100 * summary["trainable_parameters"] / parameters
     sent = summary["communication"]

@@ -55,7 +55,9 @@ class CorruptSettings(Settings):
 class FederationSettings(Settings):
     """The rounds, and what happens when clients are lost to one."""
 
-    rounds: Count = 10
+    rounds: Annotated[int, Field(ge=0)] = Field(
+        default=10, description="0 scores the model as it is, without any training (zero-shot)."
+    )
     sample: Fraction = Field(default=1.0, description="Share of the clients that takes part in a round.")
     min_clients: Count | None = Field(
         default=None,

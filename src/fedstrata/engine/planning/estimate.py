@@ -88,7 +88,7 @@ class Estimate:
         first, later = self.measured.rounds[0], self.measured.rounds[1:]
         turns = self.turns.total()
         up, down = (
-            getattr(first, key) * len(clients[0])
+            getattr(first, key) * sum(map(len, clients[:1]))
             + fmean(getattr(cost, key) for cost in later) * sum(map(len, clients[1:]))
             for key, clients in (("bytes_up", self.delivered), ("bytes_down", self.sampled))
         )
@@ -122,7 +122,7 @@ class Estimate:
             "evaluate_seconds": evaluate,
             "engine_overhead_seconds": engine,
             "finish_seconds": finish,
-            "seconds_per_round": (train + evaluate + engine) / rounds,
+            "seconds_per_round": (train + evaluate + engine) / max(1, rounds),
             "seconds_per_client_round": train / max(1, turns),
         }
 

@@ -1,0 +1,38 @@
+"""A run of no rounds scores the model as it is: zero-shot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support import TINY
+
+from fedstrata.core.sources import read_source
+from fedstrata.engine.planning.plan import make_plan
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedlora", "fedper"])
+def test_no_rounds_score_the_model_as_it_is(run_tiny: Any, method: str) -> None:
+    done = run_tiny("federation.rounds=0", f"method={{name: {method}}}")
+    summary = done.summary
+    assert summary["rounds"] == 0
+    assert 0.0 <= summary["metrics"]["mean_client"]["f1"] <= 1.0
+    assert summary["communication"]["bytes_up"] == summary["communication"]["bytes_down"] == 0
+    assert summary["time"]["train_seconds"] == 0
+    assert [event["event"] for event in done.events][-1] == "final"
+    assert (done.folder / "report.html").is_file()
+    assert done.of("round") == []
+
+
+def test_its_model_is_the_one_it_began_with(run_tiny: Any) -> None:
+    once = run_tiny("federation.rounds=0", out="once")
+    again = run_tiny("federation.rounds=0", out="again")
+    assert once.summary["metrics"] == again.summary["metrics"]
+    assert (once.folder / "model").is_dir()
+
+
+def test_a_plan_of_no_rounds_sends_and_trains_nothing() -> None:
+    plan = make_plan(read_source(None, [*TINY, "federation.rounds=0"]), seconds=0.1)
+    assert plan.communication["bytes_up"] == plan.communication["bytes_down"] == 0
+    assert plan.time["train_seconds"] == plan.time["seconds_per_round"] == 0
+    assert plan.time["total_seconds"] > 0
