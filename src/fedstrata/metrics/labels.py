@@ -9,7 +9,7 @@ are therefore said here:
 - A label that no scored document has and that none was given is left out of macro scores, as one that all or
   none of them have is left out of the macro AUC, since it is undefined there. How many were left out is told.
 
-A ratio of nothing is 0, as in `fedstrata.metrics.spans`.
+A ratio of nothing is 0, as in `fedstrata.metrics.counts`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
-from fedstrata.metrics.spans import Counts, total
+from fedstrata.metrics.counts import Counts, total
 
 CUTS = (5, 8)
 """Numbers of labels at which the precision of the ranking is taken, as in the literature on ICD coding."""

@@ -1,79 +1,62 @@
 """Precision, recall and F1 of marked spans, by character offsets within each document.
 
-A span counts as found if a predicted span of its document has the same type and covers exactly the same
-characters (the strict scheme of nervaluate, and of seqeval's strict mode). Equal spans of one document count
-once. Overlapping and nested spans count each for itself; nervaluate's strict scheme misses some of those,
-because a wrong prediction that overlaps a gold span uses it up before the right one is seen.
+- Strict: a predicted span of the same document has the same type and covers exactly the same characters.
+- Lenient: it has the same type and shares a character with the span; one predicted span counts for one
+  annotated one, and as many as possible count (Fed-MedLoRA, "Evaluation metrics"; `metrics.matching`).
+- Untyped, strict or lenient: the same without regard to the type. It is never below the typed score.
 
-A ratio of nothing is 0, as in seqeval and scikit-learn: with no gold and no predicted span, precision, recall
-and F1 are 0.
+Equal spans of one document count once. Overlapping and nested spans count each for itself.
+
+nervaluate (1.2) gives the same numbers where no span overlaps two of the other side: `strict`; `ent_type` for
+lenient; `exact` for untyped; `partial`, its partial matches counted whole, for untyped lenient. Elsewhere it
+goes through the predictions in their order and lets each use up the annotated span it meets first, also as a
+wrong one. So its `strict` and `exact` miss matches where predictions overlap each other, its `ent_type` where
+a prediction of another type comes first, and neither that nor `partial` looks for the most matches.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from fedstrata.core.documents import Span
+from fedstrata.metrics.counts import Counts
+from fedstrata.metrics.matching import SCHEMES, Item, Matching, place_of
+
+OVERALL = (
+    "f1",
+    "precision",
+    "recall",
+    "lenient_f1",
+    "lenient_precision",
+    "lenient_recall",
+    "untyped_f1",
+    "untyped_lenient_f1",
+)
+"""The scores over everything (micro), of mentions and of relations."""
+OF_A_TYPE = ("f1", "precision", "recall", "lenient_f1")
+"""Those of them that single types have too."""
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """How many spans there are, were predicted, and were predicted rightly.
-
-    Attributes:
-        gold: Annotated spans.
-        predicted: Predicted spans.
-        correct: Spans that are both.
-    """
-
-    gold: int
-    predicted: int
-    correct: int
-
-    @property
-    def precision(self) -> float:
-        """The share of predicted spans that are correct."""
-        return self.correct / self.predicted if self.predicted else 0.0
-
-    @property
-    def recall(self) -> float:
-        """The share of gold spans that were found."""
-        return self.correct / self.gold if self.gold else 0.0
-
-    @property
-    def f1(self) -> float:
-        """The harmonic mean of precision and recall."""
-        total = self.gold + self.predicted
-        return 2.0 * self.correct / total if total else 0.0
+def score_names(types: Sequence[str], prefix: str = "") -> tuple[str, ...]:
+    """Returns every score that mentions or relations of these types may have, as `scores_of` orders them."""
+    overall = (f"{prefix}{name}" for name in OVERALL)
+    return (*overall, *(f"{prefix}{name}/{label}" for label in types for name in OF_A_TYPE))
 
 
-def strict_counts(gold: Sequence[Iterable[Span]], predicted: Sequence[Iterable[Span]]) -> dict[str, Counts]:
-    """Counts exact matches by type.
-
-    Args:
-        gold: The annotated spans of each document.
-        predicted: The predicted spans of each document, in the same order.
-
-    Returns:
-        The counts of every type that occurs in either.
-    """
-    in_gold: Counter[str] = Counter()
-    in_predicted: Counter[str] = Counter()
-    in_both: Counter[str] = Counter()
-    for expected, found in zip(map(set, gold), map(set, predicted), strict=True):
-        in_gold.update(span.label for span in expected)
-        in_predicted.update(span.label for span in found)
-        in_both.update(span.label for span in expected & found)
-    return {
-        label: Counts(in_gold[label], in_predicted[label], in_both[label])
-        for label in sorted(in_gold | in_predicted)
-    }
+def match_spans(gold: Sequence[Iterable[Span]], predicted: Sequence[Iterable[Span]]) -> Matching:
+    """Matches the annotated spans of each document with the predicted ones, in the same order."""
+    gold_items, predicted_items = (
+        [[Item((place_of(span),), span.label) for span in spans] for spans in side]
+        for side in (gold, predicted)
+    )
+    return Matching(gold_items, predicted_items)
 
 
 def span_scores(
-    gold: Sequence[Iterable[Span]], predicted: Sequence[Iterable[Span]], types: Sequence[str]
+    gold: Sequence[Iterable[Span]],
+    predicted: Sequence[Iterable[Span]],
+    types: Sequence[str],
+    prefix: str = "",
 ) -> dict[str, float]:
     """Scores predicted spans: over all spans (micro), and for each type.
 
@@ -81,23 +64,29 @@ def span_scores(
         gold: The annotated spans of each document.
         predicted: The predicted spans of each document, in the same order.
         types: The types to give single scores for; spans of other types still count in the micro scores.
+        prefix: What the names of the scores begin with, for example `ner_`.
 
     Returns:
-        `f1`, `precision` and `recall`, then `f1/TYPE`, `precision/TYPE` and `recall/TYPE` for each of these
-        types that occurs among the annotated or the predicted spans.
+        The scores of `score_names`, without those of types that occur neither among the annotated nor among
+        the predicted spans.
     """
-    by_type = strict_counts(gold, predicted)
-    scores = _ratios(total(by_type.values()))
+    return scores_of(match_spans(gold, predicted), types, prefix)
+
+
+def scores_of(matching: Matching, types: Sequence[str], prefix: str = "") -> dict[str, float]:
+    """Returns the scores of mentions or relations that were matched; see `span_scores`."""
+    every = {
+        f"{begins}{name}": value
+        for begins, scheme in SCHEMES.items()
+        for name, value in _ratios(matching.total(scheme)).items()
+    }
+    scores = {f"{prefix}{name}": every[name] for name in OVERALL}
+    strict, lenient = matching.by_type(), matching.by_type(lenient=True)
     for label in types:
-        if label in by_type:  # a type that does not occur has no score: 0 would spoil means
-            scores |= {f"{name}/{label}": value for name, value in _ratios(by_type[label]).items()}
+        if label in strict:  # a type that does not occur has no score: 0 would spoil means
+            own = {**_ratios(strict[label]), "lenient_f1": lenient[label].f1}
+            scores |= {f"{prefix}{name}/{label}": own[name] for name in OF_A_TYPE}
     return scores
-
-
-def total(counts: Iterable[Counts]) -> Counts:
-    """Returns the sums of all counts, which micro scores are made of."""
-    rows = [(each.gold, each.predicted, each.correct) for each in counts]
-    return Counts(*(sum(column) for column in zip(*rows, strict=True))) if rows else Counts(0, 0, 0)
 
 
 def _ratios(counts: Counts) -> dict[str, float]:

@@ -1,0 +1,75 @@
+"""Precision, recall and F1 of relations, as triples of a main mention, its modifier, and the relation's type.
+
+- Strict: both places and the type are those of an annotated triple of the same document.
+- Lenient: both places overlap those of the annotated triple, and the type is the same; one to one, as for
+  mentions ("constituent entities overlap with gold spans and the relation type matches", Fed-MedLoRA,
+  "Evaluation metrics").
+- Untyped, strict or lenient: the same without regard to the relation's type.
+
+The types of the two mentions do not count in a triple: they are scored as mentions. Where relations are named
+after their modifiers, as Fed-MedLoRA's are, the type of the modifier is that of the triple.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fedstrata.core.documents import Document, Span
+from fedstrata.metrics.matching import Item, Matching, place_of
+from fedstrata.metrics.spans import scores_of
+
+
+@dataclass(frozen=True, slots=True)
+class Triple:
+    """A relation of a document, with its two mentions.
+
+    Attributes:
+        main: The main mention, for example a problem.
+        modifier: The modifier, for example a severity.
+        label: The relation's type.
+    """
+
+    main: Span
+    modifier: Span
+    label: str
+
+
+def triples_of(document: Document) -> tuple[Triple, ...]:
+    """Returns the relations of a document."""
+    return tuple(
+        Triple(document.spans[relation.head], document.spans[relation.tail], relation.label)
+        for relation in document.relations
+    )
+
+
+def match_relations(gold: Sequence[Iterable[Triple]], predicted: Sequence[Iterable[Triple]]) -> Matching:
+    """Matches the annotated relations of each document with the predicted ones, in the same order."""
+    gold_items, predicted_items = (
+        [
+            [Item((place_of(triple.main), place_of(triple.modifier)), triple.label) for triple in triples]
+            for triples in side
+        ]
+        for side in (gold, predicted)
+    )
+    return Matching(gold_items, predicted_items)
+
+
+def relation_scores(
+    gold: Sequence[Iterable[Triple]],
+    predicted: Sequence[Iterable[Triple]],
+    types: Sequence[str],
+    prefix: str = "",
+) -> dict[str, float]:
+    """Scores predicted relations: over all (micro), and for each type.
+
+    Args:
+        gold: The annotated relations of each document.
+        predicted: The predicted relations of each document, in the same order.
+        types: The types to give single scores for; relations of other types still count in the micro scores.
+        prefix: What the names of the scores begin with, for example `re_`.
+
+    Returns:
+        The scores of `metrics.spans.score_names`, without those of types that do not occur.
+    """
+    return scores_of(match_relations(gold, predicted), types, prefix)
