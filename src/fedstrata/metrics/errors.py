@@ -1,4 +1,4 @@
-"""What is wrong with predicted mentions: the error categories of Fed-MedLoRA, counted automatically (Table 7).
+"""What is wrong with predicted mentions: the error categories of Fed-MedLoRA, Table 7, counted by rule.
 
 Every annotated and every predicted mention that has no exact match (same place, same type) is in exactly one
 error, and every error in one category. They are looked for in this order, each among the mentions that no
