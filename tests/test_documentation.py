@@ -47,23 +47,27 @@ def test_every_shipped_configuration_is_valid(path: Path) -> None:
         assert method is not None
 
 
-def readme_blocks() -> list[str]:
-    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+def blocks_of(page: str) -> list[str]:
+    text = (REPOSITORY / page).read_text(encoding="utf-8")
     return re.findall(r"(?:^    .*\n)+", text, flags=re.MULTILINE)
 
 
+def commands_of(page: str) -> list[str]:
+    lines = [line.strip() for block in blocks_of(page) for line in block.splitlines()]
+    return [line for line in lines if line.startswith((".venv/bin/fedstrata", "fedstrata", "make"))]
+
+
 def readme_commands() -> list[str]:
-    lines = [line.strip() for block in readme_blocks() for line in block.splitlines()]
-    return [line for line in lines if line.startswith((".venv/bin/fedstrata", "make"))]
+    return commands_of("README.md")
 
 
 def test_the_commands_of_the_readme_run_in_order(tmp_path: Path) -> None:
     """As a new user: in a folder of its own, with the configuration the README shows. `make` is what
     continuous integration calls."""
-    (shown,) = [block for block in readme_blocks() if "# site.yaml" in block]
+    (shown,) = [block for block in blocks_of("README.md") if "# site.yaml" in block]
     (tmp_path / "site.yaml").write_text("\n".join(line[4:] for line in shown.splitlines()))
     ran = []
-    for line in readme_commands():
+    for line in [*readme_commands(), *commands_of("docs/scoring.md")]:
         program, *arguments = shlex.split(line)
         if program == "make":
             continue
@@ -71,8 +75,9 @@ def test_the_commands_of_the_readme_run_in_order(tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         ran.append(arguments[0])
-    verbs = ["synth", "plan", "run", "run", "predict", "export", "run", "report", "compare"]
-    assert ran == verbs
+    verbs = ["synth", "plan", "run", "run", "predict", "score", "export", "run", "report", "compare"]
+    assert ran == [*verbs, "score", "predict", "score"]  # the page goes on in the README's folder
+    assert (tmp_path / "scores.json").exists()
     assert (tmp_path / "both.html").exists()
     assert (tmp_path / "runs" / "first" / "summary.json").exists()
 

@@ -69,7 +69,7 @@ def test_what_the_card_says_is_what_the_run_did(run_tiny: RunTiny, tmp_path: Pat
         "fedstrata 0.1.0",
         "| site 1 | 8 | 1 | 3 |",
         "5 documents that were not trained on",
-        "\n\n| | f1 | precision | recall |\n|---|---:|---:|---:|\n| all |",
+        "\n\n| | f1 | precision | recall | lenient_f1 |\n|---|---:|---:|---:|---:|\n| all |",
         "without differential privacy",
         "windows of 64 tokens",
     ):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from itertools import permutations
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,9 @@ from seqeval.metrics import f1_score, precision_score, recall_score
 from seqeval.scheme import IOB2
 
 from fedstrata.core.documents import Span
-from fedstrata.metrics.spans import Counts, span_scores, strict_counts
+from fedstrata.metrics.counts import Counts
+from fedstrata.metrics.matching import SCHEMES
+from fedstrata.metrics.spans import OVERALL, match_spans, score_names, span_scores
 
 TYPES = ("drug", "problem", "test")
 
@@ -42,6 +45,19 @@ def spans(tags: list[str]) -> list[Span]:
     return found
 
 
+def nervaluate(gold: list[list[Span]], predicted: list[list[Span]]) -> dict[str, Any]:
+    rows = [
+        [[{"label": s.label, "start": s.start, "end": s.end - 1} for s in document] for document in side]
+        for side in (gold, predicted)
+    ]
+    result: dict[str, Any] = Evaluator(*rows, tags=list(TYPES), loader="dict").evaluate()
+    return result
+
+
+def strict_counts(gold: list[list[Span]], predicted: list[list[Span]]) -> dict[str, Counts]:
+    return match_spans(gold, predicted).by_type()
+
+
 @given(CORPUS)
 def test_scores_equal_seqeval_s_strict_mode(corpus: list[tuple[list[str], list[str]]]) -> None:
     gold, predicted = ([valid(pair[side]) for pair in corpus] for side in (0, 1))
@@ -59,11 +75,7 @@ def test_scores_equal_seqeval_s_strict_mode(corpus: list[tuple[list[str], list[s
 def test_scores_equal_nervaluate_s_strict_scheme(corpus: list[tuple[list[str], list[str]]]) -> None:
     gold, predicted = ([spans(valid(pair[side])) for pair in corpus] for side in (0, 1))
     scores = span_scores(gold, predicted, TYPES)
-    rows = [
-        [[{"label": s.label, "start": s.start, "end": s.end - 1} for s in document] for document in side]
-        for side in (gold, predicted)
-    ]
-    result = Evaluator(*rows, tags=list(TYPES), loader="dict").evaluate()
+    result = nervaluate(gold, predicted)
     assert scores["f1"] == pytest.approx(result["overall"]["strict"].f1)
     assert scores["precision"] == pytest.approx(result["overall"]["strict"].precision)
     assert scores["recall"] == pytest.approx(result["overall"]["strict"].recall)
@@ -79,13 +91,25 @@ def test_micro_scores_count_mentions_and_not_documents() -> None:
         "f1": pytest.approx(2 / 6),
         "precision": pytest.approx(1 / 3),
         "recall": pytest.approx(1 / 3),
+        "lenient_f1": pytest.approx(4 / 6),
+        "lenient_precision": pytest.approx(2 / 3),
+        "lenient_recall": pytest.approx(2 / 3),
+        "untyped_f1": pytest.approx(2 / 6),
+        "untyped_lenient_f1": pytest.approx(4 / 6),
         "f1/drug": pytest.approx(2 / 3),
         "precision/drug": 1.0,
         "recall/drug": 0.5,
+        "lenient_f1/drug": pytest.approx(2 / 3),
         "f1/test": 0.0,
         "precision/test": 0.0,
         "recall/test": 0.0,
+        "lenient_f1/test": pytest.approx(2 / 3),
     }
+    assert list(scores) == list(score_names(("drug", "test")))
+    prefixed = span_scores(gold, predicted, ("drug", "test"), "ner_")
+    assert list(prefixed) == list(score_names(("drug", "test"), "ner_"))
+    assert list(prefixed)[:2] == ["ner_f1", "ner_precision"]
+    assert list(prefixed.values()) == list(scores.values())
 
 
 def test_a_span_of_another_document_is_not_found() -> None:
@@ -109,7 +133,7 @@ def test_order_within_a_document_does_not_matter_even_where_predictions_overlap(
     """nervaluate's strict scheme gives 0 here: the wrong prediction, seen first, uses up the gold span."""
     gold, predicted = [Span(0, 5, "drug")], [Span(0, 6, "drug"), Span(0, 5, "drug")]
     for order in permutations(predicted):
-        assert strict_counts([gold], [order]) == {"drug": Counts(1, 2, 1)}
+        assert strict_counts([gold], [list(order)]) == {"drug": Counts(1, 2, 1)}
 
 
 def test_nested_spans_count_each_for_itself() -> None:
@@ -125,11 +149,12 @@ def test_a_discontinuous_span_is_not_found_by_the_stretch_around_it() -> None:
 
 
 def test_nothing_to_find_scores_0_and_a_type_that_does_not_occur_has_no_score() -> None:
-    empty = dict.fromkeys(["f1", "precision", "recall"], 0.0)
+    empty = dict.fromkeys(OVERALL, 0.0)
     assert span_scores([[], []], [[], []], ("drug",)) == empty
     assert span_scores([], [], ("drug",)) == empty
     invented = span_scores([[]], [[Span(0, 3, "drug")]], ("drug", "test"))
-    assert invented == empty | dict.fromkeys(["f1/drug", "precision/drug", "recall/drug"], 0.0)
+    of_drugs = ["f1/drug", "precision/drug", "recall/drug", "lenient_f1/drug"]
+    assert invented == empty | dict.fromkeys(of_drugs, 0.0)
 
 
 def test_spans_of_other_types_count_in_the_micro_scores_alone() -> None:
@@ -141,3 +166,77 @@ def test_spans_of_other_types_count_in_the_micro_scores_alone() -> None:
 def test_documents_must_be_paired() -> None:
     with pytest.raises(ValueError, match="zip"):
         span_scores([[]], [], ())
+
+
+SCHEMES_OF_NERVALUATE = {"lenient": "ent_type", "untyped": "exact", "untyped_lenient": "partial"}
+
+
+def found_by(result: dict[str, Any], scheme: str) -> int:
+    """How many spans nervaluate finds, those of which it finds a part counted whole."""
+    counts = result["overall"][SCHEMES_OF_NERVALUATE[scheme]]
+    return int(counts.correct + counts.partial)
+
+
+def alone(gold: list[Span], predicted: list[Span]) -> bool:
+    """Whether no span overlaps two of the other side."""
+    return all(
+        sum(one.start < other.end and other.start < one.end for other in others) < 2
+        for ones, others in ((gold, predicted), (predicted, gold))
+        for one in ones
+    )
+
+
+@given(CORPUS)
+def test_other_schemes_find_what_nervaluate_s_find_and_more_only_where_spans_overlap_several(
+    corpus: list[tuple[list[str], list[str]]],
+) -> None:
+    gold, predicted = ([spans(valid(pair[side])) for pair in corpus] for side in (0, 1))
+    result, matching = nervaluate(gold, predicted), match_spans(gold, predicted)
+    ours = {
+        "lenient": matching.total(SCHEMES["lenient_"]).correct,
+        "untyped": matching.total(SCHEMES["untyped_"]).correct,
+        "untyped_lenient": matching.total(SCHEMES["untyped_lenient_"]).correct,
+    }
+    assert ours["untyped"] == found_by(result, "untyped")
+    for scheme, number in ours.items():
+        assert number >= found_by(result, scheme)
+        if all(map(alone, gold, predicted)):
+            assert number == found_by(result, scheme)
+
+
+def test_a_wrong_type_that_comes_first_does_not_use_up_a_span() -> None:
+    """nervaluate's ent_type gives 0 here: the first prediction uses up the annotated span."""
+    gold, predicted = [[Span(0, 9, "drug")]], [[Span(0, 3, "test"), Span(4, 9, "drug")]]
+    assert found_by(nervaluate(gold, predicted), "lenient") == 0
+    assert span_scores(gold, predicted, TYPES)["lenient_recall"] == 1.0
+
+
+def test_lenient_scores_look_for_the_most_matches() -> None:
+    """nervaluate's ent_type finds one: it gives the first prediction the closer of two spans."""
+    gold = [[Span(0, 2, "drug"), Span(2, 6, "drug")]]
+    predicted = [[Span(1, 5, "drug"), Span(5, 6, "drug")]]
+    assert found_by(nervaluate(gold, predicted), "lenient") == 1
+    assert span_scores(gold, predicted, TYPES)["lenient_f1"] == 1.0
+
+
+def test_one_prediction_counts_for_one_span() -> None:
+    gold, wide = [[Span(0, 3, "drug"), Span(4, 9, "drug")]], [[Span(0, 9, "drug")]]
+    scores = span_scores(gold, wide, TYPES)
+    assert (scores["lenient_precision"], scores["lenient_recall"], scores["f1"]) == (1.0, 0.5, 0.0)
+
+
+def test_spans_that_touch_do_not_overlap() -> None:
+    assert span_scores([[Span(0, 3, "drug")]], [[Span(3, 5, "drug")]], TYPES)["lenient_f1"] == 0.0
+
+
+def test_what_lies_in_the_gap_of_a_discontinuous_span_does_not_overlap_it() -> None:
+    gold = [[Span(0, 9, "problem", ((0, 3), (6, 9)))]]
+    assert span_scores(gold, [[Span(3, 6, "problem")]], TYPES)["untyped_lenient_f1"] == 0.0
+    assert span_scores(gold, [[Span(3, 7, "problem")]], TYPES)["lenient_f1"] == 1.0
+
+
+def test_without_types_two_mentions_at_one_place_are_still_two() -> None:
+    gold, predicted = [[Span(0, 3, "drug"), Span(0, 3, "test")]], [[Span(0, 3, "problem")]]
+    scores = span_scores(gold, predicted, TYPES)
+    assert (scores["f1"], scores["lenient_f1"]) == (0.0, 0.0)
+    assert scores["untyped_f1"] == scores["untyped_lenient_f1"] == pytest.approx(2 / 3)

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from fedstrata.cli.listener import Listener
 from fedstrata.core.errors import DROPPED_OUT
+from fedstrata.record.scores import headings, overall
 from fedstrata.record.summary import headline
 from fedstrata.record.words import duration, energy, plural, score
 
@@ -105,11 +106,12 @@ class Display(Listener):
             personal: Whether every client has a model of its own; the first row is then their mean.
         """
         scores = summary["metrics"]
-        names = [name for name in _first(scores) if "/" not in name]
+        every, metric = list(overall(_first(scores))), summary["convergence"]["metric"]
+        names = headings(_first(scores), metric)
         title = f"{summary['method']} on {summary['task']}, {summary['model']['name']}: test split"
         everybody = "all documents, own models" if personal else "all documents"
         rows = {everybody: scores["global"], "mean of clients": scores["mean_client"]}
-        clients = _ends(scores["clients"], summary["convergence"]["metric"])
+        clients = _ends(scores["clients"], metric)
         rows |= clients
         if trained := scores.get("trained"):
             rows["mean of clients' own models"] = trained["mean"]
@@ -118,8 +120,8 @@ class Display(Listener):
         while shown > 1 and self._width(_table(title, names[:shown], rows)) > self._console.width:
             shown -= 1
         self._console.print(_table(title, names[:shown], rows))
-        if names[shown:]:
-            self.say(f"in summary.json as well: {', '.join(names[shown:])}")
+        if rest := [name for name in every if name not in names[:shown]]:
+            self.say(f"in summary.json as well: {', '.join(rest)}")
         if len(clients) < len(scores["clients"]):
             what = f"the {ENDS} lowest and {ENDS} highest of {len(scores['clients'])} clients"
             self.say(f"{what}; all are in summary.json")

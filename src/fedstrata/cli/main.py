@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from fedstrata import __version__
-from fedstrata.cli import compare, export, methods, plan, predict, report, run, synth
+from fedstrata.cli import compare, export, methods, plan, predict, report, run, score, synth
 from fedstrata.cli.options import Flags
 from fedstrata.core.errors import FedstrataError
 
@@ -39,6 +39,7 @@ app.command()(run.run)
 app.command()(plan.plan)
 app.command()(compare.compare)
 app.command()(predict.predict)
+app.command()(score.score)
 app.command()(export.export)
 app.command()(methods.methods)
 app.command()(report.report)

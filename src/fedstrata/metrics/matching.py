@@ -132,7 +132,7 @@ class Matching:
         Args:
             kept: Which of `pairs` to choose from, (pairs,).
         """
-        pairs = self.pairs[kept]
+        pairs: NDArray[np.int64] = self.pairs[kept]
         if not len(pairs):
             return pairs
         shape = len(self.gold.items), len(self.predicted.items)
@@ -149,7 +149,10 @@ class Matching:
         """Returns what is annotated, predicted and correct in each document, (documents, 3)."""
         correct = self.gold.documents[self.matched(scheme)[:, 0]]
         columns = (self.gold.documents, self.predicted.documents, correct)
-        return np.column_stack([np.bincount(column, minlength=self.documents) for column in columns])
+        counts: NDArray[np.int64] = np.column_stack(
+            [np.bincount(column, minlength=self.documents) for column in columns]
+        )
+        return counts
 
     def by_type(self, *, lenient: bool = False) -> dict[str, Counts]:
         """Counts for each type that occurs on either side, in the order of their names."""

@@ -10,8 +10,8 @@ Equal spans of one document count once. Overlapping and nested spans count each 
 nervaluate (1.2) gives the same numbers where no span overlaps two of the other side: `strict`; `ent_type` for
 lenient; `exact` for untyped; `partial`, its partial matches counted whole, for untyped lenient. Elsewhere it
 goes through the predictions in their order and lets each use up the annotated span it meets first, also as a
-wrong one. So its `strict` and `exact` miss matches where predictions overlap each other, its `ent_type` misses
-one where a prediction of another type comes first, and neither that nor `partial` looks for the most matches.
+wrong one. So its `strict` and `exact` miss matches where predictions overlap each other, its `ent_type` where
+a prediction of another type comes first, and neither that nor `partial` looks for the most matches.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedstrata.record.costs import COSTS, EMULATED_COSTS, SHOWN_COSTS, Column, Summary
+from fedstrata.record.scores import headings
 from fedstrata.record.target import TARGETS, Point, Target, common_target
 from fedstrata.record.words import COUNTED
 
@@ -197,8 +198,8 @@ def _falling(rows: Sequence[RowResult]) -> set[str]:
 def _default_columns(described: Mapping[str, Column], metric: str | None, *, emulated: bool) -> list[str]:
     groups = (CLIENTS, TRAINED)
     costs = COSTS.keys() | TARGETS.keys()
-    scores = [key for key in described if "/" not in key and not key.startswith(groups) and key not in costs]
-    scores.sort(key=lambda key: key != metric)  # what the runs are judged by comes first
+    own = [key for key in described if not key.startswith(groups) and key not in costs]
+    scores = sorted(headings(own, metric), key=lambda key: key != metric)  # what the runs are judged by first
     clients = [group + metric for group in groups if metric and group + metric in described]
     return [*scores, *clients, *SHOWN_COSTS, *([*EMULATED_COSTS, *TARGETS] if emulated else [])]
 

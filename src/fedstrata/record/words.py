@@ -10,6 +10,9 @@ ABSENT = "-"
 """What stands for a number there is none of."""
 COUNTED = "_left_out"
 """How the names of figures end that stand among the scores and count what could not be scored."""
+ASIDE = ("lenient_precision", "lenient_recall", "untyped_f1", "untyped_lenient_f1")
+"""How the names of scores end that are left out where room is short: of mentions and relations, all but the
+strict scores and lenient F1."""
 
 _UNSEEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.data.select import mention_types
-from fedstrata.metrics.spans import span_scores
+from fedstrata.metrics.spans import OVERALL, score_names, span_scores
 from fedstrata.tasks.corrupt import permuted, shuffled_windows
 from fedstrata.tasks.windows import IGNORED, Window, encode_windows, pad, require_single_texts, run_model
 
@@ -75,7 +75,7 @@ class NamedEntityRecognition:
     needs_annotations: ClassVar[bool] = True
     packed: ClassVar[bool] = False
     metric: ClassVar[str] = "f1"
-    metrics: ClassVar[tuple[str, ...]] = ("f1", "precision", "recall")
+    metrics: ClassVar[tuple[str, ...]] = OVERALL
     problem_type: ClassVar[None] = None
 
     def __init__(self, settings: NerSettings, types: Sequence[str]) -> None:
@@ -132,8 +132,8 @@ class NamedEntityRecognition:
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """The micro scores, then `f1/TYPE`, `precision/TYPE` and `recall/TYPE` of every type."""
-        return (*self.metrics, *(f"{metric}/{label}" for label in self.types for metric in self.metrics))
+        """The micro scores, then those of every type."""
+        return score_names(self.types)
 
     def encode(self, documents: Sequence[Document], tokenizer: Any) -> list[Window]:
         """Tokenizes and tags documents.

@@ -66,6 +66,12 @@ FORMAT_NAMES = {
     "glue": "in the form of GLUE",
 }
 
+SCORED_AS = (
+    "; a mention counts as found if its type and both its ends are right (`lenient`: if its type is, and it "
+    "overlaps; `untyped`: whatever its type)"
+)
+"""What the scores of mentions mean."""
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:
@@ -300,10 +306,10 @@ def _scores(facts: Facts) -> dict[str, Any]:
     result, scores = facts.result, facts.result.scores
     held_out = result.summary["metrics"].get("external") or {}
     tested = [result.client] if result.client is not None else list(result.summary["metrics"]["clients"])
-    strict = result.task.kind == "token-classification"
+    mentions = result.task.kind == "token-classification"
     return {
         "score_tables": score_tables(scores),
         "held_out": compared({facts.clients[site]: own for site, own in held_out.items()}),
         "test_documents": sum(result.start["clients"][client]["test"] for client in tested),
-        "scored_as": "; a mention counts as found if its type and both its ends are right" if strict else "",
+        "scored_as": SCORED_AS if mentions else "",
     }

@@ -19,7 +19,7 @@ from fedstrata.record.history import (
 )
 from fedstrata.record.report import plots
 from fedstrata.record.report.page import MEGABYTE, render, time_unit
-from fedstrata.record.scores import overall, score_tables
+from fedstrata.record.scores import headings, score_tables
 from fedstrata.record.summary import falls
 from fedstrata.record.words import COUNTED
 
@@ -50,7 +50,7 @@ def run_page(history: History) -> str:
         metric=metric,
         scores=scores,
         split=split,
-        columns=[name for name in overall(everything) if not name.endswith(COUNTED)],
+        columns=[name for name in headings(everything, metric) if not name.endswith(COUNTED)],
         by_label=score_tables(everything) if any("/" in name for name in everything) else [],
         training=[name for name, counts in history.start["clients"].items() if counts["train"]],
         lost=lost_clients(history.losses),

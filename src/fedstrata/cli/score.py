@@ -1,0 +1,172 @@
+"""`fedstrata score`: predictions on disk against annotations on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedstrata.cli.options import Debug
+from fedstrata.record.words import score as in_words
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedstrata.engine.results.score import Difference, Draws, Scored, System
+
+WORDS = {"": "strict", "lenient_": "lenient", "untyped_": "untyped", "untyped_lenient_": "untyped, lenient"}
+"""What people read for the schemes of `fedstrata.metrics.matching`."""
+
+
+def score(
+    gold: Annotated[
+        Path,
+        typer.Argument(metavar="GOLD", help="The annotated documents: a file or folder.", show_default=False),
+    ],
+    predicted: Annotated[
+        Path, typer.Argument(metavar="PRED", help="The same documents as predicted.", show_default=False)
+    ],
+    against: Annotated[
+        Path | None, typer.Option(metavar="PRED2", help="The same documents as a second system predicted.")
+    ] = None,
+    format: Annotated[
+        str | None,
+        typer.Option(
+            help="The format of all files; brat, i2b2 and jsonl are known by the files' names when not given."
+        ),
+    ] = None,
+    gold_format: Annotated[str | None, typer.Option(help="That of GOLD alone.")] = None,
+    pred_format: Annotated[str | None, typer.Option(help="That of the predictions alone.")] = None,
+    types: Annotated[
+        str | None,
+        typer.Option(
+            help="Mention types to keep, as data.types: problem,drug or '{Medication: drug}', which renames."
+        ),
+    ] = None,
+    instances: Annotated[
+        int,
+        typer.Option(min=0, help="Documents in a bootstrap draw, at most as many as there are; 0: as many."),
+    ] = 200,
+    resamples: Annotated[int, typer.Option(min=1, help="Bootstrap draws.")] = 30,
+    level: Annotated[
+        float, typer.Option(min=0.5, max=0.999, help="Share of the draws that an interval holds.")
+    ] = 0.95,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same draws.")] = 0,
+    file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="A file to write everything to, as JSON.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Score predicted mentions and relations: strict, lenient, by type, with intervals and kinds of errors.
+
+    Example: fedstrata score notes found --against others --json scores.json
+    """
+    from rich.console import Console  # noqa: PLC0415 - heavy
+
+    from fedstrata.core.files import write_atomically  # noqa: PLC0415
+    from fedstrata.engine.results.pairing import paired, read_documents, select, wanted_types  # noqa: PLC0415
+    from fedstrata.engine.results.score import Draws, as_json, differences, score_systems  # noqa: PLC0415
+
+    chosen, draws = wanted_types(types), Draws(instances, resamples, level, seed)
+    sides = {"GOLD": gold, "PRED": predicted} | ({} if against is None else {"--against": against})
+    documents = []
+    for name, path in sides.items():
+        own = ("--gold-format", gold_format) if name == "GOLD" else ("--pred-format", pred_format)
+        option, form = own if own[1] or not format else ("--format", format)
+        documents.append(read_documents(path, form, option))
+    annotated, *systems = select(documents, chosen)
+    ordered = [paired(annotated, system, name) for system, name in zip(systems, list(sides)[1:], strict=True)]
+    first, *others = score_systems(annotated, ordered, draws)
+    compared = differences(first, others[0], seed) if others else {}
+    if file is not None:
+        found = as_json(gold, list(sides.values())[1:], [first, *others], draws, compared)
+        text = json.dumps(found, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+        write_atomically(file, [text.encode()])
+    console = Console()
+    for table in _tables(first):
+        console.print(table)
+    for part, schemes in compared.items():
+        console.print(_comparison(part, schemes))
+    for line in _notes(first, draws, compared=bool(compared)):
+        _say(console, line)
+    if file is not None:
+        _say(console, f"everything is in {file}")
+
+
+def _say(console: Console, message: str) -> None:
+    console.print(message, highlight=False, markup=False, soft_wrap=True)
+
+
+def _tables(system: System) -> Iterator[Table]:
+    """Yields what one system scored, and its errors."""
+    from fedstrata.metrics.errors import count_errors  # noqa: PLC0415
+
+    for name, part in system.parts.items():
+        yield _schemes(name, part)
+        if len(part.types) > 1:
+            yield _types(name, part)
+    table = _table("errors in mentions", "", "errors", "gold", "predicted")
+    for category, count in count_errors(system.errors).items():
+        table.add_row(category, f"{count.errors:,}", f"{count.gold:,}", f"{count.predicted:,}")
+    yield table
+
+
+def _schemes(name: str, part: Scored) -> Table:
+    """Returns the scores over everything."""
+    every = part.counts[""]
+    title = f"{name}: {every.gold:,} gold, {every.predicted:,} predicted"
+    table = _table(title, "", "precision", "recall", "f1", "interval")
+    for begins, words in WORDS.items():
+        count, ends = part.counts[begins], part.intervals[begins]
+        cells = map(in_words, (count.precision, count.recall, count.f1))
+        table.add_row(words, *cells, f"{in_words(ends.low)} to {in_words(ends.high)}")
+    return table
+
+
+def _types(name: str, part: Scored) -> Table:
+    """Returns the scores of each type."""
+    from rich.text import Text  # noqa: PLC0415 - heavy
+
+    table = _table(f"{name} by type", "", "gold", "predicted", "precision", "recall", "f1", "lenient f1")
+    for label, count in part.types.items():
+        scores = (count.precision, count.recall, count.f1, part.scores[f"lenient_f1/{label}"])
+        table.add_row(Text(label), f"{count.gold:,}", f"{count.predicted:,}", *map(in_words, scores))
+    return table
+
+
+def _comparison(part: str, compared: Mapping[str, Difference]) -> Table:
+    """Returns how the mentions or relations of two systems differ."""
+    columns = ("PRED", "PRED2", "difference", "paired p", "rank-sum p")
+    table = _table(f"{part}: micro f1 of two systems", "", *columns)
+    for begins, one in compared.items():
+        values = in_words(one.first), in_words(one.second), f"{one.first - one.second:+.3f}"
+        table.add_row(WORDS[begins], *values, _chance(one.paired_p), _chance(one.rank_sum_p))
+    return table
+
+
+def _chance(value: float) -> str:
+    return f"{value:.4f}" if value >= 0.0001 else "<0.0001"
+
+
+def _table(title: str, *columns: str) -> Table:
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(title=Text(title))
+    for number, column in enumerate(columns):  # headings have a line a word
+        table.add_column(column.replace(" ", "\n"), justify="right" if number else "left", overflow="fold")
+    return table
+
+
+def _notes(system: System, draws: Draws, *, compared: bool) -> Iterator[str]:
+    """Says what the tables mean."""
+    count = len(system.documents)
+    drawn = f"{draws.resamples:,} draws of {draws.size(count):,} of {count:,} documents with replacement"
+    yield f"intervals of f1 hold {100 * draws.level:g} % of {drawn} (seed {draws.seed})"
+    if compared:
+        yield "paired p: by exchanging the two systems in documents at random; the one to go by"
+        yield "rank-sum p: of the two systems' draws, as in Fed-MedLoRA; more draws alone make it smaller"

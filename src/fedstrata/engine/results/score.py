@@ -1,0 +1,243 @@
+"""Scores of systems against annotated documents: what `fedstrata score` shows.
+
+They are the scores a run gives its own predictions of the same documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedstrata.core.documents import Document
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.seeding import Seed
+from fedstrata.metrics.counts import Counts
+from fedstrata.metrics.errors import MentionError, count_errors, errors_of
+from fedstrata.metrics.matching import SCHEMES, Matching
+from fedstrata.metrics.relations import match_relations, triples_of
+from fedstrata.metrics.spans import match_spans, scores_of
+from fedstrata.metrics.stats import (
+    INSTANCES,
+    LEVEL,
+    RESAMPLES,
+    Interval,
+    bootstrap,
+    interval,
+    paired_permutation,
+    rank_sum,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """How intervals are made.
+
+    Attributes:
+        instances: Documents in a draw, at most as many as there are; 0 for as many.
+        resamples: The number of draws.
+        level: The share of their scores that an interval holds.
+        seed: Of everything that is drawn.
+    """
+
+    instances: int = INSTANCES
+    resamples: int = RESAMPLES
+    level: float = LEVEL
+    seed: int = 0
+
+    def size(self, documents: int) -> int:
+        """Returns how many documents a draw holds; more than there are would make intervals too narrow."""
+        return min(self.instances or documents, documents)
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The scores of a system's mentions, or of its relations.
+
+    Attributes:
+        scores: By name, as a run gives them.
+        counts: Over everything, by what the names of a scheme's scores begin with (`SCHEMES`).
+        types: The strict counts of each type.
+        intervals: Of the micro F1 of each scheme.
+        by_document: What is annotated, predicted and correct in each document under each scheme,
+            (documents, 3).
+        draws: The micro F1 of every draw under each scheme, (resamples,).
+    """
+
+    scores: Mapping[str, float]
+    counts: Mapping[str, Counts]
+    types: Mapping[str, Counts]
+    intervals: Mapping[str, Interval]
+    by_document: Mapping[str, NDArray[np.int64]]
+    draws: Mapping[str, NDArray[np.float64]]
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """The scores of one system.
+
+    Attributes:
+        documents: The ids of the documents.
+        mentions: Of its mentions.
+        relations: Of its relations; none where no relation is annotated or predicted.
+        errors: What is wrong with its mentions.
+    """
+
+    documents: tuple[str, ...]
+    mentions: Scored
+    relations: Scored | None
+    errors: tuple[MentionError, ...]
+
+    @property
+    def parts(self) -> dict[str, Scored]:
+        """What was scored, by its name."""
+        return {
+            name: part
+            for name, part in (("mentions", self.mentions), ("relations", self.relations))
+            if part is not None
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns everything but the draws; errors by offsets, without the text."""
+        own: dict[str, Any] = {
+            name: {
+                "counts": {f"{begins}f1": asdict(count) for begins, count in part.counts.items()},
+                "scores": dict(part.scores),
+                "intervals": {f"{begins}f1": asdict(ends) for begins, ends in part.intervals.items()},
+                "types": {label: asdict(count) for label, count in part.types.items()},
+            }
+            for name, part in self.parts.items()
+        }
+        counts = {category: asdict(count) for category, count in count_errors(self.errors).items()}
+        return {
+            "relations": None,
+            **own,
+            "error_counts": counts,
+            "errors": list(map(self._error, self.errors)),
+        }
+
+    def _error(self, error: MentionError) -> dict[str, Any]:
+        gold, predicted = (
+            [{"pieces": item.places[0], "type": item.label} for item in items]
+            for items in (error.gold, error.predicted)
+        )
+        document = self.documents[error.document]
+        return {"category": error.category, "document": document, "gold": gold, "predicted": predicted}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How two systems differ in one micro F1.
+
+    Attributes:
+        first: That of the first.
+        second: That of the second.
+        paired_p: The p value of the paired permutation test, the one to go by.
+        rank_sum_p: That of the rank-sum test of their draws, as Fed-MedLoRA takes it.
+    """
+
+    first: float
+    second: float
+    paired_p: float
+    rank_sum_p: float
+
+
+def score_systems(
+    gold: Sequence[Document], systems: Sequence[Sequence[Document]], draws: Draws
+) -> list[System]:
+    """Scores each system's documents against the annotated ones, in the same order.
+
+    Raises:
+        ConfigurationError: No document has any mention.
+    """
+    everything = [document for side in (gold, *systems) for document in side]
+    if not any(document.spans for document in everything):
+        message = "no document has a mention, annotated or predicted: there is nothing to score"
+        raise ConfigurationError([Problem("GOLD", message)])
+    with_relations = any(document.relations for document in everything)
+    scored = []
+    for number, predicted in enumerate(systems):
+        seed = Seed(draws.seed).child("bootstrap", number)
+        mentions = match_spans(*([document.spans for document in side] for side in (gold, predicted)))
+        relations = match_relations(*(list(map(triples_of, side)) for side in (gold, predicted)))
+        scored.append(
+            System(
+                tuple(document.id for document in gold),
+                _scored(mentions, draws, seed),
+                _scored(relations, draws, seed) if with_relations else None,
+                errors_of(mentions),
+            )
+        )
+    return scored
+
+
+def _scored(matching: Matching, draws: Draws, seed: Seed) -> Scored:
+    types = matching.by_type()
+    size = draws.size(matching.documents)
+    rows = {begins: matching.by_document(scheme) for begins, scheme in SCHEMES.items()}
+    drawn = {
+        begins: bootstrap(own, seed, instances=size, resamples=draws.resamples)
+        for begins, own in rows.items()
+    }
+    return Scored(
+        scores_of(matching, list(types)),
+        {begins: matching.total(scheme) for begins, scheme in SCHEMES.items()},
+        types,
+        {begins: interval(own, draws.level) for begins, own in drawn.items()},
+        rows,
+        drawn,
+    )
+
+
+def differences(first: System, second: System, seed: int) -> dict[str, dict[str, Difference]]:
+    """Compares two systems that were scored on the same documents, part by part and scheme by scheme."""
+    found: dict[str, dict[str, Difference]] = {}
+    for name, one in first.parts.items():
+        other = second.parts[name]
+        found[name] = {
+            begins: Difference(
+                one.counts[begins].f1,
+                other.counts[begins].f1,
+                paired_permutation(
+                    one.by_document[begins], other.by_document[begins], Seed(seed).child("permutation")
+                ),
+                rank_sum(one.draws[begins], other.draws[begins]),
+            )
+            for begins in SCHEMES
+        }
+    return found
+
+
+def as_json(
+    gold: Path,
+    paths: Sequence[Path],
+    systems: Sequence[System],
+    draws: Draws,
+    compared: Mapping[str, Mapping[str, Difference]],
+) -> dict[str, Any]:
+    """Returns everything that was found, without the text of any document.
+
+    Args:
+        gold: Where the annotated documents lie.
+        paths: Where each system's lie.
+        systems: Their scores.
+        draws: How intervals were made.
+        compared: What `differences` gives; empty for one system.
+    """
+    count = len(systems[0].documents)
+    tests = {
+        part: {f"{begins}f1": asdict(one) for begins, one in own.items()} for part, own in compared.items()
+    }
+    return {
+        "gold": str(gold),
+        "documents": count,
+        "bootstrap": {**asdict(draws), "instances": draws.size(count)},
+        "systems": [
+            {"path": str(path), **system.as_json()} for path, system in zip(paths, systems, strict=True)
+        ],
+        "differences": tests or None,
+    }

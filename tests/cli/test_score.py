@@ -1,0 +1,281 @@
+"""`fedstrata score` as a user calls it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from support import TINY, Finished, finished
+from typer.testing import CliRunner
+
+from fedstrata.cli.main import app
+from fedstrata.core.documents import Document, Relation, Span
+from fedstrata.core.errors import ConfigurationError, DataError
+from fedstrata.core.sources import read_source
+from fedstrata.data.synthetic import generate
+from fedstrata.data.writers import write
+from fedstrata.engine.folder import open_run
+from fedstrata.engine.setup import check_settings, divide
+from fedstrata.metrics.relations import relation_scores, triples_of
+from fedstrata.metrics.spans import span_scores
+
+QUOTED = "Zebrafinch"
+TEXT = f"{QUOTED} has severe chest pain and takes aspirin, 81 mg."
+SEVERE, PAIN = Span(15, 21, "severity"), Span(22, 32, "problem")
+ASPIRIN, MILLIGRAMS = Span(43, 50, "drug"), Span(52, 57, "strength")
+GOLD = Document(
+    "note",
+    TEXT,
+    (SEVERE, PAIN, ASPIRIN, MILLIGRAMS),
+    (Relation(1, 0, "severity"), Relation(2, 3, "strength")),
+)
+FOUND = Document(
+    "note",
+    TEXT,
+    (SEVERE, replace(PAIN, start=28), replace(ASPIRIN, label="treatment"), MILLIGRAMS),
+    (Relation(1, 0, "severity"), Relation(2, 3, "dosage")),
+)
+OTHER = Document("other", "No fever.", (Span(3, 8, "problem"),))
+
+
+def score(*arguments: object) -> Result:
+    shown = CliRunner().invoke(app, ["score", *map(str, arguments)])
+    assert QUOTED not in shown.output
+    assert QUOTED not in str(shown.exception)
+    return shown
+
+
+def scored(*arguments: object, folder: Path) -> dict[str, Any]:
+    """What the verb writes as JSON."""
+    shown = score(*arguments, "--json", folder / "scores.json")
+    assert shown.exit_code == 0, shown.output
+    assert f"everything is in {folder / 'scores.json'}" in shown.output.replace("\n", "")
+    text = (folder / "scores.json").read_text()
+    assert QUOTED not in text
+    content: dict[str, Any] = json.loads(text)
+    return content
+
+
+def sides(folder: Path, form: str, *documents: Sequence[Document]) -> list[Path]:
+    names = ["gold", "found", "second"]
+    for name, own in zip(names, documents, strict=False):
+        write(own, folder / name, form)
+    return [folder / name for name in names[: len(documents)]]
+
+
+@pytest.mark.parametrize("form", ["brat", "jsonl"])
+def test_mentions_relations_types_and_errors(tmp_path: Path, form: str) -> None:
+    gold, found = sides(tmp_path, form, [GOLD, OTHER], [FOUND, OTHER])
+    (system,) = scored(gold, found, folder=tmp_path)["systems"]
+    types = ["drug", "problem", "severity", "strength", "treatment"]
+    spans = [[document.spans for document in own] for own in ([GOLD, OTHER], [FOUND, OTHER])]
+    assert system["mentions"]["scores"] == span_scores(*spans, types)
+    triples = [[triples_of(document) for document in own] for own in ([GOLD, OTHER], [FOUND, OTHER])]
+    assert system["relations"]["scores"] == relation_scores(*triples, ["dosage", "severity", "strength"])
+    assert system["mentions"]["counts"]["lenient_f1"] == {"gold": 5, "predicted": 5, "correct": 4}
+    assert system["error_counts"]["boundary"] == {"errors": 1, "gold": 1, "predicted": 1}
+    assert system["errors"][1] == {
+        "category": "type confusion",
+        "document": "note",
+        "gold": [{"pieces": [[43, 50]], "type": "drug"}],
+        "predicted": [{"pieces": [[43, 50]], "type": "treatment"}],
+    }
+
+
+def test_what_is_shown(tmp_path: Path) -> None:
+    gold, found = sides(tmp_path, "brat", [GOLD, OTHER], [FOUND, OTHER])
+    shown = score(gold, found, "--resamples", 50, "--level", 0.9)
+    assert shown.exit_code == 0, shown.output
+    for row in (
+        r"mentions: 5 gold, 5 predicted",
+        r"│ strict +│ +0\.600 │ +0\.600 │ 0\.600 │ 0\.500 to 1\.000 │",
+        r"│ untyped, lenient │ +1\.000 │ +1\.000 │ 1\.000 │ 1\.000 to 1\.000 │",
+        r"│ problem +│ +2 │ +2 │ +0\.500 │ +0\.500 │ 0\.500 │ +1\.000 │",
+        r"relations: 2 gold, 2 predicted",
+        r"│ lenient +│ +0\.500 │ +0\.500 │ 0\.500 │",
+        r"│ dosage +│ +0 │ +1 │",
+        r"│ type confusion +│ +1 │ +1 │ +1 │",
+        r"hold 90 % of 50 draws of 2 of 2 documents",
+    ):
+        assert re.search(row, shown.output), row
+    assert "PRED2" not in shown.output
+
+
+def test_without_relations_there_is_no_table_of_them(tmp_path: Path) -> None:
+    gold, found = sides(tmp_path, "brat", [OTHER], [OTHER])
+    assert "relations" not in score(gold, found).output
+    assert scored(gold, found, folder=tmp_path)["systems"][0]["relations"] is None
+
+
+def test_two_systems(tmp_path: Path) -> None:
+    notes = generate(seed=0, sites=1, notes=40)
+    half = [replace(note, spans=note.spans[::2], relations=()) for note in notes]
+    most = [replace(note, spans=note.spans[:-1], relations=()) for note in notes]
+    gold, worse, better = sides(tmp_path, "jsonl", notes, half, most)
+    content = scored(gold, worse, "--against", better, folder=tmp_path)
+    assert [Path(system["path"]).name for system in content["systems"]] == ["found", "second"]
+    found = content["differences"]["mentions"]["f1"]
+    assert (found["first"], found["second"]) == tuple(
+        system["mentions"]["scores"]["f1"] for system in content["systems"]
+    )
+    assert found["paired_p"] == 1e-4
+    assert found["rank_sum_p"] < 1e-6
+    assert content["bootstrap"] == {"instances": 40, "resamples": 30, "level": 0.95, "seed": 0}
+    shown = score(gold, worse, "--against", better)
+    assert re.search(r"│ strict +│ [\d.]+ │ [\d.]+ │ +-0\.\d+ │ 0\.0001 │ +<0\.0001 │", shown.output)
+    assert "the one to go by" in shown.output
+    same = scored(gold, worse, "--against", worse, folder=tmp_path)["differences"]["mentions"]["lenient_f1"]
+    assert (same["first"] - same["second"], same["paired_p"]) == (0.0, 1.0)
+
+
+def test_the_same_seed_gives_the_same_numbers(tmp_path: Path) -> None:
+    notes = generate(seed=0, sites=1, notes=30)
+    gold, found = sides(
+        tmp_path, "jsonl", notes, [replace(note, spans=note.spans[::2], relations=()) for note in notes]
+    )
+    first, again, other = (
+        scored(gold, found, "--instances", 0, "--seed", seed, folder=tmp_path)["systems"][0]["mentions"]
+        for seed in (0, 0, 1)
+    )
+    assert first == again
+    assert first["intervals"] != other["intervals"]
+    assert first["scores"] == other["scores"]
+
+
+def test_types_are_kept_and_renamed_as_a_run_does(tmp_path: Path) -> None:
+    """Predictions have the new names already, as those of a run have."""
+    gold = [
+        Document("note", TEXT, (replace(PAIN, label="Sign_symptom"), replace(ASPIRIN, label="Medication")))
+    ]
+    found = [Document("note", TEXT, (PAIN, replace(ASPIRIN, label="Medication"), MILLIGRAMS))]
+    paths = sides(tmp_path, "brat", gold, found)
+    renamed = "{Sign_symptom: problem, Medication: drug}"
+    (system,) = scored(*paths, "--types", renamed, folder=tmp_path)["systems"]
+    assert system["mentions"]["types"] == {
+        "drug": {"gold": 1, "predicted": 1, "correct": 1},
+        "problem": {"gold": 1, "predicted": 1, "correct": 1},
+    }
+    (system,) = scored(*paths, "--types", "Medication,strength", folder=tmp_path)["systems"]
+    assert system["mentions"]["counts"]["f1"] == {"gold": 1, "predicted": 2, "correct": 1}
+
+
+def test_i2b2_against_i2b2(tmp_path: Path) -> None:
+    concepts = [replace(note, relations=()) for note in (GOLD, OTHER)]
+    gold, found = sides(tmp_path, "i2b2", concepts, [replace(FOUND, relations=()), OTHER])
+    (system,) = scored(gold, found, folder=tmp_path)["systems"]
+    assert system["mentions"]["counts"]["lenient_f1"] == {"gold": 3, "predicted": 3, "correct": 2}
+
+
+def test_one_corpus_in_two_formats(tmp_path: Path) -> None:
+    """An id holds the site in one format, and not in the other."""
+    notes = generate(seed=0, sites=2, notes=6)
+    write(notes, tmp_path / "gold", "brat")
+    write(notes, tmp_path / "found", "jsonl")
+    (system,) = scored(tmp_path / "gold", tmp_path / "found", folder=tmp_path)["systems"]
+    assert system["mentions"]["scores"]["f1"] == system["relations"]["scores"]["f1"] == 1.0
+
+
+def test_single_files(tmp_path: Path) -> None:
+    write([GOLD], tmp_path / "gold", "brat")
+    (tmp_path / "found.jsonl").write_text(json.dumps({"id": "note", "text": TEXT, "spans": []}) + "\n")
+    (system,) = scored(tmp_path / "gold" / "note.txt", tmp_path / "found.jsonl", folder=tmp_path)["systems"]
+    assert system["error_counts"]["false negative"] == {"errors": 4, "gold": 4, "predicted": 0}
+
+
+@pytest.mark.parametrize(
+    ("found", "options", "expected"),
+    [
+        ([FOUND], (), "PRED: lacks documents of GOLD: 'other'"),
+        ([FOUND, OTHER, replace(OTHER, id="third")], (), "PRED: has documents that GOLD lacks: 'third'"),
+        (
+            [FOUND, replace(OTHER, text="No high fever.")],
+            (),
+            "document 'other' has another text than in GOLD, from character 3 on (9 and 14 characters)",
+        ),
+        ([FOUND, OTHER], ("--format", "word"), "--format: must be one of text, i2b2"),
+        ([FOUND, OTHER], ("--pred-format", "word"), "--pred-format: must be one of text, i2b2"),
+        ([FOUND, OTHER], ("--gold-format", "i2b2"), "gold: has no annotations (expected *.con"),
+        ([FOUND, OTHER], ("--types", "fever"), "--types: 'fever' occurs nowhere in the data"),
+        ([FOUND, OTHER], ("--types", "[[drug]]"), "--types: must be"),
+        (
+            [FOUND, OTHER],
+            ("--types", "{drug: problem, problem: test}"),
+            "--types: 'problem' is a new name and",
+        ),
+        ([FOUND, OTHER], ("--types", "{drug"), "--types: "),
+    ],
+)
+def test_bad_input_is_one_message(
+    tmp_path: Path, found: Sequence[Document], options: tuple[str, ...], expected: str
+) -> None:
+    paths = sides(tmp_path, "brat", [GOLD, OTHER], found)
+    shown = score(*paths, *options)
+    assert isinstance(shown.exception, ConfigurationError | DataError)
+    assert shown.exception.exit_status == 2
+    assert expected in str(shown.exception)
+
+
+def test_many_missing_documents_are_counted(tmp_path: Path) -> None:
+    notes = [replace(OTHER, id=f"n{number}") for number in range(9)]
+    paths = sides(tmp_path, "brat", notes, notes[:1])
+    assert "'n1', 'n2', 'n3', 'n4', 'n5' and 3 more" in str(score(*paths).exception)
+
+
+def test_files_whose_format_cannot_be_told(tmp_path: Path) -> None:
+    (gold,) = sides(tmp_path, "brat", [GOLD])
+    (gold / "more.jsonl").write_text("{}\n")
+    assert "holds files of brat and jsonl (expected the format to be named with --gold-format)" in str(
+        score(gold, gold).exception
+    )
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "note.txt").write_text(TEXT)
+    assert "holds none of *.ann, *.con, *.jsonl" in str(score(tmp_path / "texts", gold).exception)
+    assert "no such file or folder" in str(score(tmp_path / "absent", gold).exception)
+
+
+def test_nothing_to_score(tmp_path: Path) -> None:
+    empty = replace(OTHER, spans=())
+    paths = sides(tmp_path, "brat", [empty], [empty])
+    assert "there is nothing to score" in str(score(*paths).exception)
+
+
+def test_the_tables_fit_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    long = [replace(GOLD, spans=(replace(SEVERE, label="reference range"), *GOLD.spans[1:]))]
+    gold, found, second = sides(tmp_path, "brat", long, [FOUND], [FOUND])
+    shown = score(gold, found, "--against", second).output
+    assert max(len(line) for line in shown.splitlines() if line[:1] in "┏┃┡│└") <= 80
+    assert "reference range" in shown
+    assert "untyped, lenient" in shown
+    assert "…" not in shown
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A finished run whose model, hardly trained, finds a mention in every other word."""
+    folder = tmp_path_factory.mktemp("run") / "run"
+    source = read_source(None, [*TINY, "federation.rounds=1", "training.learning_rate=1e-9"])
+    return finished(folder, open_run(source, folder, lambda event, facts: None, resume=False).execute())
+
+
+@pytest.mark.parametrize("form", ["brat", "jsonl"])
+def test_the_numbers_are_those_of_the_run_that_predicted(run: Finished, tmp_path: Path, form: str) -> None:
+    settings, _, problems = check_settings(read_source(None, [*TINY]))
+    assert not problems
+    tested = {document.id for own in divide(settings).values() for document in own.test}
+    notes = generate(seed=settings.seed, sites=3, notes=24)
+    write([note for note in notes if note.id in tested], tmp_path / "gold", form)
+    command = ["predict", str(run.folder), str(tmp_path / "gold"), "--input-format", form, "--format", form]
+    done = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "found")])
+    assert done.exit_code == 0, done.output
+    names = "problem, test, treatment, drug"
+    content = scored(tmp_path / "gold", tmp_path / "found", "--types", names, folder=tmp_path)
+    expected = run.summary["metrics"]["global"]
+    assert expected["lenient_f1"] > 0.0
+    assert content["systems"][0]["mentions"]["scores"] == expected

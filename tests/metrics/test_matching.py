@@ -1,0 +1,205 @@
+"""Matches are as many as can be, held against other ways to count them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedstrata.core.documents import Span
+from fedstrata.metrics.matching import LENIENT, SCHEMES, Place, Scheme, place_of
+from fedstrata.metrics.relations import Triple, match_relations
+from fedstrata.metrics.spans import match_spans
+
+TYPES = ("drug", "problem")
+
+
+@st.composite
+def pieces(draw: st.DrawFn) -> Place:
+    """One to three stretches of a text of 30 characters."""
+    bounds = sorted(draw(st.lists(st.integers(0, 30), min_size=2, max_size=6, unique=True)))
+    return tuple(zip(bounds[::2], bounds[1::2], strict=False))
+
+
+def span_of(place: Place, label: str) -> Span:
+    return Span(place[0][0], place[-1][1], label, place if len(place) > 1 else ())
+
+
+SOLID = st.builds(
+    lambda start, length, label: Span(start, start + length, label),
+    st.integers(0, 24),
+    st.integers(1, 8),
+    st.sampled_from(TYPES),
+)
+BROKEN = st.builds(span_of, pieces(), st.sampled_from(TYPES))
+PLACES = st.tuples(st.integers(0, 4), st.integers(1, 3)).map(lambda pair: Span(pair[0], sum(pair), ""))
+TRIPLES = st.builds(Triple, PLACES, PLACES, st.sampled_from(TYPES))
+
+
+def corpora(items: st.SearchStrategy[Span] | st.SearchStrategy[Triple]) -> st.SearchStrategy:
+    """The annotated and the predicted items of a few documents."""
+    side = st.lists(items, max_size=5, unique=True)
+    return st.lists(st.tuples(side, side), min_size=1, max_size=3)
+
+
+def split(corpus: Sequence[tuple[list, list]]) -> tuple[list, list]:
+    return [gold for gold, _ in corpus], [predicted for _, predicted in corpus]
+
+
+def characters(span: Span) -> set[int]:
+    return {position for start, end in place_of(span) for position in range(start, end)}
+
+
+def most(agree: list[list[bool]], row: int = 0, taken: frozenset[int] = frozenset()) -> int:
+    """Tries every choice."""
+    if row == len(agree):
+        return 0
+    found = [
+        1 + most(agree, row + 1, taken | {column})
+        for column, fits in enumerate(agree[row])
+        if fits and column not in taken
+    ]
+    return max([*found, most(agree, row + 1, taken)])
+
+
+def by_deadline(gold: list[Span], predicted: list[Span]) -> int:
+    """The most matches of continuous spans: whatever ends first takes of what it overlaps what ends next.
+
+    All that is left and overlaps it, overlaps more the later it ends, so nothing is lost by taking the first.
+    """
+    left = sorted([(span, side) for side, own in enumerate((gold, predicted)) for span in own], key=_end)
+    matches = 0
+    while left:
+        first, side = left.pop(0)
+        partners = [item for item in left if item[1] != side and item[0].start < first.end]
+        if partners:
+            left.remove(partners[0])
+            matches += 1
+    return matches
+
+
+def _end(item: tuple[Span, int]) -> int:
+    return item[0].end
+
+
+def by_two_pointers(gold: list[Span], predicted: list[Span]) -> int:
+    """Goes through both sides in order and pairs whatever overlaps."""
+    ones, others = (sorted(side, key=lambda span: (span.start, span.end)) for side in (gold, predicted))
+    matches = one = other = 0
+    while one < len(ones) and other < len(others):
+        if ones[one].start < others[other].end and others[other].start < ones[one].end:
+            one, other, matches = one + 1, other + 1, matches + 1
+        elif ones[one].end <= others[other].end:
+            one += 1
+        else:
+            other += 1
+    return matches
+
+
+def unnested(spans: list[Span]) -> list[Span]:
+    """Leaves out spans that lie within one before them."""
+    kept: list[Span] = []
+    for span in sorted(spans, key=lambda span: (span.start, -span.end)):
+        if not kept or kept[-1].end < span.end:
+            kept.append(span)
+    return kept
+
+
+def of_type(spans: list[Span], label: str) -> list[Span]:
+    return [span for span in spans if span.label == label]
+
+
+@given(corpora(BROKEN))
+def test_every_scheme_finds_the_most_matches_there_are(
+    corpus: Sequence[tuple[list[Span], list[Span]]],
+) -> None:
+    matching = match_spans(*split(corpus))
+    for scheme in SCHEMES.values():
+        expected = [
+            most(
+                [
+                    [
+                        (scheme.untyped or one.label == other.label)
+                        and (
+                            bool(characters(one) & characters(other))
+                            if scheme.lenient
+                            else place_of(one) == place_of(other)
+                        )
+                        for other in predicted
+                    ]
+                    for one in gold
+                ]
+            )
+            for gold, predicted in corpus
+        ]
+        rows = matching.by_document(scheme)
+        assert rows.tolist() == [
+            [len(gold), len(predicted), number]
+            for (gold, predicted), number in zip(corpus, expected, strict=True)
+        ]
+        assert rows.sum(axis=0).tolist() == list(_numbers(matching.total(scheme)))
+        matched = matching.matched(scheme)
+        assert len(np.unique(matched[:, 0])) == len(np.unique(matched[:, 1])) == len(matched)
+
+
+def _numbers(counts: object) -> tuple[int, int, int]:
+    return counts.gold, counts.predicted, counts.correct
+
+
+@given(corpora(SOLID))
+def test_lenient_matches_of_nested_spans_are_those_by_deadline(
+    corpus: Sequence[tuple[list[Span], list[Span]]],
+) -> None:
+    counts = match_spans(*split(corpus)).by_type(lenient=True)
+    for label in TYPES:
+        pairs = [(of_type(gold, label), of_type(predicted, label)) for gold, predicted in corpus]
+        expected = sum(by_deadline(gold, predicted) for gold, predicted in pairs)
+        assert (counts[label].correct if label in counts else 0) == expected
+
+
+@given(corpora(SOLID))
+def test_two_pointers_find_as_many_where_nothing_nests(
+    corpus: Sequence[tuple[list[Span], list[Span]]],
+) -> None:
+    pairs = [
+        (unnested(of_type(gold, "drug")), unnested(of_type(predicted, "drug"))) for gold, predicted in corpus
+    ]
+    expected = sum(by_two_pointers(gold, predicted) for gold, predicted in pairs)
+    assert match_spans(*split(pairs)).total(LENIENT).correct == expected
+
+
+def test_two_pointers_miss_matches_of_nested_spans() -> None:
+    gold = [Span(0, 10, "drug"), Span(1, 2, "drug")]
+    predicted = [Span(1, 2, "drug"), Span(8, 9, "drug")]
+    assert by_two_pointers(gold, predicted) == 1
+    assert by_deadline(gold, predicted) == match_spans([gold], [predicted]).total(LENIENT).correct == 2
+
+
+@given(corpora(TRIPLES))
+def test_relations_match_where_both_places_do(corpus: Sequence[tuple[list[Triple], list[Triple]]]) -> None:
+    matching = match_relations(*split(corpus))
+    for scheme in SCHEMES.values():
+        expected = sum(
+            most([[agree(one, other, scheme) for other in predicted] for one in gold])
+            for gold, predicted in corpus
+        )
+        assert matching.total(scheme).correct == expected
+
+
+def agree(one: Triple, other: Triple, scheme: Scheme) -> bool:
+    if not scheme.untyped and one.label != other.label:
+        return False
+    ends = ((one.main, other.main), (one.modifier, other.modifier))
+    if scheme.lenient:
+        return all(characters(here) & characters(there) for here, there in ends)
+    return all(place_of(here) == place_of(there) for here, there in ends)
+
+
+@given(corpora(BROKEN))
+def test_a_more_generous_scheme_finds_no_fewer(corpus: Sequence[tuple[list[Span], list[Span]]]) -> None:
+    matching = match_spans(*split(corpus))
+    found = {name: matching.total(scheme).correct for name, scheme in SCHEMES.items()}
+    assert found[""] <= found["lenient_"] <= found["untyped_lenient_"]
+    assert found[""] <= found["untyped_"] <= found["untyped_lenient_"]
