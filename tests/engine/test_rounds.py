@@ -25,7 +25,7 @@ SUMMARY_KEYS = {
     "seed": None,
     "rounds": None,
     "clients": None,
-    "metrics": {"global", "best", "clients", "mean_client", "external", "trained"},
+    "metrics": {"global", "best", "clients", "mean_client", "external", "intervals", "trained"},
     "trainable_parameters": None,
     "state": None,
     "communication": {"bytes_up", "bytes_down", "bytes_up_per_client_round", "percent_of_full_model"},

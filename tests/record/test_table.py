@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedstrata.record.score_columns import column_names
 from fedstrata.record.table import (
     CellResult,
     RowResult,
     Trial,
     Tuning,
-    column_names,
     score_column,
     tabulate,
 )

@@ -52,6 +52,19 @@ class CorruptSettings(Settings):
         return self.strength or (10.0 if self.kind == "scale" else 1.0)
 
 
+class BootstrapSettings(Settings):
+    """Intervals around the test scores: documents are drawn with replacement and scored again and again."""
+
+    instances: Count | None = Field(
+        default=200,
+        description="Documents in a draw, never more than there are; as many as there are if null.",
+    )
+    resamples: Annotated[int, Field(ge=2)] = Field(default=30, description="Draws.")
+    level: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
+        default=0.95, description="Share of the draws' scores that an interval holds."
+    )
+
+
 class FederationSettings(Settings):
     """The rounds, and what happens when clients are lost to one."""
 
@@ -85,6 +98,10 @@ class FederationSettings(Settings):
     )
     metric: str | None = Field(
         default=None, description="The score a run is judged by, for example `f1/drug`; the task's if null."
+    )
+    bootstrap: BootstrapSettings | None = Field(
+        default=None,
+        description="Intervals around the global test scores of a shared model; {} for Fed-MedLoRA's draws.",
     )
     corrupt: CorruptSettings = CorruptSettings()
 

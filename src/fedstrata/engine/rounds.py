@@ -264,7 +264,9 @@ class Run:
 
     def _scorer(self, part: str) -> Scorer:
         experiment = self.experiment
-        return Scorer(self._sites, part, experiment.model, experiment.task, experiment.settings.training)
+        own = (self._sites, part, experiment.model, experiment.task, experiment.settings.training)
+        bootstrap = experiment.settings.federation.bootstrap if part == "test" else None
+        return Scorer(*own, bootstrap=bootstrap, rng=experiment.seed.child("bootstrap"))
 
     def _facts(self) -> dict[str, Any]:
         """What the record's `run` event says of the whole run."""

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedstrata.engine.simulate import parameters_in
+from fedstrata.metrics.stats import interval
 from fedstrata.record.summary import mean_of
 from fedstrata.train.evaluate import answer_owners
 
 if TYPE_CHECKING:
     from fedstrata.core.config import TrainingSettings
     from fedstrata.core.documents import Document
+    from fedstrata.core.federation import BootstrapSettings
     from fedstrata.core.method import Task
+    from fedstrata.core.seeding import Seed
     from fedstrata.core.types import State
     from fedstrata.engine.simulate import Site
     from fedstrata.models.state import Model
@@ -29,12 +34,23 @@ class Scorer:
         model: The shared model.
         task: The task.
         settings: Batch size and precision.
+        bootstrap: Draws for intervals around the global scores of a shared model; none without.
+        rng: Seed of the draws.
     """
 
     def __init__(
-        self, sites: Sequence[Site], part: str, model: Model, task: Task, settings: TrainingSettings
+        self,
+        sites: Sequence[Site],
+        part: str,
+        model: Model,
+        task: Task,
+        settings: TrainingSettings,
+        *,
+        bootstrap: BootstrapSettings | None = None,
+        rng: Seed | None = None,
     ) -> None:
         self._model, self._task, self._settings = model, task, settings
+        self._bootstrap, self._rng = bootstrap, rng
         self._documents: dict[str, list[Document]] = {
             site.id: list(getattr(site.documents, part)) for site in sites
         }
@@ -51,7 +67,8 @@ class Scorer:
 
         Returns:
             `global` (over all clients' documents), `clients` (null for a client without documents here),
-            `mean_client`, and `external`: a held-out site's scores.
+            `mean_client`, `external`: a held-out site's scores, and `intervals`, where there is a bootstrap:
+            the lower and the upper end of each global score.
         """
         self._model.restore()
         self._model.load(parameters_in(state.tensors, self._model))
@@ -63,7 +80,34 @@ class Scorer:
             "clients": clients,
             "mean_client": mean_of(list(clients.values())),
             "external": {site: self._score([site], answers) for site in self._external},
+            **({"intervals": self._intervals(answers)} if self._bootstrap else {}),
         }
+
+    def _intervals(self, answers: Mapping[str, Sequence[Any]]) -> dict[str, list[float]]:
+        """Returns the ends of the interval of each score over all clients' documents.
+
+        A score that some draw has not, such as that of a rare type, has no interval.
+        """
+        bootstrap, rng = self._bootstrap, self._rng
+        pairs = [
+            pair
+            for client in self._clients
+            for pair in zip(self._documents[client], answers[client], strict=True)
+        ]
+        if bootstrap is None or rng is None or not pairs:
+            return {}
+        size = min(bootstrap.instances or len(pairs), len(pairs))
+        draws = rng.numpy().integers(len(pairs), size=(bootstrap.resamples, size))
+        scores = [
+            self._task.score([pairs[index][0] for index in draw], [pairs[index][1] for index in draw])
+            for draw in draws
+        ]
+        ends = {
+            name: interval(np.array([own[name] for own in scores]), bootstrap.level)
+            for name in scores[0]
+            if all(name in own for own in scores)
+        }
+        return {name: [own.low, own.high] for name, own in ends.items()}
 
     def pooled(self) -> Scores | None:
         """Scores the model as it is on the documents of all clients; none where they have none here."""

@@ -42,6 +42,7 @@ def summarise(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "clients": final["clients"],
             "mean_client": mean_of(list(final["clients"].values())),
             "external": final.get("external") or None,
+            "intervals": final.get("intervals") or None,
             "trained": _trained(rounds, metric, falling=falling),
         },
         "trainable_parameters": max(

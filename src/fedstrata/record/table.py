@@ -12,14 +12,20 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedstrata.record.costs import COSTS, EMULATED_COSTS, SHOWN_COSTS, Column, Summary
+from fedstrata.record.score_columns import (
+    CLIENTS,
+    EXTERNAL,
+    HIGH,
+    LOW,
+    TRAINED,
+    is_external,
+    score_groups,
+    score_of,
+    scores_of,
+)
 from fedstrata.record.scores import headings
 from fedstrata.record.target import TARGETS, Point, Target, common_target
 from fedstrata.record.words import COUNTED
-
-CLIENTS = "mean_client."
-"""What stands before a score's name for the mean of the clients' own."""
-TRAINED = "trained."
-"""What stands before a score's name for the mean of clients' models after their last local training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +96,6 @@ class RowResult:
     name: str
     cells: tuple[CellResult, ...]
     tuning: Tuning | None = None
-
-
-def column_names(metrics: Sequence[str]) -> list[str]:
-    """Returns the columns a comparison can be asked for, given the scores its task may give."""
-    return [*metrics, *(prefix + name for prefix in (CLIENTS, TRAINED) for name in metrics), *COSTS, *TARGETS]
 
 
 def score_column(name: str, title: str, falling: Collection[str] = ()) -> Column:
@@ -172,10 +173,8 @@ def _columns(rows: Sequence[RowResult]) -> dict[str, Column]:
     scores: dict[str, None] = {}
     for summary in summaries:
         for prefix in ("", CLIENTS):
-            scores |= dict.fromkeys(_scores(summary, prefix))
-    titles = {"": "{}", CLIENTS: "{}, mean of clients"}
-    if any(_scores(summary, TRAINED) for summary in summaries):
-        titles[TRAINED] = "{}, clients' own models"
+            scores |= dict.fromkeys(scores_of(summary, prefix))
+    titles = score_groups(summaries)
     described, falling = {}, _falling(rows)
     for prefix, title in titles.items():
         for name in scores:
@@ -196,12 +195,13 @@ def _falling(rows: Sequence[RowResult]) -> set[str]:
 
 
 def _default_columns(described: Mapping[str, Column], metric: str | None, *, emulated: bool) -> list[str]:
-    groups = (CLIENTS, TRAINED)
+    groups = (CLIENTS, TRAINED, LOW, HIGH, EXTERNAL)
     costs = COSTS.keys() | TARGETS.keys()
     own = [key for key in described if not key.startswith(groups) and key not in costs]
     scores = sorted(headings(own, metric), key=lambda key: key != metric)  # what the runs are judged by first
-    clients = [group + metric for group in groups if metric and group + metric in described]
-    return [*scores, *clients, *SHOWN_COSTS, *([*EMULATED_COSTS, *TARGETS] if emulated else [])]
+    clients = [group + metric for group in (CLIENTS, TRAINED) if metric and group + metric in described]
+    outside = [key for key in described if metric and is_external(key, [metric])]
+    return [*scores, *clients, *outside, *SHOWN_COSTS, *([*EMULATED_COSTS, *TARGETS] if emulated else [])]
 
 
 def _emulated(rows: Sequence[RowResult]) -> bool:
@@ -223,16 +223,7 @@ def _value(cell: CellResult, key: str, target: Target | None) -> float | None:
         return target.reached(cell.curve)[key] if target else None
     if key in COSTS:
         return COSTS[key][1](summary)
-    prefix = next((prefix for prefix in (CLIENTS, TRAINED) if key.startswith(prefix)), "")
-    return _scores(summary, prefix).get(key.removeprefix(prefix))
-
-
-def _scores(summary: Summary, prefix: str) -> Mapping[str, float]:
-    """Returns the scores of which a column's name begins with this; empty where the run has none."""
-    metrics = summary["metrics"]
-    if prefix == TRAINED:
-        return (metrics.get("trained") or {}).get("mean") or {}
-    return metrics.get("mean_client" if prefix == CLIENTS else "global") or {}
+    return score_of(summary, key)
 
 
 def _statistics(row: RowResult, key: str, target: Target | None) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedstrata.core.files import write_atomically
 from fedstrata.record.costs import COSTS, Column
-from fedstrata.record.table import CLIENTS, TRAINED, score_column
+from fedstrata.record.table import score_column
 from fedstrata.record.target import MEAN_OF_CLIENTS, TARGETS
 
 FIGURES = {"mean": "mean", "sd": "standard_deviation", "min": "minimum", "max": "maximum", "n": "n"}
@@ -141,12 +141,15 @@ def _target(table: Mapping[str, Any]) -> str:
 def _units(table: Mapping[str, Any]) -> str:
     """Says what the figures of scores are: points, but for those of which less is better."""
     costs = COSTS.keys() | TARGETS.keys()
-    scores = {key.removeprefix(CLIENTS).removeprefix(TRAINED) for key in table["shown"] if key not in costs}
-    falling = [name for name in table["lower_is_better"] if name in scores]
+    scores = [key for key in table["shown"] if key not in costs]
+    falling = [
+        name for name in table["lower_is_better"] if any(f".{key}".endswith(f".{name}") for key in scores)
+    ]
     if not falling:
         return "Scores are points (hundredths) on the test split."
     lower = f"Of {', '.join(falling)} on the test split lower is better."
-    return lower if scores <= set(falling) else f"{lower} Other scores are points (hundredths)."
+    others = [key for key in scores if not any(f".{key}".endswith(f".{name}") for name in falling)]
+    return lower if not others else f"{lower} Other scores are points (hundredths)."
 
 
 def _machine(table: Mapping[str, Any]) -> list[str]:

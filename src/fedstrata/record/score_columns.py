@@ -1,0 +1,75 @@
+"""The scores of a run as columns of a comparison: of all documents, of clients, of held-out sites."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fedstrata.record.costs import COSTS, Summary
+from fedstrata.record.target import TARGETS
+
+CLIENTS = "mean_client."
+"""What stands before a score's name for the mean of the clients' own."""
+TRAINED = "trained."
+"""What stands before a score's name for the mean of clients' models after their last local training."""
+LOW, HIGH = "low.", "high."
+"""What stands before a score's name for the ends of its interval."""
+EXTERNAL = "external."
+"""What stands, with a site's name and a dot, before a score's name on a site or corpus that is held out."""
+_DOUBLED = {ord(brace): brace * 2 for brace in "{}"}  # a name of a site is no field of a title
+
+
+def column_names(metrics: Sequence[str]) -> list[str]:
+    """Returns the columns a comparison can be asked for, given the scores its task may give.
+
+    Besides, there are those of sites that are held out, which `is_external` knows.
+    """
+    groups = (CLIENTS, TRAINED, LOW, HIGH)
+    return [*metrics, *(prefix + name for prefix in groups for name in metrics), *COSTS, *TARGETS]
+
+
+def is_external(column: str, metrics: Sequence[str]) -> bool:
+    """Whether a column is a score on a site that is held out, whatever its name.
+
+    >>> is_external("external.north.f1", ["f1"]), is_external("external.f1", ["f1"])
+    (True, False)
+    """
+    return column.startswith(EXTERNAL) and any(
+        column.endswith(f".{name}") and len(column) > len(EXTERNAL) + len(name) + 1 for name in metrics
+    )
+
+
+def score_groups(summaries: Sequence[Summary]) -> dict[str, str]:
+    """Returns what may stand before a score's name in these runs, each with the title of such a column.
+
+    Args:
+        summaries: Of the runs.
+    """
+    sites = {site for summary in summaries for site in summary["metrics"].get("external") or {}}
+    seldom = {
+        TRAINED: "{}, clients' own models",
+        LOW: "{}, lower end",
+        HIGH: "{}, upper end",
+        **{f"{EXTERNAL}{site}.": f"{{}}, {site.translate(_DOUBLED)}" for site in sorted(sites)},
+    }
+    having = (prefix for prefix in seldom if any(scores_of(summary, prefix) for summary in summaries))
+    return {"": "{}", CLIENTS: "{}, mean of clients", **{prefix: seldom[prefix] for prefix in having}}
+
+
+def score_of(summary: Summary, column: str) -> float | None:
+    """Returns one score of a run; none where it has it not."""
+    found = (prefix for prefix in score_groups([summary]) if column.startswith(prefix))
+    prefix = max(found, key=len)  # a site may be called what another's name begins with
+    return scores_of(summary, prefix).get(column.removeprefix(prefix))
+
+
+def scores_of(summary: Summary, prefix: str) -> Mapping[str, float]:
+    """Returns the scores of which a column's name begins with this; empty where the run has none."""
+    metrics = summary["metrics"]
+    if prefix.startswith(EXTERNAL):
+        return (metrics.get("external") or {}).get(prefix.removeprefix(EXTERNAL)[:-1]) or {}
+    if prefix in (LOW, HIGH):
+        ends = metrics.get("intervals") or {}
+        return {name: own[prefix == HIGH] for name, own in ends.items()}
+    if prefix == TRAINED:
+        return (metrics.get("trained") or {}).get("mean") or {}
+    return metrics.get("mean_client" if prefix == CLIENTS else "global") or {}

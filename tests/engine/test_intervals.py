@@ -1,0 +1,36 @@
+"""Intervals around the test scores of a run, from draws of its documents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedstrata.record.score_columns import column_names, is_external, score_groups, score_of
+
+
+def test_intervals_hold_their_scores_and_change_nothing_else(run_tiny: Any) -> None:
+    plain = run_tiny("federation.rounds=0", out="plain")  # untrained, it finds a little by chance
+    draws = "federation.bootstrap={instances: null, resamples: 60}"
+    drawn = run_tiny("federation.rounds=0", draws, out="drawn")
+    again = run_tiny("federation.rounds=0", draws, out="again")
+    metrics = drawn.summary["metrics"]
+    intervals = metrics["intervals"]
+    assert intervals == again.summary["metrics"]["intervals"]
+    assert plain.summary["metrics"] == {**metrics, "intervals": None}
+    assert {"f1", "precision", "recall"} <= intervals.keys()
+    for name in ("f1", "precision", "recall"):
+        low, high = intervals[name]
+        assert 0.0 <= low <= metrics["global"][name] <= high <= 1.0
+    assert intervals["f1"][0] < intervals["f1"][1]
+    assert '<th scope="row">interval</th>' in (drawn.folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_ends_of_intervals_and_held_out_sites_are_columns(run_tiny: Any) -> None:
+    summary = run_tiny("federation.bootstrap={}", "data.split.test_sites=[site-2]").summary
+    metrics = summary["metrics"]
+    assert score_of(summary, "low.f1") == metrics["intervals"]["f1"][0]
+    assert score_of(summary, "high.f1") == metrics["intervals"]["f1"][1]
+    assert score_of(summary, "external.site-2.f1") == metrics["external"]["site-2"]["f1"]
+    assert score_of(summary, "f1") == metrics["global"]["f1"]
+    assert {"", "low.", "high.", "external.site-2."} <= score_groups([summary]).keys()
+    assert {"low.f1", "high.f1"} <= set(column_names(["f1"]))
+    assert is_external("external.site-2.f1", ["f1"]) and not is_external("external.f1", ["f1"])
