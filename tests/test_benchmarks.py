@@ -11,6 +11,14 @@ from support import REPOSITORY
 
 SCRIPTS = [
     pytest.param(
+        "llama_shapes.py",
+        [
+            *("--shapes", "tiny", "llama-3-8b", "--weights", "bfloat16", "--batch", "1", "--tokens", "8"),
+            *("--steps", "1"),
+        ],
+        {"tiny", "llama-3-8b"},
+    ),
+    pytest.param(
         "streaming_mean.py",
         ["--clients", "2", "--tensors", "2", "--rows", "8", "--repeats", "1"],
         {"fraction_of_copy", "peak_payloads"},
