@@ -129,5 +129,5 @@ class ExtractSettings(TaskSettings):
         default={}, description="What a type means, by its name; those of the paper's types are built in."
     )
     mentions_only: list[str] = Field(
-        default=[], description="Sites whose training documents serve for mentions only (uneven tasks)."
+        default=[], description="Clients whose training documents serve for mentions only (uneven tasks)."
     )

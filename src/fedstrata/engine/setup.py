@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedstrata.aggregate.rules import AveragingSettings, MeanRule, MultiKrumRule, RobustRule
-from fedstrata.core.config import DataSettings, ModelSettings, RunSettings, TrainedTokenizer
+from fedstrata.core.config import DataSettings, ExtractSettings, ModelSettings, RunSettings, TrainedTokenizer
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
 from fedstrata.core.seeding import Seed
 from fedstrata.core.sources import Source, validate
 from fedstrata.data.partition import partition
 from fedstrata.data.select import select_labels, select_types
 from fedstrata.data.split import Split, hold_out, split
+from fedstrata.data.uneven import mark_unannotated
 from fedstrata.engine.fitting import check_model, load_model, refusals, with_adapter
 from fedstrata.engine.processor import use_processor
 from fedstrata.engine.simulate import sample_size
@@ -347,6 +348,8 @@ def divide(settings: RunSettings) -> dict[str, Split]:
     if taken := held_out.keys() & clients.keys():
         message = f"{', '.join(sorted(taken))} is also the name of a client; rename the site"
         raise ConfigurationError([Problem("data.split.test_sites", message)])
+    if isinstance(settings.task, ExtractSettings):
+        return mark_unannotated(clients | held_out, settings.task.mentions_only)
     return clients | held_out
 
 
