@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from fedstrata.cli.display import Display
+from fedstrata.metrics.spans import OVERALL
 
 NAMES = ["micro_f1", "macro_f1", "micro_auc", "macro_auc", "precision_at_5", "precision_at_8"]
 NAMES += ["micro_precision", "micro_recall", "macro_precision", "macro_recall", "auc_labels_left_out"]
@@ -59,6 +60,14 @@ def test_few_scores_are_all_shown() -> None:
     lines = shown(["f1", "precision", "recall"], 60)
     assert any("f1" in line and "precision" in line and "recall" in line for line in lines)
     assert not any("as well" in line or "401.9" in line for line in lines)
+
+
+def test_of_mentions_the_strict_scores_and_lenient_f1_have_the_room() -> None:
+    lines = shown(list(OVERALL), 80)
+    assert next(line for line in lines if "site-1" in line).count("0.1") == 4
+    assert (
+        "in summary.json as well: lenient_precision, lenient_recall, untyped_f1, untyped_lenient_f1" in lines
+    )
 
 
 def test_of_many_clients_the_lowest_and_the_highest_are_shown() -> None:

@@ -196,6 +196,15 @@ def test_the_columns_asked_for_are_shown_in_order_and_the_files_hold_all() -> No
     assert column_names(["f1"])[:2] == ["f1", "mean_client.f1"]
 
 
+def test_scores_that_there_is_no_room_for_are_in_the_files_alone() -> None:
+    one = cell(0, 0.5)
+    assert one.summary is not None
+    one.summary["metrics"]["global"] |= {"lenient_f1": 0.75, "lenient_recall": 0.7, "untyped_f1": 0.6}
+    table = table_of(RowResult("one", (one,)))
+    assert table["shown"][:3] == ["f1", "lenient_f1", "mean_client.f1"]
+    assert "untyped_f1_mean" in csv_text(table)
+
+
 @pytest.mark.parametrize(
     ("name", "better", "text"),
     [("f1", "higher", "50.0"), ("perplexity", "lower", "0.500"), ("auc_labels_left_out", None, "0.5")],

@@ -107,7 +107,7 @@ def _tables(system: System) -> Iterator[Table]:
 
     for name, part in system.parts.items():
         yield _schemes(name, part)
-        if len(part.types) > 1:
+        if len(part.types) > 1 and part.counts[""].predicted:
             yield _types(name, part)
     table = _table("errors in mentions", "", "errors", "gold", "predicted")
     for category, count in count_errors(system.errors).items():
