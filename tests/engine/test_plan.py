@@ -47,7 +47,7 @@ def test_a_plan_says_that_it_cannot_know_the_sizes_of_adapters(name: str) -> Non
 @pytest.mark.parametrize(
     "overrides",
     [
-        *((f"method={{name: {name}}}",) for name in METHODS if name not in SIZES_VARY),
+        *((f"method={{name: {name}}}", "data.split.server=2") for name in METHODS if name not in SIZES_VARY),
         ("method={name: layer_skipping, top: 1, head: local}",),
         ("method={name: layer_skipping, top: auto}", "training.cache=off"),
         ("method={name: fedper}", "data.split.test_sites=[site-3]"),

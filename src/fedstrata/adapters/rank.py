@@ -23,6 +23,16 @@ def rank_axis(name: str, tensor: Tensor) -> int | None:
     return axis if axis is not None and axis < tensor.ndim else None
 
 
+def is_first_factor(name: str) -> bool:
+    """Whether a parameter is the A of a LoRA, which the input of its layer meets first."""
+    return ".lora_A." in name
+
+
+def is_lora(name: str) -> bool:
+    """Whether a parameter is the A or the B of a LoRA, and no part of a task head."""
+    return is_first_factor(name) or ".lora_B." in name
+
+
 def largest_rank(tensors: Mapping[str, Tensor]) -> int:
     """Returns the largest rank (or width) of any adapter among these parameters."""
     axes = ((tensor, rank_axis(name, tensor)) for name, tensor in tensors.items())
@@ -106,5 +116,5 @@ def product_norm(tensors: Mapping[str, Tensor]) -> float:
 def _partners(tensors: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:
     """Yields the name of each A with its B."""
     for name in tensors:
-        if ".lora_A." in name:
+        if is_first_factor(name):
             yield name, tensors[name.replace(".lora_A.", ".lora_B.")]

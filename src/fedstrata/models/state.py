@@ -211,6 +211,27 @@ class Model:
             self._parameters[name].grad = None
         self._dirty = (self._dirty & kept) | self._trainable
 
+    @contextmanager
+    def holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+        """Makes the model its base values with these in their place, within the block; then it is as before.
+
+        Args:
+            tensors: Values by parameter name; they may alias live parameters, whose values are back at the
+                end.
+
+        Raises:
+            FrameError: As `load` does.
+        """
+        dirty = set(self._dirty)
+        before = {name: self._parameters[name].detach().clone() for name in {*dirty, *tensors}}
+        try:
+            self.restore(keep=tensors)
+            self.load(tensors)
+            yield
+        finally:
+            self._copy(before)
+            self._dirty = dirty
+
     def to(self, device: torch.device | str) -> Model:
         """Moves the model and its remembered base values; returns the same handle."""
         self.module.to(device)
