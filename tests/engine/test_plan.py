@@ -184,13 +184,14 @@ def test_a_rehearsal_meets_the_largest_batch_with_the_optimisers_moments() -> No
 
 
 def test_the_survey_counts_the_tokens_that_scoring_will_pad() -> None:
-    experiment = experiment_of("training.eval_batch_size=3")
-    counted = {"validation": 0, "test": 0}
-    for split in experiment.clients.values():
-        for part in counted:
-            lengths = sorted(
-                map(len, experiment.task.encode(getattr(split, part), experiment.model.tokenizer))
-            )
+    experiment = experiment_of("training.eval_batch_size=3", "data.split.server=2")
+    counted = {"validation": 0, "test": 0, "server": 0}
+    owned = [
+        (part, getattr(own, part)) for own in experiment.clients.values() for part in ("validation", "test")
+    ]
+    for part, documents in [*owned, ("server", experiment.server)]:
+        if documents:
+            lengths = sorted(map(len, experiment.task.encode(documents, experiment.model.tokenizer)))
             batches = [lengths[start : start + 3] for start in range(0, len(lengths), 3)]
             counted[part] += sum(len(batch) * batch[-1] for batch in batches)
     assert dict(survey(experiment).scored_tokens) == counted
@@ -211,12 +212,15 @@ REHEARSED = Rehearsed(
 """A rehearsal whose first round is slow and sends less."""
 
 
-@pytest.mark.parametrize("method", ["layer_skipping", "local_only"])
+@pytest.mark.parametrize("method", ["layer_skipping", "local_only", "fedmedlora_plus"])
 @pytest.mark.parametrize("every", [1, 2])
 def test_time_and_bytes_are_the_sums_over_what_a_run_does(method: str, every: int) -> None:
     federation = f"federation={{rounds: 3, sample: 0.67, evaluate_every: {every}}}"
     experiment = experiment_of(
-        federation, f"method={{name: {method}}}", "training={epochs: 2, batch_size: 4, accumulation: 2}"
+        federation,
+        f"method={{name: {method}}}",
+        "training={epochs: 2, batch_size: 4, accumulation: 2}",
+        "data.split.server=2",
     )
     surveyed = survey(experiment)
     workloads = {workload.id: workload for workload in surveyed.workloads}
@@ -230,6 +234,8 @@ def test_time_and_bytes_are_the_sums_over_what_a_run_does(method: str, every: in
         for index in cohort:
             work = workloads[f"site-{index + 1}"]
             train += 2.0 + 2 * (0.5 * math.ceil(math.ceil(work.examples / 4) / 2) + 0.01 * sum(work.batches))
+            if method == "fedmedlora_plus":
+                evaluate += 0.02 * surveyed.scored_tokens["server"]
             engine += 0.25 + work.encode_seconds * (2 if work.id not in seen else 1)
             seen.add(work.id)
             up += 10 if number == 1 else 20

@@ -20,6 +20,7 @@ from fedstrata.core.types import Message
 from fedstrata.engine.checkpoint import KEEP
 from fedstrata.engine.rounds import dropped, due_for_scoring, scores_everywhere, sites_of
 from fedstrata.engine.simulate import sample
+from fedstrata.methods.fedmedlora_plus import FedMedLoRAPlus
 from fedstrata.wire import frame
 
 if TYPE_CHECKING:
@@ -103,6 +104,8 @@ class Estimate:
         train += self._first_turns_seconds()
         scorings = sum(due_for_scoring(number, self.federation) for number in range(1, rounds + 1))
         tokens = scorings * self.surveyed.scored_tokens["validation"] + self._scored_by_clients()
+        if isinstance(self.experiment.method, FedMedLoRAPlus):  # which tries every update
+            tokens += turns * self.surveyed.scored_tokens["server"]
         evaluate = tokens * self.per_scored_token
         costs = self.measured.rounds[1:]
         engine = rounds * fmean(cost.round_seconds for cost in costs)
