@@ -52,6 +52,7 @@ def test_a_plan_says_that_it_cannot_know_the_sizes_of_adapters(name: str) -> Non
         ("method={name: layer_skipping, top: auto}", "training.cache=off"),
         ("method={name: fedper}", "data.split.test_sites=[site-3]"),
         ("federation.sample=0.34",),
+        ("method={name: flora}", "federation.sample=0.67"),
     ],
     ids=str,
 )
@@ -69,8 +70,10 @@ def test_any_run_is_planned_as_it_then_runs(run_tiny: RunTiny, overrides: tuple[
     if measured["bytes_up"] is None:
         assert set(plan.communication.values()) == {None}
     else:
-        assert plan.communication["bytes_down"] == measured["bytes_down"]
         turns = sum(client.rounds for client in plan.clients.values())
+        # Whether FLoRA sends stacks or weights decides how many names and shapes a frame begins with.
+        heads = 150 * 7 * 3 * turns if plan.method == "flora" else 0
+        assert plan.communication["bytes_down"] == pytest.approx(measured["bytes_down"], abs=heads)
         assert turns == sum(len(event["exchanges"]) for event in run.of("round"))
         # The digits of an update's loss, and of a reward, are text in its frame, in steps of 8.
         assert plan.communication["bytes_up"] == pytest.approx(measured["bytes_up"], abs=16 * turns)

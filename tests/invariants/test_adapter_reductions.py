@@ -91,6 +91,46 @@ def test_the_mean_of_ffa_lora_is_that_of_the_products(run_tiny: RunTiny, tmp_pat
         torch.testing.assert_close(product, expected, rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.parametrize("clients", [1, 3])
+def test_flora_adds_exactly_the_weighted_sum_of_the_products(tmp_path: Path, clients: int) -> None:
+    """With one client that is its own LoRA, and the head is everybody's weighted mean."""
+    division = f"partition={{by: quantity, clients: {clients}, alpha: 2.0}}"
+    source = read_source(None, [*TINY, "method={name: flora}", LORA, division])
+    run = open_run(source, tmp_path / "run", lambda event, facts: None, resume=False)
+    method, model = run.experiment.method, run.experiment.model
+    base = {name: tensor.double() for name, tensor in model.snapshot(model.layout.frozen).items()}
+    cohort, state = run._cohort(1, run._trainers), method.start(model)
+    kept: dict[str, dict[str, torch.Tensor]] = {}
+    each = cohort.each
+
+    def watched(handler, plan_of):
+        for client, update in each(handler, plan_of):
+            kept[client.id] = {name: tensor.double() for name, tensor in update.tensors.items()}
+            yield client, update
+
+    cohort.each = watched
+    state = method.round(state, cohort, run.experiment.seed)
+    counts = {client.id: client.examples for client in cohort.clients}
+    share = {client: count / sum(counts.values()) for client, count in counts.items()}
+    assert len(kept) == clients
+    scale = 2.0  # alpha / rank
+    layers = [name for name in base if name.endswith(".base_layer.weight") and name in state.tensors]
+    assert len(layers) == 3 * 7
+    for name in layers:
+        path = name.removesuffix(".base_layer.weight")
+        expected = base[name]
+        for client, own in kept.items():
+            product = own[f"{path}.lora_B.default.weight"] @ own[f"{path}.lora_A.default.weight"]
+            expected = expected + scale * share[client] * product
+            assert product.any()
+        torch.testing.assert_close(state.tensors[name].double(), expected, rtol=1e-6, atol=1e-7)
+    head = [name for name in state.tensors if "modules_to_save" in name]
+    for name in head:
+        mean = sum(share[client] * own[name] for client, own in kept.items())
+        torch.testing.assert_close(state.tensors[name].double(), mean, rtol=1e-5, atol=1e-7)
+    assert head
+
+
 @pytest.mark.parametrize("method", ["fedsa_lora", "fedmedlora_plus"])
 def test_with_one_client_it_is_plain_lora(run_tiny: RunTiny, method: str) -> None:
     one = ("partition={by: iid, clients: 1}", "data.split.server=2", "federation.rounds=1")

@@ -29,6 +29,7 @@ METHODS = [
     "{name: fedpeptao}",
     "{name: fedmedlora_plus, cap: 0.6}",
     "{name: fedsa_lora}",
+    "{name: flora, ranks: [2, 5]}",
 ]
 
 

@@ -8,10 +8,15 @@ the other. So one model serves devices of every rank, and only what is sent is c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from fedstrata.core.seeding import Seed
+    from fedstrata.core.types import ClientInfo
 
 _AXES = {"lora_A": 0, "lora_B": 1, "bottleneck_down": 0, "bottleneck_up": 1}
 """Which axis of a tensor is the rank; the bias of `bottleneck_up` has none."""
@@ -37,6 +42,24 @@ def largest_rank(tensors: Mapping[str, Tensor]) -> int:
     """Returns the largest rank (or width) of any adapter among these parameters."""
     axes = ((tensor, rank_axis(name, tensor)) for name, tensor in tensors.items())
     return max(tensor.shape[axis] for tensor, axis in axes if axis is not None)
+
+
+def draw_ranks(
+    known: Mapping[str, int], clients: Iterable[ClientInfo], choice: Sequence[int], rng: Seed
+) -> dict[str, int]:
+    """Returns the rank of every client, drawn for those that have none yet.
+
+    Args:
+        known: Ranks drawn before.
+        clients: Those that need one.
+        choice: The ranks to draw from.
+        rng: Seed of the draw.
+    """
+    ranks = dict(known)
+    for client in clients:
+        if client.id not in ranks:
+            ranks[client.id] = choice[int(rng.child("rank", client.id).numpy().integers(len(choice)))]
+    return ranks
 
 
 def cut(tensors: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:

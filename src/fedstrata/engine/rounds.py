@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fedstrata.adapters.attach import plain_tensors
 from fedstrata.core.errors import ConfigurationError, FedstrataError, Problem
 from fedstrata.core.federation import DATA_CORRUPTIONS, FEW_CLIENTS
 from fedstrata.core.types import Message, State
@@ -243,7 +244,9 @@ class Run:
             return
         model.restore()
         model.load(parameters_in(state.tensors, model))
-        model.save(self.folder / "model")
+        # An adapter's folder holds nothing of what was merged into the model below it.
+        plain = plain_tensors(model) if model.is_changed(model.layout.frozen) else None
+        model.save(self.folder / "model", plain=plain)
 
     def _cohort(self, number: int, sites: list[Site]) -> SimulatedCohort:
         experiment = self.experiment

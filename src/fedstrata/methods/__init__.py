@@ -17,6 +17,7 @@ from fedstrata.methods.fedprox import FedProx
 from fedstrata.methods.fedsa_lora import FedSALoRA
 from fedstrata.methods.fedtlu import FedTLU
 from fedstrata.methods.ffa_lora import FFALoRA
+from fedstrata.methods.flora import FLoRA
 from fedstrata.methods.hetlora import HetLoRA
 from fedstrata.methods.layer_skipping import LayerSkipping
 from fedstrata.methods.local_only import LocalOnly
@@ -34,6 +35,7 @@ METHODS: dict[str, type[Method]] = {
     "fedmedlora_plus": FedMedLoRAPlus,
     "fedsa_lora": FedSALoRA,
     "ffa_lora": FFALoRA,
+    "flora": FLoRA,
     "hetlora": HetLoRA,
     "fedadaopt": FedAdaOPT,
     "fedpeptao": FedPepTAO,

@@ -37,9 +37,7 @@ class FFALoRA:
     """The method; see the module's docstring."""
 
     name: ClassVar[str] = "ffa_lora"
-    travels: ClassVar[str] = (
-        "B of the low-rank adapters and the head, both ways; A is everybody's from the start"
-    )
+    travels: ClassVar[str] = "B of the low-rank adapters and the head, both ways; A is frozen"
     pooled: ClassVar[bool] = False
     adapters: ClassVar[tuple[str, ...]] = ("lora",)
     validates: ClassVar[bool] = False
