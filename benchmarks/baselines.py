@@ -31,7 +31,7 @@ def scores(source: Source) -> dict[str, float]:
     settings, _, problems = check_settings(source)
     if problems:
         raise ConfigurationError(problems)
-    clients = divide(settings)
+    clients = divide(settings).clients
     task = TASKS[settings.task.name].from_documents(settings.task, clients)
     train, test = (
         [document for own in clients.values() for document in getattr(own, part)]

@@ -33,7 +33,7 @@ def run_demo(tmp_path: Path, method: str) -> Finished:
 @pytest.mark.slow
 def test_a_look_up_table_is_at_least_15_f1_points_below_the_centralised_model(tmp_path: Path) -> None:
     settings, _, _ = check_settings(read_source(DEMO, []))
-    clients = divide(settings).values()
+    clients = divide(settings).clients.values()
     train, test = (
         [document for own in clients for document in getattr(own, part)] for part in ("train", "test")
     )

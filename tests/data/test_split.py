@@ -12,7 +12,7 @@ from fedstrata.core.config import SplitSettings
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
-from fedstrata.data.split import PARTS, Split, split
+from fedstrata.data.split import PARTS, Split, set_aside, split
 
 SHARES = SplitSettings()
 
@@ -220,3 +220,46 @@ def test_by_patient_every_document_needs_one_and_named_parts_must_keep_them_apar
     with caplog.at_level(logging.WARNING):
         assert len(split(torn, SHARES, Seed(0)).test) == 2
     assert "1 of 4 patients are in several" in caplog.text
+
+
+@given(
+    sites=st.lists(st.integers(0, 12), min_size=1, max_size=5),
+    count=st.integers(0, 20),
+    seed=st.integers(0, 3),
+)
+def test_the_server_s_documents_come_evenly_from_the_sites_and_are_trained_on_by_nobody(
+    sites: list[int], count: int, seed: int
+) -> None:
+    parts = split(corpus(sites), SHARES, Seed(seed))
+    asked = SplitSettings(server=count)
+    at = Counter(document.site for document in parts.train)
+    most = sum(own - 1 for own in at.values())
+    if count > most:
+        with pytest.raises(
+            ConfigurationError, match=rf"data\.split\.server: must be at most {most}, .* {count}"
+        ):
+            set_aside(parts, asked, Seed(seed))
+        return
+    left, taken = set_aside(parts, asked, Seed(seed))
+    assert len(taken) == count
+    both = [document.id for document in (*left.train, *taken)]
+    assert sorted(both) == sorted(document.id for document in parts.train)
+    assert (left.validation, left.test) == (parts.validation, parts.test)
+    given_by = Counter(document.site for document in taken)
+    assert all(given_by[site] < own for site, own in at.items())
+    able = [given_by[site] for site, own in at.items() if given_by[site] < own - 1]
+    assert max(given_by.values(), default=0) - min(able, default=count) <= 1
+    shuffled = replace(parts, train=parts.train[::-1])
+    assert set_aside(shuffled, asked, Seed(seed))[1] == taken
+
+
+def test_the_server_gets_all_of_a_patient_s_training_documents() -> None:
+    parts = split(stays(*(number // 4 for number in range(48))), SHARES, Seed(0))
+    left, taken = set_aside(parts, SplitSettings(server=3), Seed(0))
+
+    def patients(documents: tuple[Document, ...]) -> set[tuple[str, str]]:
+        return {(document.site, document.metadata["patient"]) for document in documents}
+
+    assert len(taken) >= 3
+    assert not patients(left.train) & patients(taken)
+    assert len(set_aside(parts, SplitSettings(server=3, by="document"), Seed(0))[1]) == 3

@@ -145,7 +145,7 @@ def test_a_label_skew_is_one_of_the_labels_that_are_learnt(tmp_path: Path) -> No
             note["labels"] = [LABELS[number % 3]]
             note.pop("metadata", None)
         path.write_text("\n".join(map(json.dumps, notes)) + "\n")
-    clients = divide(check_settings(source)[0])
+    clients = divide(check_settings(source)[0]).clients
     assert [{document.labels for document in own.all} for own in clients.values()] == [
         {(label,)} for label in sorted(LABELS)
     ]

@@ -45,7 +45,7 @@ def test_patients_are_kept_together(tmp_path: Path) -> None:
     write(generate(seed=0, sites=2, notes=60), tmp_path / "mimic", "mimic")
     data = f"format: mimic, path: {tmp_path / 'mimic'}, mimic: {{categories: null}}"
     settings, _ = settings_of(f"data: {{{data}}}\npartition: {{by: iid, clients: 2}}")
-    clients = divide(settings)
+    clients = divide(settings).clients
     parts = [
         {document.metadata["patient"] for own in clients.values() for document in getattr(own, part)}
         for part in ("train", "validation", "test")

@@ -47,7 +47,7 @@ SUMMARY_KEYS = {
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_leaves_what_the_design_says(run_tiny: RunTiny, method: str) -> None:
-    run = run_tiny(f"method={{name: {method}}}")
+    run = run_tiny(f"method={{name: {method}}}", "data.split.server=2")
     assert run.summary.keys() == SUMMARY_KEYS.keys()
     for key, inner in SUMMARY_KEYS.items():
         if inner is not None:

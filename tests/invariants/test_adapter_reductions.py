@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import RunTiny, assert_same_tensors
+from support import TINY, RunTiny, assert_same_tensors
 from transformers import AutoModelForTokenClassification
 
+from fedstrata.adapters.rank import is_first_factor
 from fedstrata.aggregate.mean import StreamingMean
-from fedstrata.core.types import Update
+from fedstrata.core.sources import read_source
+from fedstrata.core.types import Plan, Update
+from fedstrata.engine.folder import open_run
+from fedstrata.engine.simulate import SimulatedCohort
 
 LORA = "adapter={kind: lora, rank: 4}"
 BOTTLENECK = "adapter={kind: bottleneck, width: 16}"
@@ -47,6 +51,95 @@ def test_fedlora_is_fedavg_with_an_adapter(run_tiny: RunTiny) -> None:
     fedavg = run_tiny("method={name: fedavg}", LORA, out="fedavg")
     assert_same_tensors(lora.state.tensors, fedavg.state.tensors)
     assert lora.summary["communication"] == fedavg.summary["communication"]
+
+
+def test_fedmedlora_is_fedlora(run_tiny: RunTiny) -> None:
+    plain = run_tiny("method={name: fedlora}", LORA, out="plain")
+    named = run_tiny("method={name: fedmedlora}", LORA, out="named")
+    assert_same_tensors(plain.state.tensors, named.state.tensors)
+    assert plain.summary["communication"] == named.summary["communication"]
+
+
+def test_fedmedlora_plus_with_equal_losses_is_fedmedlora(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = ("data.split.server=3", "data.synthetic.imbalance=1.0")
+    plain = run_tiny("method={name: fedmedlora}", LORA, *server, out="plain")
+    monkeypatch.setattr(SimulatedCohort, "server_loss", lambda self, tensors: 2.5)
+    equal = run_tiny("method={name: fedmedlora_plus}", LORA, *server, out="equal")
+    assert_same_tensors(plain.state.tensors, equal.state.tensors)
+    assert plain.summary["metrics"] == equal.summary["metrics"]
+    assert plain.summary["communication"] == equal.summary["communication"]
+
+
+def test_the_mean_of_ffa_lora_is_that_of_the_products(run_tiny: RunTiny, tmp_path: Path) -> None:
+    source = read_source(None, [*TINY, "method={name: ffa_lora}", LORA, "federation.rounds=1"])
+    run = open_run(source, tmp_path / "apart", lambda event, facts: None, resume=False)
+    method, model = run.experiment.method, run.experiment.model
+    cohort, state = run._cohort(1, run._trainers), method.start(model)
+    first = {name: model.snapshot([name])[name] for name in model.layout.all if is_first_factor(name)}
+    products: dict[str, torch.Tensor] = {}
+    examples = sum(client.examples for client in cohort.clients)
+    for client, update in cohort.each("train", lambda _: Plan(state.tensors)):
+        for name in first:
+            second = update.tensors[name.replace(".lora_A.", ".lora_B.")].double()
+            product = second @ model.tensors([name])[name].double()  # A as this client has it
+            products[name] = products.get(name, 0) + product * client.examples / examples
+    merged = run_tiny("method={name: ffa_lora}", LORA, "federation.rounds=1").state.tensors
+    for name, expected in products.items():
+        product = merged[name.replace(".lora_A.", ".lora_B.")].double() @ first[name].double()
+        torch.testing.assert_close(product, expected, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+def test_flora_adds_exactly_the_weighted_sum_of_the_products(tmp_path: Path, clients: int) -> None:
+    """With one client that is its own LoRA, and the head is everybody's weighted mean."""
+    division = f"partition={{by: quantity, clients: {clients}, alpha: 2.0}}"
+    source = read_source(None, [*TINY, "method={name: flora}", LORA, division])
+    run = open_run(source, tmp_path / "run", lambda event, facts: None, resume=False)
+    method, model = run.experiment.method, run.experiment.model
+    base = {name: tensor.double() for name, tensor in model.snapshot(model.layout.frozen).items()}
+    cohort, state = run._cohort(1, run._trainers), method.start(model)
+    kept: dict[str, dict[str, torch.Tensor]] = {}
+    each = cohort.each
+
+    def watched(handler, plan_of):
+        for client, update in each(handler, plan_of):
+            kept[client.id] = {name: tensor.double() for name, tensor in update.tensors.items()}
+            yield client, update
+
+    cohort.each = watched
+    state = method.round(state, cohort, run.experiment.seed)
+    counts = {client.id: client.examples for client in cohort.clients}
+    share = {client: count / sum(counts.values()) for client, count in counts.items()}
+    assert len(kept) == clients
+    scale = 2.0  # alpha / rank
+    layers = [name for name in base if name.endswith(".base_layer.weight") and name in state.tensors]
+    assert len(layers) == 3 * 7
+    for name in layers:
+        path = name.removesuffix(".base_layer.weight")
+        expected = base[name]
+        for client, own in kept.items():
+            product = own[f"{path}.lora_B.default.weight"] @ own[f"{path}.lora_A.default.weight"]
+            expected = expected + scale * share[client] * product
+            assert product.any()
+        torch.testing.assert_close(state.tensors[name].double(), expected, rtol=1e-6, atol=1e-7)
+    head = [name for name in state.tensors if "modules_to_save" in name]
+    for name in head:
+        mean = sum(share[client] * own[name] for client, own in kept.items())
+        torch.testing.assert_close(state.tensors[name].double(), mean, rtol=1e-5, atol=1e-7)
+    assert head
+
+
+@pytest.mark.parametrize("method", ["fedsa_lora", "fedmedlora_plus"])
+def test_with_one_client_it_is_plain_lora(run_tiny: RunTiny, method: str) -> None:
+    one = ("partition={by: iid, clients: 1}", "data.split.server=2", "federation.rounds=1")
+    plain = run_tiny("method={name: fedlora}", LORA, *one, out="plain")
+    other = run_tiny(f"method={{name: {method}}}", LORA, *one, out="other")
+    shared = {name: plain.state.tensors[name] for name in other.state.tensors}
+    for name, tensor in shared.items():  # a weighted sum over its weight
+        torch.testing.assert_close(tensor, other.state.tensors[name], rtol=1e-6, atol=0)
+    assert plain.summary["metrics"]["clients"] == other.summary["metrics"]["clients"]
 
 
 def test_layer_skipping_with_every_block_and_an_adapter_is_fedlora(run_tiny: RunTiny) -> None:

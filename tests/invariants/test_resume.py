@@ -27,6 +27,9 @@ METHODS = [
     "{name: hetlora, prune: {penalty: 1.0}}",
     "{name: fedadaopt}",
     "{name: fedpeptao}",
+    "{name: fedmedlora_plus, cap: 0.6}",
+    "{name: fedsa_lora}",
+    "{name: flora, ranks: [2, 5]}",
 ]
 
 
@@ -54,7 +57,8 @@ def without_times(run: Finished) -> list[dict]:
 @pytest.mark.parametrize("after", [0, 2])
 def test_resumed_is_uninterrupted(run_tiny: RunTiny, tmp_path: Path, method: str, after: int) -> None:
     share = 1.0 if "fedadaopt" in method else 0.67  # which needs three clients in a round
-    overrides = [f"method={method}", "federation.rounds=4", f"federation.sample={share}"]
+    server = "data.split.server=2"  # which one of them needs
+    overrides = [f"method={method}", "federation.rounds=4", f"federation.sample={share}", server]
     whole = run_tiny(*overrides, out="whole")
     interrupt(tmp_path / "broken", overrides, after=after)
     resumed = run_tiny(out="broken", resume=True)

@@ -343,3 +343,18 @@ def test_scores_by_simulated_time_are_drawn_where_runs_have_it(write_run, events
     costs = rows(both, 1)
     assert costs["emulated"][-2:] == ["2 h 30 min", "6.0 kJ"]
     assert costs["plain"][-2:] == ["-", "-"]
+
+
+def test_what_each_client_counted_by_its_loss_is_a_table(run_tiny: RunTiny) -> None:
+    run = run_tiny("method={name: fedmedlora_plus, cap: 0.4}", "data.split.server=3")
+    (table,) = [table for table in report(run.folder).tables if table[0][0] == "client"]
+    shown = {row[0]: row[1:] for row in table[1:]}
+    rounds = [event["state"]["influence"] for event in run.of("round")]
+    for client, last in rounds[-1].items():
+        weights = [100 * own[client]["weight"] for own in rounds]
+        expected = [f"{value:.1f} %" for value in (statistics.fmean(weights), min(weights), max(weights))]
+        assert shown[client][:2] == ["2", f"{last['loss']:.4g}"]
+        assert shown[client][2:4] == [f"{100 * last['influence']:.1f} %", f"{100 * last['weight']:.1f} %"]
+        assert shown[client][4:7] == expected
+        assert shown[client][7] == str(sum(own[client]["capped"] for own in rounds))
+    assert "Server's own documents" in report(run.folder).text

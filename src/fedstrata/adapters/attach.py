@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fedstrata.adapters.prefix import PLACE, SAVED, divide, parts_of
+from fedstrata.adapters.stack import adapted_layers, with_product
 from fedstrata.adapters.targets import linear_layers, sublayer_ends
 from fedstrata.core.adapter_settings import BottleneckSettings, LoraSettings, PrefixSettings
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
@@ -154,6 +155,28 @@ def merge(model: Model) -> nn.Module:
         raise ConfigurationError([Problem("adapter.kind", message)])
     merged: nn.Module = module.merge_and_unload()
     return merged
+
+
+def plain_tensors(model: Model) -> dict[str, Tensor]:
+    """Returns the values of the plain transformers model that computes what the one with its LoRA does.
+
+    Unlike `merge` it leaves the model as it is, and copies only the weights to which a LoRA adds something.
+
+    Args:
+        model: A model with a LoRA.
+    """
+    values = dict(model.module.named_parameters())
+    products = {
+        id(values[layer.weight]): with_product(values[layer.weight].detach(), values, layer)
+        for layer in adapted_layers(model.module)
+        if values[layer.second].any()
+    }
+    plain = {}
+    for name, tensor in transformers_model(model.module).state_dict(keep_vars=True).items():
+        if ".lora_" not in name and ".original_module." not in name:
+            own = name.replace(".base_layer.", ".").replace(".modules_to_save.default.", ".")
+            plain[own] = products.get(id(tensor), tensor.detach())
+    return plain
 
 
 def _configuration(module: nn.Module, layout: Layout, settings: AdapterSettings, heads: Sequence[str]) -> Any:

@@ -8,10 +8,15 @@ the other. So one model serves devices of every rank, and only what is sent is c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from fedstrata.core.seeding import Seed
+    from fedstrata.core.types import ClientInfo
 
 _AXES = {"lora_A": 0, "lora_B": 1, "bottleneck_down": 0, "bottleneck_up": 1}
 """Which axis of a tensor is the rank; the bias of `bottleneck_up` has none."""
@@ -23,10 +28,38 @@ def rank_axis(name: str, tensor: Tensor) -> int | None:
     return axis if axis is not None and axis < tensor.ndim else None
 
 
+def is_first_factor(name: str) -> bool:
+    """Whether a parameter is the A of a LoRA, which the input of its layer meets first."""
+    return ".lora_A." in name
+
+
+def is_lora(name: str) -> bool:
+    """Whether a parameter is the A or the B of a LoRA, and no part of a task head."""
+    return is_first_factor(name) or ".lora_B." in name
+
+
 def largest_rank(tensors: Mapping[str, Tensor]) -> int:
     """Returns the largest rank (or width) of any adapter among these parameters."""
     axes = ((tensor, rank_axis(name, tensor)) for name, tensor in tensors.items())
     return max(tensor.shape[axis] for tensor, axis in axes if axis is not None)
+
+
+def draw_ranks(
+    known: Mapping[str, int], clients: Iterable[ClientInfo], choice: Sequence[int], rng: Seed
+) -> dict[str, int]:
+    """Returns the rank of every client, drawn for those that have none yet.
+
+    Args:
+        known: Ranks drawn before.
+        clients: Those that need one.
+        choice: The ranks to draw from.
+        rng: Seed of the draw.
+    """
+    ranks = dict(known)
+    for client in clients:
+        if client.id not in ranks:
+            ranks[client.id] = choice[int(rng.child("rank", client.id).numpy().integers(len(choice)))]
+    return ranks
 
 
 def cut(tensors: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
@@ -106,5 +139,5 @@ def product_norm(tensors: Mapping[str, Tensor]) -> float:
 def _partners(tensors: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:
     """Yields the name of each A with its B."""
     for name in tensors:
-        if ".lora_A." in name:
+        if is_first_factor(name):
             yield name, tensors[name.replace(".lora_A.", ".lora_B.")]

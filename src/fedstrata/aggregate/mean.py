@@ -88,6 +88,17 @@ class StreamingMean:
                 total[0] += update.weight * value
                 total[1] += update.weight
 
+    def scale(self, factor: float) -> None:
+        """Multiplies the weight of every update so far; the mean changes only with those to come.
+
+        Args:
+            factor: From 0, which forgets them, to 1.
+        """
+        for total in self._sums.values():
+            total.mul_(factor)
+        self._weights = {name: factor * weight for name, weight in self._weights.items()}
+        self._values = {key: [factor * part for part in total] for key, total in self._values.items()}
+
     def _fold(self, total: Tensor, tensor: Tensor, weight: float) -> None:
         """Adds weight times tensor to the total, computed in float32.
 

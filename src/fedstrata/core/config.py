@@ -62,6 +62,11 @@ class SplitSettings(Settings):
         description="Sites held out: all their documents are test documents, they are no clients, and their "
         "scores are `external`.",
     )
+    server: Annotated[int, Field(ge=0)] = Field(
+        default=0,
+        description="Training documents that are set aside for the server, evenly over the sites and by the "
+        "seed; no client trains on them.",
+    )
 
     @model_validator(mode="after")
     def _sum_to_one(self) -> SplitSettings:

@@ -328,6 +328,13 @@ class Cohort(Protocol):
     ) -> Iterator[tuple[ClientInfo, Update]]:
         """Runs a client handler everywhere and yields updates, each valid until the next is asked for."""
 
+    def server_loss(self, tensors: Tensors) -> float:
+        """Returns the mean loss over all terms of the shared model with these tensors in it.
+
+        It is that on the server's own documents (`data.split.server`), in evaluation mode. A method that asks
+        for it works on no run without such documents (`fedstrata.engine.demands`).
+        """
+
 
 class Method(Protocol):
     """A federated method, both halves.

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from fedstrata.core.config import SplitSettings
@@ -123,6 +123,41 @@ def hold_out(
     return rest, {name: Split(test=tuple(sorted(own, key=attrgetter("id")))) for name, own in sites.items()}
 
 
+def set_aside(parts: Split, settings: SplitSettings, seed: Seed) -> tuple[Split, tuple[Document, ...]]:
+    """Sets documents aside for the server, out of those that would be trained on.
+
+    The sites take turns, in random order, until there are enough; each gives documents at random and keeps at
+    least one. By patient (see `split`) all training documents of one are given together, so that there may be
+    a few more than asked for.
+
+    Args:
+        parts: The divided corpus.
+        settings: How many, and whether by patient.
+        seed: The seed of this purpose.
+
+    Returns:
+        The parts with fewer training documents, and what was set aside, sorted by document id.
+
+    Raises:
+        ConfigurationError: If there are not so many.
+    """
+    sites = _units(parts.train, settings.by)
+    offered = {site: _shuffled(sites[site], site, seed)[1:] for site in sites}
+    order = sorted(sites, key=lambda site: seed.child(site).integer())
+    taken: list[Document] = []
+    while len(taken) < settings.server:
+        giving = [site for site in order if offered[site]]
+        if not giving:
+            message = f"must be at most {len(taken)}, so that every site keeps something to train on"
+            raise ConfigurationError([Problem("data.split.server", f"{message}, not {settings.server}")])
+        for site in giving:
+            if len(taken) < settings.server:
+                taken += sites[site][offered[site].pop()]
+    gone = {document.id for document in taken}
+    left = tuple(document for document in parts.train if document.id not in gone)
+    return replace(parts, train=left), tuple(sorted(taken, key=attrgetter("id")))
+
+
 def _make(parts: Mapping[str, Sequence[Document]]) -> Split:
     return Split(**{part: tuple(sorted(parts[part], key=attrgetter("id"))) for part in PARTS})
 
@@ -130,19 +165,29 @@ def _make(parts: Mapping[str, Sequence[Document]]) -> Split:
 def _divide(
     documents: Sequence[Document], shares: Mapping[str, float], by: str, seed: Seed
 ) -> dict[str, list[Document]]:
-    sites: dict[str, dict[str, list[Document]]] = defaultdict(lambda: defaultdict(list))
-    for document in documents:
-        patient = document.metadata.get("patient") if by != "document" else None
-        sites[document.site][patient or document.id].append(document)
     parts: dict[str, list[Document]] = {part: [] for part in PARTS}
-    for site, units in sites.items():
-        order = sorted(units, key=lambda unit: seed.child(site, unit).integer())
+    for site, units in _units(documents, by).items():
+        order = _shuffled(units, site, seed)
         start = 0
         for part, count in _counts(len(order), shares).items():
             for unit in order[start : start + count]:
                 parts[part] += units[unit]
             start += count
     return parts
+
+
+def _units(documents: Sequence[Document], by: str) -> dict[str, dict[str, list[Document]]]:
+    """Returns for each site what must stay together: the documents of a patient, or each by itself."""
+    sites: dict[str, dict[str, list[Document]]] = defaultdict(lambda: defaultdict(list))
+    for document in documents:
+        patient = document.metadata.get("patient") if by != "document" else None
+        sites[document.site][patient or document.id].append(document)
+    return sites
+
+
+def _shuffled(units: Iterable[str], site: str, seed: Seed) -> list[str]:
+    """Returns the units of a site in random order; where one stands depends on no other."""
+    return sorted(units, key=lambda unit: seed.child(site, unit).integer())
 
 
 def _counts(total: int, shares: Mapping[str, float]) -> dict[str, int]:

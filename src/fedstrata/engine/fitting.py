@@ -13,6 +13,7 @@ from fedstrata.core.config import TrainedTokenizer
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.seeding import Seed
 from fedstrata.methods.fedadaopt import FedAdaOPTSettings
+from fedstrata.methods.flora import FLoRASettings
 from fedstrata.methods.hetlora import HetLoRASettings
 from fedstrata.models.blocks import find_layout, transformers_model
 from fedstrata.models.load import load, read_config, read_tokenizer, skeleton
@@ -133,7 +134,7 @@ def _layout(settings: RunSettings, method: Method | None) -> Layout:
 def _check_sizes(method: Method, adapter: AdapterSettings) -> None:
     """Refuses devices' ranks, or a first width, beyond the adapter's."""
     own, largest, setting = 0, 0, ""
-    if isinstance(method.settings, HetLoRASettings) and isinstance(adapter, LoraSettings):
+    if isinstance(method.settings, HetLoRASettings | FLoRASettings) and isinstance(adapter, LoraSettings):
         own, largest, setting = max(method.settings.ranks or [0]), adapter.rank, "ranks"
     if isinstance(method.settings, FedAdaOPTSettings) and isinstance(adapter, BottleneckSettings):
         own, largest, setting = method.settings.width, adapter.width, "width"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fedstrata.adapters.attach import plain_tensors
 from fedstrata.core.errors import ConfigurationError, FedstrataError, Problem
 from fedstrata.core.federation import DATA_CORRUPTIONS, FEW_CLIENTS
 from fedstrata.core.types import Message, State
@@ -27,6 +28,7 @@ from fedstrata.engine.corruption import corrupt_clients
 from fedstrata.engine.devices import Fleet, last_stored_states
 from fedstrata.engine.failures import RoundAbandonedError, drop_outs
 from fedstrata.engine.scoring import Scorer
+from fedstrata.engine.server import ServerDocuments
 from fedstrata.engine.simulate import Listener, PooledSite, SimulatedCohort, Site, parameters_in, sample
 from fedstrata.metrics.cost import peak_gpu_bytes, peak_rss_bytes
 from fedstrata.record.log import RecordLog, committed_rounds, read_events
@@ -34,6 +36,7 @@ from fedstrata.record.summary import summarise, trained_scores, write_summary
 from fedstrata.wire import frame
 
 if TYPE_CHECKING:
+    from fedstrata.core.documents import Document
     from fedstrata.core.federation import FederationSettings
     from fedstrata.engine.setup import Experiment
     from fedstrata.models.blocks import Layout
@@ -122,7 +125,7 @@ class Run:
     def _require_same(self, events: Sequence[Mapping[str, Any]]) -> None:
         """Refuses to go on with other data, or to fewer rounds than are committed."""
         begun = [event["data"] for event in events if event["event"] == "run"]
-        if begun and begun[-1] != _fingerprint(self._sites):
+        if begun and begun[-1] != _fingerprint(self._sites, self.experiment.server):
             message = "the documents are not those the run began with; a run cannot change its data"
             raise ConfigurationError([Problem("data", message)])
         committed, wanted = len(committed_rounds(events)), self.experiment.settings.federation.rounds
@@ -241,7 +244,9 @@ class Run:
             return
         model.restore()
         model.load(parameters_in(state.tensors, model))
-        model.save(self.folder / "model")
+        # An adapter's folder holds nothing of what was merged into the model below it.
+        plain = plain_tensors(model) if model.is_changed(model.layout.frozen) else None
+        model.save(self.folder / "model", plain=plain)
 
     def _cohort(self, number: int, sites: list[Site]) -> SimulatedCohort:
         experiment = self.experiment
@@ -258,6 +263,9 @@ class Run:
             metric=experiment.metric,
             device_of=lambda client: self._fleet.device(client, number) if self._fleet else None,
             stored_states=self._stored_states,
+            server=ServerDocuments(
+                experiment.server, experiment.model, experiment.task, experiment.settings.training
+            ),
             dropped=dropped(experiment, number, [site.id for site in sites]),
             min_clients=None if experiment.method.pooled else experiment.settings.federation.min_clients,
         )
@@ -275,7 +283,7 @@ class Run:
         trainable = model.parameters(experiment.method.trainable(layout))
         return {
             "name": experiment.settings.name,
-            "data": _fingerprint(self._sites),
+            "data": _fingerprint(self._sites, self.experiment.server),
             "device": str(model.device),
             "threads": torch.get_num_threads(),
             "versions": {name: version(name) for name in ("fedstrata", "torch", "transformers")},
@@ -287,6 +295,7 @@ class Run:
             "lower_is_better": sorted(experiment.task.lower_is_better),
             "seed": experiment.settings.seed,
             "rounds": experiment.settings.federation.rounds,
+            "server_documents": [document.id for document in experiment.server],
             "corrupt": self._corrupt(),
             "devices": self._fleet.profiles if self._fleet else None,
             "model": {
@@ -366,14 +375,18 @@ def due_for_scoring(number: int, settings: FederationSettings) -> bool:
     return number % settings.evaluate_every == 0 or number == settings.rounds
 
 
-def _fingerprint(sites: Sequence[Site]) -> str:
-    """Returns a hash of every client's documents, their annotations and their splits."""
+def _fingerprint(sites: Sequence[Site], server: Sequence[Document]) -> str:
+    """Returns a hash of all documents, their annotations, whose they are and their splits."""
     digest = hashlib.sha256()
-    for site in sites:
-        for part in PARTS:
-            for document in getattr(site.documents, part):
-                facts = (site.id, part, document.id, *document.texts, document.spans, document.labels)
-                digest.update(repr(facts).encode())
+    owned = [
+        (site.id, part, document)
+        for site in sites
+        for part in PARTS
+        for document in getattr(site.documents, part)
+    ]
+    for owner, part, document in [*owned, *(("", "server", document) for document in server)]:
+        facts = (owner, part, document.id, *document.texts, document.spans, document.labels)
+        digest.update(repr(facts).encode())
     return digest.hexdigest()
 
 

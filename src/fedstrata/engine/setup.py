@@ -12,20 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedstrata.aggregate.rules import AveragingSettings, MeanRule, MultiKrumRule, RobustRule
 from fedstrata.core.config import DataSettings, ExtractSettings, ModelSettings, RunSettings, TrainedTokenizer
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
 from fedstrata.core.seeding import Seed
 from fedstrata.core.sources import Source, validate
 from fedstrata.data.partition import partition
 from fedstrata.data.select import select_labels, select_types
-from fedstrata.data.split import Split, hold_out, split
+from fedstrata.data.split import Split, hold_out, set_aside, split
 from fedstrata.data.uneven import mark_unannotated
+from fedstrata.engine.demands import too_few, without_server_documents, without_validation
 from fedstrata.engine.fitting import check_model, load_model, refusals, with_adapter
 from fedstrata.engine.processor import use_processor
-from fedstrata.engine.simulate import sample_size
 from fedstrata.methods import METHODS
-from fedstrata.methods.fedadaopt import CONFIGURATIONS, FedAdaOPT
 from fedstrata.methods.layer_skipping import LayerSkipping
 from fedstrata.models.load import read_tokenizer
 from fedstrata.record.trackers import require_trackers
@@ -33,7 +31,6 @@ from fedstrata.tasks import TASKS
 
 if TYPE_CHECKING:
     from fedstrata.core.documents import Document
-    from fedstrata.core.federation import FederationSettings
     from fedstrata.core.method import Method, Task
     from fedstrata.models.state import Model
 
@@ -43,6 +40,19 @@ MIMIC_LABELS = 50
 
 _LEARNT = {"classify": "labels of documents (data.labels)", "lm": "the next token of a text"}
 """What tasks learn that have no use for mentions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """Who has which documents.
+
+    Attributes:
+        clients: Each client's by split; held-out sites, which have test documents only, come last.
+        server: The server's own.
+    """
+
+    clients: dict[str, Split]
+    server: tuple[Document, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +67,7 @@ class Experiment:
         clients: Each client's documents by split; a site without training documents is held out: it is
             scored, and no client of any round.
         seed: Root of all seeds.
+        server: The server's own documents, annotated as the task knows it.
     """
 
     settings: RunSettings
@@ -65,6 +76,7 @@ class Experiment:
     model: Model
     clients: dict[str, Split]
     seed: Seed
+    server: tuple[Document, ...] = ()
 
     @property
     def metric(self) -> str:
@@ -86,14 +98,19 @@ def prepare(source: Source, *, tokenizer_folder: Path | None = None) -> Experime
     settings, method, problems = check_settings(source)
     sound = _sound_sections(problems)
     clients: dict[str, Split] = {}
+    server: tuple[Document, ...] = ()
     task: Task | None = None
     problems += source.located(machine_problems(settings))
     if sound("data", "partition", "seed", "task"):
         with _collecting(problems, source):
-            clients = divide(settings)
+            divided = divide(settings)
+            clients = divided.clients
             problems += source.located(too_few(settings, method, clients))
             problems += source.located(without_validation(method, clients))
             task = TASKS[settings.task.name].from_documents(settings.task, clients)
+            known = map(task.known, divided.server)
+            server = tuple(document for document in known if task.scorable(document))
+            problems += source.located(without_server_documents(method, server))
     if sound("task", "federation"):
         problems += source.located(refusals(lambda: check_metric(settings, task)))
     if sound("model", "task"):
@@ -106,7 +123,7 @@ def prepare(source: Source, *, tokenizer_folder: Path | None = None) -> Experime
     with _collecting(problems, source):
         tokenizer = _trained_tokenizer(settings, clients, tokenizer_folder)
         model = load_model(settings, task, tokenizer)
-        return Experiment(settings, method, task, model.to(device_of(settings)), clients, seed)
+        return Experiment(settings, method, task, model.to(device_of(settings)), clients, seed, server)
     raise ConfigurationError(problems)
 
 
@@ -121,60 +138,6 @@ def _trained_tokenizer(settings: RunSettings, clients: Mapping[str, Split], fold
 
     texts = (text for own in clients.values() for item in own.train for text in item.texts)
     return train_tokenizer(asked, texts)
-
-
-def too_few(settings: RunSettings, method: Method | None, sites: Mapping[str, Split]) -> list[Problem]:
-    """Returns the problem that a round asks for more clients than it has, if it does.
-
-    Args:
-        settings: The run's settings.
-        method: Its method, if that is sound.
-        sites: The documents of each site by split; one without training documents is no client.
-    """
-    federation = settings.federation
-    clients = sum(bool(own.train) for own in sites.values())
-    sampled = sample_size(clients, federation.sample)
-    why = f"{clients} clients, of which federation.sample takes {federation.sample:g}"
-    if federation.min_clients is not None and federation.min_clients > sampled:
-        allowed = f"must be at most {sampled}, the clients that take part in a round"
-        return [Problem("federation.min_clients", f"{allowed} ({why}), not {federation.min_clients}")]
-    if isinstance(method, FedAdaOPT) and sampled < CONFIGURATIONS:
-        needs = f"fedadaopt tries {CONFIGURATIONS} configurations in a round, each on other clients"
-        return [Problem("federation.sample", f"{needs}, and {sampled} take part ({why})")]
-    if method is None or not isinstance(method.settings, AveragingSettings):
-        return []
-    rule = method.settings.aggregation
-    return [] if isinstance(rule, MeanRule) else _too_few_to_judge(rule, federation, sampled, why)
-
-
-def without_validation(method: Method | None, sites: Mapping[str, Split]) -> list[Problem]:
-    """Returns the problem that a method judges by validation documents and no client has any, if so."""
-    if method is None or not method.validates or any(own.validation for own in sites.values() if own.train):
-        return []
-    message = f"{method.name} goes by clients' scores on validation documents in the rounds, and none has any"
-    return [Problem("data.split.validation", message)]
-
-
-def _too_few_to_judge(
-    rule: RobustRule, federation: FederationSettings, sampled: int, why: str
-) -> list[Problem]:
-    """Returns the problem that a robust rule may get fewer updates than it can judge, if it may."""
-    hostile, needed = rule.hostile_among(sampled), rule.needed(sampled)
-    told = f", with f = {hostile}" if hostile else ""
-    condition = f"{rule.rule} needs {needed} updates a round ({rule.condition}{told})"
-    if sampled < needed:
-        message = f"{condition}, and {sampled} clients take part in one ({why})"
-        return [Problem("method.aggregation", message)]
-    if federation.min_clients is not None and federation.min_clients < needed:
-        message = f"must be at least {needed}, not {federation.min_clients}: {condition}"
-        return [Problem("federation.min_clients", message)]
-    if federation.min_clients is None and federation.dropout > 0:
-        message = f"must be set, to {needed} or more, when clients drop out: {condition}"
-        return [Problem("federation.min_clients", message)]
-    if isinstance(rule, MultiKrumRule) and rule.keep is not None and rule.keep > sampled - hostile:
-        message = f"must be at most {sampled - hostile}, n - f, not {rule.keep}"
-        return [Problem("method.aggregation.keep", message)]
-    return []
 
 
 @contextmanager
@@ -330,8 +293,8 @@ def device_of(settings: RunSettings) -> torch.device:
     return device
 
 
-def divide(settings: RunSettings) -> dict[str, Split]:
-    """Reads, splits, then partitions among clients; held-out sites come last."""
+def divide(settings: RunSettings) -> Division:
+    """Reads, splits, sets aside what is the server's, then partitions the rest among clients."""
     documents = read_documents(settings.data, seed := Seed(settings.seed))
     if settings.task.name not in (
         "ner",
@@ -340,6 +303,7 @@ def divide(settings: RunSettings) -> dict[str, Split]:
         documents = [replace(document, spans=(), relations=()) for document in documents]
     documents, held_out = hold_out(documents, settings.data.split)
     parts = split(documents, settings.data.split, seed.child("split"))
+    parts, server = set_aside(parts, settings.data.split, seed.child("server"))
     clients = partition(parts, settings.partition, seed.child("partition"))
     blank = [name for name, own in clients.items() if all(item.is_blank for item in own.train)]
     if blank:
@@ -348,9 +312,10 @@ def divide(settings: RunSettings) -> dict[str, Split]:
     if taken := held_out.keys() & clients.keys():
         message = f"{', '.join(sorted(taken))} is also the name of a client; rename the site"
         raise ConfigurationError([Problem("data.split.test_sites", message)])
+    sites = clients | held_out
     if isinstance(settings.task, ExtractSettings):
-        return mark_unannotated(clients | held_out, settings.task.mentions_only)
-    return clients | held_out
+        sites = mark_unannotated(sites, settings.task.mentions_only)
+    return Division(sites, server)
 
 
 def _sound_sections(problems: Sequence[Problem]) -> Any:

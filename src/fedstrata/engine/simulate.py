@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from fedstrata.core.seeding import Seed
     from fedstrata.data.split import Split
     from fedstrata.engine.corruption import Corruption
+    from fedstrata.engine.server import ServerDocuments
     from fedstrata.models.state import Model
     from fedstrata.wire.frame import Frame
 
@@ -152,13 +153,14 @@ class SimulatedCohort:
             asked for when none.
         device_of: Returns the emulated device of the client of this name in this round; none without any.
         stored_states: Which output of its frozen blocks each client's emulated device holds; kept up to date.
+        server: The server's own documents; none for a method that never asks for their loss.
         attendance: Who is lost so far, and whether enough are left.
         meter: Counts the round's bytes.
         clock: Counts the seconds and the energy of emulated devices.
         train_seconds: Time spent in client handlers so far.
         trained_parameters: How many numbers the last client trained.
         trained_scores: What `score_trained` gave, by client.
-        score_seconds: Time spent in `score_trained` so far.
+        score_seconds: Time spent in `score_trained` and `server_loss` so far.
     """
 
     method: Method
@@ -176,6 +178,7 @@ class SimulatedCohort:
     score_trained: Callable[[], Mapping[str, Any]] | None = None
     device_of: Callable[[str], Device | None] = lambda client: None
     stored_states: dict[str, str | None] = field(default_factory=dict)
+    server: ServerDocuments | None = None
     attendance: Attendance = field(init=False)
     meter: Meter = field(default_factory=Meter)
     clock: RoundClock = field(default_factory=RoundClock)
@@ -232,6 +235,14 @@ class SimulatedCohort:
                 yield info, frame.decode(received, Update)
         if not goes_on:
             raise RoundAbandonedError
+
+    def server_loss(self, tensors: Tensors) -> float:
+        """Returns the loss of the shared model with these tensors in it on the server's documents."""
+        assert self.server is not None  # noqa: S101 - a run has it, and its configuration was checked
+        started = time.perf_counter()
+        loss = self.server.loss(tensors)
+        self.score_seconds += time.perf_counter() - started
+        return loss
 
     def _turn(self, handler: str, info: ClientInfo, site: Site, sent: Frame, bytes_down: int) -> Frame | None:
         """Lets one client work and returns what it sends; none if it failed."""

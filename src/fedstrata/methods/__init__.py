@@ -9,10 +9,15 @@ from fedstrata.methods.fedadaopt import FedAdaOPT
 from fedstrata.methods.fedadapter import FedAdapter
 from fedstrata.methods.fedavg import FedAvg
 from fedstrata.methods.fedlora import FedLoRA
+from fedstrata.methods.fedmedlora import FedMedLoRA
+from fedstrata.methods.fedmedlora_plus import FedMedLoRAPlus
 from fedstrata.methods.fedpeptao import FedPepTAO
 from fedstrata.methods.fedper import FedPer
 from fedstrata.methods.fedprox import FedProx
+from fedstrata.methods.fedsa_lora import FedSALoRA
 from fedstrata.methods.fedtlu import FedTLU
+from fedstrata.methods.ffa_lora import FFALoRA
+from fedstrata.methods.flora import FLoRA
 from fedstrata.methods.hetlora import HetLoRA
 from fedstrata.methods.layer_skipping import LayerSkipping
 from fedstrata.methods.local_only import LocalOnly
@@ -26,6 +31,11 @@ METHODS: dict[str, type[Method]] = {
     "fedlora": FedLoRA,
     "fedadapter": FedAdapter,
     "droppeft": DropPEFT,
+    "fedmedlora": FedMedLoRA,
+    "fedmedlora_plus": FedMedLoRAPlus,
+    "fedsa_lora": FedSALoRA,
+    "ffa_lora": FFALoRA,
+    "flora": FLoRA,
     "hetlora": HetLoRA,
     "fedadaopt": FedAdaOPT,
     "fedpeptao": FedPepTAO,

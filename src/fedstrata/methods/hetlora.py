@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field
 
-from fedstrata.adapters.rank import cut, largest_rank, pad, product_norm, tails, written
+from fedstrata.adapters.rank import cut, draw_ranks, largest_rank, pad, product_norm, tails, written
 from fedstrata.aggregate.mean import StreamingMean
 from fedstrata.core.config import MethodSettings
 from fedstrata.core.settings import Count, Positive, Settings
@@ -93,11 +93,8 @@ class HetLoRA:
 
     def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
         """Averages padded adapters."""
-        ranks = dict(cast("dict[str, int]", state.values["_ranks"]))
         choice = cast("list[int]", state.values["_choice"])
-        for client in cohort.clients:
-            if client.id not in ranks:
-                ranks[client.id] = choice[int(rng.child("rank", client.id).numpy().integers(len(choice)))]
+        ranks = draw_ranks(cast("dict[str, int]", state.values["_ranks"]), cohort.clients, choice, rng)
 
         def plan_of(client: ClientInfo) -> Plan:
             return Plan(cut(state.tensors, ranks[client.id]), {"rank": ranks[client.id]})

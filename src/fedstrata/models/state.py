@@ -220,19 +220,41 @@ class Model:
             self._parameters[name].grad = None
         self._dirty = (self._dirty & kept) | self._trainable
 
+    @contextmanager
+    def holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+        """Makes the model its base values with these in their place, within the block; then it is as before.
+
+        Args:
+            tensors: Values by parameter name; they may alias live parameters, whose values are back at the
+                end.
+
+        Raises:
+            FrameError: As `load` does.
+        """
+        dirty = set(self._dirty)
+        before = {name: self._parameters[name].detach().clone() for name in {*dirty, *tensors}}
+        try:
+            self.restore(keep=tensors)
+            self.load(tensors)
+            yield
+        finally:
+            self._copy(before)
+            self._dirty = dirty
+
     def to(self, device: torch.device | str) -> Model:
         """Moves the model and its remembered base values; returns the same handle."""
         self.module.to(device)
         self._base = {name: tensor.to(device) for name, tensor in self._base.items()}
         return self
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, *, plain: Mapping[str, Tensor] | None = None) -> None:
         """Writes model and tokenizer as a folder that transformers (or PEFT) loads; safetensors only.
 
         The folder appears complete or not at all; an earlier model in its place is replaced.
 
         Args:
             folder: Where to; its parents are created.
+            plain: The values of the model without its adapter, to be written in place of the adapter.
 
         Raises:
             FedstrataError: The place is taken by something that is no saved model.
@@ -244,19 +266,22 @@ class Model:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".saving-") as work:
             complete, replaced = Path(work, "new"), Path(work, "old")
-            self._write(complete)
+            self._write(complete, plain)
             if folder.exists():
                 folder.rename(replaced)
             complete.rename(folder)
 
-    def _write(self, folder: Path) -> None:
-        config = transformers_model(self.module).config.get_text_config()
+    def _write(self, folder: Path, plain: Mapping[str, Tensor] | None) -> None:
+        inner: Any = transformers_model(self.module)
+        config = inner.config.get_text_config()
         # Training runs without a cache; whoever loads the folder to generate wants one.
         config.use_cache, before = self.is_causal, config.use_cache
         module: Any = self.module  # transformers' and PEFT's models share this method
         try:
             with quiet():
-                if self.layout.frozen:
+                if plain is not None:
+                    inner.save_pretrained(folder, state_dict=dict(plain))
+                elif self.layout.frozen:
                     # "auto" would save embeddings of another size than the base's, and ask the hub for that.
                     module.save_pretrained(folder, save_embedding_layers=False)
                     config.save_pretrained(folder)  # an adapter's folder says nothing of labels otherwise

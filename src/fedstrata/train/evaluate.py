@@ -67,6 +67,28 @@ def predict(
     return answers
 
 
+@torch.inference_mode()
+def mean_loss(model: Model, task: Task, examples: Sequence[Any], settings: TrainingSettings) -> float:
+    """Returns the mean loss over all terms of some examples (for token tasks: tokens), nothing being learnt.
+
+    Args:
+        model: The model; left in evaluation mode.
+        task: The task that made the examples.
+        examples: Encoded examples.
+        settings: Batch size and precision.
+    """
+    module = model.module
+    module.train(False)
+    device = next(module.parameters()).device
+    total = terms = 0.0
+    for chosen in batches_by_length(examples, settings.eval_batch_size):
+        batch = to_device(task.collate([examples[index] for index in chosen]), device)
+        with autocast(settings, device):
+            loss, count = task.loss(module, batch)
+        total, terms = total + float(loss), terms + float(count)
+    return total / max(terms, 1.0)
+
+
 def answer(
     model: LoadedModel, task: Task, documents: Sequence[Document], settings: TrainingSettings
 ) -> list[Any]:

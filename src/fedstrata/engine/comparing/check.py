@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.core.config import RunSettings
+from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
 from fedstrata.core.method import Task
 from fedstrata.core.sweep import SECTION, Row, Sweep, folder_name, label, with_value
 from fedstrata.data.split import Split
 from fedstrata.engine.comparing.cells import Cell
 from fedstrata.engine.comparing.compare import LOCK, Comparison, RowPlan
+from fedstrata.engine.demands import too_few, without_server_documents
 from fedstrata.engine.fitting import check_model, refusals
 from fedstrata.engine.folder import differences
-from fedstrata.engine.setup import check_metric, check_settings, divide, machine_problems, too_few
+from fedstrata.engine.setup import check_metric, check_settings, divide, machine_problems
 from fedstrata.engine.simulate import Listener
 from fedstrata.metrics.cost import cores
 from fedstrata.record.score_columns import column_names, is_external
@@ -35,11 +37,13 @@ class Divided:
     Attributes:
         settings: The run's settings.
         clients: Each client's documents by split.
+        server: The server's own.
         task: The task made for them.
     """
 
     settings: RunSettings
     clients: Mapping[str, Split]
+    server: Sequence[Document]
     task: Task
 
     def are_those_of(self, cell: Cell) -> bool:
@@ -183,23 +187,24 @@ def _metrics(rows: list[RowPlan]) -> tuple[Sequence[str], Divided | None, list[P
         return list(scores.get("global") or scores.get("mean_client") or ()), None, []
     settings: RunSettings = pending.settings
     try:
-        clients = divide(settings)
-        task = TASKS[settings.task.name].from_documents(settings.task, clients)
+        parts = divide(settings)
+        task = TASKS[settings.task.name].from_documents(settings.task, parts.clients)
     except ConfigurationError as error:
         return (), None, pending.source.located(error.problems)
     except DataError as error:
         return (), None, [pending.source.problem("data.path", str(error))]
-    divided = Divided(settings, clients, task)
+    divided = Divided(settings, parts.clients, parts.server, task)
     return task.metric_names, divided, list(_by_row({row.name: _too_few(row, divided) for row in rows}))
 
 
 def _too_few(row: RowPlan, divided: Divided) -> list[Problem]:
-    """Returns the problem that rounds of a row on these documents ask for more clients than there are."""
+    """Returns the problems that a row asks for more clients, or documents of the server's, than there are."""
     problems = []
     for cell in (next(iter(cells.values())) for cells in row.trials.values()):
         if divided.are_those_of(cell):
             _, method, _ = check_settings(cell.source)
             problems += cell.source.located(too_few(cell.settings, method, divided.clients))
+            problems += cell.source.located(without_server_documents(method, divided.server))
     return list(dict.fromkeys(problems))
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections import Counter
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -14,12 +16,17 @@ import psutil
 import torch
 from scipy.optimize import nnls
 
+from fedstrata.adapters.rank import is_lora
+from fedstrata.adapters.stack import adapted_layers
 from fedstrata.aggregate.rules import AveragingSettings, MeanRule
 from fedstrata.core.files import nearest_existing
 from fedstrata.core.types import Message
 from fedstrata.engine.checkpoint import KEEP
+from fedstrata.engine.planning.stacks import Stacks, count_stacks
 from fedstrata.engine.rounds import dropped, due_for_scoring, scores_everywhere, sites_of
 from fedstrata.engine.simulate import sample
+from fedstrata.methods.fedmedlora_plus import FedMedLoRAPlus, FedMedLoRAPlusSettings
+from fedstrata.methods.flora import FLoRA, FLoRASettings
 from fedstrata.wire import frame
 
 if TYPE_CHECKING:
@@ -35,6 +42,8 @@ COMMUNICATION = (
     "percent_of_full_model",
     "full_model_bytes_up",
 )
+
+REHEARSED_CLIENTS = 2
 
 REPORT_BYTES, REPORT_BYTES_OF_CLIENT = 55_000, 800
 """What the report, the summary and the settings come to: by themselves, and for each client."""
@@ -92,6 +101,10 @@ class Estimate:
             + fmean(getattr(cost, key) for cost in later) * sum(map(len, clients[1:]))
             for key, clients in (("bytes_up", self.delivered), ("bytes_down", self.sampled))
         )
+        if self._stacks is not None:
+            run, rehearsed = self._stacks
+            each = rehearsed.sent[-1] // REHEARSED_CLIENTS
+            down += sum(run.sent) - each * sum(map(len, self.sampled[1:]))
         full, each = self.model_bytes(), max(1, turns)
         values = (round(up), round(down), up / each, down / each, 100.0 * up / each / full, full * turns)
         return dict(zip(COMMUNICATION, values, strict=True))
@@ -103,6 +116,8 @@ class Estimate:
         train += self._first_turns_seconds()
         scorings = sum(due_for_scoring(number, self.federation) for number in range(1, rounds + 1))
         tokens = scorings * self.surveyed.scored_tokens["validation"] + self._scored_by_clients()
+        if isinstance(self.experiment.method, FedMedLoRAPlus):  # which tries every update
+            tokens += turns * self.surveyed.scored_tokens["server"]
         evaluate = tokens * self.per_scored_token
         costs = self.measured.rounds[1:]
         engine = rounds * fmean(cost.round_seconds for cost in costs)
@@ -180,28 +195,51 @@ class Estimate:
         }
 
     def held_updates(self) -> tuple[int, int]:
-        """Returns the bytes of a round's updates that a robust rule keeps in memory, and in files.
+        """Returns the bytes of a round's updates that a method keeps in memory, and in files, at one time.
 
-        They are not rehearsed: two clients are too few for such a rule.
+        Those of the two clients that are rehearsed are left out; a robust rule is not rehearsed at all, two
+        clients being too few for it.
         """
         settings = self.experiment.method.settings
+        size, updates = sum(self.measured.up.values()), max(map(len, self.delivered))
+        if isinstance(settings, FedMedLoRAPlusSettings):
+            updates = min(updates, math.floor(1 / settings.cap) if settings.cap else 0)
+        if isinstance(settings, FLoRASettings | FedMedLoRAPlusSettings):
+            return max(0, updates - REHEARSED_CLIENTS) * size, 0
         if not isinstance(settings, AveragingSettings) or isinstance(settings.aggregation, MeanRule):
             return 0, 0
-        size, updates = sum(self.measured.up.values()), max(map(len, self.delivered))
         in_memory = min(updates, int(settings.aggregation.memory_gigabytes * 1e9 / max(1, size)))
         return in_memory * size, (updates - in_memory) * size
+
+    @cached_property
+    def _stacks(self) -> tuple[Stacks, Stacks] | None:
+        """FLoRA's stacks, in the run and in the rehearsal; none with other methods."""
+        if not isinstance(self.experiment.method, FLoRA):
+            return None
+        model, sent = self.experiment.model, self.measured.up
+        adapter = sum(size for name, size in sent.items() if is_lora(name))
+        weights = model.bytes_of([layer.weight for layer in adapted_layers(model.module)])
+        pairs = [["one", "other"]] * len(self.measured.rounds)
+        return (
+            count_stacks(self.sampled, self.delivered, adapter=adapter, weights=weights),
+            count_stacks(pairs, pairs, adapter=adapter, weights=weights),
+        )
 
     def disk(self, place: Path) -> dict[str, int]:
         """Returns what a run directory will hold at the end, and what is free at its place."""
         measured, rounds = self.measured, self.federation.rounds
         clients = len(self.experiment.clients)
-        versions = sum(min(KEEP + 1, count) for count in self.turns.values())
+        checkpoint, writes = measured.checkpoint_bytes, self.turns
+        if self._stacks is not None:
+            run, rehearsed = self._stacks
+            checkpoint, writes = checkpoint + run.kept - rehearsed.kept, Counter(run.writes)
+        versions = sum(min(KEEP + 1, count) for count in writes.values())
         events = measured.event_bytes
         turns = self.turns.total()
         # Half of a rehearsal's two clients' scores and bytes are in a `round` event for each client.
         record = events.get("client", 0.0) * turns + events.get("round", 0.0) * rounds * max(1.0, clients / 2)
         parts = {
-            "checkpoints_bytes": measured.checkpoint_bytes * min(KEEP, rounds),
+            "checkpoints_bytes": checkpoint * min(KEEP, rounds),
             "stores_bytes": measured.store_bytes * versions,
             "caches_bytes": min(self.cache_bytes, int(self.training.cache_gigabytes * 1e9)),
             "models_bytes": measured.model_bytes * self._models,

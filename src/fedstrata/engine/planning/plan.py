@@ -26,6 +26,7 @@ from fedstrata.engine.planning.survey import survey
 from fedstrata.engine.rounds import OTHER, sites_of
 from fedstrata.engine.setup import prepare
 from fedstrata.methods.fedadaopt import FedAdaOPT
+from fedstrata.methods.flora import FLoRA
 from fedstrata.methods.hetlora import HetLoRA
 
 if TYPE_CHECKING:
@@ -254,8 +255,10 @@ def _warnings(estimate: Estimate, memory: Mapping[str, int | None], disk: Mappin
     for part, loses in (("validation", "rounds"), ("test", "the finished model")):
         if not estimate.surveyed.scored_tokens[part]:
             found.append(f"no client has {part} documents: {loses} will not be scored")
-    if isinstance(estimate.experiment.method, HetLoRA | FedAdaOPT):
-        name = estimate.experiment.method.name
+    method = estimate.experiment.method
+    drawn = isinstance(method, FLoRA) and method.settings.ranks is not None
+    if drawn or isinstance(method, HetLoRA | FedAdaOPT):
+        name = method.name
         found.append(
             f"with {name} clients send adapters of several sizes, which the run decides: bytes and times are "
             "those of the two clients that were rehearsed"

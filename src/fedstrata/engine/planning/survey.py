@@ -73,7 +73,7 @@ class Survey:
 
     Attributes:
         workloads: Of every client that trains.
-        scored_tokens: Padded tokens of one pass over `validation` and over `test`.
+        scored_tokens: Padded tokens of one pass over `validation`, over `test`, and over the `server`'s own.
         samples: What a rehearsal runs on.
     """
 
@@ -115,7 +115,14 @@ def survey(experiment: Experiment) -> Survey:
     # unless they are many.
     apart = [[site] for site in sites] if experiment.method.personal else [sites]
     passes = {"validation": apart, "test": [sites] if scores_everywhere(experiment) else apart}
-    tokens_of = {part: sum(_scored_tokens(some, part, experiment) for some in passes[part]) for part in parts}
+    tokens_of = {
+        part: sum(
+            _scored_tokens({site.id: list(getattr(site.documents, part)) for site in some}, experiment)
+            for some in passes[part]
+        )
+        for part in parts
+    }
+    tokens_of["server"] = _scored_tokens({"": list(experiment.server)}, experiment)
     return Survey(tuple(workloads), tokens_of, Samples(largest[1], typical, scored))
 
 
@@ -137,10 +144,9 @@ def _until_second_step(batches: int, experiment: Experiment) -> int:
     return min(batches, training.accumulation + 1) if training.epochs == 1 else 1
 
 
-def _scored_tokens(sites: Sequence[Site], part: str, experiment: Experiment) -> int:
-    """Returns the padded tokens of one pass over the sites' split, divided as scoring divides it."""
+def _scored_tokens(documents: Mapping[str, Sequence[Document]], experiment: Experiment) -> int:
+    """Returns the padded tokens of one pass over their owners' documents, divided as scoring divides it."""
     size, task = experiment.settings.training.eval_batch_size, experiment.task
-    documents = {site.id: list(getattr(site.documents, part)) for site in sites}
     total = 0
     for group in encoded_groups(task, experiment.model.tokenizer, documents, size):
         examples = list(chain.from_iterable(own for _, own in group))

@@ -15,6 +15,7 @@ from fedstrata.adapters.attach import merge
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.files import new_folder
 from fedstrata.engine.results.card import Facts, card_of, is_path
+from fedstrata.engine.results.result import ADAPTER
 from fedstrata.models.state import Model
 
 if TYPE_CHECKING:
@@ -48,8 +49,11 @@ def export(
     """
     names = _names(result, with_names=with_names)
     model, adapter = result.model, result.settings.adapter
+    if not model.layout.frozen:  # none, or one that was merged in the rounds
+        adapter = None
     if keep_adapter and adapter is None:
-        raise ConfigurationError([Problem("--adapter", "this run trained the model itself and no adapter")])
+        message = f"this run left none: {result.method.name} trained the model itself, or merged it"
+        raise ConfigurationError([Problem("--adapter", message)])
     merged = adapter is not None and adapter.kind == "lora" and not keep_adapter
     facts = Facts(result, out.resolve().name, licence, language, names, None if merged else adapter)
     with new_folder(out) as unfinished:
@@ -57,7 +61,7 @@ def export(
             model = Model(merge(model), model.tokenizer, name=model.name)
         model.save(unfinished)
         if facts.adapter is not None:
-            _forget_place(unfinished / "adapter_config.json")
+            _forget_place(unfinished / ADAPTER)
         card_of(facts).save(unfinished / "README.md")
         text = json.dumps(_summary(result, names), indent=2, allow_nan=False)
         (unfinished / SUMMARY).write_text(text + "\n", encoding="utf-8")

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from fedstrata.core.method import Method, Task
     from fedstrata.models.state import Model
 
+ADAPTER = "adapter_config.json"
+"""The file by which PEFT knows the folder of an adapter."""
+
 MAY_CHANGE = frozenset({"device", "threads", "training.eval_batch_size", "training.precision"})
 """Settings that a use of the result may choose anew: they do not change what the model is."""
 
@@ -140,7 +143,7 @@ def _load(saved: Path, settings: RunSettings) -> tuple[Task, Model]:
     names = read_config(stored).id2label or {}
     labels = tuple(names[index] for index in sorted(names))
     task = card.from_labels(settings.task, labels)
-    if settings.adapter is not None:
+    if settings.adapter is not None and (saved / ADAPTER).is_file():  # else it was merged in the rounds
         model = load_model(settings, task, read_tokenizer(stored))
         model.load(saved_adapter(model, saved))
         return task, model

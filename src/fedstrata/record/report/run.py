@@ -60,6 +60,7 @@ def run_page(history: History) -> str:
         rounds=round_rows(history.rounds, metric),
         groups=_group_rows(history),
         tensors=_tensor_rows(history),
+        influences=_influence_rows(history),
         times=[(part, seconds, 100.0 * seconds / total) for part, seconds in parts.items()] if total else [],
         everybody=CURVES["global"] + (", own models" if history.start["personal"] else ""),
         totals=_documents(history.start["clients"]),
@@ -155,6 +156,24 @@ def _tensor_rows(history: History) -> list[tuple[str, list[float]]]:
         values = [scores[name] for scores in rounds if name in scores]
         rows.append((name, [values[-1], fmean(values), min(values), max(values)]))
     return rows
+
+
+def _influence_rows(history: History) -> list[dict[str, Any]]:
+    """Returns of each client that was weighed by its loss what it had in its last round, and its weights."""
+    turns: dict[str, list[Mapping[str, Any]]] = {}
+    for event in history.rounds:
+        if not event.get("abandoned"):  # its state is that of the round before
+            for client, own in event.get("state", {}).get("influence", {}).items():
+                turns.setdefault(client, []).append({"round": event["round"], **own})
+    return [
+        {
+            "client": client,
+            "last": own[-1],
+            "weights": [turn["weight"] for turn in own],
+            "capped": sum(turn["capped"] for turn in own),
+        }
+        for client, own in sorted(turns.items())
+    ]
 
 
 def _score_figures(history: History, rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:

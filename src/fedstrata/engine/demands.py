@@ -1,0 +1,84 @@
+"""Whether a run has what its method asks for: clients enough for a round, and documents to judge them by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from fedstrata.aggregate.rules import AveragingSettings, MeanRule, MultiKrumRule, RobustRule
+from fedstrata.core.errors import Problem
+from fedstrata.engine.simulate import sample_size
+from fedstrata.methods.fedadaopt import CONFIGURATIONS, FedAdaOPT
+from fedstrata.methods.fedmedlora_plus import FedMedLoRAPlus
+
+if TYPE_CHECKING:
+    from fedstrata.core.config import RunSettings
+    from fedstrata.core.documents import Document
+    from fedstrata.core.federation import FederationSettings
+    from fedstrata.core.method import Method
+    from fedstrata.data.split import Split
+
+
+def too_few(settings: RunSettings, method: Method | None, sites: Mapping[str, Split]) -> list[Problem]:
+    """Returns the problem that a round asks for more clients than it has, if it does.
+
+    Args:
+        settings: The run's settings.
+        method: Its method, if that is sound.
+        sites: The documents of each site by split; one without training documents is no client.
+    """
+    federation = settings.federation
+    clients = sum(bool(own.train) for own in sites.values())
+    sampled = sample_size(clients, federation.sample)
+    why = f"{clients} clients, of which federation.sample takes {federation.sample:g}"
+    if federation.min_clients is not None and federation.min_clients > sampled:
+        allowed = f"must be at most {sampled}, the clients that take part in a round"
+        return [Problem("federation.min_clients", f"{allowed} ({why}), not {federation.min_clients}")]
+    if isinstance(method, FedAdaOPT) and sampled < CONFIGURATIONS:
+        needs = f"fedadaopt tries {CONFIGURATIONS} configurations in a round, each on other clients"
+        return [Problem("federation.sample", f"{needs}, and {sampled} take part ({why})")]
+    if isinstance(method, FedMedLoRAPlus) and (cap := method.settings.cap or 1.0) * sampled < 1:
+        allowed = f"must be at least 1/{sampled}, the equal share of the clients of a round"
+        return [Problem("method.cap", f"{allowed} ({why}), not {cap:g}")]
+    if method is None or not isinstance(method.settings, AveragingSettings):
+        return []
+    rule = method.settings.aggregation
+    return [] if isinstance(rule, MeanRule) else _too_few_to_judge(rule, federation, sampled, why)
+
+
+def without_validation(method: Method | None, sites: Mapping[str, Split]) -> list[Problem]:
+    """Returns the problem that a method judges by validation documents and no client has any, if so."""
+    if method is None or not method.validates or any(own.validation for own in sites.values() if own.train):
+        return []
+    message = f"{method.name} goes by clients' scores on validation documents in the rounds, and none has any"
+    return [Problem("data.split.validation", message)]
+
+
+def without_server_documents(method: Method | None, documents: Sequence[Document]) -> list[Problem]:
+    """Returns the problem that a method needs documents of the server's own and there are none, if so."""
+    if not isinstance(method, FedMedLoRAPlus) or documents:
+        return []
+    message = f"must be 1 or more with {method.name}, which weighs clients by their loss on such documents"
+    return [Problem("data.split.server", f"{message} (its paper has 5)")]
+
+
+def _too_few_to_judge(
+    rule: RobustRule, federation: FederationSettings, sampled: int, why: str
+) -> list[Problem]:
+    """Returns the problem that a robust rule may get fewer updates than it can judge, if it may."""
+    hostile, needed = rule.hostile_among(sampled), rule.needed(sampled)
+    told = f", with f = {hostile}" if hostile else ""
+    condition = f"{rule.rule} needs {needed} updates a round ({rule.condition}{told})"
+    if sampled < needed:
+        message = f"{condition}, and {sampled} clients take part in one ({why})"
+        return [Problem("method.aggregation", message)]
+    if federation.min_clients is not None and federation.min_clients < needed:
+        message = f"must be at least {needed}, not {federation.min_clients}: {condition}"
+        return [Problem("federation.min_clients", message)]
+    if federation.min_clients is None and federation.dropout > 0:
+        message = f"must be set, to {needed} or more, when clients drop out: {condition}"
+        return [Problem("federation.min_clients", message)]
+    if isinstance(rule, MultiKrumRule) and rule.keep is not None and rule.keep > sampled - hostile:
+        message = f"must be at most {sampled - hostile}, n - f, not {rule.keep}"
+        return [Problem("method.aggregation.keep", message)]
+    return []

@@ -1,0 +1,91 @@
+"""Fed-MedLoRA+: low-rank adapters averaged by how well each does on a few documents of the server's.
+
+Source: Li et al. 2026, "A Federated and Parameter-Efficient Framework for Large Language Model Training in
+    Medicine" (arXiv 2601.22124), section 5.2.2 and Algorithm 2.
+Travels: A and B of every adapted layer and the task head, where the task has one, both ways.
+Server half: the loss l_k of the base model with each site's adapter and head on `data.split.server` documents
+    of the server's own; the mean of A, of B and of the head by C_k = n_k I_k / sum n_i I_i with I =
+    softmax(-l), over the sites of the round. Needs single updates, to try them; one at a time, so the server
+    holds one payload whatever the number of sites (`fedstrata.aggregate.influence`), and 1 + floor(1 / cap)
+    with a `cap` on a site's share. No secure aggregation, which hides all but the sum.
+Client half: local training of the adapter and the head.
+Reduces to: Fed-MedLoRA with equal losses, to the last bit.
+Deviations: the printed 1/m is left out but with `literal: true` (see `fedmedlora`). l_k is the mean over the
+    loss terms (tokens, in token tasks) of all the server's documents; the paper prints one over records. It
+    subtracts the least of the -l_i for stability, which is the wrong end; here it is the greatest, as the
+    softmax needs. `cap` is ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from fedstrata.aggregate.influence import InfluenceMean
+from fedstrata.aggregate.mean import replace
+from fedstrata.core.config import MethodSettings
+from fedstrata.core.settings import Fraction
+from fedstrata.core.types import Plan, State, Update
+from fedstrata.methods.fedmedlora import shrunk, warn_of_shrinking
+from fedstrata.train.local import train_and_send
+
+if TYPE_CHECKING:
+    from fedstrata.core.method import Client, Cohort, Layout, Model
+    from fedstrata.core.seeding import Seed
+
+
+class FedMedLoRAPlusSettings(MethodSettings):
+    """Settings of Fed-MedLoRA+; the adapter has its own, `adapter`, and the server `data.split.server`."""
+
+    name: Literal["fedmedlora_plus"] = "fedmedlora_plus"
+    cap: Fraction | None = Field(
+        default=None,
+        description="Largest share of the weight that a site may have; what exceeds it goes to the others in "
+        "proportion. No limit if null.",
+    )
+    literal: bool = Field(
+        default=False,
+        description="The printed formulas, which divide the mean adapters by the sites of a round once more.",
+    )
+
+
+class FedMedLoRAPlus:
+    """The method; see the module's docstring."""
+
+    name: ClassVar[str] = "fedmedlora_plus"
+    travels: ClassVar[str] = "the low-rank adapters and the head, both ways"
+    pooled: ClassVar[bool] = False
+    adapters: ClassVar[tuple[str, ...]] = ("lora",)
+    validates: ClassVar[bool] = False
+    personal: ClassVar[bool] = False
+    Settings: ClassVar[type[MethodSettings]] = FedMedLoRAPlusSettings
+
+    def __init__(self, settings: FedMedLoRAPlusSettings) -> None:
+        self.settings = settings
+
+    def trainable(self, layout: Layout) -> tuple[str, ...]:
+        """The adapter and the head."""
+        return layout.all
+
+    def start(self, model: Model) -> State:
+        """The adapter, which changes nothing yet, and the head."""
+        if self.settings.literal:
+            warn_of_shrinking(self.name)
+        return State(model.snapshot(self.trainable(model.layout)))
+
+    def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
+        """Tries each update on the server's documents, and averages them by what that gave."""
+        plan, mean = Plan(state.tensors), InfluenceMean(self.settings.cap)
+        for client, update in cohort.each("train", lambda _: plan):
+            mean.add(client.id, update, cohort.server_loss(update.tensors))
+        result, influences = mean.finish()
+        merged = replace(state.tensors, result.tensors)
+        if self.settings.literal:
+            merged = shrunk(merged, len(cohort.clients))
+        return State(merged, {"influence": {client: asdict(own) for client, own in influences.items()}})
+
+    def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
+        """Trains the adapter and the head."""
+        return train_and_send(plan, client, rng, trainable=self.trainable(client.model.layout))

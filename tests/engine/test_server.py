@@ -1,0 +1,90 @@
+"""The server's own documents: a loss that is the task's, of a model that is then as it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support import TINY, RunTiny
+
+from fedstrata.core.sources import read_source
+from fedstrata.core.types import Plan
+from fedstrata.engine.folder import open_run
+from fedstrata.engine.setup import Experiment, prepare
+from fedstrata.engine.simulate import SimulatedCohort
+
+LORA = ("method={name: fedmedlora_plus}", "adapter={kind: lora, rank: 2}", "data.split.server=5")
+
+
+@pytest.fixture
+def cohort(tmp_path) -> SimulatedCohort:
+    run = open_run(
+        read_source(None, [*TINY, *LORA]), tmp_path / "run", lambda event, facts: None, resume=False
+    )
+    return run._cohort(1, run._trainers)
+
+
+def naive_loss(experiment: Experiment, tensors: dict[str, torch.Tensor]) -> float:
+    """Document by document, on a model of its own."""
+    model, task = experiment.model, experiment.task
+    model.load(tensors)
+    model.module.train(False)
+    total = terms = 0.0
+    with torch.no_grad():
+        for document in experiment.server:
+            for example in task.encode([document], model.tokenizer):
+                loss, count = task.loss(model.module, task.collate([example]))
+                total, terms = total + float(loss), terms + float(count)
+    return total / terms
+
+
+def test_the_loss_is_that_of_the_shared_model_with_these_tensors(cohort: SimulatedCohort) -> None:
+    state = cohort.method.start(cohort.model)
+    for _, update in cohort.each("train", lambda _: Plan(state.tensors)):
+        sent = {name: tensor.clone() for name, tensor in update.tensors.items()}
+        found = cohort.server_loss(update.tensors)
+        assert found == pytest.approx(naive_loss(prepare(read_source(None, [*TINY, *LORA])), sent), rel=1e-4)
+        assert cohort.server_loss(update.tensors) == found
+
+
+def test_trying_a_model_leaves_the_shared_one_and_the_updates_as_they_were(cohort: SimulatedCohort) -> None:
+    model = cohort.model
+    state = cohort.method.start(model)
+    other = {name: tensor + 1 for name, tensor in state.tensors.items()}
+    for _, update in cohort.each("train", lambda _: Plan(state.tensors)):
+        everything = (*model.layout.all, *model.layout.frozen)
+        before, sent = (
+            model.snapshot(everything),
+            {name: each.clone() for name, each in update.tensors.items()},
+        )
+        assert cohort.server_loss(update.tensors) != cohort.server_loss(other)
+        assert cohort.server_loss(dict(list(other.items())[:1])) > 0  # the others at their base values
+        assert all(torch.equal(each, before[name]) for name, each in model.tensors(everything).items())
+        assert all(torch.equal(each, sent[name]) for name, each in update.tensors.items())
+    model.restore()
+    fresh = prepare(read_source(None, [*TINY, *LORA])).model
+    assert model.fingerprint(model.layout.all) == fresh.fingerprint(fresh.layout.all)
+
+
+def test_trying_models_does_not_change_how_clients_train(run_tiny: RunTiny, monkeypatch) -> None:
+    one = run_tiny(*LORA, "federation.rounds=1", "adapter.dropout=0.1", out="one")
+    monkeypatch.setattr(SimulatedCohort, "server_loss", lambda self, tensors: 1.0)
+    other = run_tiny(*LORA, "federation.rounds=1", "adapter.dropout=0.1", out="other")
+    losses = [[event["loss"] for event in run.of("client")] for run in (one, other)]
+    assert losses[0] == losses[1]
+
+
+def test_the_time_it_takes_is_scoring_and_no_training(run_tiny: RunTiny) -> None:
+    run = run_tiny(*LORA, "federation.rounds=1", "federation.evaluate_every=9")
+    (event,) = run.of("round")
+    assert event["evaluate_seconds"] > 0
+    assert event["train_seconds"] + event["evaluate_seconds"] <= event["seconds"]
+
+
+@pytest.mark.parametrize(
+    "task", ["{name: lm, max_length: 64}", "{name: classify, max_length: 64, stride: 8}"]
+)
+def test_any_task_has_such_a_loss(run_tiny: RunTiny, task: str) -> None:
+    run = run_tiny(*LORA, f"task={task}", "data.types=null", "federation.rounds=1")
+    losses = [own["loss"] for own in run.summary["state"]["influence"].values()]
+    assert len(losses) == 3
+    assert all(loss > 0 for loss in losses)

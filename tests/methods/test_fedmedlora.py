@@ -1,0 +1,214 @@
+"""Fed-MedLoRA, Fed-MedLoRA+, and the methods that share one factor of the adapters, on real tiny runs."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from support import TINY, Finished, RunTiny
+
+from fedstrata.adapters.rank import is_first_factor, is_lora
+from fedstrata.aggregate.influence import shares
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.sources import read_source
+from fedstrata.core.types import Plan, Update
+from fedstrata.engine import simulate
+from fedstrata.engine.checkpoint import ClientStore
+from fedstrata.engine.setup import prepare
+from fedstrata.models.state import Model
+
+LORA = "adapter={kind: lora, rank: 2}"
+SERVER = "data.split.server=3"
+
+
+def untrained(*overrides: str) -> Model:
+    return prepare(read_source(None, [*TINY, LORA, *overrides])).model
+
+
+@pytest.fixture
+def travelling(monkeypatch: pytest.MonkeyPatch) -> dict[type, set[str]]:
+    """The names of the tensors in plans and updates, as a run goes on."""
+    names: dict[type, set[str]] = {Plan: set(), Update: set()}
+    encode = simulate.frame.encode
+
+    def watching(message):
+        if type(message) in names:
+            names[type(message)].update(message.tensors)
+        return encode(message)
+
+    monkeypatch.setattr(simulate.frame, "encode", watching)
+    return names
+
+
+def test_sites_are_weighed_by_their_loss_and_their_examples(run_tiny: RunTiny) -> None:
+    run = run_tiny("method={name: fedmedlora_plus}", LORA, SERVER)
+    examples = {event["client"]: event["examples"] for event in run.of("client")}
+    for event in run.of("round"):
+        facts = event["state"]["influence"]
+        assert set(facts) == {"site-1", "site-2", "site-3"}
+        raw = {client: math.exp(-own["loss"]) for client, own in facts.items()}
+        weighted = {client: examples[client] * own for client, own in raw.items()}
+        for client, own in facts.items():
+            assert own["influence"] == pytest.approx(raw[client] / sum(raw.values()))
+            assert own["weight"] == pytest.approx(weighted[client] / sum(weighted.values()))
+            assert not own["capped"]
+        assert event["loss"] is not None
+    assert run.summary["state"]["influence"] == facts
+
+
+def test_a_site_that_harms_the_server_s_documents_counts_less(run_tiny: RunTiny) -> None:
+    corrupt = "federation.corrupt={share: 0.3, kind: scale, strength: 300.0}"
+    run = run_tiny("method={name: fedmedlora_plus}", LORA, SERVER, corrupt, "federation.rounds=1")
+    (bad,) = run.of("run")[0]["corrupt"]["clients"]
+    facts = run.of("round")[0]["state"]["influence"]
+    assert max(facts, key=lambda client: facts[client]["loss"]) == bad
+    assert facts[bad]["weight"] < 0.1
+
+
+def test_no_site_has_more_than_the_cap(run_tiny: RunTiny) -> None:
+    sizes = "data.synthetic.imbalance=2.0"
+    free = run_tiny("method={name: fedmedlora_plus}", LORA, SERVER, sizes, "federation.rounds=1", out="free")
+    capped = run_tiny(
+        "method={name: fedmedlora_plus, cap: 0.4}", LORA, SERVER, sizes, "federation.rounds=1", out="capped"
+    )
+    before, after = (run.summary["state"]["influence"] for run in (free, capped))
+    largest = max(before, key=lambda client: before[client]["weight"])
+    assert before[largest]["weight"] > 0.5
+    assert after[largest] == before[largest] | {"weight": 0.4, "capped": True}
+    assert max(own["weight"] for own in after.values()) <= 0.4 + 1e-9
+    expected, _ = shares([math.log(own["weight"]) for own in before.values()], cap=0.4)
+    assert [own["weight"] for own in after.values()] == pytest.approx(list(expected))
+
+
+def test_a_cap_below_equal_shares_is_refused(run_tiny: RunTiny) -> None:
+    with pytest.raises(ConfigurationError, match=r"method\.cap: must be at least 1/3, .* not 0\.3"):
+        run_tiny("method={name: fedmedlora_plus, cap: 0.3}", LORA, SERVER)
+
+
+def test_without_documents_of_the_server_s_the_run_is_refused(run_tiny: RunTiny) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"data\.split\.server: must be 1 or more with fedmedlora_plus"
+    ):
+        run_tiny("method={name: fedmedlora_plus}", LORA)
+
+
+def test_the_server_s_documents_are_nobody_else_s_and_the_same_for_every_method(run_tiny: RunTiny) -> None:
+    runs = [
+        run_tiny(f"method={{name: {name}}}", SERVER, "federation.rounds=1", out=name)
+        for name in ("fedmedlora_plus", "fedlora", "centralized")
+    ]
+    starts = [run.of("run")[0] for run in runs]
+    assert starts[0]["server_documents"] == starts[1]["server_documents"] == starts[2]["server_documents"]
+    assert starts[0]["data"] == starts[1]["data"] == starts[2]["data"]
+    experiment = prepare(read_source(None, [*TINY, SERVER]))
+    known = {document.id for own in experiment.clients.values() for document in own.all}
+    assert len(starts[0]["server_documents"]) == 3
+    assert not known & set(starts[0]["server_documents"])
+    whole = prepare(read_source(None, list(TINY)))
+    everything = {document.id for own in whole.clients.values() for document in own.all}
+    assert everything == known | set(starts[0]["server_documents"])
+
+
+def test_no_text_of_the_server_s_documents_is_in_the_run_directory(run_tiny: RunTiny) -> None:
+    run = run_tiny("method={name: fedmedlora_plus}", LORA, SERVER, "federation.rounds=1")
+    texts = [document.text for document in prepare(read_source(None, [*TINY, SERVER])).server]
+    written = "".join(
+        path.read_text(errors="ignore")
+        for path in run.folder.rglob("*")
+        if path.suffix in (".jsonl", ".json", ".yaml", ".html")
+    )
+    for text in texts:
+        assert not [line for line in text.splitlines() if len(line) > 30 and line in written]
+
+
+@pytest.mark.parametrize("method", ["fedmedlora", "fedmedlora_plus"])
+def test_the_printed_formulas_shrink_the_adapters_and_say_so(
+    run_tiny: RunTiny, caplog: pytest.LogCaptureFixture, method: str
+) -> None:
+    rest = (LORA, SERVER, "federation.rounds=1")
+    plain = run_tiny(f"method={{name: {method}}}", *rest, out="plain")
+    assert not caplog.messages
+    printed = run_tiny(f"method={{name: {method}, literal: true}}", *rest, out="printed")
+    (message,) = caplog.messages
+    assert message.startswith(f"{method}: with method.literal each round divides A and B")
+    for name, tensor in plain.state.tensors.items():
+        assert torch.equal(printed.state.tensors[name], tensor / 3 if is_lora(name) else tensor)
+
+
+def test_the_printed_formulas_are_a_mean_and_no_robust_rule(run_tiny: RunTiny) -> None:
+    with pytest.raises(ConfigurationError, match=r"method: literal stands for a printed mean"):
+        run_tiny("method={name: fedmedlora, literal: true, aggregation: median}", LORA)
+
+
+def test_influence_is_exported_under_numbers_and_not_names(run_tiny: RunTiny, tmp_path: Path) -> None:
+    from fedstrata.engine.results.export import SUMMARY, export
+    from fedstrata.engine.results.result import open_result
+
+    run = run_tiny("method={name: fedmedlora_plus}", LORA, SERVER, "federation.rounds=1")
+    out = tmp_path / "out"
+    export(open_result(run.folder), out, licence=None, language=None, with_names=False)
+    state = json.loads((out / SUMMARY).read_text())["state"]
+    assert set(state["influence"]) == {"site 1", "site 2", "site 3"}
+
+
+def stores(run: Finished) -> dict[str, dict[str, torch.Tensor]]:
+    clients = run.of("run")[0]["clients"]
+    return {
+        client: dict(ClientStore(run.folder / "clients" / client, run.summary["rounds"]).read().tensors)
+        for client in clients
+    }
+
+
+def test_fedsa_lora_shares_a_and_keeps_b_and_the_head(
+    run_tiny: RunTiny, travelling: dict[type, set[str]]
+) -> None:
+    run = run_tiny("method={name: fedsa_lora}", LORA)
+    assert run.state.tensors
+    for names in (travelling[Plan], travelling[Update], set(run.state.tensors)):
+        assert names == {name for name in run.state.tensors if is_first_factor(name)}
+    kept = stores(run)
+    for own in kept.values():
+        assert {name for name in own if "modules_to_save" in name}
+        assert {name.replace(".lora_B.", ".lora_A.") for name in own if is_lora(name)} == set(
+            run.state.tensors
+        )
+        assert all(bool(tensor.any()) for name, tensor in own.items() if ".lora_B." in name)
+    names = list(kept["site-1"])
+    assert any(not torch.equal(kept["site-1"][name], kept["site-2"][name]) for name in names)
+    scores = run.summary["metrics"]
+    assert scores["global"] is not None
+    assert all(scores["clients"].values())
+
+
+def test_ffa_lora_never_moves_or_sends_a(run_tiny: RunTiny, travelling: dict[type, set[str]]) -> None:
+    from fedstrata.engine.results.result import open_result
+
+    run = run_tiny("method={name: ffa_lora}", LORA)
+    assert not any(is_first_factor(name) for names in travelling.values() for name in names)
+    assert travelling[Plan] == travelling[Update] == set(run.state.tensors)
+    model, saved = untrained(), open_result(run.folder).model
+    first = [name for name in model.layout.all if is_first_factor(name)]
+    for name in first:
+        assert torch.equal(model.tensors([name])[name], saved.tensors([name])[name])
+    assert {name.replace(".lora_B.", ".lora_A.") for name in run.state.tensors if is_lora(name)} == set(first)
+    assert run.summary["trainable_parameters"] == sum(tensor.numel() for tensor in run.state.tensors.values())
+
+
+@pytest.mark.parametrize(("method", "factor"), [("fedsa_lora", ".lora_A."), ("ffa_lora", ".lora_B.")])
+def test_one_factor_is_what_is_sent(run_tiny: RunTiny, method: str, factor: str) -> None:
+    run = run_tiny(f"method={{name: {method}}}", LORA, "federation.rounds=1")
+    model = untrained()
+    head = [name for name in model.layout.head if method == "ffa_lora"]
+    wanted = [name for name in model.layout.all if factor in name] + head
+    size, header = model.bytes_of(wanted), 200 * len(wanted) + 200
+    sent = run.summary["communication"]["bytes_up_per_client_round"]
+    assert size < sent < size + header
+
+
+@pytest.mark.parametrize("name", ["fedmedlora", "fedmedlora_plus", "fedsa_lora", "ffa_lora"])
+def test_they_need_low_rank_adapters(run_tiny: RunTiny, name: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"adapter\.kind: must be lora with method {name}"):
+        run_tiny(f"method={{name: {name}}}", "adapter={kind: bottleneck}", SERVER)
