@@ -1,7 +1,7 @@
 """Fed-MedLoRA: sites fine-tune low-rank adapters of one language model, the server averages them.
 
-Source: Li et al. 2026, "A Federated and Parameter-Efficient Framework for Large Language Model Training in
-    Medicine" (arXiv 2601.22124), section 5.2.1 and Algorithm 1.
+Source: Li et al., "A Federated and Parameter-Efficient Framework for Large Language Model Training in
+    Medicine", section 5.2.1 and Algorithm 1.
 Travels: A and B of every adapted layer and the task head, where the task has one, both ways. With rank 16 in
     the seven linear layers of each block of LLaMA-3-8B that is 0.5 % of the model.
 Server half: the weighted means of A and of B, each by itself; w_k = n_k / sum n over the sites of the round,

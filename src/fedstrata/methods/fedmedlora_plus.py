@@ -1,7 +1,7 @@
 """Fed-MedLoRA+: low-rank adapters averaged by how well each does on a few documents of the server's.
 
-Source: Li et al. 2026, "A Federated and Parameter-Efficient Framework for Large Language Model Training in
-    Medicine" (arXiv 2601.22124), section 5.2.2 and Algorithm 2.
+Source: Li et al., "A Federated and Parameter-Efficient Framework for Large Language Model Training in
+    Medicine", section 5.2.2 and Algorithm 2.
 Travels: A and B of every adapted layer and the task head, where the task has one, both ways.
 Server half: the loss l_k of the base model with each site's adapter and head on `data.split.server` documents
     of the server's own; the mean of A, of B and of the head by C_k = n_k I_k / sum n_i I_i with I =

@@ -1,6 +1,6 @@
 """Extraction by instruction: a causal language model repeats a sentence and marks mentions or modifiers.
 
-Source: Fed-MedLoRA (Li et al. 2025), section 5.1: NER and modifier relations as instruction and marked-up
+Source: Fed-MedLoRA (Li et al.), section 5.1: NER and modifier relations as instruction and marked-up
     answer, loss on the answer, greedy decoding.
 
 An example is one instruction about one sentence with its answer and the end token. Modifiers are asked for

@@ -3,7 +3,7 @@
 A document is cut into sentences. Of each, one instruction asks for the mentions, and one for the modifiers
 of each mention that can have some. The answer is the sentence with markup (`fedstrata.tasks.markup`).
 
-Source: Fed-MedLoRA (Li et al. 2025), section 5.1 and its annotation of modifiers: the input of a relation
+Source: Fed-MedLoRA (Li et al.), section 5.1 and its annotation of modifiers: the input of a relation
     instruction marks one main entity, whose type and place are given.
 """
 
