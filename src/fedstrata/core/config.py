@@ -198,6 +198,16 @@ class DataSettings(Settings):
         default=None,
         description="Mention types to keep: a list, or a mapping to the task's. All if null.",
     )
+    relations: dict[str, str] | list[str] | None = Field(
+        default=None,
+        description="Relation types to keep: a list, or a mapping to the task's, where `<modifier>` is the "
+        "type of the relation's modifier. All if null.",
+    )
+    modifiers: dict[str, list[str]] | Literal["clinical"] | None = Field(
+        default=None,
+        description="Modifier types, by type of main mention, between which relations are kept; `clinical`: "
+        "those of Fed-MedLoRA. All if null.",
+    )
     labels: LabelSettings = LabelSettings()
 
     @model_validator(mode="after")

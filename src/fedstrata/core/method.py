@@ -107,6 +107,8 @@ class Task(Protocol):
     """Those of `metric_names` of which less is better; they are no fractions, the others are."""
     needs_annotations: ClassVar[bool]
     """Whether a document can be scored only against annotations; if not, its text is enough."""
+    reads_spans: ClassVar[bool]
+    """Whether it learns mentions, or from them; if not, documents come without mentions and relations."""
 
     @property
     def packed(self) -> bool:

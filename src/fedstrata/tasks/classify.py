@@ -86,6 +86,7 @@ class DocumentClassification:
     kind: ClassVar[str] = "sequence-classification"
     lower_is_better: ClassVar[frozenset[str]] = frozenset()
     needs_annotations: ClassVar[bool] = True
+    reads_spans: ClassVar[bool] = False
     packed: ClassVar[bool] = False
 
     def __init__(self, settings: ClassifySettings, labels: Sequence[str]) -> None:

@@ -87,6 +87,7 @@ class LanguageModelling:
     metric_names: ClassVar[tuple[str, ...]] = (*metrics, "bits_per_byte")
     lower_is_better: ClassVar[frozenset[str]] = frozenset(metric_names)
     needs_annotations: ClassVar[bool] = False
+    reads_spans: ClassVar[bool] = False
     problem_type: ClassVar[None] = None
     labels: ClassVar[tuple[str, ...]] = ()
 

@@ -73,6 +73,7 @@ class NamedEntityRecognition:
     kind: ClassVar[str] = "token-classification"
     lower_is_better: ClassVar[frozenset[str]] = frozenset()
     needs_annotations: ClassVar[bool] = True
+    reads_spans: ClassVar[bool] = True
     packed: ClassVar[bool] = False
     metric: ClassVar[str] = "f1"
     metrics: ClassVar[tuple[str, ...]] = ("f1", "precision", "recall")
