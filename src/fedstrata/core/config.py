@@ -21,6 +21,7 @@ from fedstrata.core.task_settings import (
     ClassifySettings,
     LmSettings,
     NerSettings,
+    RelationSettings,
     TaskSettings,
     WindowSettings,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "NerSettings",
     "NotNegative",
     "Positive",
+    "RelationSettings",
     "Settings",
     "TaskSettings",
     "TrainedTokenizer",
@@ -333,7 +335,9 @@ class RunSettings(Settings):
         description="Small modules that train in place of the model: {kind: lora}, bottleneck or prefix. "
         "What the method works with if null.",
     )
-    task: NerSettings | ClassifySettings | LmSettings = Field(default=NerSettings(), discriminator="name")
+    task: NerSettings | ClassifySettings | LmSettings | RelationSettings = Field(
+        default=NerSettings(), discriminator="name"
+    )
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "layer_skipping"})
     training: TrainingSettings = TrainingSettings()
     federation: FederationSettings = FederationSettings()

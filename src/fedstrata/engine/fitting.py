@@ -19,6 +19,7 @@ from fedstrata.models.load import load, read_config, read_tokenizer, skeleton
 from fedstrata.models.prefix import frozen_blocks
 from fedstrata.tasks import TASKS
 from fedstrata.tasks.lm import end_id
+from fedstrata.tasks.markers import require_signs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -148,6 +149,8 @@ def _check_tokenizer(settings: RunSettings) -> None:
     tokenizer = read_tokenizer(settings.model)
     if settings.task.name == "lm":
         end_id(tokenizer)
+    if settings.task.name == "relations":
+        require_signs(tokenizer)
 
 
 def _check_method(settings: RunSettings, method: Method | None, layout: Layout) -> None:

@@ -371,6 +371,8 @@ def _fingerprint(sites: Sequence[Site]) -> str:
         for part in PARTS:
             for document in getattr(site.documents, part):
                 facts = (site.id, part, document.id, *document.texts, document.spans, document.labels)
+                learnt = site.task.known(document).relations  # and no others: runs are as old as their data
+                facts += (*learnt, *(() if site.task.scorable(document) else ("not scored",)))
                 digest.update(repr(facts).encode())
     return digest.hexdigest()
 

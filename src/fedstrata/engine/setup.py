@@ -257,7 +257,9 @@ def check_settings(source: Source) -> tuple[RunSettings, Method | None, list[Pro
 def _idle_choices(settings: RunSettings) -> list[Problem]:
     """Returns a problem for each choice of annotations that the task does not learn."""
     data, name = settings.data, settings.task.name
-    idle = {"relations": data.relations, "modifiers": data.modifiers} if name in _LEARNT else {}
+    idle: dict[str, object] = {}
+    if "relations" not in TASKS[name].gives:
+        idle = {"relations": data.relations, "modifiers": data.modifiers}
     if not TASKS[name].reads_spans:
         idle["types"] = data.types
     what = {"relations": "relations", "modifiers": "relations", "types": "mention types"}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from fedstrata.tasks.classify import DocumentClassification
 from fedstrata.tasks.lm import LanguageModelling
 from fedstrata.tasks.ner import NamedEntityRecognition
+from fedstrata.tasks.relations import RelationClassification
 
 if TYPE_CHECKING:
     from fedstrata.core.method import Task
@@ -15,5 +16,6 @@ TASKS: dict[str, type[Task]] = {
     "ner": NamedEntityRecognition,
     "classify": DocumentClassification,
     "lm": LanguageModelling,
+    "relations": RelationClassification,
 }
 """Every task by its name in a configuration."""

@@ -140,7 +140,7 @@ def _until_second_step(batches: int, experiment: Experiment) -> int:
 def _scored_tokens(sites: Sequence[Site], part: str, experiment: Experiment) -> int:
     """Returns the padded tokens of one pass over the sites' split, divided as scoring divides it."""
     size, task = experiment.settings.training.eval_batch_size, experiment.task
-    documents = {site.id: list(getattr(site.documents, part)) for site in sites}
+    documents = {site.id: site.scored(part) for site in sites}
     total = 0
     for group in encoded_groups(task, experiment.model.tokenizer, documents, size):
         examples = list(chain.from_iterable(own for _, own in group))
@@ -153,7 +153,7 @@ def _scored_documents(
     sites: Sequence[Site], part: str, experiment: Experiment, seed: Seed
 ) -> tuple[list[Document], list[Document]]:
     """Draws the documents whose scoring is rehearsed; see `Samples.scored`."""
-    owned = [list(getattr(site.documents, part)) for site in sites]
+    owned = [site.scored(part) for site in sites]
     most = max(owned, key=lambda documents: sum(map(_characters, documents)))
     longest = sorted(most, key=_characters, reverse=True)
     everybody = [document for documents in owned for document in documents]
