@@ -8,10 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstrata.core.config import LabelSettings
-from fedstrata.core.documents import Document, Relation, Span
+from fedstrata.core.config import DataSettings, LabelSettings
+from fedstrata.core.documents import MODIFIERS_OF, Document, Relation, Span
 from fedstrata.core.errors import ConfigurationError
-from fedstrata.data.select import mention_types, select_labels, select_types
+from fedstrata.data.select import (
+    mention_types,
+    rename_relations,
+    select_labels,
+    select_relations,
+    select_types,
+)
 
 NOTE = Document(
     "note",
@@ -79,6 +85,86 @@ def test_naming_no_type_is_refused() -> None:
 
 def test_mention_types_are_sorted_and_distinct() -> None:
     assert mention_types([NOTE, NOTE]) == ("Disease", "Symptom", "drug", "severity", "strength")
+
+
+def related(documents: list[Document], **settings: Any) -> list[tuple[str, str, str]]:
+    """The types of each relation's mentions and its own, once these settings have chosen."""
+    return [
+        (document.spans[own.head].label, document.spans[own.tail].label, own.label)
+        for document in select_relations(documents, DataSettings(**settings))
+        for own in document.relations
+    ]
+
+
+MODIFIED = Document(
+    "m",
+    "severe chest pain, aspirin 5mg",
+    NOTE.spans,
+    (
+        Relation(1, 0, "MODIFY"),
+        Relation(3, 4, "MODIFY"),
+        Relation(3, 4, "MOD"),
+        Relation(1, 2, "OVERLAP"),
+        Relation(2, 0, "MODIFY"),
+    ),
+)
+
+
+def test_relations_are_kept_by_their_types() -> None:
+    everything = select_relations([MODIFIED], DataSettings())
+    assert everything[0] is MODIFIED
+    assert related([MODIFIED], relations=["OVERLAP", "MOD"]) == [
+        ("drug", "strength", "MOD"),
+        ("Disease", "Symptom", "OVERLAP"),
+    ]
+
+
+def test_relations_are_renamed_and_may_take_the_type_of_their_modifier() -> None:
+    assert related([MODIFIED], relations={"MODIFY": "modifies", "MOD": "modifies"}) == [
+        ("Disease", "severity", "modifies"),
+        ("drug", "strength", "modifies"),
+        ("Symptom", "severity", "modifies"),
+    ]
+    assert related([MODIFIED], relations={"MODIFY": "<modifier>"}) == [
+        ("Disease", "severity", "severity"),
+        ("drug", "strength", "strength"),
+        ("Symptom", "severity", "severity"),
+    ]
+
+
+def test_relations_take_the_name_that_the_run_gives_to_the_modifier() -> None:
+    renamed = select_types([MODIFIED], {"Disease": "problem", "Symptom": "problem", "severity": "how bad"})
+    assert related(renamed, relations={"MODIFY": "<modifier>"}) == [("problem", "how bad", "how bad")]
+
+
+def test_relations_are_kept_between_some_types() -> None:
+    assert related([MODIFIED], modifiers={"drug": ["strength"], "Disease": ["Symptom"]}) == [
+        ("drug", "strength", "MODIFY"),
+        ("drug", "strength", "MOD"),
+        ("Disease", "Symptom", "OVERLAP"),
+    ]
+    renamed = select_types([MODIFIED], {"Disease": "problem", "severity": "severity", "drug": "severity"})
+    assert related(renamed, modifiers="clinical") == [("problem", "severity", "MODIFY")]
+    assert "strength" not in MODIFIERS_OF["problem"]
+
+
+def test_choices_of_relations_that_do_not_fit_the_data_are_all_told() -> None:
+    with pytest.raises(ConfigurationError) as error:
+        related([MODIFIED], relations={"modify": "<tail>"}, modifiers={"Drug": ["strength"]})
+    text = str(error.value)
+    assert "data.relations: 'modify' occurs nowhere in the data, whose relations are: MOD, MODIFY" in text
+    assert "data.relations: '<tail>' is no name; <modifier> would be the type of the modifier" in text
+    assert "data.modifiers: 'Drug' occurs nowhere in the data, whose types are: Disease, Symptom, dru" in text
+    with pytest.raises(ConfigurationError, match="names no relation; null keeps all of: MOD"):
+        related([MODIFIED], relations=[])
+    with pytest.raises(ConfigurationError, match="leaves none of the 5 relations"):
+        related([MODIFIED], modifiers={"drug": ["severity"]})
+
+
+def test_an_input_of_a_prediction_keeps_relations_that_the_settings_do_not_name() -> None:
+    settings = DataSettings(relations={"MODIFY": "<modifier>"}, modifiers={"drug": ["strength"]})
+    found = rename_relations(MODIFIED, settings)
+    assert found.relations == (Relation(3, 4, "strength"), Relation(3, 4, "MOD"))
 
 
 def coded(*documents: str) -> list[Document]:

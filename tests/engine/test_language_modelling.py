@@ -199,7 +199,7 @@ def test_prediction_is_each_documents_own_perplexity(texts: Path, tmp_path: Path
     assert outcome.scores["perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-4)
     first = float(facts[0]["nats"]) / float(facts[0]["tokens"])
     assert float(facts[0]["perplexity"]) == pytest.approx(math.exp(first), rel=1e-4)
-    with pytest.raises(ConfigurationError, match=r"causal-lm model can be written as jsonl, not 'brat'"):
+    with pytest.raises(ConfigurationError, match=r"answers of task lm can be written as jsonl, not 'brat'"):
         check_output(result.task, "brat")
 
 

@@ -44,7 +44,9 @@ def predict(
     ] = None,
     format: Annotated[
         Literal["brat", "i2b2", "jsonl"] | None,
-        typer.Option(help="The format to write; when not given brat for mentions, jsonl for documents."),
+        typer.Option(
+            help="The format to write; when not given brat for mentions and relations, jsonl for documents."
+        ),
     ] = None,
     input_format: Annotated[
         str,
@@ -58,7 +60,7 @@ def predict(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Find mentions in texts, labels for them, or how likely they are, with the model of a finished run.
+    """Find mentions in texts, their relations, labels, or how likely texts are, with a finished run's model.
 
     Example: fedstrata predict runs/first notes --out found --format brat
     """
@@ -67,13 +69,19 @@ def predict(
 
     from fedstrata.core.files import require_new  # noqa: PLC0415
     from fedstrata.engine.folder import free_folder  # noqa: PLC0415
-    from fedstrata.engine.results.predict import check_output, open_inputs, predict_files  # noqa: PLC0415
+    from fedstrata.engine.results.predict import (  # noqa: PLC0415
+        check_input,
+        check_output,
+        open_inputs,
+        predict_files,
+    )
     from fedstrata.engine.results.result import open_result  # noqa: PLC0415
 
     console = Console()
     folder = out or free_folder(Path(), "predictions")
     require_new(folder)
     result = open_result(run, overrides or [], client=client)
+    check_input(result.task, input_format)
     output = check_output(result.task, format)
     inputs = open_inputs(input, input_format, output, result.settings.data)
     done = 0
@@ -109,6 +117,8 @@ def _show(console: Console, result: Result, outcome: Outcome, folder: Path, outp
         _say(console, f"the input is also annotated with {what}: {shown}")
     if outcome.unscored and (outcome.scores or outcome.unknown):
         why = "the model gives one label to each, and they have none that it knows, or several"
+        if "relations" in result.task.gives:
+            why = "nobody looked for relations in them"
         _say(console, f"{outcome.unscored:,} of {outcome.documents:,} documents are not in the scores: {why}")
     if outcome.left_out:
         what = "modifiers, and mentions that became equal"

@@ -22,6 +22,7 @@ from fedstrata.core.task_settings import (
     ExtractSettings,
     LmSettings,
     NerSettings,
+    RelationSettings,
     TaskSettings,
     TemplateFiles,
     WindowSettings,
@@ -38,6 +39,7 @@ __all__ = [
     "NerSettings",
     "NotNegative",
     "Positive",
+    "RelationSettings",
     "Settings",
     "TaskSettings",
     "TemplateFiles",
@@ -207,6 +209,16 @@ class DataSettings(Settings):
         default=None,
         description="Mention types to keep: a list, or a mapping to the task's. All if null.",
     )
+    relations: dict[str, str] | list[str] | None = Field(
+        default=None,
+        description="Relation types to keep: a list, or a mapping to the task's, where `<modifier>` is the "
+        "type of the relation's modifier. All if null.",
+    )
+    modifiers: dict[str, list[str]] | Literal["clinical"] | None = Field(
+        default=None,
+        description="Modifier types, by type of main mention, between which relations are kept; `clinical`: "
+        "those of Fed-MedLoRA. All if null.",
+    )
     labels: LabelSettings = LabelSettings()
 
     @model_validator(mode="after")
@@ -332,7 +344,7 @@ class RunSettings(Settings):
         description="Small modules that train in place of the model: {kind: lora}, bottleneck or prefix. "
         "What the method works with if null.",
     )
-    task: NerSettings | ClassifySettings | LmSettings | ExtractSettings = Field(
+    task: NerSettings | ClassifySettings | LmSettings | ExtractSettings | RelationSettings = Field(
         default=NerSettings(), discriminator="name"
     )
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "layer_skipping"})

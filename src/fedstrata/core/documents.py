@@ -39,12 +39,15 @@ class Span:
         label: The type, for example `problem`.
         fragments: The `(start, end)` pieces of a discontinuous span, in order; empty for a continuous one.
             `start` and `end` are then the envelope of the pieces.
+        assertion: What the text says of it, for example `absent`, where the data says so; else empty. It is
+            no part of what spans are compared and shown by: no task learns it.
     """
 
     start: int
     end: int
     label: str
     fragments: tuple[tuple[int, int], ...] = ()
+    assertion: str = field(default="", compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.end:
@@ -81,6 +84,7 @@ class Document:
         metadata: Further facts, for example `speciality`.
         text_pair: The second text, which may be empty, of a document that is a pair of texts; none for a
             single text. Spans are of the first.
+        lacks_relations: Whether nobody looked for relations in it: that it has none says nothing.
     """
 
     id: str

@@ -107,6 +107,10 @@ class Task(Protocol):
     """Those of `metric_names` of which less is better; they are no fractions, the others are."""
     needs_annotations: ClassVar[bool]
     """Whether a document can be scored only against annotations; if not, its text is enough."""
+    gives: ClassVar[tuple[str, ...]]
+    """Which annotations of a document its answers may be: `spans`, `relations`, `labels`."""
+    reads_spans: ClassVar[bool]
+    """Whether it learns mentions, or from them; if not, documents come without mentions and relations."""
 
     @property
     def packed(self) -> bool:
@@ -162,6 +166,9 @@ class Task(Protocol):
 
     def encode(self, documents: Sequence[Document], tokenizer: Any) -> list[Any]:
         """Turns documents into examples; an example knows the index of its document, or of each token's."""
+
+    def training_examples(self, documents: Sequence[Document], tokenizer: Any) -> list[Any]:
+        """Turns a client's documents into the examples that it trains on, the same ones each time."""
 
     def corrupt(self, examples: Sequence[Any], kind: str, tokenizer: Any, rng: Seed) -> list[Any]:
         """Returns a corrupt client's training examples, as many as before and as long (`federation.corrupt`).

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from fedstrata.core.settings import Count, Positive, Settings
+from fedstrata.core.settings import Count, Fraction, Positive, Settings
 
 
 class TaskSettings(Settings):
@@ -73,6 +73,26 @@ class ClassifySettings(WindowSettings):
                         f"likeliest is taken; use problem_type multi_label"
                     )
         return self
+
+
+class RelationSettings(TaskSettings):
+    """Relations between mentions that are known: a main mention and its modifiers."""
+
+    name: Literal["relations"] = "relations"
+    max_length: Annotated[int, Field(ge=32)] = Field(
+        default=128, description="Tokens of a marked pair of mentions and the text around it."
+    )
+    modifiers: dict[str, list[str]] | Literal["auto"] = Field(
+        default="auto",
+        description="Types of modifiers by type of main mention: the pairs a model is asked about; auto: "
+        "those that are related in the training documents.",
+    )
+    most_words: Annotated[int, Field(ge=0)] = Field(
+        default=20, description="Words between the two mentions of a pair, at most."
+    )
+    negatives: Fraction = Field(
+        default=1.0, description="Share of the pairs without a relation that is trained on."
+    )
 
 
 class LmSettings(TaskSettings):

@@ -1,4 +1,7 @@
-"""Which mention types a run keeps, and under what names (`data.types`); which labels (`data.labels`)."""
+"""Which annotations a run keeps, and under what names.
+
+Mentions by `data.types`, relations by `data.relations` and `data.modifiers`, labels by `data.labels`.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,18 @@ import difflib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
-from fedstrata.core.config import LabelSettings
-from fedstrata.core.documents import Document, Relation, Span
+from fedstrata.core.config import DataSettings, LabelSettings
+from fedstrata.core.documents import MODIFIERS_OF, Document, Relation, Span
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.data.icd9 import category
+
+BY_MODIFIER = "<modifier>"
+"""As the name of a relation: the type of its modifier, which says what a relation called MODIFY means."""
+
+Names = Mapping[str, str] | Sequence[str]
+"""Names to keep; or what each of those that are kept becomes."""
 
 
 def mention_types(documents: Sequence[Document]) -> tuple[str, ...]:
@@ -18,9 +28,12 @@ def mention_types(documents: Sequence[Document]) -> tuple[str, ...]:
     return tuple(sorted({span.label for document in documents for span in document.spans}))
 
 
-def select_types(
-    documents: Sequence[Document], types: Mapping[str, str] | Sequence[str] | None
-) -> list[Document]:
+def relation_types(documents: Iterable[Document]) -> tuple[str, ...]:
+    """Returns the labels of all relations of these documents, sorted."""
+    return tuple(sorted({relation.label for document in documents for relation in document.relations}))
+
+
+def select_types(documents: Sequence[Document], types: Names | None) -> list[Document]:
     """Keeps the spans of some types, and the relations between them.
 
     Spans that become equal because two types are given one name are merged. A relation is dropped when one of
@@ -39,23 +52,23 @@ def select_types(
     """
     if types is None:
         return list(documents)
-    renamed = dict(types) if isinstance(types, Mapping) else {name: name for name in types}
-    found = mention_types(documents)
-    problems = [
-        Problem(
-            "data.types",
-            f"{name!r} occurs nowhere in the data, whose types are: {', '.join(found) or '(none)'}",
-        )
-        for name in renamed
-        if name not in found
-    ]
-    if not renamed:
-        problems = [
-            Problem("data.types", f"names no type; null keeps all of: {', '.join(found) or '(none)'}")
-        ]
-    if problems:
+    renamed = _renaming(types)
+    if problems := _unfit("data.types", renamed, "type", mention_types(documents)):
         raise ConfigurationError(problems)
     return [_select(document, renamed) for document in documents]
+
+
+def _renaming(names: Names) -> dict[str, str]:
+    return dict(names) if isinstance(names, Mapping) else {name: name for name in names}
+
+
+def _unfit(setting: str, named: Iterable[str], what: str, found: Sequence[str]) -> list[Problem]:
+    """Returns a problem for each name that does not occur, and one if none is named."""
+    names, there = list(named), ", ".join(found) or "(none)"
+    if not names:
+        return [Problem(setting, f"names no {what}; null keeps all of: {there}")]
+    message = f"occurs nowhere in the data, whose {what}s are: {there}"
+    return [Problem(setting, f"{name!r} {message}") for name in names if name not in found]
 
 
 def rename_types(document: Document, renamed: Mapping[str, str]) -> Document:
@@ -79,6 +92,73 @@ def _select(document: Document, renamed: Mapping[str, str]) -> Document:
     )
     distinct = dict.fromkeys(relation for relation in relations if relation.head != relation.tail)
     return replace(document, spans=tuple(spans), relations=tuple(distinct))
+
+
+def select_relations(documents: Sequence[Document], settings: DataSettings) -> list[Document]:
+    """Keeps the relations of some types, and between mentions of some types.
+
+    Args:
+        documents: The corpus, with the mention types that are kept.
+        settings: `relations`, types to keep or a mapping from the corpus's types to the task's, in which
+            `BY_MODIFIER` stands for the type of each relation's modifier; and `modifiers`.
+
+    Returns:
+        The documents in the same order; relations that become equal are merged.
+
+    Raises:
+        ConfigurationError: A type never occurs in the corpus, none is named, or no relation is left.
+    """
+    if settings.relations is None and settings.modifiers is None:
+        return list(documents)
+    problems = []
+    found, types = relation_types(documents), mention_types(documents)
+    if settings.relations is not None:
+        renamed = _renaming(settings.relations)
+        problems += _unfit("data.relations", renamed, "relation", found)
+        problems += [
+            Problem("data.relations", f"{name!r} is no name; {BY_MODIFIER} would be the type of the modifier")
+            for name in renamed.values()
+            if name.startswith("<") and name != BY_MODIFIER
+        ]
+    if isinstance(settings.modifiers, Mapping):
+        between = dict.fromkeys(name for main, own in settings.modifiers.items() for name in (main, *own))
+        problems += _unfit("data.modifiers", between, "type", types)
+    if problems:
+        raise ConfigurationError(problems)
+    kept = _renaming(found if settings.relations is None else settings.relations)
+    selected = [_related(document, kept, settings.modifiers) for document in documents]
+    if found and not relation_types(selected):
+        count = sum(len(document.relations) for document in documents)
+        message = f"leaves none of the {count} relations, which are between other types of mentions"
+        raise ConfigurationError([Problem("data.modifiers", message)])
+    return selected
+
+
+def rename_relations(document: Document, settings: DataSettings) -> Document:
+    """Returns the document with its relations renamed; those of types that a mapping does not name stay.
+
+    Relations between types of mentions that the settings leave out are left out.
+    """
+    renamed = {label: label for label in relation_types([document])}
+    if isinstance(settings.relations, Mapping):
+        renamed |= settings.relations
+    return _related(document, renamed, settings.modifiers)
+
+
+def _related(
+    document: Document,
+    renamed: Mapping[str, str],
+    modifiers: Mapping[str, Sequence[str]] | Literal["clinical"] | None,
+) -> Document:
+    allowed = MODIFIERS_OF if modifiers == "clinical" else modifiers
+    relations = []
+    for relation in document.relations:
+        head, tail = document.spans[relation.head].label, document.spans[relation.tail].label
+        if relation.label in renamed and (allowed is None or tail in allowed.get(head, ())):
+            name = renamed[relation.label]
+            relations.append(replace(relation, label=tail if name == BY_MODIFIER else name))
+    distinct = tuple(dict.fromkeys(relations))
+    return document if distinct == document.relations else replace(document, relations=distinct)
 
 
 def _span_order(span: Span) -> tuple[int, int, str, tuple[tuple[int, int], ...]]:

@@ -21,6 +21,7 @@ from fedstrata.models.prefix import frozen_blocks
 from fedstrata.models.quantize import quantization
 from fedstrata.tasks import TASKS
 from fedstrata.tasks.lm import end_id
+from fedstrata.tasks.markers import require_signs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -160,6 +161,8 @@ def _check_tokenizer(settings: RunSettings) -> None:
     tokenizer = read_tokenizer(settings.model)
     if settings.task.name in ("lm", "extract"):
         end_id(tokenizer, settings.task.name)
+    if settings.task.name == "relations":
+        require_signs(tokenizer)
 
 
 def _check_method(settings: RunSettings, method: Method | None, layout: Layout) -> None:

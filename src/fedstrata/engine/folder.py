@@ -40,7 +40,7 @@ MAY_CHANGE = frozenset(
 TOKENIZER = "tokenizer"
 """The folder, within a run's, of a tokenizer that the run built from its training texts."""
 
-RESOLVED = frozenset({"task.problem_type"})
+RESOLVED = frozenset({"task.problem_type", "task.modifiers"})
 """Settings whose `auto` a run replaces by what it found in its data, which a resumed run cannot change."""
 
 
@@ -132,8 +132,9 @@ def require_same_settings(folder: Path, source: Source, *, may_change: Collectio
         may_change = set(may_change) - {"federation.metric"}
     now, _, problems = check_settings(source)
     changed = {} if problems or broken else differences(before, now)
+    left_open = tuple(path for path, (_, new) in changed.items() if path in RESOLVED and new == "auto")
     for path, (old, new) in changed.items():
-        if path not in may_change and not (path in RESOLVED and new == "auto"):
+        if path not in may_change and not f"{path}.".startswith(tuple(f"{own}." for own in left_open)):
             allowed = ", ".join(sorted(may_change))
             message = f"is {new!r}, the run has {old!r}; it cannot change, unlike: {allowed}"
             problems.append(source.problem(path, message))

@@ -384,8 +384,11 @@ def _fingerprint(sites: Sequence[Site], server: Sequence[Document]) -> str:
         for part in PARTS
         for document in getattr(site.documents, part)
     ]
+    task = sites[0].task
     for owner, part, document in [*owned, *(("", "server", document) for document in server)]:
         facts = (owner, part, document.id, *document.texts, document.spans, document.labels)
+        learnt = task.known(document).relations  # and no others: runs are as old as their data
+        facts += (*learnt, *(() if task.scorable(document) else ("not scored",)))
         digest.update(repr(facts).encode())
     return digest.hexdigest()
 

@@ -51,9 +51,7 @@ class Scorer:
     ) -> None:
         self._model, self._task, self._settings = model, task, settings
         self._bootstrap, self._rng = bootstrap, rng
-        self._documents: dict[str, list[Document]] = {
-            site.id: list(getattr(site.documents, part)) for site in sites
-        }
+        self._documents: dict[str, list[Document]] = {site.id: site.scored(part) for site in sites}
         self._clients = [site.id for site in sites if site.documents.train]
         self._external = [site.id for site in sites if not site.documents.train and self._documents[site.id]]
 

@@ -17,7 +17,7 @@ from fedstrata.core.errors import ConfigurationError, DataError, Problem
 from fedstrata.core.seeding import Seed
 from fedstrata.core.sources import Source, validate
 from fedstrata.data.partition import partition
-from fedstrata.data.select import select_labels, select_types
+from fedstrata.data.select import select_labels, select_relations, select_types
 from fedstrata.data.split import Split, hold_out, set_aside, split
 from fedstrata.data.uneven import mark_unannotated
 from fedstrata.engine.demands import too_few, without_server_documents, without_validation
@@ -38,8 +38,12 @@ if TYPE_CHECKING:
 MIMIC_LABELS = 50
 """How many codes are kept of MIMIC-III by default, the most frequent ones, as in Mullenbach et al. (CAML)."""
 
-_LEARNT = {"classify": "labels of documents (data.labels)", "lm": "the next token of a text"}
-"""What tasks learn that have no use for mentions."""
+_LEARNT = {
+    "ner": "mentions (data.types)",
+    "classify": "labels of documents (data.labels)",
+    "lm": "the next token of a text",
+}
+"""What tasks learn that have no use for relations; those that read no mentions have none for these either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +200,7 @@ def check_settings(source: Source) -> tuple[RunSettings, Method | None, list[Pro
         }
         settings = RunSettings.model_validate(rest)
     settings = _with_absolute_paths(settings)
-    if settings.task.name in _LEARNT and settings.data.types is not None:
-        name, learnt = settings.task.name, _LEARNT[settings.task.name]
-        message = f"mention types have no meaning with task {name}, which learns {learnt}; leave it null"
-        problems.append(source.problem("data.types", message))
+    problems += source.located(_idle_choices(settings))
     name = settings.method.get("name", LayerSkipping.name)
     if not isinstance(name, str) or name not in METHODS:
         allowed = ", ".join(METHODS)
@@ -215,6 +216,25 @@ def check_settings(source: Source) -> tuple[RunSettings, Method | None, list[Pro
     method = card(method_settings)
     resolved = settings.model_copy(update={"method": method_settings.model_dump()})
     return with_adapter(resolved, method), method, problems
+
+
+def _idle_choices(settings: RunSettings) -> list[Problem]:
+    """Returns a problem for each choice of annotations that the task does not learn."""
+    data, name = settings.data, settings.task.name
+    idle: dict[str, object] = {}
+    if "relations" not in TASKS[name].gives:
+        idle = {"relations": data.relations, "modifiers": data.modifiers}
+    if not TASKS[name].reads_spans:
+        idle["types"] = data.types
+    what = {"relations": "relations", "modifiers": "relations", "types": "mention types"}
+    return [
+        Problem(
+            f"data.{key}",
+            f"{what[key]} have no meaning with task {name}, which learns {_LEARNT[name]}; leave it null",
+        )
+        for key, value in idle.items()
+        if value is not None
+    ]
 
 
 def _with_absolute_paths(settings: RunSettings) -> RunSettings:
@@ -249,7 +269,7 @@ def _with_hint(problem: Problem, card: type[Method]) -> Problem:
 
 
 def read_documents(settings: DataSettings, seed: Seed) -> list[Document]:
-    """Reads or generates the corpus a configuration names, with the mention types and labels it asks for."""
+    """Reads or generates the corpus a configuration names, with the annotations it asks for."""
     if settings.format == "synthetic":
         from fedstrata.data.synthetic import generate  # noqa: PLC0415 - its lexicons are not needed with real data
 
@@ -272,7 +292,8 @@ def read_documents(settings: DataSettings, seed: Seed) -> list[Document]:
             columns=settings.columns,
         )
     usual = MIMIC_LABELS if settings.format == "mimic" else None
-    return select_labels(select_types(documents, settings.types), settings.labels, usual=usual)
+    documents = select_relations(select_types(documents, settings.types), settings)
+    return select_labels(documents, settings.labels, usual=usual)
 
 
 def device_of(settings: RunSettings) -> torch.device:
@@ -296,10 +317,7 @@ def device_of(settings: RunSettings) -> torch.device:
 def divide(settings: RunSettings) -> Division:
     """Reads, splits, sets aside what is the server's, then partitions the rest among clients."""
     documents = read_documents(settings.data, seed := Seed(settings.seed))
-    if settings.task.name not in (
-        "ner",
-        "extract",
-    ):  # a division by labels is then one by those of whole documents
+    if not TASKS[settings.task.name].reads_spans:  # a division by labels is then by those of whole documents
         documents = [replace(document, spans=(), relations=()) for document in documents]
     documents, held_out = hold_out(documents, settings.data.split)
     parts = split(documents, settings.data.split, seed.child("split"))

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from fedstrata.core.config import TrainingSettings
     from fedstrata.core.devices import Device
+    from fedstrata.core.documents import Document
     from fedstrata.core.federation import CorruptSettings
     from fedstrata.core.method import Method, PrefixCache, Task
     from fedstrata.core.seeding import Seed
@@ -72,10 +73,14 @@ class Site:
 
     def encode(self) -> list[Any]:
         """Returns the training examples, as the client uses them."""
-        examples = self.task.encode(self.documents.train, self.tokenizer)
+        examples = self.task.training_examples(self.documents.train, self.tokenizer)
         return (
             self.corruption.of_examples(self.task, examples, self.tokenizer) if self.corruption else examples
         )
+
+    def scored(self, part: str) -> list[Document]:
+        """Returns its documents of a part of the split that answers can be scored against."""
+        return [document for document in getattr(self.documents, part) if self.task.scorable(document)]
 
     @cached_property
     def count(self) -> int:
@@ -287,7 +292,7 @@ class SimulatedCohort:
 
         The passes are the device's own work and are counted as such.
         """
-        documents = site.documents.validation
+        documents = site.scored("validation")
         if not documents:
             return None
         with counted_passes(self.model, work):

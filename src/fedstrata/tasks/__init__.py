@@ -8,6 +8,7 @@ from fedstrata.tasks.classify import DocumentClassification
 from fedstrata.tasks.extract import Extraction
 from fedstrata.tasks.lm import LanguageModelling
 from fedstrata.tasks.ner import NamedEntityRecognition
+from fedstrata.tasks.relations import RelationClassification
 
 if TYPE_CHECKING:
     from fedstrata.core.method import Task
@@ -17,5 +18,6 @@ TASKS: dict[str, type[Task]] = {
     "classify": DocumentClassification,
     "lm": LanguageModelling,
     "extract": Extraction,
+    "relations": RelationClassification,
 }
 """Every task by its name in a configuration."""

@@ -26,7 +26,7 @@ from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.sources import Source, validate
 from fedstrata.metrics.labels import CUTS, SCORED_SINGLY, multi_label_scores, single_label_scores
 from fedstrata.tasks.corrupt import shuffled_windows
-from fedstrata.tasks.pairs import text_windows
+from fedstrata.tasks.pairs import padded_types, text_windows
 from fedstrata.tasks.windows import IGNORED, pad_ids, padding_id, run_model
 
 if TYPE_CHECKING:
@@ -86,6 +86,8 @@ class DocumentClassification:
     kind: ClassVar[str] = "sequence-classification"
     lower_is_better: ClassVar[frozenset[str]] = frozenset()
     needs_annotations: ClassVar[bool] = True
+    gives: ClassVar[tuple[str, ...]] = ("labels",)
+    reads_spans: ClassVar[bool] = False
     packed: ClassVar[bool] = False
 
     def __init__(self, settings: ClassifySettings, labels: Sequence[str]) -> None:
@@ -183,6 +185,10 @@ class DocumentClassification:
             for index, own in enumerate(encoded)
         ]
 
+    def training_examples(self, documents: Sequence[Document], tokenizer: Any) -> list[LabelledDocument]:
+        """Turns documents into all their examples."""
+        return self.encode(documents, tokenizer)
+
     def corrupt(
         self, examples: Sequence[LabelledDocument], kind: str, tokenizer: Any, rng: Seed
     ) -> list[LabelledDocument]:
@@ -223,7 +229,7 @@ class DocumentClassification:
             for row, example in enumerate(examples):
                 labels[row, torch.from_numpy(example.targets).long()] = 1.0
         padded = pad_ids([window for window, _ in rows], [pad_id for _, pad_id in rows])
-        types = _padded_types(examples)
+        types = padded_types(examples)
         return {**padded, **types, "document": torch.from_numpy(numbers), "labels": labels}
 
     def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -352,18 +358,6 @@ class DocumentClassification:
             )
             for label, id_ in sorted(found.items())
         ]
-
-
-def _padded_types(examples: Sequence[LabelledDocument]) -> dict[str, Tensor]:
-    """Returns `token_type_ids`, (windows, tokens) int64, or nothing if no example has types."""
-    if not any(example.token_types for example in examples):
-        return {}
-    rows = [
-        types
-        for example in examples
-        for types in example.token_types or [np.zeros(len(window), np.int8) for window in example.windows]
-    ]
-    return {"token_type_ids": pad_ids(rows, [0] * len(rows))["input_ids"]}
 
 
 def pool(logits: Tensor, document: Tensor, documents: int, pooling: str) -> Tensor:

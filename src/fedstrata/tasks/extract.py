@@ -12,7 +12,7 @@ sentence than its mention, can never be found and counts as missed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -75,6 +75,8 @@ class Extraction:
     kind: ClassVar[str] = "causal-lm"
     lower_is_better: ClassVar[frozenset[str]] = frozenset()
     needs_annotations: ClassVar[bool] = True
+    gives: ClassVar[tuple[str, ...]] = ("spans", "relations")
+    reads_spans: ClassVar[bool] = True
     packed: ClassVar[bool] = False
     problem_type: ClassVar[None] = None
     labels: ClassVar[tuple[str, ...]] = ()
@@ -170,6 +172,10 @@ class Extraction:
             [self._instructions.answer(question, document) for question, document in asked],
             [document.text[question.start : question.end] for question, document in asked],
         )
+
+    def training_examples(self, documents: Sequence[Document], tokenizer: Any) -> list[Example]:
+        """Makes the instructions of documents: all of them."""
+        return self.encode(documents, tokenizer)
 
     def corrupt(self, examples: Sequence[Example], kind: str, tokenizer: Any, rng: Seed) -> list[Example]:
         """Returns the instructions of a corrupt client; see `core.method.Task.corrupt`.
@@ -305,7 +311,37 @@ class Extraction:
             for each in answer.relations
         }
         ordered = sorted(relations, key=lambda each: (each.head, each.tail, each.label))
-        return replace(document, spans=tuple(spans), relations=tuple(ordered), labels=())
+        found = replace(document, spans=tuple(spans), relations=tuple(ordered), labels=())
+        return replace(found, lacks_relations="re" not in self.settings.tasks)
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The names of all mentions and modifiers that are asked for."""
+        return tuple(sorted({*self._types["ner"], *self._types["re"]}))
+
+    def joined(
+        self, ask: Callable[[Extraction, Sequence[Document]], list[Extracted]], documents: Sequence[Document]
+    ) -> list[Extracted]:
+        """Answers texts without annotations: first for mentions, then for the modifiers of those.
+
+        Args:
+            ask: Returns the answers of a task to documents.
+            documents: The documents; where only modifiers are asked for, with their mentions.
+        """
+        found = [Extracted() for _ in documents]
+        texts = [replace(document, lacks_relations=False) for document in documents]
+        for kind in sorted(self.settings.tasks):  # mentions come first
+            stage = Extraction(self.settings.model_copy(update={"tasks": [kind]}))
+            answers = ask(stage, texts)
+            texts = [
+                replace(stage.annotate(*pair), lacks_relations=False)
+                for pair in zip(texts, answers, strict=True)
+            ]
+            found = [
+                replace(answer, faults=answer.faults + before.faults)
+                for answer, before in zip(answers, found, strict=True)
+            ]
+        return found
 
     def _asked(self, document: Document, relation: Relation) -> bool:
         """Whether a relation's type is asked for of its main mention."""

@@ -26,13 +26,13 @@ from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.metrics.lm import TextLikelihood, language_scores
 from fedstrata.tasks.corrupt import permuted, shuffled_windows
 from fedstrata.tasks.windows import (
-    DOCUMENTS_PER_CALL,
     IGNORED,
     pad_ids,
     padding_id,
     require_single_texts,
     run_model,
     separator_id,
+    whole_texts,
 )
 
 if TYPE_CHECKING:
@@ -87,6 +87,8 @@ class LanguageModelling:
     metric_names: ClassVar[tuple[str, ...]] = (*metrics, "bits_per_byte")
     lower_is_better: ClassVar[frozenset[str]] = frozenset(metric_names)
     needs_annotations: ClassVar[bool] = False
+    gives: ClassVar[tuple[str, ...]] = ()
+    reads_spans: ClassVar[bool] = False
     problem_type: ClassVar[None] = None
     labels: ClassVar[tuple[str, ...]] = ()
 
@@ -119,7 +121,7 @@ class LanguageModelling:
         """
         require_single_texts(documents, "lm")
         end, pad_id = end_id(tokenizer), padding_id(tokenizer)
-        texts = [np.array([*ids, end], dtype=np.int32) for ids in _token_ids(documents, tokenizer)]
+        texts = [np.array([*ids, end], dtype=np.int32) for ids, _ in whole_texts(documents, tokenizer)]
         streams = [(0, texts)] if self.packed else [(index, [text]) for index, text in enumerate(texts)]
         return [
             Passage(*window, pad_id)
@@ -127,6 +129,10 @@ class LanguageModelling:
             if own
             for window in _windows(own, first, end, self.settings.max_length)
         ]
+
+    def training_examples(self, documents: Sequence[Document], tokenizer: Any) -> list[Passage]:
+        """Turns documents into all their examples."""
+        return self.encode(documents, tokenizer)
 
     def corrupt(self, examples: Sequence[Passage], kind: str, tokenizer: Any, rng: Seed) -> list[Passage]:
         """Returns the windows of a corrupt client; see `core.method.Task.corrupt`.
@@ -233,19 +239,6 @@ def end_id(tokenizer: Any, task: str = "lm") -> int:
         message = f"task {task} needs a tokenizer with an end-of-sequence token, which ends a text"
         raise ConfigurationError([Problem("model.tokenizer", message)])
     return end
-
-
-def _token_ids(documents: Sequence[Document], tokenizer: Any) -> Iterator[list[int]]:
-    """Yields the token ids of each document, without special ones."""
-    for start in range(0, len(documents), DOCUMENTS_PER_CALL):
-        texts = [document.text for document in documents[start : start + DOCUMENTS_PER_CALL]]
-        yield from tokenizer(
-            texts,
-            add_special_tokens=False,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,  # a text longer than the model reads at a time is what windows are for
-        )["input_ids"]
 
 
 def _windows(

@@ -73,6 +73,8 @@ class NamedEntityRecognition:
     kind: ClassVar[str] = "token-classification"
     lower_is_better: ClassVar[frozenset[str]] = frozenset()
     needs_annotations: ClassVar[bool] = True
+    gives: ClassVar[tuple[str, ...]] = ("spans",)
+    reads_spans: ClassVar[bool] = True
     packed: ClassVar[bool] = False
     metric: ClassVar[str] = "f1"
     metrics: ClassVar[tuple[str, ...]] = OVERALL
@@ -146,6 +148,10 @@ class NamedEntityRecognition:
         if problems:
             raise ConfigurationError(problems)
         return encode_windows(documents, tokenizer, self.settings, self._tags)
+
+    def training_examples(self, documents: Sequence[Document], tokenizer: Any) -> list[Window]:
+        """Turns documents into all their examples."""
+        return self.encode(documents, tokenizer)
 
     def corrupt(self, examples: Sequence[Window], kind: str, tokenizer: Any, rng: Seed) -> list[Window]:
         """Returns the windows of a corrupt client; see `core.method.Task.corrupt`.

@@ -14,18 +14,38 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.tasks.windows import DOCUMENTS_PER_CALL, separator_id, token_windows
+from fedstrata.tasks.windows import (
+    DOCUMENTS_PER_CALL,
+    pad_ids,
+    separator_id,
+    special_around,
+    token_windows,
+)
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fedstrata.core.config import WindowSettings
     from fedstrata.core.documents import Document
 
 _TYPES = "token_type_ids"
+
+
+class Encoded(Protocol):
+    """An example with its windows, and the types of their tokens or none."""
+
+    @property
+    def windows(self) -> tuple[np.ndarray, ...]:
+        """Token ids, (tokens,) each."""
+
+    @property
+    def token_types(self) -> tuple[np.ndarray, ...]:
+        """The type of each token, (tokens,) for each window; empty where there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +115,7 @@ def _by_separator(pairs: Sequence[Document], tokenizer: Any, max_length: int) ->
         wanted = "a template for them, or an end-of-sequence or separator token to put between them"
         message = f"pairs of texts need a tokenizer that has {wanted}"
         raise ConfigurationError([Problem("model.tokenizer", message)])
-    before, after = _around(tokenizer)
+    before, after = special_around(tokenizer)
     room = max_length - len(before) - len(after) - 1
     encoded = _tokenized(pairs, tokenizer, room, add_special_tokens=False, return_token_type_ids=False)
     for row, ids in enumerate(encoded["input_ids"]):
@@ -115,9 +135,13 @@ def _tokenized(pairs: Sequence[Document], tokenizer: Any, max_length: int, **opt
     )
 
 
-def _around(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Returns the special tokens that the tokenizer puts before and after a single text."""
-    encoded = tokenizer("a", return_special_tokens_mask=True)
-    ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
-    text = [place for place, is_special in enumerate(special) if not is_special] or [len(ids)]
-    return ids[: text[0]], ids[text[-1] + 1 :]
+def padded_types(examples: Sequence[Encoded]) -> dict[str, Tensor]:
+    """Returns `token_type_ids`, (windows, tokens) int64, or nothing if no example has types."""
+    if not any(example.token_types for example in examples):
+        return {}
+    rows = [
+        types
+        for example in examples
+        for types in example.token_types or [np.zeros(len(window), np.int8) for window in example.windows]
+    ]
+    return {"token_type_ids": pad_ids(rows, [0] * len(rows))["input_ids"]}

@@ -130,6 +130,40 @@ def padding_id(tokenizer: Any) -> int:
     return next(int(id_) for id_ in ids if id_ is not None)
 
 
+def special_around(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """Returns the special tokens that the tokenizer puts before and after a single text."""
+    encoded = tokenizer("a", return_special_tokens_mask=True)
+    ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
+    text = [place for place, is_special in enumerate(special) if not is_special] or [len(ids)]
+    return ids[: text[0]], ids[text[-1] + 1 :]
+
+
+def whole_texts(
+    documents: Sequence[Document], tokenizer: Any, *, offsets: bool = False
+) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
+    """Tokenizes documents without cutting them, and without special tokens.
+
+    Args:
+        documents: The documents.
+        tokenizer: A transformers tokenizer; a fast one for offsets.
+        offsets: Whether offsets are wanted.
+
+    Yields:
+        The token ids of each document, and the characters of each token; none where they are not wanted.
+    """
+    for start in range(0, len(documents), DOCUMENTS_PER_CALL):
+        encoded = tokenizer(
+            [document.text for document in documents[start : start + DOCUMENTS_PER_CALL]],
+            add_special_tokens=False,
+            return_offsets_mapping=offsets,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,  # a text longer than the model reads at a time is cut later
+        )
+        ids = encoded["input_ids"]
+        yield from zip(ids, encoded["offset_mapping"] if offsets else [[]] * len(ids), strict=True)
+
+
 def separator_id(tokenizer: Any) -> int | None:
     """Returns the token between two texts: the end-of-sequence token or, as in BERT, the separator."""
     ids = (tokenizer.eos_token_id, tokenizer.sep_token_id)
@@ -237,7 +271,7 @@ def _pieces(
         ids = [np.array(encoded["input_ids"][row], dtype=np.int32) for row in rows]
         specials = [np.array(encoded["special_tokens_mask"][row], dtype=bool) for row in rows]
         raw = [np.array(encoded["offset_mapping"][row], dtype=np.int32) for row in rows]
-        offsets, owned = _without_blanks(document.text, raw), _owned(specials, settings.stride)
+        offsets, owned = without_blanks(document.text, raw), _owned(specials, settings.stride)
         yield [_Piece(*parts) for parts in zip(ids, offsets, owned, strict=True)]
 
 
@@ -287,7 +321,7 @@ def _owned(specials: Sequence[np.ndarray], stride: int) -> list[np.ndarray]:
     return masks
 
 
-def _without_blanks(text: str, offsets: Sequence[np.ndarray]) -> list[np.ndarray]:
+def without_blanks(text: str, offsets: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Narrows offsets to the text without the white space around it.
 
     Byte-level tokenizers count the blank before a word as part of its token.
@@ -310,13 +344,22 @@ def _without_blanks(text: str, offsets: Sequence[np.ndarray]) -> list[np.ndarray
     return narrowed
 
 
-def _require_usable(tokenizer: Any, settings: WindowSettings) -> None:
+def require_offsets(tokenizer: Any) -> None:
+    """Refuses a tokenizer that does not say which characters its tokens are.
+
+    Raises:
+        ConfigurationError: It does not.
+    """
     if not tokenizer.is_fast:
         problem = Problem(
             "model.tokenizer",
             f"{type(tokenizer).__name__} gives no character offsets; a fast tokenizer is needed",
         )
         raise ConfigurationError([problem])
+
+
+def _require_usable(tokenizer: Any, settings: WindowSettings) -> None:
+    require_offsets(tokenizer)
     special = tokenizer.num_special_tokens_to_add()
     if settings.max_length - special <= settings.stride:
         problem = Problem(

@@ -44,9 +44,8 @@ def test_spans_relations_and_discontinuous_mentions(tmp_path: Path) -> None:
     document = read_one(tmp_path, TEXT, ANNOTATIONS)
     severe, pain = Span(12, 18, "Severity"), Span(19, 29, "Sign_symptom")
     arm = Span(34, 51, "Biological_structure", ((34, 38), (48, 51)))
-    assert document == Document(
-        "note", TEXT, (severe, pain, arm), (Relation(1, 0, "MODIFY"), Relation(1, 2, "MODIFY"))
-    )
+    relations = (Relation(1, 0, "MODIFY"), Relation(1, 2, "MODIFY"), Relation(0, 1, "OVERLAP"))
+    assert document == Document("note", TEXT, (severe, pain, arm), relations)
 
 
 def test_event_arguments_are_relations_from_the_trigger(tmp_path: Path) -> None:
@@ -65,6 +64,37 @@ def test_event_arguments_are_relations_from_the_trigger(tmp_path: Path) -> None:
         Relation(1, 2, "Cause"),
         Relation(0, 1, "Located"),
     }
+
+
+def test_several_arguments_in_one_role_are_numbered(tmp_path: Path) -> None:
+    annotations = (
+        "T1\tBinding 8 13\tbinds\nT2\tProtein 0 7\tAspirin\nT3\tProtein 14 17\tCOX\n"
+        "E1\tBinding:T1 Theme:T2 Theme2:T3\n"
+        "E2\tBinding:T1 Arg1:T2 Arg2:T3\n"  # nothing is called Arg
+    )
+    document = read_one(tmp_path, "Aspirin binds COX", annotations)
+    assert document.relations == (
+        Relation(1, 0, "Theme"),
+        Relation(1, 2, "Theme"),
+        Relation(1, 0, "Arg1"),
+        Relation(1, 2, "Arg2"),
+    )
+
+
+def test_the_members_of_a_set_are_related_to_its_first(tmp_path: Path) -> None:
+    annotations = (
+        "*\tOVERLAP E3 T1 E2 T3\n"  # T3 is E3's own trigger, and the lines they refer to come later
+        "T1\tproblem 0 1\ta\nT2\tproblem 2 3\tb\nT3\tproblem 4 5\tc\nT4\tproblem 6 7\td\n"
+        "E2\tproblem:T2\nE3\tproblem:T3\n"
+        "*\tEquiv T4\n"
+        "*\tEquiv T1 T4 T1 T4\n"
+    )
+    document = read_one(tmp_path, "a b c d", annotations)
+    assert document.relations == (
+        Relation(2, 0, "OVERLAP"),
+        Relation(2, 1, "OVERLAP"),
+        Relation(0, 3, "Equiv"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -127,6 +157,9 @@ def test_a_text_alone_is_the_input_of_a_prediction(tmp_path: Path) -> None:
         ("A1\tNegated T5\n", 1, "T5 is not defined"),
         ("A1\tNegated\n", 1, "malformed A line"),
         ("*\tEquiv SECRET one\n", 1, "malformed * line"),
+        ("T1\tproblem 0 6\tSECRET\n*\tEquiv T1 T9\n", 2, "T9 is not defined"),
+        ("*\tEquiv T9\n", 1, "T9 is not defined"),
+        ("T1\tproblem 0 6\tSECRET\nR1\tis Arg1:T1 Arg2:T1\n*\tEquiv T1 R1\n", 3, "malformed * line"),
         ("SECRET one\n", 1, "no known kind of annotation"),
     ],
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedstrata.core.documents import Document, Span
+from fedstrata.core.documents import Document, Relation, Span
 from fedstrata.core.errors import DataError
 from fedstrata.data.readers import read
 
@@ -16,6 +16,23 @@ def corpus(tmp_path: Path, text: str, concepts: str | None) -> Path:
     if concepts is not None:
         (tmp_path / "note.con").write_bytes(concepts.encode())
     return tmp_path
+
+
+TEXT = "Aspirin for chest pain ,\nno fever .\n"
+CONCEPTS = (
+    'c="aspirin" 1:0 1:0||t="treatment"\n'
+    'c="chest pain" 1:2 1:3||t="problem"\n'
+    'c="fever" 2:1 2:1||t="problem"\n'
+    'c="fever" 2:1 2:1||t="test"\n'
+)
+
+
+def with_further(tmp_path: Path, **files: str) -> Path:
+    """A note with its concepts, and further files by their ending."""
+    folder = corpus(tmp_path, TEXT, CONCEPTS)
+    for suffix, content in files.items():
+        (folder / f"note.{suffix}").write_text(content)
+    return folder
 
 
 def mentions(document: Document) -> list[tuple[str, str]]:
@@ -54,6 +71,96 @@ def test_official_sub_folders(tmp_path: Path) -> None:
     ]
     (alone,) = read(tmp_path / "beth" / "txt" / "record-1.txt", "i2b2")
     assert alone.spans == documents[0].spans
+
+
+def test_relations_and_assertions_are_of_the_concepts(tmp_path: Path) -> None:
+    folder = with_further(
+        tmp_path,
+        ast=(
+            'c="fever" 2:1 2:1||t="problem"||a="absent"\n\n'
+            'c="chest  pain" 1:2 1:3||t="problem"||a="present"\n'
+        ),
+        rel=(
+            'c="aspirin" 1:0 1:0||r="TrAP"||c="chest pain" 1:2 1:3\n'
+            'c="chest pain" 1:2 1:3||r="PIP"||c="Fever" 2:1 2:1\n'
+            'c="fever" 2:1 2:1||r="TeRP"||c="chest pain" 1:2 1:3\n'
+            'c="aspirin" 1:0 1:0||r="TrAP"||c="chest pain" 1:2 1:3\n'
+        ),
+    )
+    (document,) = read(folder, "i2b2")
+    aspirin, pain, fever, also_fever = range(4)
+    assert [(span.label, span.assertion) for span in document.spans] == [
+        ("treatment", ""),
+        ("problem", "present"),
+        ("problem", "absent"),
+        ("test", ""),
+    ]
+    # The first concept of a line is the head; of two at one place the relation's name says which.
+    assert document.relations == (
+        Relation(aspirin, pain, "TrAP"),
+        Relation(pain, fever, "PIP"),
+        Relation(also_fever, pain, "TeRP"),
+    )
+    assert not document.lacks_relations
+    assert read(folder / "note.txt", "i2b2") == [document]
+
+
+def test_relations_are_lacking_where_only_others_have_a_file_of_them(tmp_path: Path) -> None:
+    for site, names in {"beth": "ab", "partners": "c"}.items():
+        for folder in ("txt", "concept", "rel"):
+            (tmp_path / site / folder).mkdir(parents=True)
+        for name in names:
+            (tmp_path / site / "txt" / f"{name}.txt").write_text("No fever .\n")
+            (tmp_path / site / "concept" / f"{name}.con").write_text("")
+    assert not any(document.lacks_relations for document in read(tmp_path, "i2b2"))
+    (tmp_path / "beth" / "rel" / "a.rel").write_text("")
+    lacking = {document.id: document.lacks_relations for document in read(tmp_path, "i2b2")}
+    assert lacking == {"beth/a": False, "beth/b": True, "partners/c": True}
+    (alone,) = read(tmp_path / "beth" / "txt" / "b.txt", "i2b2")
+    assert alone.lacks_relations
+
+
+@pytest.mark.parametrize(
+    ("suffix", "rows", "line", "says"),
+    [
+        ("ast", '\nc="fever" 2:1 2:1||t="problem"\n', 2, "malformed assertion line"),
+        ("ast", 'c="fever" 2:1 2:1||t="problem"||a="maybe"\n', 1, "present|absent|possible"),
+        ("ast", 'c="fever" 2:0 2:0||t="problem"||a="absent"\n', 1, "no concept stands at 2:0 to 2:0"),
+        ("ast", 'c="pain" 2:1 2:1||t="problem"||a="absent"\n', 1, "does not quote the text at 2:1 to 2:1"),
+        ("ast", 'c="fever" 2:1 2:1||t="drug"||a="absent"\n', 1, "is no drug (expected problem or test)"),
+        (
+            "ast",
+            'c="fever" 2:1 2:1||t="problem"||a="absent"\nc="fever" 2:1 2:1||t="problem"||a="possible"\n',
+            2,
+            "was absent, and now is possible",
+        ),
+        ("rel", 'c="fever" 2:1 2:1||r="PIP"\n', 1, "malformed relation line"),
+        ("rel", 'c="fever" 2:1 2:1||t="PIP"||c="fever" 2:1 2:1\n', 1, "malformed relation line"),
+        ("rel", 'c="fever" 2:1 2:0||r="PIP"||c="fever" 2:1 2:1\n', 1, "runs backwards, from 2:1 to 2:0"),
+        ("rel", 'c="aspirin" 1:0 1:0||r="TrAP"||c="pain" 1:3 1:3\n', 1, "no concept stands at 1:3 to 1:3"),
+        ("rel", 'c="aspirin" 1:0 1:0||r="TrAP"||c="fever" 1:2 1:3\n', 1, "does not quote the text at 1:2"),
+    ],
+)
+def test_errors_in_what_is_said_of_concepts_name_the_line_and_never_the_text(
+    tmp_path: Path, suffix: str, rows: str, line: int, says: str
+) -> None:
+    folder = with_further(tmp_path, **{suffix: rows})
+    with pytest.raises(DataError) as raised:
+        read(folder, "i2b2")
+    assert (raised.value.path, raised.value.line) == (folder / f"note.{suffix}", line)
+    assert says in str(raised.value)
+    assert not any(word in str(raised.value) for word in ("fever", "aspirin", "pain"))
+
+
+def test_what_is_said_of_concepts_needs_them_and_their_text(tmp_path: Path) -> None:
+    folder = with_further(tmp_path, rel="")
+    (folder / "note.con").unlink()
+    with pytest.raises(DataError, match=r"note\.rel: speaks of concepts that are not listed.*note\.con"):
+        read(folder, "i2b2")
+    (folder / "note.con").write_text("")
+    (folder / "other.ast").write_text("")
+    with pytest.raises(DataError, match=r"other\.ast: annotations without their text"):
+        read(folder, "i2b2")
 
 
 @pytest.mark.parametrize("first", [1, 0])

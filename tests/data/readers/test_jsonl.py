@@ -48,6 +48,16 @@ def test_every_field(tmp_path: Path) -> None:
     ]
 
 
+def test_what_nobody_looked_for_and_what_is_said_of_a_mention(tmp_path: Path) -> None:
+    mention = {"start": 3, "end": 8, "label": "problem", "assertion": "absent"}
+    (tmp_path / "notes.jsonl").write_bytes(
+        lines({"text": "No fever", "spans": [mention], "lacks_relations": True}, {"text": "Fever"})
+    )
+    first, second = read(tmp_path, "jsonl")
+    assert (first.lacks_relations, second.lacks_relations) == (True, False)
+    assert [span.assertion for span in first.spans] == ["absent"]
+
+
 def test_compressed_files_of_a_site(tmp_path: Path) -> None:
     (tmp_path / "south").mkdir()
     (tmp_path / "south" / "notes.jsonl.gz").write_bytes(gzip.compress(lines({"id": "n", "text": "a"})))
@@ -87,6 +97,7 @@ def test_a_record_of_another_site_than_its_folder_is_refused(tmp_path: Path) -> 
             "fragments must be in order",
         ),
         ({"text": "SECRET", "relations": [{"head": 0, "tail": 0, "label": "a"}]}, "spans 0 and 0 of 0"),
+        ({**FULL, "lacks_relations": True}, "lacks_relations is true, and there are 1 relations"),
     ],
 )
 def test_errors_name_the_line_and_never_the_text(tmp_path: Path, record: Any, says: str) -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from fedstrata.core.config import ColumnSettings
+from fedstrata.core.config import ColumnSettings, DataSettings
 from fedstrata.core.documents import Document
 from fedstrata.data.readers import read
 from fedstrata.data.readers.mimic import read_codes
+from fedstrata.data.select import select_relations, select_types
 from fedstrata.data.synthetic import generate
 from fedstrata.data.synthetic.admissions import under_admissions
 from fedstrata.data.writers import write
@@ -35,7 +36,9 @@ def test_maccrobat_2020(data_root: Path, tmp_path: Path) -> None:
     assert len(spans) == 25189
     assert sum(bool(span.fragments) for span in spans) == 44
     assert len({span.label for span in spans}) == 41
-    assert relations.total() == 16307
+    assert relations.total() - relations["OVERLAP"] == 16307
+    # 2023 sets of 10729 events, each of them in one set, so that nothing is said twice.
+    assert relations["OVERLAP"] == 10729 - 2023
     assert (relations["MODIFY"], relations["BEFORE"], relations["CO-OCCURRENCE"]) == (11571, 2014, 5)
     modifiers = modifier_counts(documents)
     assert modifiers["Lab_value", "Diagnostic_procedure"] == 2747
@@ -43,6 +46,39 @@ def test_maccrobat_2020(data_root: Path, tmp_path: Path) -> None:
     assert modifiers["Severity", "Sign_symptom"] == 276
     write(documents, tmp_path / "copy", "brat")
     assert read(tmp_path / "copy", "brat") == documents
+
+
+def test_the_modifiers_of_maccrobat_as_triples(data_root: Path) -> None:
+    """Main mention, modifier, and the modifier's type as that of the relation, as in Fed-MedLoRA."""
+    documents = read(data_root / "maccrobat2020" / "brat", "brat", unannotated="skip")
+    types = {
+        "Sign_symptom": "problem",
+        "Disease_disorder": "problem",
+        "Diagnostic_procedure": "test",
+        "Medication": "drug",
+        "Therapeutic_procedure": "treatment",
+        "Lab_value": "lab value",
+        "Biological_structure": "body location",
+        "Severity": "severity",
+        "Dosage": "dosage",
+        "Administration": "route",
+        "Frequency": "frequency",
+    }
+    settings = DataSettings(relations={"MODIFY": "<modifier>"}, modifiers="clinical")
+    found = select_relations(select_types(documents, types), settings)
+    triples = Counter(
+        (document.spans[own.head].label, document.spans[own.tail].label, own.label)
+        for document in found
+        for own in document.relations
+    )
+    assert triples == {  # two relations are in the files twice
+        ("test", "lab value", "lab value"): 2747,
+        ("problem", "body location", "body location"): 1801,
+        ("drug", "dosage", "dosage"): 353,
+        ("problem", "severity", "severity"): 352,
+        ("drug", "route", "route"): 179,
+        ("drug", "frequency", "frequency"): 20,
+    }
 
 
 def test_ncbi_disease(data_root: Path, tmp_path: Path) -> None:

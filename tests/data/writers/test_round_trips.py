@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fedstrata.core.documents import Document, Relation, Span
 from fedstrata.data.readers import read
+from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
 
 # Characters that break naive readers: line ends of all kinds, blanks of all kinds, a byte order mark, a
@@ -93,6 +94,57 @@ def test_i2b2_gives_back_the_tokens_of_every_mention_in_order(document: Document
     assert mentions == [expected[bounds] for bounds in sorted(expected)]
     assert surface(found.text) == surface(document.text)
     assert found.text.count("\n") == document.text.count("\n")
+
+
+def held(document: Document) -> list[list[object]]:
+    """A document's mentions with what is said of them, and its relations, each in the words of its spans."""
+    spans = [
+        (surface(document.text[span.start : span.end]), span.label, span.assertion) for span in document.spans
+    ]
+    related = [(spans[own.head], spans[own.tail], own.label) for own in document.relations]
+    return [list(spans), list(related)]
+
+
+def test_i2b2_gives_back_relations_and_assertions(caplog: pytest.LogCaptureFixture) -> None:
+    text = "Aspirin, 81 mg, for severe chest pain.\nNo fever"
+    spans = (
+        Span(0, 7, "treatment"),
+        Span(9, 14, "strength"),
+        Span(20, 26, "severity"),
+        Span(20, 37, "problem", assertion="present"),
+        Span(42, 47, "problem", assertion="absent"),
+    )
+    relations = (
+        Relation(0, 3, "TrAP"),
+        Relation(3, 4, "PIP"),
+        Relation(3, 2, "severity"),
+        Relation(4, 3, "PIP"),
+    )
+    note = Document("a", text, spans, relations)
+    nothing = Document("b", "Fever", (Span(0, 5, "problem"),))
+    lacking = Document("c", "Fever", (Span(0, 5, "problem"),), lacks_relations=True)
+    with caplog.at_level(logging.WARNING):
+        found = there_and_back([note, nothing, lacking], "i2b2")
+    mains = [held(note)[0][index] for index in (0, 3, 4)]
+    assert held(found[0]) == [mains, [relation for relation in held(note)[1] if relation[-1] != "severity"]]
+    assert "2 spans (modifiers, repetitions) and 1 relations" in caplog.text
+    assert found[1:] == [nothing, lacking]
+    assert there_and_back(found, "i2b2") == found
+
+
+def test_json_lines_give_back_what_is_said_of_spans_and_that_relations_are_lacking() -> None:
+    note = Document("a", "No fever", (Span(3, 8, "problem", assertion="absent"),), lacks_relations=True)
+    (found,) = there_and_back([note], "jsonl")
+    assert found == note
+    assert held(found) == held(note)
+
+
+@pytest.mark.parametrize("format", ["brat", "jsonl"])
+def test_the_relations_of_synthetic_notes_come_back(format: str) -> None:
+    corpus = generate(seed=3, sites=2, notes=6)
+    found = there_and_back(list(corpus), format)
+    assert [held(document) for document in found] == [held(document) for document in corpus]
+    assert all(document.relations for document in found)
 
 
 @ROUNDS

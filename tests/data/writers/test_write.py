@@ -108,6 +108,11 @@ def test_an_empty_folder_is_filled_with_the_usual_permissions(tmp_path: Path) ->
         ("brat", [Document("a", "x", site="s"), Document("b", "y")], "has no site, and others have one"),
         ("brat", [Document("a", "xyz", (Span(0, 1, "a b"), Span(1, 2, "a_b")))], "'a_b', as is 'a b'"),
         ("i2b2", [Document("a", "x", (Span(0, 1, 'a"b'),))], "cannot be written in a .con file"),
+        (
+            "i2b2",
+            [Document("a", "x", (Span(0, 1, "b", assertion="no"),))],
+            "'no': cannot be written in an .ast",
+        ),
     ],
 )
 def test_what_could_not_be_read_back_is_refused(

@@ -5,8 +5,12 @@ r"""BRAT stand-off: `ID.txt` and `ID.ann` (https://brat.nlplab.org/standoff.html
   `Relation.head` (the main mention) and Arg1 is `Relation.tail` (the modifier), as in MACCROBAT's
   `MODIFY Arg1:modifier Arg2:main`. Arguments of other names are taken in their order.
 - `E` lines give names to triggers: an event stands for its trigger's span wherever it is referred to. Each of
-  its arguments becomes a relation from the trigger (head) to the argument (tail), labelled with the role.
-- Attributes (`A`, `M`), normalisations (`N`), equivalences (`*`) and notes (`#`) are checked and left out.
+  its arguments becomes a relation from the trigger (head) to the argument (tail), labelled with the role. Of
+  several arguments in one role the second and later are numbered (`Theme:T2 Theme2:T3`): all are of the role.
+- `*` lines name members of a set that all stand in one relation to each other, in both directions (`Equiv`;
+  MACCROBAT's `OVERLAP`). Every further member becomes the tail of a relation whose head is the first, which
+  says all there is: members of a set of n are n - 1 relations, and not one for each pair.
+- Attributes (`A`, `M`), normalisations (`N`) and notes (`#`) are checked and left out.
 
 Offsets count Unicode code points. Tools disagree on whether they count a byte order mark, and whether `\r\n`
 is one character or two (brat's own interface and server differ), so the quoted texts decide: the first way of
@@ -16,7 +20,7 @@ counting under which every quote is found at its offsets is the one the document
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -35,7 +39,9 @@ from fedstrata.data.readers.labels import label_from_file
 
 _TEXT_BOUND = re.compile(r"(\S+) ([0-9]{1,12} [0-9]{1,12}(?:;[0-9]{1,12} [0-9]{1,12})*)")
 _IDENTIFIER = re.compile(r"[A-Z][0-9]\S*")
-_ARGUMENT = re.compile(r"(\S+):([TE][0-9]\S*)")
+_MEMBER = re.compile(r"[TE][0-9]\S*")
+_ARGUMENT = re.compile(rf"(\S+):({_MEMBER.pattern})")
+_NUMBERED = re.compile(r"(.*?\D)[0-9]+")
 _SHAPES = {
     "T": "ID<TAB>TYPE START END[;START END]<TAB>TEXT",
     "E": "ID<TAB>TYPE:TRIGGER [ROLE:ID]...",
@@ -81,6 +87,7 @@ class _AnnotationFile:
     text_bound: dict[str, _TextBound] = field(default_factory=dict)
     triggers: dict[str, tuple[int, str]] = field(default_factory=dict)
     links: list[_Link] = field(default_factory=list)
+    sets: list[_Link] = field(default_factory=list)
     references: list[tuple[int, str]] = field(default_factory=list)
     ids: set[str] = field(default_factory=set)
 
@@ -102,11 +109,12 @@ class _AnnotationFile:
             self._take_relation(line, words)
         elif len(words) < 2:
             raise self._malformed(line, kind)
+        elif kind == "*":
+            self._take_set(line, words)
         elif kind != "#":  # notes may be about anything, a line that was deleted since included
-            targets = words[1:] if kind == "*" else words[1:2]
-            if not all(_IDENTIFIER.fullmatch(target) for target in targets):
+            if not _IDENTIFIER.fullmatch(words[1]):
                 raise self._malformed(line, kind)
-            self.references += [(line, target) for target in targets]
+            self.references.append((line, words[1]))
 
     def _malformed(self, line: int, kind: str) -> DataError:
         return DataError(self.path, f"malformed {kind} line", line=line, expected=_SHAPES[kind])
@@ -148,8 +156,11 @@ class _AnnotationFile:
         if not trigger:
             raise self._malformed(line, "E")
         self.triggers[name] = (line, trigger)
+        roles = {role for role, _ in arguments}
         for role, target in arguments:
-            self.links.append(_Link(line, label_from_file(role), head=name, tail=target))
+            numbered = _NUMBERED.fullmatch(role)
+            shared = numbered[1] if numbered and numbered[1] in roles else role
+            self.links.append(_Link(line, label_from_file(shared), head=name, tail=target))
 
     def _take_relation(self, line: int, words: list[str]) -> None:
         arguments = self._arguments(line, "R", words[1:])
@@ -159,6 +170,13 @@ class _AnnotationFile:
             arguments.reverse()
         (_, tail), (_, head) = arguments
         self.links.append(_Link(line, label_from_file(words[0]), head=head, tail=tail))
+
+    def _take_set(self, line: int, words: list[str]) -> None:
+        name, first, *others = words
+        if not all(_MEMBER.fullmatch(member) for member in words[1:]):
+            raise self._malformed(line, "*")
+        self.references.append((line, first))
+        self.sets += [_Link(line, label_from_file(name), head=first, tail=other) for other in others]
 
     def _arguments(self, line: int, kind: str, words: list[str]) -> list[tuple[str, str]]:
         """Returns the role and the identifier of each `ROLE:ID` word."""
@@ -175,6 +193,20 @@ class _AnnotationFile:
                 self.path, f"{target} is not defined in this file", line=defined_in, expected="a T line"
             )
         return target
+
+    def relations(self, index: Mapping[str, int]) -> Iterator[Relation]:
+        """Yields the relations between spans, given the position of each `T` identifier's span.
+
+        A set may name one span several times: by its own identifier and by that of an event.
+        """
+
+        def relation(link: _Link) -> Relation:
+            head, tail = (index[self.resolve(link.line, name)] for name in (link.head, link.tail))
+            return Relation(head, tail, link.label)
+
+        yield from map(relation, self.links)
+        in_sets = dict.fromkeys(map(relation, self.sets))
+        yield from (found for found in in_sets if found.head != found.tail)
 
     def check_references(self) -> None:
         """Checks that every event has its trigger and every left-out annotation its target."""
@@ -247,14 +279,7 @@ def read(source: Source) -> list[Document]:
     spans = {name: annotation.span() for name, annotation in annotations.text_bound.items()}
     order = sorted(spans, key=lambda name: (spans[name].start, spans[name].end, spans[name].label))
     index = {name: position for position, name in enumerate(order)}
-    relations = tuple(
-        Relation(
-            index[annotations.resolve(link.line, link.head)],
-            index[annotations.resolve(link.line, link.tail)],
-            link.label,
-        )
-        for link in annotations.links
-    )
+    relations = tuple(annotations.relations(index))
     return [Document(document_id, text, tuple(spans[name] for name in order), relations)]
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedstrata.core.documents import Document
@@ -23,6 +23,8 @@ class Source:
         path: The file that holds the text.
         annotations: The file beside it that holds the annotations; none for a text that has none, and for the
             formats that keep both in one file.
+        further: Files beside it with annotations of other kinds, by how their names end (`.rel`).
+        lacks: The endings of such files that others of the corpus have and this text has not.
         site: The site its sub-folder stands for; empty if none does.
         split: `train`, `validation` or `test`; empty if the corpus is not split.
         prefix: What makes the ids of its documents unique in the corpus, for example `site-1/`.
@@ -30,6 +32,8 @@ class Source:
 
     path: Path
     annotations: Path | None = None
+    further: Mapping[str, Path] = field(default_factory=dict, hash=False)
+    lacks: frozenset[str] = frozenset()
     site: str = ""
     split: str = ""
     prefix: str = ""
@@ -43,8 +47,11 @@ class Format:
         read: Reads one source; the ids it gives are unique within that source.
         suffixes: How the names of the files that hold text end, in lower case.
         annotation_suffix: How the names of the annotation files end; empty if the text file holds them.
+        further_suffixes: How the names of files with annotations of other kinds end, which a text may have or
+            not.
         text_folder: The sub-folder that may hold the texts alone; empty if the format knows none.
-        annotation_folders: The names the sub-folder of annotations beside `text_folder` may have.
+        annotation_folders: The names the sub-folder of annotations beside `text_folder` may have; files with
+            a further suffix lie in one of that name, without the dot.
         table: The name, without its suffix and in lower case, of the one file of a folder that is a source of
             documents, others being tables that are joined with it; empty if every file is.
         passed_over: The names, without their suffix and in lower case, of files of a folder that are no
@@ -57,6 +64,7 @@ class Format:
     read: Callable[[Source], list[Document]]
     suffixes: tuple[str, ...]
     annotation_suffix: str = ""
+    further_suffixes: tuple[str, ...] = ()
     text_folder: str = ""
     annotation_folders: tuple[str, ...] = ()
     table: str = ""

@@ -135,30 +135,44 @@ def find_table(folder: Path, name: str, suffixes: tuple[str, ...]) -> Path | Non
     return next(iter(_files(folder, suffixes, name)), None)
 
 
-def _annotation_folder(text_folder: Path, layout: Format) -> Path:
+def _annotation_folder(text_folder: Path, names: tuple[str, ...], layout: Format) -> Path:
     if layout.text_folder and text_folder.name == layout.text_folder:
-        for name in layout.annotation_folders:
+        for name in names:
             if (text_folder.parent / name).is_dir():
                 return text_folder.parent / name
     return text_folder
 
 
-def _annotations(text_folder: Path, layout: Format) -> dict[str, Path]:
-    """Returns the annotation files that belong to the texts of one folder, by the name of their text."""
-    if not layout.annotation_suffix:
-        return {}
-    suffixes = (layout.annotation_suffix,)
-    return {stem(path, suffixes): path for path in _files(_annotation_folder(text_folder, layout), suffixes)}
+def _annotations(text_folder: Path, layout: Format) -> dict[str, dict[str, Path]]:
+    """Returns the annotation files of the texts of one folder, by suffix and by the name of their text."""
+    folders = dict.fromkeys([layout.annotation_suffix], layout.annotation_folders)
+    folders |= {suffix: (suffix.removeprefix("."),) for suffix in layout.further_suffixes}
+    return {
+        suffix: {
+            stem(path, (suffix,)): path
+            for path in _files(_annotation_folder(text_folder, names, layout), (suffix,))
+        }
+        for suffix, names in folders.items()
+        if suffix
+    }
+
+
+def _source(path: Path, annotations: dict[str, dict[str, Path]], layout: Format) -> Source:
+    """Returns a text with its annotations, which are taken out of those of its folder."""
+    name = stem(path, layout.suffixes)
+    own = {suffix: found.pop(name) for suffix, found in annotations.items() if name in found}
+    return Source(path, own.pop(layout.annotation_suffix, None), own)
 
 
 def _paired(text_folder: Path, layout: Format) -> list[Source]:
     """Returns the texts of one folder, each with its annotations if it has any."""
     annotations = _annotations(text_folder, layout)
     texts = _files(text_folder, layout.suffixes, layout.table, layout.passed_over)
-    sources = [Source(path, annotations.pop(stem(path, layout.suffixes), None)) for path in texts]
-    for name, path in annotations.items():
-        wanted = f"{name}{layout.suffixes[0]} in {text_folder}"
-        raise DataError(path, "annotations without their text", expected=wanted)
+    sources = [_source(path, annotations, layout) for path in texts]
+    for found in annotations.values():
+        for name, path in found.items():
+            wanted = f"{name}{layout.suffixes[0]} in {text_folder}"
+            raise DataError(path, "annotations without their text", expected=wanted)
     return sources
 
 
@@ -234,10 +248,18 @@ def _one_file(path: Path, layout: Format) -> Source:
     if not path.name.lower().endswith(layout.suffixes):
         raise DataError(path, "is not the text of a document", expected=f"*{layout.suffixes[0]}")
     annotations = _annotations(path.parent, layout)
-    source = Source(path, annotations.get(stem(path, layout.suffixes)))
-    if annotations:
+    others = {suffix for suffix in layout.further_suffixes if annotations[suffix]}
+    is_annotated = bool(annotations[layout.annotation_suffix])
+    source = _source(path, annotations, layout)
+    if is_annotated:
         _refuse_unannotated([source], layout)
-    return source
+    return _lacking(source, others)
+
+
+def _lacking(source: Source, others: set[str]) -> Source:
+    """Returns the source with the endings of further files that others have and it has not."""
+    lacks = frozenset(others - source.further.keys())
+    return replace(source, lacks=lacks) if lacks else source
 
 
 def _is_annotated(source: Source, layout: Format) -> bool:
@@ -293,4 +315,5 @@ def find_sources(path: Path, layout: Format, *, unannotated: Unannotated = "refu
     if not sources:
         wanted = f"{layout.looked_for}, in the folder itself or in one sub-folder a site"
         raise DataError(path, "holds no documents", expected=wanted)
-    return _labelled(sources, layout, unannotated)
+    others = {suffix for source in sources for suffix in source.further}
+    return [_lacking(source, others) for source in _labelled(sources, layout, unannotated)]

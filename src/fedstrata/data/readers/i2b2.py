@@ -1,43 +1,82 @@
-r"""i2b2-2010 concepts: `ID.txt`, one sentence a line and tokens apart, and `ID.con`.
+r"""i2b2-2010: `ID.txt`, one sentence a line and tokens apart, with `ID.con`, perhaps `ID.ast` and `ID.rel`.
 
     c="renal carcinoma" 8:4 8:5||t="problem"
+    c="renal carcinoma" 8:4 8:5||t="problem"||a="present"
+    c="nephrectomy" 8:1 8:1||r="TrAP"||c="renal carcinoma" 8:4 8:5
 
 Lines count from 1, tokens from 0, both ends included; a concept may span lines. Tokens are what ASCII white
 space sets apart, as the challenge's byte-oriented tools see them: a no-break space is part of its token.
 
+- `.con` lines become spans.
+- `.ast` lines say of a problem whether it is present, and so on (`ASSERTIONS`): `Span.assertion`.
+- `.rel` lines become relations. The concept that a line names first is `Relation.head`: the treatment or the
+  test, or the first of two problems; the problem that it names last is `Relation.tail`. A text without a
+  `.rel` file where others of the corpus have one `lacks_relations`.
+
 Tools disagree on one thing: whether a line that begins with white space begins with an empty token (as a
 split on `\s+` in Java gives it) or not. The quoted texts decide, for the whole file. They are compared
-without regard to case, since `.con` files quote in lower case, or to the amount of white space.
+without regard to case, since `.con` files quote in lower case, or to the amount of white space. What `.ast`
+and `.rel` files speak of must be in the `.con` file, at the same tokens.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
-from fedstrata.core.documents import Document, Span
+from fedstrata.core.documents import Document, Relation, Span
 from fedstrata.core.errors import DataError
 from fedstrata.data.readers.files import Format, Source, numbered_lines, read_text, stem
 
-_CONCEPT = re.compile(r'c="(.*)" ([0-9]{1,9}):([0-9]{1,9}) ([0-9]{1,9}):([0-9]{1,9})\|\|t="([^"]+)"')
-_SHAPE = 'c="TEXT" LINE:TOKEN LINE:TOKEN||t="TYPE"'
+CONCEPTS_SUFFIX, ASSERTIONS_SUFFIX, RELATIONS_SUFFIX = ".con", ".ast", ".rel"
+ASSERTIONS = (
+    "present",
+    "absent",
+    "possible",
+    "conditional",
+    "hypothetical",
+    "associated_with_someone_else",
+)
+"""What an `.ast` line may say of a problem."""
+
+_MENTION = r'c="(.*)" ([0-9]{1,9}):([0-9]{1,9}) ([0-9]{1,9}):([0-9]{1,9})'
+_CONCEPT = re.compile(rf'{_MENTION}\|\|t="([^"]+)"')
+_ASSERTION = re.compile(rf'{_MENTION}\|\|t="([^"]+)"\|\|a="({"|".join(ASSERTIONS)})"')
+_RELATION = re.compile(rf'{_MENTION}\|\|r="([^"]+)"\|\|{_MENTION}')
+_SHAPE = 'c="TEXT" LINE:TOKEN LINE:TOKEN'
 _TOKEN = re.compile(r"[^ \t\r\f\v]+")
 _TOKEN_OR_EMPTY_START = re.compile(r"^(?=[ \t\r\f\v])|[^ \t\r\f\v]+")
 
+Place = tuple[int, int]
+"""Line and token."""
 Lines = list[list[tuple[int, int]]]
 """The `(start, end)` of every token, line by line."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Concept:
-    """One line of a `.con` file."""
+class _Mention:
+    """What a line quotes, and where it says that stands."""
 
     line: int
     quote: str
-    first: tuple[int, int]
-    last: tuple[int, int]
+    first: Place
+    last: Place
+
+    @property
+    def where(self) -> str:
+        return "{}:{} to {}:{}".format(*self.first, *self.last)
+
+    def quotes(self, text: str) -> bool:
+        return self.quote.casefold().split() == text.casefold().split()
+
+
+@dataclass(frozen=True, slots=True)
+class _Concept(_Mention):
+    """One line of a `.con` file."""
+
     label: str
 
 
@@ -50,23 +89,34 @@ def _tokens(text: str, pattern: re.Pattern[str]) -> Lines:
     ]
 
 
-def _parse(path: Path) -> list[_Concept]:
-    concepts = []
+def _rows(path: Path, pattern: re.Pattern[str], what: str, shape: str) -> Iterator[tuple[int, Sequence[str]]]:
+    """Yields the number and the parts of each line of a file that is not blank."""
     for number, line in numbered_lines(read_text(path)):
-        if not line.strip():
-            continue
-        match = _CONCEPT.fullmatch(line.strip())
-        if match is None:
-            raise DataError(path, "malformed concept line", line=number, expected=_SHAPE)
-        first, last = (int(match[2]), int(match[3])), (int(match[4]), int(match[5]))
-        if last < first:
-            where = f"from {match[2]}:{match[3]} to {match[4]}:{match[5]}"
-            raise DataError(path, f"the concept runs backwards, {where}", line=number)
-        concepts.append(_Concept(number, match[1], first, last, match[6]))
+        if line.strip():
+            match = pattern.fullmatch(line.strip())
+            if match is None:
+                raise DataError(path, f"malformed {what} line", line=number, expected=shape)
+            yield number, match.groups()
+
+
+def _mention(path: Path, number: int, parts: Sequence[str]) -> _Mention:
+    quote, *places = parts
+    numbers = [int(place) for place in places]
+    mention = _Mention(number, quote, (numbers[0], numbers[1]), (numbers[2], numbers[3]))
+    if mention.last < mention.first:
+        raise DataError(path, f"the concept runs backwards, from {mention.where}", line=number)
+    return mention
+
+
+def _concepts(path: Path) -> list[_Concept]:
+    concepts = []
+    for number, (*parts, label) in _rows(path, _CONCEPT, "concept", f'{_SHAPE}||t="TYPE"'):
+        own = _mention(path, number, parts)
+        concepts.append(_Concept(own.line, own.quote, own.first, own.last, label))
     return concepts
 
 
-def _position(tokens: Lines, place: tuple[int, int]) -> tuple[int, int]:
+def _position(tokens: Lines, place: Place) -> tuple[int, int]:
     line, token = place
     if not 1 <= line <= len(tokens):
         raise LookupError(f"the text has no line {line}, it has {len(tokens)}")
@@ -79,9 +129,8 @@ def _span(text: str, tokens: Lines, concept: _Concept) -> Span:
     """Finds a concept in the text; raises `LookupError` saying why it is not there."""
     start, end = _position(tokens, concept.first)[0], _position(tokens, concept.last)[1]
     quoted = text[start:end].lstrip()  # an empty first token leaves white space before the mention
-    if not quoted or quoted.casefold().split() != concept.quote.casefold().split():
-        where = "{}:{} to {}:{}".format(*concept.first, *concept.last)
-        raise LookupError(f"the concept ({concept.label}) does not quote the text at {where}")
+    if not quoted or not concept.quotes(quoted):
+        raise LookupError(f"the concept ({concept.label}) does not quote the text at {concept.where}")
     return Span(end - len(quoted), end, concept.label)
 
 
@@ -102,30 +151,103 @@ def _spans(path: Path, text: str, concepts: list[_Concept]) -> list[Span]:
     raise DataError(path, message, line=line, expected="lines counted from 1 and tokens from 0")
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The concepts of a text, for the files that speak of them."""
+
+    text: str
+    spans: Mapping[tuple[Place, Place], Mapping[str, Span]]
+
+    def at(self, path: Path, mention: _Mention) -> Mapping[str, Span]:
+        """Returns the spans at a mention's place by their type."""
+        spans = self.spans.get((mention.first, mention.last))
+        if spans is None:
+            message = f"no concept stands at {mention.where}"
+            raise DataError(path, message, line=mention.line, expected="a concept of the .con file")
+        span = next(iter(spans.values()))
+        if not mention.quotes(self.text[span.start : span.end]):
+            message = f"the concept does not quote the text at {mention.where}"
+            raise DataError(path, message, line=mention.line, expected="the text of the concept there")
+        return spans
+
+
+def _assertions(path: Path, found: _Found) -> dict[Span, str]:
+    """Returns what a file says of spans."""
+    said: dict[Span, str] = {}
+    shape = f'{_SHAPE}||t="problem"||a="{"|".join(ASSERTIONS)}"'
+    for number, (*parts, label, assertion) in _rows(path, _ASSERTION, "assertion", shape):
+        mention = _mention(path, number, parts)
+        spans = found.at(path, mention)
+        if label not in spans:
+            message = f"the concept at {mention.where} is no {label}"
+            raise DataError(path, message, line=number, expected=" or ".join(sorted(spans)))
+        if said.setdefault(spans[label], assertion) != assertion:
+            message = f"the concept at {mention.where} was {said[spans[label]]}, and now is {assertion}"
+            raise DataError(path, message, line=number)
+    return said
+
+
+def _relations(path: Path, found: _Found) -> Iterator[tuple[Span, Span, str]]:
+    """Yields head, tail and type of each relation of a file."""
+    shape = f'{_SHAPE}||r="TYPE"||{_SHAPE}'
+    for number, parts in _rows(path, _RELATION, "relation", shape):
+        first, second = _mention(path, number, parts[:5]), _mention(path, number, parts[6:])
+        label = parts[5]
+        # Of several types at one place the one that relations of this name are between (TrAP, TeRP, PIP).
+        wanted = {"Tr": "treatment", "Te": "test"}.get(label[:2], "problem")
+        yield _of_type(found.at(path, first), wanted), _of_type(found.at(path, second), "problem"), label
+
+
+def _of_type(spans: Mapping[str, Span], wanted: str) -> Span:
+    return spans.get(wanted) or spans[min(spans)]
+
+
 def read(source: Source) -> list[Document]:
-    """Reads one text and its concepts.
+    """Reads one text, its concepts, and what is said of them.
 
     Args:
-        source: The `.txt` file, with its `.con` file or without one.
+        source: The `.txt` file, with its `.con` file or without one, and then the `.ast` and `.rel` files.
 
     Returns:
-        One document, its id the file's name without the suffix. A concept listed twice is kept once.
+        One document, its id the file's name without the suffix. What is listed twice is kept once.
 
     Raises:
-        DataError: A line does not follow the format, or quotes another text than stands at its tokens.
+        DataError: A line does not follow the format, quotes another text than stands at its tokens, or speaks
+            of a concept that is not listed.
     """
-    text = read_text(source.path)
-    spans: list[Span] = []
-    if source.annotations is not None:
-        spans = _spans(source.annotations, text, _parse(source.annotations))
+    name, text = stem(source.path, FORMAT.suffixes), read_text(source.path)
+    lacks_relations = RELATIONS_SUFFIX in source.lacks
+    if source.annotations is None:
+        for path in source.further.values():
+            raise DataError(path, "speaks of concepts that are not listed", expected=f"{name}.con")
+        return [Document(name, text, lacks_relations=lacks_relations)]
+    concepts = _concepts(source.annotations)
+    spans = _spans(source.annotations, text, concepts)
+    by_place: dict[tuple[Place, Place], dict[str, Span]] = {}
+    for concept, span in zip(concepts, spans, strict=True):
+        by_place.setdefault((concept.first, concept.last), {})[concept.label] = span
+    found, further = _Found(text, by_place), source.further
+    said = _assertions(further[ASSERTIONS_SUFFIX], found) if ASSERTIONS_SUFFIX in further else {}
+    related = _relations(further[RELATIONS_SUFFIX], found) if RELATIONS_SUFFIX in further else iter(())
     ordered = sorted(set(spans), key=lambda span: (span.start, span.end, span.label))
-    return [Document(stem(source.path, FORMAT.suffixes), text, tuple(ordered))]
+    index = {span: number for number, span in enumerate(ordered)}
+    relations = dict.fromkeys(Relation(index[head], index[tail], label) for head, tail, label in related)
+    return [
+        Document(
+            name,
+            text,
+            tuple(replace(span, assertion=said.get(span, "")) for span in ordered),
+            tuple(relations),
+            lacks_relations=lacks_relations,
+        )
+    ]
 
 
 FORMAT = Format(
     read,
     suffixes=(".txt",),
-    annotation_suffix=".con",
+    annotation_suffix=CONCEPTS_SUFFIX,
+    further_suffixes=(ASSERTIONS_SUFFIX, RELATIONS_SUFFIX),
     text_folder="txt",
     annotation_folders=("concept", "concepts"),
 )

@@ -3,7 +3,8 @@
     {"id": "n1", "text": "No chest pain.", "spans": [{"start": 3, "end": 13, "label": "problem"}]}
 
 Only `text` is required; `text_pair` is the second text of a pair. `relations` index into `spans` as they
-stand in the object (head is the main mention, tail its modifier); `labels` are those of the whole document.
+stand in the object (head is the main mention, tail its modifier); `lacks_relations` says that nobody looked
+for any. A span may have an `assertion` (`absent`); `labels` are those of the whole document.
 An object that names its own `site` keeps its id as it is; one that does not is given the site its folder
 stands for, which then prefixes the id. Unknown keys are refused.
 """
@@ -28,12 +29,16 @@ class _Strict(BaseModel):
 
 
 class SpanRecord(_Strict):
-    """A span of the object's text, in characters from 0; `fragments` for a discontinuous one."""
+    """A span of the object's text, in characters from 0; `fragments` for a discontinuous one.
+
+    What is said of it (`assertion`) is there or left out, and not empty.
+    """
 
     start: Offset
     end: Offset
     label: Name
     fragments: tuple[tuple[Offset, Offset], ...] = ()
+    assertion: Name | None = None
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -68,6 +73,7 @@ class DocumentRecord(_Strict):
     site: Name | None = None
     metadata: dict[str, str] = {}
     text_pair: str | None = None
+    lacks_relations: bool = False
 
     @model_validator(mode="after")
     def _inside(self) -> Self:
@@ -79,6 +85,8 @@ class DocumentRecord(_Strict):
                 raise ValueError(
                     f"a relation joins spans {relation.head} and {relation.tail} of {len(self.spans)}"
                 )
+        if self.lacks_relations and self.relations:
+            raise ValueError(f"lacks_relations is true, and there are {len(self.relations)} relations")
         return self
 
     def document(self, name: str) -> Document:
@@ -92,7 +100,9 @@ class DocumentRecord(_Strict):
         return Document(
             id=self.id or name,
             text=self.text,
-            spans=tuple(Span(span.start, span.end, span.label, span.fragments) for span in spans),
+            spans=tuple(
+                Span(span.start, span.end, span.label, span.fragments, span.assertion or "") for span in spans
+            ),
             relations=tuple(
                 Relation(index[item.head], index[item.tail], item.label) for item in self.relations
             ),
@@ -100,6 +110,7 @@ class DocumentRecord(_Strict):
             site=self.site or "",
             metadata=self.metadata,
             text_pair=self.text_pair,
+            lacks_relations=self.lacks_relations,
         )
 
 

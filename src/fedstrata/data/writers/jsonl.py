@@ -14,8 +14,9 @@ def line(document: Document, name: str) -> str:
     """Returns a document as one line, with this name as its id."""
     record = {**asdict(document), "id": name}
     for span in record["spans"]:
-        if not span["fragments"]:
-            del span["fragments"]
+        for key in ("fragments", "assertion"):
+            if not span[key]:
+                del span[key]
     # A pair whose second text is empty is another document than a single text.
     written = {"text"} if document.text_pair is None else {"text", "text_pair"}
     filled = {key: value for key, value in record.items() if value or key in written}

@@ -117,8 +117,7 @@ def survey(experiment: Experiment) -> Survey:
     passes = {"validation": apart, "test": [sites] if scores_everywhere(experiment) else apart}
     tokens_of = {
         part: sum(
-            _scored_tokens({site.id: list(getattr(site.documents, part)) for site in some}, experiment)
-            for some in passes[part]
+            _scored_tokens({site.id: site.scored(part) for site in some}, experiment) for some in passes[part]
         )
         for part in parts
     }
@@ -159,7 +158,7 @@ def _scored_documents(
     sites: Sequence[Site], part: str, experiment: Experiment, seed: Seed
 ) -> tuple[list[Document], list[Document]]:
     """Draws the documents whose scoring is rehearsed; see `Samples.scored`."""
-    owned = [list(getattr(site.documents, part)) for site in sites]
+    owned = [site.scored(part) for site in sites]
     most = max(owned, key=lambda documents: sum(map(_characters, documents)))
     longest = sorted(most, key=_characters, reverse=True)
     everybody = [document for documents in owned for document in documents]

@@ -16,6 +16,8 @@ from rich.filesize import decimal
 from fedstrata.aggregate.rules import AveragingSettings
 from fedstrata.core.config import ClassifySettings, NerSettings, TrainedTokenizer
 from fedstrata.record.scores import compared, overall, score_tables
+from fedstrata.tasks.markers import marked_example
+from fedstrata.tasks.relations import RelationClassification
 
 if TYPE_CHECKING:
     from fedstrata.core.adapter_settings import AdapterSettings
@@ -29,15 +31,16 @@ PIPELINES = {
 }
 """The transformers pipeline of each kind of model."""
 
+TEXT = "The patient has chest pain and takes aspirin."
 CODE = {
-    "token-classification": """from transformers import pipeline
+    "token-classification": f"""from transformers import pipeline
 
 tagger = pipeline("token-classification", model=".", aggregation_strategy="simple")
-mentions = tagger("The patient has chest pain and takes aspirin.")""",
-    "sequence-classification": """from transformers import pipeline
+mentions = tagger("{TEXT}")""",
+    "sequence-classification": f"""from transformers import pipeline
 
 classifier = pipeline("text-classification", model=".", top_k=None)
-labels = classifier("The patient has chest pain and takes aspirin.")""",
+labels = classifier("{TEXT}")""",
     "causal-lm": """from transformers import pipeline
 
 generator = pipeline("text-generation", model=".")
@@ -71,6 +74,11 @@ SCORED_AS = (
     "overlaps; `untyped`: whatever its type)"
 )
 """What the scores of mentions mean."""
+RELATIONS_SCORED_AS = (
+    "; a relation counts as found if its type and both its mentions are right (`lenient`: if its type is, "
+    "and both overlap; `untyped`: whatever its type)"
+)
+"""What the scores of relations mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +129,10 @@ def card_of(facts: Facts) -> ModelCard:
 
 def _code(facts: Facts) -> str:
     """Returns how to use the folder."""
-    kind = facts.result.task.kind
+    kind, task = facts.result.task.kind, facts.result.task
     if facts.adapter is None:
+        if isinstance(task, RelationClassification):
+            return CODE[kind].replace(TEXT, marked_example(task.modifiers))
         return CODE[kind]
     own = "import fedstrata.adapters.bottleneck\n" if facts.adapter.kind == "bottleneck" else ""
     labels = "" if kind == "causal-lm" else f", num_labels={len(facts.result.task.labels)}"
@@ -173,7 +183,15 @@ def _description(facts: Facts) -> dict[str, Any]:
     """Returns the paragraphs of the card."""
     result = facts.result
     labels = result.task.labels
-    if result.task.kind == "token-classification":
+    limits = f"It was trained on windows of {result.settings.task.max_length} tokens"
+    cut = f"cuts longer texts into {'overlapping' if result.task.needs_annotations else 'such'} windows"
+    if isinstance(result.task, RelationClassification):
+        what = f"Says how two mentions of a text are related: the likeliest of {', '.join(labels)}. They are "
+        what += "marked as below, the main mention by `@ * type * ... @`, its modifier by `# ^ type ^ ... #`."
+        limits += f" around two mentions, at most {result.task.settings.most_words} words apart"
+        cut = "asks it about every such pair of the mentions that a text comes with"
+        long = "other text means nothing to it"
+    elif result.task.kind == "token-classification":
         types = [label[2:] for label in labels if label.startswith("B-")]
         what = f"Finds mentions in text, of these types: {', '.join(types)}."
         long = "the pipeline above does not, unless it is given a `stride`"
@@ -187,13 +205,11 @@ def _description(facts: Facts) -> dict[str, Any]:
         long = "the pipeline above takes them as one window, longer than any it was trained on"
     if result.client is not None:
         what += f" This is the model of one client, {facts.clients[result.client]}, made for its own notes."
-    window = result.settings.task.max_length
     return {
         "what": what,
         "use_text": f"To use it with {'PEFT' if facts.adapter else 'transformers'}, in this folder:",
         "data": _data(facts),
-        "limits": f"It was trained on windows of {window} tokens. `fedstrata predict` cuts longer texts into "
-        f"{'overlapping' if result.task.needs_annotations else 'such'} windows; {long}.",
+        "limits": f"{limits}. `fedstrata predict` {cut}; {long}.",
         "privacy": _privacy(facts),
         "licence_text": f"`{facts.licence}`."
         if facts.licence
@@ -306,10 +322,10 @@ def _scores(facts: Facts) -> dict[str, Any]:
     result, scores = facts.result, facts.result.scores
     held_out = result.summary["metrics"].get("external") or {}
     tested = [result.client] if result.client is not None else list(result.summary["metrics"]["clients"])
-    mentions = result.task.kind == "token-classification"
+    rules = {"spans": SCORED_AS, "relations": RELATIONS_SCORED_AS}
     return {
         "score_tables": score_tables(scores),
         "held_out": compared({facts.clients[site]: own for site, own in held_out.items()}),
         "test_documents": sum(result.start["clients"][client]["test"] for client in tested),
-        "scored_as": SCORED_AS if mentions else "",
+        "scored_as": "".join(rules.get(kind, "") for kind in result.task.gives),
     }

@@ -8,7 +8,7 @@ in memory, whatever the size of the input.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -20,9 +20,12 @@ from fedstrata.data.icd9 import category
 from fedstrata.data.readers import FORMATS, documents_of, formats_of, texts
 from fedstrata.data.readers.files import BYTE_ORDER_MARK, Format, Source, read_text
 from fedstrata.data.readers.folders import find_sources
-from fedstrata.data.select import rename_types
+from fedstrata.data.select import relation_types, rename_relations, rename_types
 from fedstrata.data.writers import brat, i2b2, jsonl
 from fedstrata.data.writers.layout import FileLabels, by_folder, file_name_of
+from fedstrata.tasks.extract import Extraction
+from fedstrata.tasks.ner import NamedEntityRecognition
+from fedstrata.tasks.relations import RelationClassification
 from fedstrata.train.evaluate import answer
 
 if TYPE_CHECKING:
@@ -34,11 +37,13 @@ TEXT = "text"
 """The input format whose files may lie anywhere; the others are laid out like a corpus."""
 
 OUTPUTS: Mapping[str, tuple[str, ...]] = {
-    "token-classification": ("brat", "i2b2", "jsonl"),
-    "sequence-classification": ("jsonl",),
-    "causal-lm": ("jsonl",),
+    "ner": ("brat", "i2b2", "jsonl"),
+    "relations": ("brat", "jsonl"),
+    "extract": ("brat", "jsonl"),
+    "classify": ("jsonl",),
+    "lm": ("jsonl",),
 }
-"""The formats that can hold the answers of each kind of task; the first is the default."""
+"""The formats that can hold the answers of each task; the first is the default."""
 
 JSON_LINES = "predictions.jsonl"
 """The one file of predictions in that format."""
@@ -96,13 +101,13 @@ class Outcome:
 
     Attributes:
         documents: The number of documents.
-        annotations: Mentions, or labels of documents, that were written.
+        annotations: Mentions, relations, or labels of documents, that were found.
         left_out: Mentions for which the output format has no place.
         widened: Mentions that were widened to whole tokens of the input.
         seconds: Time it took, reading and writing included.
         scores: Scores against the input's own annotations; none without any.
-        unknown: Types or labels of the input's annotations that the model does not know; left out of the
-            scores.
+        unknown: Types of mentions or relations, or labels, of the input's annotations that the model does not
+            know; left out of the scores.
         unscored: Documents that were left out of the scores for want of what they could be scored against.
     """
 
@@ -122,21 +127,34 @@ def check_output(task: Task, output: str | None) -> str:
     Raises:
         ConfigurationError: The format cannot hold the task's answers or spell its types.
     """
-    possible = OUTPUTS[task.kind]
+    name = task.settings.name
+    possible = OUTPUTS[name]
     if output is None:
         return possible[0]
     if output not in possible:
-        message = f"answers of a {task.kind} model can be written as {', '.join(possible)}, not {output!r}"
+        message = f"answers of task {name} can be written as {', '.join(possible)}, not {output!r}"
         raise ConfigurationError([Problem("--format", message)])
     spelling: dict[str, Callable[[str], str]] = {"brat": FileLabels(), "i2b2": i2b2.checked_label}
     spell = spelling.get(output, str)
-    if task.kind == "token-classification":
+    if isinstance(task, NamedEntityRecognition | RelationClassification | Extraction):
         try:
-            for label in sorted({label[2:] for label in task.labels if label != "O"}):
+            for label in task.types:
                 spell(label)
         except DataError as error:
             raise ConfigurationError([Problem("--format", str(error))]) from None
     return output
+
+
+def check_input(task: Task, form: str) -> None:
+    """Refuses texts alone for a task that reads mentions and finds none.
+
+    Raises:
+        ConfigurationError: The format holds no mentions, and the task needs them.
+    """
+    if form == TEXT and task.reads_spans and "spans" not in task.gives:
+        message = f"must be a format with mentions (brat, i2b2, jsonl ...), not {form!r}: task "
+        message += f"{task.settings.name} says how mentions that are marked already are related"
+        raise ConfigurationError([Problem("--input-format", message)])
 
 
 def open_inputs(path: Path, form: str, output: str, settings: DataSettings | None = None) -> Inputs:
@@ -218,20 +236,33 @@ def _predicted(
     answers: list[Any] = []
     for chunk in _chunks(inputs.documents()):
         known = [_known(document, result, outcome) for _, document in chunk]
-        found = answer(result.model, task, known, result.settings.training)
+        found = _answers(result, known)
         if inputs.form != TEXT or not task.needs_annotations:  # else there is nothing to score against
             scored = [pair for pair in zip(known, found, strict=True) if task.scorable(pair[0])]
             expected += [document for document, _ in scored]
             answers += [own for _, own in scored]
             outcome.unscored += len(known) - len(scored)
-        for (source, document), own in zip(chunk, found, strict=True):
+        for (source, _), document, own in zip(chunk, known, found, strict=True):
             annotated = task.annotate(document, own)
-            outcome.annotations += len(annotated.spans) + len(annotated.labels)
+            outcome.annotations += _count(annotated, task)
             yield source, annotated
         outcome.documents += len(chunk)
         advance(len(chunk))
-    if not task.needs_annotations or any(document.spans or document.labels for document in expected):
+    if not task.needs_annotations or any(_count(document, task) for document in expected):
         outcome.scores = task.score(expected, answers)
+
+
+def _answers(result: Result, documents: Sequence[Document]) -> list[Any]:
+    """Returns the model's answer to every document; modifiers are those of mentions it found itself."""
+    task, settings = result.task, result.settings.training
+    if not isinstance(task, Extraction):
+        return answer(result.model, task, documents, settings)
+    return task.joined(lambda stage, texts: answer(result.model, stage, texts, settings), documents)
+
+
+def _count(document: Document, task: Task) -> int:
+    """Returns how many annotations of the kind that the task finds the document has."""
+    return sum(len(getattr(document, kind)) for kind in task.gives)
 
 
 def _chunks(
@@ -250,9 +281,13 @@ def _chunks(
 
 
 def _known(document: Document, result: Result, outcome: Outcome) -> Document:
-    """Returns the document with the annotations the model could find, under the names it has for them."""
+    """Returns the document with the annotations the model could find, under the names it has for them.
+
+    Where a model reads mentions that it does not find, these are kept.
+    """
     types, labels = result.settings.data.types, result.settings.data.labels
     renamed = rename_types(document, types) if isinstance(types, Mapping) else document
+    renamed = rename_relations(renamed, result.settings.data)
     if labels.digits == 3:  # what is no code stays, and is told as unknown
         shortened = dict.fromkeys(category(label) or label for label in renamed.labels)
         renamed = replace(renamed, labels=tuple(shortened))
@@ -261,6 +296,8 @@ def _known(document: Document, result: Result, outcome: Outcome) -> Document:
         return known
     outcome.unknown |= {span.label for span in renamed.spans} - {span.label for span in known.spans}
     outcome.unknown |= set(renamed.labels) - set(known.labels)
+    if "relations" in result.task.gives:
+        outcome.unknown |= set(relation_types([renamed])) - set(relation_types([known]))
     return known
 
 

@@ -1,0 +1,111 @@
+"""Which pairs of mentions a model is asked about: those near each other, and of types that go together.
+
+A relation goes from a main mention to a modifier, so a pair is ordered. How far two mentions are apart is the
+number of words that begin between them: none where they overlap, or where one follows the other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from fedstrata.core.documents import Document
+
+WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True, slots=True)
+class Reachability:
+    """How many annotated relations perfect answers would give back, and why the others are lost.
+
+    Attributes:
+        relations: Distinct annotated relations.
+        candidates: Pairs of mentions that a model is asked about.
+        other_types: Lost: between types of mentions that it is not asked about.
+        far_apart: Lost: too many words apart.
+        several: Lost: another relation of the same two mentions is the one that is learnt.
+    """
+
+    relations: int
+    candidates: int
+    other_types: int
+    far_apart: int
+    several: int
+
+    @property
+    def recall(self) -> float:
+        """The share of the relations that perfect answers would give back."""
+        reached = self.relations - self.other_types - self.far_apart - self.several
+        return reached / self.relations if self.relations else 0.0
+
+
+def related_types(documents: Iterable[Document]) -> dict[str, list[str]]:
+    """Returns the types of modifiers that each type of main mention has in these documents, both sorted."""
+    pairs = {
+        (document.spans[relation.head].label, document.spans[relation.tail].label)
+        for document in documents
+        for relation in document.relations
+    }
+    found: dict[str, list[str]] = {}
+    for main, modifier in sorted(pairs):
+        found.setdefault(main, []).append(modifier)
+    return found
+
+
+def candidate_pairs(
+    document: Document, modifiers: Mapping[str, Sequence[str]], most_words: int
+) -> list[tuple[int, int]]:
+    """Returns the pairs of mentions that may be related.
+
+    Args:
+        document: The document with its mentions.
+        modifiers: The types of modifiers that each type of main mention may have.
+        most_words: Words between the two, at most.
+
+    Returns:
+        The indices of main mention and modifier in `document.spans`, in order; a discontinuous mention counts
+        as the stretch that encloses it.
+    """
+    spans = document.spans
+    types = sorted({span.label for span in spans})
+    if not any(main in modifiers for main in types):
+        return []
+    number = {name: index for index, name in enumerate(types)}
+    fits = np.zeros((len(types), len(types)), dtype=bool)
+    for main, own in modifiers.items():
+        if main in number:
+            fits[number[main], [number[name] for name in own if name in number]] = True
+    labels = np.array([number[span.label] for span in spans])
+    words = np.array([match.start() for match in WORD.finditer(document.text)])
+    until_start = np.searchsorted(words, [span.start for span in spans])  # words that begin before it
+    until_end = np.searchsorted(words, [span.end for span in spans])
+    after = until_start[None, :] - until_end[:, None]  # words from a mention's end to another one's start
+    apart = np.maximum(after, after.T)
+    asked = fits[labels[:, None], labels[None, :]] & (apart <= most_words)
+    np.fill_diagonal(asked, val=False)
+    return [(main, modifier) for main, modifier in np.argwhere(asked).tolist()]
+
+
+def reachability(
+    documents: Iterable[Document], modifiers: Mapping[str, Sequence[str]], most_words: int
+) -> Reachability:
+    """Counts the relations that answers about candidates can hold; see `candidate_pairs`."""
+    relations = asked = other_types = far_apart = several = 0
+    for document in documents:
+        candidates = set(candidate_pairs(document, modifiers, most_words))
+        distinct = set(document.relations)
+        pairs = {(relation.head, relation.tail) for relation in distinct}
+        apart = [
+            (document.spans[main].label, document.spans[modifier].label)
+            for main, modifier in pairs - candidates
+        ]
+        fitting = sum(modifier in modifiers.get(main, ()) for main, modifier in apart)
+        relations, asked = relations + len(distinct), asked + len(candidates)
+        several += len(distinct) - len(pairs)
+        other_types, far_apart = other_types + len(apart) - fitting, far_apart + fitting
+    return Reachability(relations, asked, other_types, far_apart, several)

@@ -1,0 +1,334 @@
+"""Relations between mentions that are known: every pair of them that may be related is a text to classify.
+
+This is the pipeline of BERT-based relation extraction, and the baseline of Fed-MedLoRA for modifiers: the
+two mentions are marked in the text around them (`fedstrata.tasks.markers`); the model's classes are `none`
+and the types of relations. A document's relations are its pairs with another likeliest class than `none`.
+
+A model is asked about the pairs of types that are related in the training documents (`task.modifiers`), not
+more than `task.most_words` words apart. Scores are taken against all annotated relations: those between other
+mentions count as missed, and so do all but the first in the alphabet where one pair has several;
+`fedstrata.tasks.candidates.reachability` says how many can be found at all.
+
+Most candidates are not related. With `task.negatives` below 1 only a share of those is trained on, and each
+of them counts for all it stands for, so that the expected loss is that over all candidates; scoring asks
+about all of them. Documents that lack relations are neither trained on nor scored: nobody looked for any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from fedstrata.core.documents import Document, Relation
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.seeding import Seed
+from fedstrata.data.select import relation_types
+from fedstrata.metrics.relations import relation_scores, triples_of
+from fedstrata.metrics.spans import OVERALL, score_names
+from fedstrata.tasks.candidates import candidate_pairs, related_types
+from fedstrata.tasks.corrupt import shuffled_windows
+from fedstrata.tasks.markers import PairMarker, markable
+from fedstrata.tasks.windows import (
+    IGNORED,
+    pad_ids,
+    padding_id,
+    require_single_texts,
+    run_model,
+    whole_texts,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from fedstrata.core.config import RelationSettings
+    from fedstrata.data.split import Split
+
+NONE = "none"
+"""The class of a pair that is not related."""
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedPair:
+    """Two mentions of a document, as the model reads them.
+
+    Attributes:
+        document: Index of the document in the sequence that was encoded.
+        main: Index of the main mention in the document's spans.
+        modifier: Index of the modifier.
+        input_ids: Token ids of the marked text, (tokens,) int32.
+        target: The number of its class; -100 where the document lacks relations.
+        weight: How many pairs it stands for in the loss.
+        pad_id: The id with which its window is padded.
+    """
+
+    document: int
+    main: int
+    modifier: int
+    input_ids: np.ndarray
+    target: int
+    weight: float
+    pad_id: int
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    @property
+    def windows(self) -> tuple[np.ndarray, ...]:
+        """The rows of a batch this example fills: its own token ids."""
+        return (self.input_ids,)
+
+
+class RelationClassification:
+    """Classifies pairs of mentions, and scores the relations they amount to.
+
+    Args:
+        settings: Windows and candidates; `modifiers` must not be `auto`.
+        types: The types of relations.
+    """
+
+    kind: ClassVar[str] = "sequence-classification"
+    lower_is_better: ClassVar[frozenset[str]] = frozenset()
+    needs_annotations: ClassVar[bool] = True
+    gives: ClassVar[tuple[str, ...]] = ("relations",)
+    reads_spans: ClassVar[bool] = True
+    packed: ClassVar[bool] = False
+    metric: ClassVar[str] = "f1"
+    metrics: ClassVar[tuple[str, ...]] = OVERALL
+    problem_type: ClassVar[str] = "single_label_classification"
+
+    def __init__(self, settings: RelationSettings, types: Sequence[str]) -> None:
+        if settings.modifiers == "auto":
+            raise ValueError("modifiers must be resolved; `from_documents` does that")
+        self.settings, self.types = settings, tuple(sorted(set(types)))
+        self.modifiers: Mapping[str, Sequence[str]] = settings.modifiers
+        self._number = {label: number for number, label in enumerate(self.labels)}
+
+    @classmethod
+    def from_documents(
+        cls, settings: RelationSettings, clients: Mapping[str, Split]
+    ) -> RelationClassification:
+        """Makes the task for a corpus: its types are those of all clients' training documents.
+
+        Raises:
+            ConfigurationError: No training document has a relation, another document has a type that none of
+                them has, a client has no pair to learn from, or documents are pairs of texts.
+        """
+        require_single_texts((document for own in clients.values() for document in own.all), "relations")
+        train = [document for own in clients.values() for document in own.train]
+        types = relation_types(train)
+        if not types or NONE in types:
+            message = f"none of the {len(train)} training documents has a relation"
+            if types:
+                message = f"a relation may not be called {NONE!r}, the class of pairs without one; rename it"
+            raise ConfigurationError([Problem("data.relations", message)])
+        if settings.modifiers == "auto":
+            settings = settings.model_copy(update={"modifiers": related_types(train)})
+        task = cls(settings, types)
+        problems: list[Problem] = []
+        for part in ("validation", "test"):
+            problems += task._unknown((item for own in clients.values() for item in getattr(own, part)), part)
+        for name, own in clients.items():
+            if own.train and not any(task._learnt(document) for document in own.train):
+                message = f"the training documents of {name} have no two mentions to learn relations from"
+                problems.append(Problem("partition", message))
+        if problems:
+            raise ConfigurationError(problems)
+        return task
+
+    @classmethod
+    def from_labels(cls, settings: RelationSettings, labels: Sequence[str]) -> RelationClassification:
+        """Makes the task again for a model that was trained for it.
+
+        Args:
+            settings: As a run's `config.yaml` has them, where `modifiers` is resolved.
+            labels: The model's classes in order.
+
+        Raises:
+            ConfigurationError: They are not `none` and the types in their order, or the settings do not say
+                which pairs a model is asked about.
+        """
+        if settings.modifiers == "auto":
+            message = "must name types of mentions for a model that is trained already, and not be 'auto'"
+            raise ConfigurationError([Problem("task.modifiers", message)])
+        task = cls(settings, labels[1:])
+        if not task.types or task.labels != tuple(labels):
+            message = f"its classes are not those of task relations, {NONE} and the types: {list(labels)}"
+            raise ConfigurationError([Problem("model.name", message)])
+        return task
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """`none`, then the types."""
+        return (NONE, *self.types)
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """The micro scores, then those of every type."""
+        return score_names(self.types)
+
+    def encode(self, documents: Sequence[Document], tokenizer: Any) -> list[MarkedPair]:
+        """Marks every candidate pair of the documents.
+
+        Raises:
+            ConfigurationError: A document has a relation whose type the task does not know, or is a pair of
+                texts; or the tokenizer does not fit (see `fedstrata.tasks.markers.PairMarker`).
+        """
+        return self._marked(documents, tokenizer, [self._candidates(document) for document in documents])
+
+    def training_examples(self, documents: Sequence[Document], tokenizer: Any) -> list[MarkedPair]:
+        """Marks the pairs of the documents that are learnt from.
+
+        Those are the related ones and, of the others, the share of `task.negatives`.
+
+        Raises:
+            ConfigurationError: As for `encode`.
+        """
+        return self._marked(documents, tokenizer, [self._learnt(document) for document in documents])
+
+    def corrupt(
+        self, examples: Sequence[MarkedPair], kind: str, tokenizer: Any, rng: Seed
+    ) -> list[MarkedPair]:
+        """Returns the pairs of a corrupt client; see `core.method.Task.corrupt`.
+
+        The target of a pair is its class; the weight stays with the text. `none` becomes the first type.
+        """
+        if kind == "shuffled_tokens":
+            inputs = shuffled_windows([each.input_ids for each in examples], tokenizer, rng)
+            return [replace(each, input_ids=ids) for each, ids in zip(examples, inputs, strict=True)]
+        targets = [each.target for each in examples]
+        if kind == "shuffled_labels":
+            targets = [targets[other] for other in rng.numpy().permutation(len(targets))]
+        else:
+            targets = [(target + 1) % len(self.labels) for target in targets]
+        return [replace(each, target=target) for each, target in zip(examples, targets, strict=True)]
+
+    def collate(self, examples: Sequence[MarkedPair]) -> dict[str, Tensor]:
+        """Pads pairs on the right to the longest one.
+
+        Returns:
+            `input_ids` and `attention_mask`, (pairs, tokens) int64; `labels`, (pairs,) int64, the class or
+            -100; `weights`, (pairs,) float32.
+        """
+        padded = pad_ids([each.input_ids for each in examples], [each.pad_id for each in examples])
+        labels = torch.tensor([each.target for each in examples])
+        return {**padded, "labels": labels, "weights": torch.tensor([each.weight for each in examples])}
+
+    def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Returns the weighted sum of the cross entropies of all pairs, and the sum of their weights."""
+        labels, weights = batch["labels"], batch["weights"]
+        logits = run_model(module, batch).float()
+        losses = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
+        return (losses * weights).sum(), weights[labels != IGNORED].sum()
+
+    def predict(self, module: nn.Module, batch: Mapping[str, Tensor]) -> list[np.ndarray]:
+        """Returns the logits of each pair, (classes,) float32."""
+        with torch.no_grad():
+            return list(run_model(module, batch).float().cpu().numpy())
+
+    def decode(
+        self,
+        documents: Sequence[Document],
+        examples: Sequence[MarkedPair],
+        predictions: Sequence[np.ndarray],
+    ) -> list[tuple[Relation, ...]]:
+        """Reads relations off logits.
+
+        Args:
+            documents: The documents that were encoded.
+            examples: All their pairs.
+            predictions: The logits of each pair, (classes,).
+
+        Returns:
+            The relations of each document, between its own spans, sorted.
+        """
+        found: list[list[Relation]] = [[] for _ in documents]
+        for pair, logits in zip(examples, predictions, strict=True):
+            if likeliest := int(logits.argmax()):
+                found[pair.document].append(Relation(pair.main, pair.modifier, self.labels[likeliest]))
+        return [tuple(sorted(own, key=lambda each: (each.head, each.tail))) for own in found]
+
+    def score(self, documents: Sequence[Document], answers: Sequence[Sequence[Relation]]) -> dict[str, float]:
+        """Scores the relations of each document, as triples of main mention, modifier and type.
+
+        See `fedstrata.metrics.relations.relation_scores`.
+        """
+        gold = [triples_of(document) for document in documents]
+        found = [
+            triples_of(replace(document, relations=tuple(own)))
+            for document, own in zip(documents, answers, strict=True)
+        ]
+        return relation_scores(gold, found, self.types)
+
+    def known(self, document: Document) -> Document:
+        """Returns the document with its mentions, and its relations of the task's types."""
+        relations = tuple(own for own in document.relations if own.label in self.types)
+        return replace(document, relations=relations, labels=())
+
+    def scorable(self, document: Document) -> bool:
+        """Whether somebody looked for relations in the document."""
+        return not document.lacks_relations
+
+    def annotate(self, document: Document, answer: Sequence[Relation]) -> Document:
+        """Returns the document with its mentions and these relations."""
+        return replace(document, relations=tuple(answer), labels=(), lacks_relations=False)
+
+    def _candidates(self, document: Document) -> list[tuple[int, int]]:
+        return candidate_pairs(document, self.modifiers, self.settings.most_words)
+
+    def _targets(self, document: Document) -> dict[tuple[int, int], int]:
+        """Returns the classes of the pairs that are related: of several the first."""
+        ranked = sorted(document.relations, key=lambda relation: relation.label, reverse=True)
+        return {(own.head, own.tail): self._number[own.label] for own in ranked}
+
+    def _learnt(self, document: Document) -> list[tuple[int, int]]:
+        """Returns the candidates that are trained on: the related ones, and a share of the others.
+
+        Which ones are drawn depends on nothing but the document's id and how many there are.
+        """
+        if document.lacks_relations:
+            return []
+        pairs = self._candidates(document)
+        related = {(relation.head, relation.tail) for relation in document.relations}
+        drawn = Seed(0).child("negatives", document.id).numpy().random(len(pairs)) < self.settings.negatives
+        return [pair for pair, chosen in zip(pairs, drawn.tolist(), strict=True) if chosen or pair in related]
+
+    def _marked(
+        self, documents: Sequence[Document], tokenizer: Any, pairs: Sequence[Sequence[tuple[int, int]]]
+    ) -> list[MarkedPair]:
+        """Makes the examples of these pairs of each document."""
+        require_single_texts(documents, "relations")
+        if problems := list(self._unknown(documents)):
+            raise ConfigurationError(problems)
+        marker, pad_id = PairMarker(tokenizer, self.settings.max_length), padding_id(tokenizer)
+        asked = [index for index, own in enumerate(pairs) if own]
+        texts = whole_texts([documents[index] for index in asked], tokenizer, offsets=True)
+        examples = []
+        for index, (ids, offsets) in zip(asked, texts, strict=True):
+            document = documents[index]
+            text, targets = markable(document, ids, offsets), self._targets(document)
+            for pair in pairs[index]:
+                target = IGNORED if document.lacks_relations else targets.get(pair, 0)
+                weight = 1.0 if target else 1.0 / self.settings.negatives
+                window = marker.window(text, document.spans, *pair)
+                examples.append(MarkedPair(index, *pair, window, target, weight, pad_id))
+        return examples
+
+    def _unknown(self, documents: Iterable[Document], part: str = "") -> Iterator[Problem]:
+        """Yields a problem for each type of relations of these documents that the task does not know."""
+        found: dict[str, str] = {}
+        for document in documents:
+            for relation in document.relations:
+                if relation.label not in self.types:
+                    found.setdefault(relation.label, document.id)
+        for label, id_ in sorted(found.items()):
+            where = f"{part} document {id_!r}".strip()
+            message = (
+                f"relation type {label!r} ({where}) occurs in no training document, whose types are: "
+                f"{', '.join(self.types)}; name the types to keep, or map this one to one of them"
+            )
+            yield Problem("data.relations", message)

@@ -1,0 +1,187 @@
+"""A federated run that learns relations, from the notes to the files of a prediction."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from support import TINY, RunTiny, assert_same_tensors
+from transformers import AutoModelForSequenceClassification
+
+from fedstrata.core.documents import Document, Relation, Span
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.sources import read_source
+from fedstrata.data.readers import read
+from fedstrata.data.writers import write
+from fedstrata.engine.folder import resumable
+from fedstrata.engine.planning.plan import make_plan
+from fedstrata.engine.results.export import export
+from fedstrata.engine.results.predict import check_input, check_output, open_inputs, predict_files
+from fedstrata.engine.results.result import open_result
+from fedstrata.engine.setup import check_settings
+
+RELATIONS = (
+    "task={name: relations, max_length: 48}",
+    "data.types=null",
+    "method={name: layer_skipping, top: 1}",
+    "training.batch_size=32",
+    "training.eval_batch_size=64",
+)
+DRUGS = ("aspirin", "heparin", "insulin")
+DOSES = ("5 mg", "81 mg", "100 units")
+
+
+def note(name: str, site: str, number: int, **more: bool) -> Document:
+    """Two drugs with a dose each; that of the second stands behind the first, too."""
+    parts = [(DRUGS[number % 3], "Medication"), (" ", ""), (DOSES[number % 2], "Dosage"), (" and ", "")]
+    parts += [(DRUGS[(number + 1) % 3], "Medication"), (" ", ""), (DOSES[2], "Dosage"), (" .", "")]
+    text, spans = "", []
+    for words, label in parts:
+        if label:
+            spans.append(Span(len(text), len(text) + len(words), label))
+        text += words
+    relations = (Relation(0, 1, "MODIFY"), Relation(2, 3, "MODIFY"), Relation(0, 2, "OVERLAP"))
+    kept = () if more.get("lacks_relations") else relations
+    return Document(name, text, tuple(spans), kept, site=site, **more)
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    """Two sites whose notes say which dose is whose; some notes of one say nothing of relations."""
+    corpus = [note(f"{site}-{n}", site, n) for site in ("north", "south") for n in range(12)]
+    corpus += [note(f"south-x{n}", "south", n, lacks_relations=True) for n in range(6)]
+    write(corpus, tmp_path / "notes", "jsonl")
+    return tmp_path / "notes"
+
+
+def of(folder: Path) -> tuple[str, ...]:
+    data = f"format: jsonl, path: {folder}, types: {{Medication: drug, Dosage: dosage}}"
+    return (*RELATIONS, f"data={{{data}, relations: {{MODIFY: <modifier>}}}}")
+
+
+LEARNT = ("training.epochs=6", "federation.rounds=3", "method={name: fedavg}", "training.learning_rate=0.01")
+
+
+def test_modifiers_of_synthetic_notes_are_learnt_and_scored(run_tiny: RunTiny) -> None:
+    chosen = "data={synthetic: {sites: 3, notes: 12}, relations: [severity, dosage], modifiers: clinical}"
+    run = run_tiny(*RELATIONS, chosen, "task.most_words=6")
+    summary = run.summary
+    assert (summary["task"], summary["convergence"]["metric"]) == ("relations", "f1")
+    for event in [*run.of("round"), *run.of("final")]:
+        for scores in [event["global"], *event["clients"].values()]:
+            assert {"f1", "precision", "recall"} <= set(scores)
+    losses = [event["loss"] for event in run.of("round")]
+    assert losses[-1] < losses[0]
+    settings, _, problems = check_settings(read_source(run.folder / "config.yaml", []))
+    assert not problems
+    assert settings.task.modifiers["drug"] == ["dosage"]
+
+
+def test_what_a_run_learnt_relates_the_mentions_of_other_files(
+    run_tiny: RunTiny, notes: Path, tmp_path: Path
+) -> None:
+    run = run_tiny(*of(notes), *LEARNT)
+    assert run.summary["metrics"]["global"]["f1"] > 0.9
+    model = AutoModelForSequenceClassification.from_pretrained(run.folder / "model")
+    assert model.config.id2label == {0: "none", 1: "dosage"}
+
+    found = note("a", "", 1)
+    known = Document("a", found.text, found.spans, (*found.relations, Relation(1, 0, "CAUSE")))
+    write([known, Document("b", "No drug .")], tmp_path / "in", "brat")
+    result = open_result(run.folder)
+    output = check_output(result.task, None)
+    assert output == "brat"
+    check_input(result.task, "brat")
+    inputs = open_inputs(tmp_path / "in", "brat", output, result.settings.data)
+    outcome = predict_files(result, inputs, tmp_path / "out", output, lambda count: None)
+    first, second = read(tmp_path / "out", "brat")
+    assert (first.text, second.text) == (known.text, "No drug .")
+    # Mentions keep their places, under the names of the run; relations are those that were found.
+    assert [span.label for span in first.spans] == ["drug", "dosage", "drug", "dosage"]
+    assert first.relations == (Relation(0, 1, "dosage"), Relation(2, 3, "dosage"))
+    assert outcome.annotations == 2
+    assert outcome.unknown == {"OVERLAP", "CAUSE"}
+    assert outcome.scores is not None
+    assert outcome.scores["f1"] == 1.0
+
+
+def test_an_input_without_relations_is_not_scored(run_tiny: RunTiny, notes: Path, tmp_path: Path) -> None:
+    run = run_tiny(*of(notes), "federation.rounds=1")
+    result = open_result(run.folder)
+    lacking = note("a", "s", 1, lacks_relations=True)
+    write([lacking, Document("b", lacking.text, lacking.spans, site="s")], tmp_path / "in", "jsonl")
+    inputs = open_inputs(tmp_path / "in", "jsonl", "jsonl", result.settings.data)
+    outcome = predict_files(result, inputs, tmp_path / "out", "jsonl", lambda count: None)
+    assert (outcome.scores, outcome.unscored) == (None, 1)
+    lines = (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()
+    assert [len(json.loads(line)["spans"]) for line in lines] == [4, 4]
+    assert not any("lacks_relations" in json.loads(line) for line in lines)
+    with pytest.raises(ConfigurationError, match=r"--input-format: must be a format with mentions .*'text'"):
+        check_input(result.task, "text")
+    with pytest.raises(ConfigurationError, match="task relations can be written as brat, jsonl, not 'i2b2'"):
+        check_output(result.task, "i2b2")
+    export(result, tmp_path / "model", licence=None, language=None, with_names=False)
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "the likeliest of none, dosage" in card
+    assert '"... @ * drug * WORDS @ ... # ^ dosage ^ WORDS # ..."' in card
+
+
+def test_notes_that_say_nothing_of_relations_are_neither_trained_on_nor_scored(
+    run_tiny: RunTiny, notes: Path
+) -> None:
+    split = "data.split={train: 0.5, validation: 0.25, test: 0.25}"
+    whole = run_tiny(*of(notes), split, "federation.rounds=1", out="whole")
+    sizes = {event["client"]: event["examples"] for event in whole.of("client")}
+    # Two drugs and two doses are four pairs. Six of north's notes are trained on, and of south's nine at most
+    # as many as do not lack relations.
+    assert sizes["north"] == 24
+    assert sizes["south"] % 4 == 0
+    assert sizes["south"] < 36
+
+
+def test_frozen_blocks_are_stored_and_training_gives_the_same(run_tiny: RunTiny, notes: Path) -> None:
+    common = [*of(notes), "training.epochs=3", "federation.rounds=1"]
+    runs = [run_tiny(*common, f"training.cache={cache}", out=cache) for cache in ("on", "off")]
+    assert any(facts["used"] for facts in runs[0].of("cache"))
+    torch.testing.assert_close(runs[0].state.tensors, runs[1].state.tensors, rtol=0, atol=1e-5)
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(run_tiny: RunTiny, notes: Path, tmp_path: Path) -> None:
+    overrides = [*of(notes), "task.negatives=0.5"]
+    whole = run_tiny(*overrides, "federation.rounds=2", out="whole")
+    run_tiny(*overrides, "federation.rounds=1", out="short")
+    resumed = run_tiny("federation.rounds=2", out="short", resume=True)
+    assert_same_tensors(whole.state.tensors, resumed.state.tensors)
+    assert resumed.summary["metrics"] == whole.summary["metrics"]
+    # The file that left the pairs open fits the run, and one that names others does not.
+    resumable(tmp_path / "short", None, ["task.modifiers=auto", "federation.rounds=3"])
+    with pytest.raises(ConfigurationError, match=r"task\.modifiers\.drug: is \['drug'\]"):
+        resumable(tmp_path / "short", None, ["task.modifiers={drug: [drug]}"])
+    file = next((notes / "north").iterdir())
+    file.write_text(file.read_text().replace('"label": "MODIFY"', '"label": "OVERLAP"', 1))
+    with pytest.raises(ConfigurationError, match="documents are not those"):
+        run_tiny("federation.rounds=3", out="short", resume=True)
+
+
+def test_a_run_is_planned_as_it_then_runs(run_tiny: RunTiny, notes: Path) -> None:
+    overrides = [*of(notes), "federation.rounds=1"]
+    plan = make_plan(read_source(None, [*TINY, *overrides]), seconds=0.0)
+    run = run_tiny(*overrides)
+    examples = {name: own.examples for name, own in plan.clients.items()}
+    assert examples == {event["client"]: event["examples"] for event in run.of("client")}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "path"),
+    [
+        (("data.relations=[severity]",), "data.relations"),
+        (("task.name=lm", "data.types=null", "data.modifiers=clinical"), "data.modifiers"),
+        (("task.name=classify", "data.relations=[severity]"), "data.types"),
+    ],
+)
+def test_relations_are_no_choice_for_a_task_that_learns_none(overrides: tuple[str, ...], path: str) -> None:
+    _, _, problems = check_settings(read_source(None, ["data.types=[problem]", *overrides]))
+    assert path in [problem.path for problem in problems]
+    assert all("have no meaning with task" in problem.message for problem in problems)
