@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from support import assert_same_tensors
+from typer.testing import CliRunner
 
+from fedstrata.cli.main import app
 from fedstrata.core.errors import ConfigurationError
 
 SENTENCES = [
@@ -43,13 +45,28 @@ def write_corpus(folder: Path, sites: dict[str, bool], copies: int = 2) -> str:
     return f"data={{format: jsonl, path: {folder}}}"
 
 
-def test_a_model_that_knows_its_sentences_finds_everything(run_tiny: Any, tmp_path: Path) -> None:
+def test_a_model_that_knows_its_sentences_finds_everything_in_runs_and_predictions(
+    run_tiny: Any, tmp_path: Path
+) -> None:
     data = write_corpus(tmp_path / "notes", {"north": True, "south": True}, copies=8)
     training = "training={learning_rate: 0.01, batch_size: 8, epochs: 10, warmup: 0.1}"
     run = run_tiny(*EXTRACT, data, training, "federation={rounds: 4, evaluate_every: 4}")
     scores = run.summary["metrics"]["global"]
     assert scores["f1"] == scores["ner_f1"] == scores["re_f1"] == 1.0
     assert scores["unaligned_left_out"] == scores["unfinished_left_out"] == 0.0
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "one.txt").write_text("Denies fever.\nSevere chest pain.", encoding="utf-8")
+    done = CliRunner().invoke(app, ["predict", str(run.folder), str(texts), "--out", str(tmp_path / "found")])
+    assert done.exit_code == 0, done.output
+    lines = (tmp_path / "found" / "one.ann").read_text(encoding="utf-8").splitlines()
+    assert sorted(line.split("\t", 1)[1] for line in lines if line.startswith("T")) == [
+        "negation 0 6\tDenies",
+        "problem 21 31\tchest pain",
+        "problem 7 12\tfever",
+        "severity 14 20\tSevere",
+    ]
+    assert len([line for line in lines if line.startswith("R")]) == 2
 
 
 def test_sites_without_relations_learn_and_are_scored_by_mentions(run_tiny: Any, tmp_path: Path) -> None:
@@ -79,23 +96,3 @@ def test_what_cannot_be_extracted_is_told_before_anything_starts(run_tiny: Any, 
         run_tiny(*EXTRACT, data)
     with pytest.raises(ConfigurationError, match=r"adapter.kind.*prefix|not there while an answer"):
         run_tiny(*EXTRACT, data, "task.tasks=[ner]", "adapter={kind: prefix}", "method={name: fedavg}")
-
-
-def test_predictions_find_mentions_and_then_their_modifiers(run_tiny: Any, tmp_path: Path) -> None:
-    data = write_corpus(tmp_path / "notes", {"north": True, "south": True}, copies=8)
-    training = "training={learning_rate: 0.01, batch_size: 8, epochs: 10, warmup: 0.1}"
-    run = run_tiny(*EXTRACT, data, training, "federation={rounds: 4, evaluate_every: 4}")
-    texts = tmp_path / "texts"
-    texts.mkdir()
-    (texts / "one.txt").write_text("Denies fever.\nSevere chest pain.", encoding="utf-8")
-    runner = CliRunner()
-    done = runner.invoke(app, ["predict", str(run.folder), str(texts), "--out", str(tmp_path / "found")])
-    assert done.exit_code == 0, done.output
-    lines = (tmp_path / "found" / "one.ann").read_text(encoding="utf-8").splitlines()
-    assert sorted(line.split("\t", 1)[1] for line in lines if line.startswith("T")) == [
-        "negation 0 6\tDenies",
-        "problem 21 31\tchest pain",
-        "problem 7 12\tfever",
-        "severity 14 20\tSevere",
-    ]
-    assert len([line for line in lines if line.startswith("R")]) == 2

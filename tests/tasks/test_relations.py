@@ -320,11 +320,12 @@ def test_scores_are_of_triples_by_type_and_over_all(words: Any) -> None:
         Relation(DOSAGE, DRUG, "modifies"),  # the wrong way round
     )
     scores = task.score([NOTE], [answer])
-    assert scores == {
+    expected = {
         "f1": 2 / 6, "precision": 1 / 3, "recall": 1 / 3,
         "f1/how": 0.0, "precision/how": 0.0, "recall/how": 0.0,
         "f1/modifies": 2 / 5, "precision/modifies": 1 / 3, "recall/modifies": 1 / 2,
     }  # fmt: skip
+    assert expected.items() <= scores.items()
     assert set(scores) <= set(task.metric_names)
     # Spans that are equal are one mention, and a relation said twice is one.
     twice = (Relation(DRUG, DOSAGE, "modifies"),) * 2
