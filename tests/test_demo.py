@@ -12,7 +12,8 @@ import pytest
 from support import Finished, finished, in_terminal
 
 from fedstrata.core.sources import read_source
-from fedstrata.engine.setup import check_settings, divide
+from fedstrata.engine.dividing import divide
+from fedstrata.engine.setup import check_settings
 from fedstrata.metrics.spans import span_scores
 from fedstrata.tasks.lookup import LookupTagger
 

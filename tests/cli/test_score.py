@@ -20,8 +20,9 @@ from fedstrata.core.errors import ConfigurationError, DataError
 from fedstrata.core.sources import read_source
 from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
+from fedstrata.engine.dividing import divide
 from fedstrata.engine.folder import open_run
-from fedstrata.engine.setup import check_settings, divide
+from fedstrata.engine.setup import check_settings
 from fedstrata.metrics.relations import relation_scores, triples_of
 from fedstrata.metrics.spans import span_scores
 

@@ -14,8 +14,9 @@ from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.sources import read_source
 from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
+from fedstrata.engine.dividing import divide
 from fedstrata.engine.folder import open_run, resumable
-from fedstrata.engine.setup import check_settings, divide, prepare
+from fedstrata.engine.setup import check_settings, prepare
 from fedstrata.tasks import TASKS, classify
 from fedstrata.tasks.windows import run_model
 

@@ -20,7 +20,8 @@ from fedstrata.core.sources import read_source
 from fedstrata.data.split import hold_out
 from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
-from fedstrata.engine.setup import prepare, read_documents
+from fedstrata.engine.dividing import read_documents
+from fedstrata.engine.setup import prepare
 from fedstrata.train.evaluate import predict
 
 

@@ -13,7 +13,8 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.sources import Source
 from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
-from fedstrata.engine.setup import check_settings, divide, read_documents
+from fedstrata.engine.dividing import divide, read_documents
+from fedstrata.engine.setup import check_settings
 
 
 def settings_of(text: str, problems: int = 0):

@@ -182,8 +182,8 @@ class LabelSettings(Settings):
     )
 
 
-class DataSettings(Settings):
-    """Where the documents come from."""
+class CorpusSettings(Settings):
+    """Where documents come from, and which of their annotations are kept."""
 
     format: Literal[
         "synthetic", "i2b2", "brat", "conll", "conllu", "jsonl", "pubtator", "mtsamples", "mimic", "ag_news",
@@ -204,7 +204,6 @@ class DataSettings(Settings):
         description="Texts without an annotation file where others have one (i2b2, BRAT), and files without "
         "labels where others have some (GLUE); those that are kept have no annotations.",
     )
-    split: SplitSettings = SplitSettings()
     types: dict[str, str] | list[str] | None = Field(
         default=None,
         description="Mention types to keep: a list, or a mapping to the task's. All if null.",
@@ -222,7 +221,7 @@ class DataSettings(Settings):
     labels: LabelSettings = LabelSettings()
 
     @model_validator(mode="after")
-    def _sections_of_the_format(self) -> DataSettings:
+    def _sections_of_the_format(self) -> CorpusSettings:
         owners = {
             "synthetic": ("synthetic",),
             "mimic": ("mimic",),
@@ -243,12 +242,23 @@ class DataSettings(Settings):
         return self
 
     @model_validator(mode="after")
-    def _path_where_needed(self) -> DataSettings:
+    def _path_where_needed(self) -> CorpusSettings:
         if self.format != "synthetic" and not self.path:
             raise ValueError(f"data.path must name a file or folder when data.format is {self.format!r}")
         if self.format == "synthetic" and self.path:
             raise ValueError(f"data.path={self.path!r} has no meaning when data.format is 'synthetic'")
         return self
+
+
+class DataSettings(CorpusSettings):
+    """The documents of a run: how they are divided, and what else is tested on."""
+
+    split: SplitSettings = SplitSettings()
+    external: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")], CorpusSettings] = Field(
+        default={},
+        description="Corpora that are only tested on, by the name that their scores have: all documents of "
+        "each, with the settings of `data` above.",
+    )
 
 
 class PartitionSettings(Settings):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from fedstrata.core.config import DataSettings, LabelSettings
+from fedstrata.core.config import CorpusSettings, LabelSettings
 from fedstrata.core.documents import MODIFIERS_OF, Document, Relation, Span
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.data.icd9 import category
@@ -94,7 +94,7 @@ def _select(document: Document, renamed: Mapping[str, str]) -> Document:
     return replace(document, spans=tuple(spans), relations=tuple(distinct))
 
 
-def select_relations(documents: Sequence[Document], settings: DataSettings) -> list[Document]:
+def select_relations(documents: Sequence[Document], settings: CorpusSettings) -> list[Document]:
     """Keeps the relations of some types, and between mentions of some types.
 
     Args:
@@ -134,7 +134,7 @@ def select_relations(documents: Sequence[Document], settings: DataSettings) -> l
     return selected
 
 
-def rename_relations(document: Document, settings: DataSettings) -> Document:
+def rename_relations(document: Document, settings: CorpusSettings) -> Document:
     """Returns the document with its relations renamed; those of types that a mapping does not name stay.
 
     Relations between types of mentions that the settings leave out are left out.

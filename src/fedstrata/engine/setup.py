@@ -6,21 +6,19 @@ import difflib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from fedstrata.core.config import DataSettings, ExtractSettings, ModelSettings, RunSettings, TrainedTokenizer
+from fedstrata.core.config import CorpusSettings, ModelSettings, RunSettings, TrainedTokenizer
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
 from fedstrata.core.seeding import Seed
 from fedstrata.core.sources import Source, validate
-from fedstrata.data.partition import partition
-from fedstrata.data.select import select_labels, select_relations, select_types
-from fedstrata.data.split import Split, hold_out, set_aside, split
-from fedstrata.data.uneven import mark_unannotated
+from fedstrata.data.split import Split
 from fedstrata.engine.demands import too_few, without_server_documents, without_validation
+from fedstrata.engine.dividing import divide
 from fedstrata.engine.fitting import check_model, load_model, refusals, with_adapter
 from fedstrata.engine.processor import use_processor
 from fedstrata.methods import METHODS
@@ -35,8 +33,7 @@ if TYPE_CHECKING:
     from fedstrata.models.state import Model
 
 
-MIMIC_LABELS = 50
-"""How many codes are kept of MIMIC-III by default, the most frequent ones, as in Mullenbach et al. (CAML)."""
+Corpus = TypeVar("Corpus", bound=CorpusSettings)
 
 _LEARNT = {
     "ner": "mentions (data.types)",
@@ -44,19 +41,6 @@ _LEARNT = {
     "lm": "the next token of a text",
 }
 """What tasks learn that have no use for relations; those that read no mentions have none for these either."""
-
-
-@dataclass(frozen=True, slots=True)
-class Division:
-    """Who has which documents.
-
-    Attributes:
-        clients: Each client's by split; held-out sites, which have test documents only, come last.
-        server: The server's own.
-    """
-
-    clients: dict[str, Split]
-    server: tuple[Document, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,14 +224,23 @@ def _idle_choices(settings: RunSettings) -> list[Problem]:
 def _with_absolute_paths(settings: RunSettings) -> RunSettings:
     """Makes paths independent of where the command was given, so that a run can be resumed from elsewhere."""
     data, model = settings.data, settings.model
-    # What is no file or folder may be an id of the hub, which must stay as it is.
-    if data.path is not None and (data.format != "datasets" or Path(data.path).expanduser().exists()):
-        data = data.model_copy(update={"path": str(Path(data.path).expanduser().absolute())})
+    external = {name: _with_absolute_path(corpus) for name, corpus in data.external.items()}
+    data = _with_absolute_path(data).model_copy(update={"external": external})
     for key in ("name", "tokenizer"):
         place = getattr(model, key)
         if isinstance(place, str) and Path(place).expanduser().is_dir():
             model = model.model_copy(update={key: str(Path(place).expanduser().absolute())})
     return settings.model_copy(update={"data": data, "model": model})
+
+
+def _with_absolute_path(corpus: Corpus) -> Corpus:
+    """Makes the path of a corpus absolute; what is no file or folder may be an id of the hub, which stays."""
+    if corpus.path is None:
+        return corpus
+    place = Path(corpus.path).expanduser()
+    if corpus.format == "datasets" and not place.exists():
+        return corpus
+    return corpus.model_copy(update={"path": str(place.absolute())})
 
 
 def _with_verb(problem: Problem) -> Problem:
@@ -268,34 +261,6 @@ def _with_hint(problem: Problem, card: type[Method]) -> Problem:
     return Problem(problem.path, problem.message + hint, problem.origin)
 
 
-def read_documents(settings: DataSettings, seed: Seed) -> list[Document]:
-    """Reads or generates the corpus a configuration names, with the annotations it asks for."""
-    if settings.format == "synthetic":
-        from fedstrata.data.synthetic import generate  # noqa: PLC0415 - its lexicons are not needed with real data
-
-        corpus = settings.synthetic
-        number = seed.root if corpus.seed is None else corpus.seed
-        documents: Sequence[Document] = generate(
-            seed=number, sites=corpus.sites, notes=corpus.notes, imbalance=corpus.imbalance
-        )
-    else:
-        from fedstrata.data.readers import formats_of, read  # noqa: PLC0415
-
-        documents = read(
-            Path(str(settings.path)),
-            settings.format,
-            unannotated=settings.unannotated,
-            formats=formats_of(
-                mimic_settings=settings.mimic, conllu_settings=settings.conllu, text_settings=settings.text
-            ),
-            dataset=settings.dataset,
-            columns=settings.columns,
-        )
-    usual = MIMIC_LABELS if settings.format == "mimic" else None
-    documents = select_relations(select_types(documents, settings.types), settings)
-    return select_labels(documents, settings.labels, usual=usual)
-
-
 def device_of(settings: RunSettings) -> torch.device:
     """Returns the device to run on: the GPU if there is one, unless the settings say otherwise.
 
@@ -312,28 +277,6 @@ def device_of(settings: RunSettings) -> torch.device:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs for it
         torch.use_deterministic_algorithms(True, warn_only=True)
     return device
-
-
-def divide(settings: RunSettings) -> Division:
-    """Reads, splits, sets aside what is the server's, then partitions the rest among clients."""
-    documents = read_documents(settings.data, seed := Seed(settings.seed))
-    if not TASKS[settings.task.name].reads_spans:  # a division by labels is then by those of whole documents
-        documents = [replace(document, spans=(), relations=()) for document in documents]
-    documents, held_out = hold_out(documents, settings.data.split)
-    parts = split(documents, settings.data.split, seed.child("split"))
-    parts, server = set_aside(parts, settings.data.split, seed.child("server"))
-    clients = partition(parts, settings.partition, seed.child("partition"))
-    blank = [name for name, own in clients.items() if all(item.is_blank for item in own.train)]
-    if blank:
-        message = f"the training documents of {', '.join(blank)} hold no text; every client must have some"
-        raise ConfigurationError([Problem("partition", message)])
-    if taken := held_out.keys() & clients.keys():
-        message = f"{', '.join(sorted(taken))} is also the name of a client; rename the site"
-        raise ConfigurationError([Problem("data.split.test_sites", message)])
-    sites = clients | held_out
-    if isinstance(settings.task, ExtractSettings):
-        sites = mark_unannotated(sites, settings.task.mentions_only)
-    return Division(sites, server)
 
 
 def _sound_sections(problems: Sequence[Problem]) -> Any:

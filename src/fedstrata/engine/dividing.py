@@ -1,0 +1,121 @@
+"""From the settings of the data to who has which documents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedstrata.core.config import CorpusSettings, ExtractSettings, RunSettings
+from fedstrata.core.documents import Document
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.seeding import Seed
+from fedstrata.data.partition import partition
+from fedstrata.data.select import mention_types, select_labels, select_relations, select_types
+from fedstrata.data.split import Split, hold_out, set_aside, split
+from fedstrata.data.uneven import mark_unannotated
+from fedstrata.tasks import TASKS
+
+MIMIC_LABELS = 50
+"""How many codes are kept of MIMIC-III by default, the most frequent ones, as in Mullenbach et al. (CAML)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """Who has which documents.
+
+    Attributes:
+        clients: Each client's by split; held-out sites, which have test documents only, come last.
+        server: The server's own.
+    """
+
+    clients: dict[str, Split]
+    server: tuple[Document, ...] = ()
+
+
+def divide(settings: RunSettings) -> Division:
+    """Reads, splits, sets aside what is the server's, then partitions the rest among clients."""
+    documents = _without_idle(settings, read_documents(settings.data, seed := Seed(settings.seed)))
+    types = mention_types(documents)
+    documents, held_out = hold_out(documents, settings.data.split)
+    parts = split(documents, settings.data.split, seed.child("split"))
+    parts, server = set_aside(parts, settings.data.split, seed.child("server"))
+    clients = partition(parts, settings.partition, seed.child("partition"))
+    blank = [name for name, own in clients.items() if all(item.is_blank for item in own.train)]
+    if blank:
+        message = f"the training documents of {', '.join(blank)} hold no text; every client must have some"
+        raise ConfigurationError([Problem("partition", message)])
+    if taken := held_out.keys() & clients.keys():
+        message = f"{', '.join(sorted(taken))} is also the name of a client; rename the site"
+        raise ConfigurationError([Problem("data.split.test_sites", message)])
+    outside = _external(settings, types)
+    if taken := outside.keys() & (clients.keys() | held_out.keys()):
+        message = f"{', '.join(sorted(taken))} is also the name of a client or site; choose another name"
+        raise ConfigurationError([Problem("data.external", message)])
+    sites = clients | held_out | outside
+    if isinstance(settings.task, ExtractSettings):
+        sites = mark_unannotated(sites, settings.task.mentions_only)
+    return Division(sites, server)
+
+
+def read_documents(settings: CorpusSettings, seed: Seed) -> list[Document]:
+    """Reads or generates the corpus a configuration names, with the annotations it asks for."""
+    if settings.format == "synthetic":
+        from fedstrata.data.synthetic import generate  # noqa: PLC0415 - its lexicons are not needed with real data
+
+        corpus = settings.synthetic
+        number = seed.root if corpus.seed is None else corpus.seed
+        documents: Sequence[Document] = generate(
+            seed=number, sites=corpus.sites, notes=corpus.notes, imbalance=corpus.imbalance
+        )
+    else:
+        from fedstrata.data.readers import formats_of, read  # noqa: PLC0415
+
+        documents = read(
+            Path(str(settings.path)),
+            settings.format,
+            unannotated=settings.unannotated,
+            formats=formats_of(
+                mimic_settings=settings.mimic, conllu_settings=settings.conllu, text_settings=settings.text
+            ),
+            dataset=settings.dataset,
+            columns=settings.columns,
+        )
+    usual = MIMIC_LABELS if settings.format == "mimic" else None
+    documents = select_relations(select_types(documents, settings.types), settings)
+    return select_labels(documents, settings.labels, usual=usual)
+
+
+def _external(settings: RunSettings, types: Sequence[str]) -> dict[str, Split]:
+    """Reads the corpora that are only tested on; their documents' ids begin with the corpus's name.
+
+    Args:
+        settings: The run's settings.
+        types: The mention types of the run's own documents; of a corpus that chooses none those are kept.
+    """
+    outside = {}
+    for name, corpus in settings.data.external.items():
+        # Of a synthetic corpus without a seed of its own: other notes than those of the run.
+        seed = Seed(Seed(settings.seed).child("external", name).integer())
+        documents = _without_idle(settings, read_documents(corpus, seed))
+        found = mention_types(documents)
+        if found and corpus.types is None:
+            common = [label for label in found if label in types]
+            if not common:
+                message = f"none of its types ({', '.join(found)}) is one of the run's ({', '.join(types)})"
+                raise ConfigurationError([Problem(f"data.external.{name}.types", f"{message}; map them")])
+            documents = select_types(documents, common)
+        outside[name] = Split(
+            test=tuple(replace(document, id=f"{name}/{document.id}", site=name) for document in documents)
+        )
+    return outside
+
+
+def _without_idle(settings: RunSettings, documents: list[Document]) -> list[Document]:
+    """Returns the documents without mentions and relations where the task reads none.
+
+    A division by labels is then one by those of whole documents.
+    """
+    if TASKS[settings.task.name].reads_spans:
+        return documents
+    return [replace(document, spans=(), relations=()) for document in documents]

@@ -1,0 +1,51 @@
+"""Corpora that are only tested on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.sources import read_source
+from fedstrata.engine.dividing import divide
+from fedstrata.engine.setup import check_settings
+
+EXTERNAL = "data.external={elsewhere: {synthetic: {sites: 2, notes: 6}}}"
+
+
+def test_an_external_corpus_is_scored_and_changes_nothing_else(run_tiny: Any) -> None:
+    alone = run_tiny("federation.rounds=1", out="alone")
+    run = run_tiny("federation.rounds=1", EXTERNAL, out="run")
+    ours, theirs = run.summary["metrics"], alone.summary["metrics"]
+    assert ours["external"].keys() == {"elsewhere"}
+    assert {**ours, "external": None} == theirs
+    assert set(run.of("run")[0]["clients"]) == {*alone.of("run")[0]["clients"], "elsewhere"}
+
+
+def test_its_documents_are_its_own() -> None:
+    settings, _, problems = check_settings(read_source(None, [EXTERNAL, "data.synthetic.notes=24"]))
+    assert not problems
+    sites = divide(settings).clients
+    outside = sites["elsewhere"]
+    assert (len(outside.train), len(outside.validation), len(outside.test)) == (0, 0, 6)
+    assert all(document.id.startswith("elsewhere/") for document in outside.test)
+    texts = {document.text for name, own in sites.items() if name != "elsewhere" for document in own.all}
+    assert texts.isdisjoint(document.text for document in outside.test)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "data.external={site-1: {synthetic: {sites: 1, notes: 2}}}",
+            r"data.external.*site-1 is also the name",
+        ),
+        ("data.external={x: {format: brat}}", r"data.external.x.*data.path must name"),
+        ("data.external={x: {format: brat, path: nowhere}}", "nowhere"),
+        ("data.external={x: {split: {train: 0.5}}}", r"data.external.x.split.*unknown key"),
+    ],
+)
+def test_wrong_ones_are_told(run_tiny: Any, override: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        run_tiny(override)
