@@ -83,7 +83,13 @@ def jsonl(notes: Path) -> list[str]:
         (["model.config={model_type: lama}"], ["model.config", "lama"]),
         (["data.types=[problem, gene]"], ["data.types", "gene"]),
         (["device=cuda:7"], ["device", "cuda:7"]),
-        (["task.name=mt"], ["task.name: must be one of 'ner', 'classify', 'lm', not 'mt'", "command line"]),
+        (
+            ["task.name=mt"],
+            [
+                "task.name: must be one of 'ner', 'classify', 'lm', 'extract', 'relations', not 'mt'",
+                "command line",
+            ],
+        ),
         (["task.name=lm"], ["task.stride: unknown key; it belongs to name: ner or classify."]),
         (["task={name: classify, treshold: 0.3}"], ["task.treshold", "did you mean 'threshold'?"]),
         (["task.threshold=0.3"], ["task.threshold", "it belongs to name: classify"]),
@@ -283,7 +289,7 @@ def test_a_bug_shows_its_type_but_not_its_text(
     def broken(*_: object) -> None:
         raise KeyError(QUOTED)
 
-    monkeypatch.setattr("fedstrata.engine.setup.split", broken)
+    monkeypatch.setattr("fedstrata.engine.dividing.split", broken)
     status, _, err = fedstrata("run", config(tmp_path), *TINY)
     assert status == 1
     assert "KeyError" in err

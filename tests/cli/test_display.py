@@ -30,6 +30,7 @@ def shown(names: list[str], width: int, clients: Clients | None = None) -> list[
             "clients": clients or {"site-1": scores, "site-2": None},
             "external": None,
         },
+        "rounds": 1,
         "convergence": {"metric": names[0]},
         "trainable_parameters": 50,
         "communication": {"bytes_up": None},

@@ -269,7 +269,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 def test_the_numbers_are_those_of_the_run_that_predicted(run: Finished, tmp_path: Path, form: str) -> None:
     settings, _, problems = check_settings(read_source(None, [*TINY]))
     assert not problems
-    tested = {document.id for own in divide(settings).values() for document in own.test}
+    tested = {document.id for own in divide(settings).clients.values() for document in own.test}
     notes = generate(seed=settings.seed, sites=3, notes=24)
     write([note for note in notes if note.id in tested], tmp_path / "gold", form)
     command = ["predict", str(run.folder), str(tmp_path / "gold"), "--input-format", form, "--format", form]

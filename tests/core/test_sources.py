@@ -81,14 +81,18 @@ def test_conditions_between_settings_are_checked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "path", "parts"),
     [
-        ("{name: translate}", "task.name", ["must be one of 'ner', 'classify', 'lm', not 'translate'"]),
+        (
+            "{name: translate}",
+            "task.name",
+            ["must be one of 'ner', 'classify', 'lm', 'extract', 'relations', not 'translate'"],
+        ),
         (
             "{name: lm, stride: 8}",
             "task.stride",
             ["it belongs to name: ner or classify. Allowed here: max_length, name"],
         ),
-        ("{name: null}", "task.name", ["'lm', not None"]),
-        ("{name: [ner]}", "task.name", ["'lm', not ['ner']"]),
+        ("{name: null}", "task.name", ["'relations', not None"]),
+        ("{name: [ner]}", "task.name", ["'relations', not ['ner']"]),
         ("classify", "task", ["not 'classify'"]),
         ("{max_length: 7}", "task.max_length", ["greater than or equal to 8", "not 7"]),
         ("{name: classify, pooling: sum}", "task.pooling", ["'mean' or 'max'", "not 'sum'"]),
