@@ -79,7 +79,7 @@ SCRIPTS = [
         "many_clients.py",
         [
             *("--data", str(REPOSITORY / "LICENSE"), "--format", "text", "--few", "2", "--many", "3"),
-            *("--sampled", "1", "--rounds", "1", "data.text.documents=paragraphs"),
+            *("--sampled", "1", "--rounds", "1", "--repeats", "1", "data.text.documents=paragraphs"),
         ],
         {"overhead_fraction", "rss_ratio", "seconds_per_round"},
         marks=pytest.mark.slow,

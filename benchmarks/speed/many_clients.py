@@ -6,7 +6,9 @@ Deals one corpus to few and to many clients, of whom as many take part in a roun
 from scratch with FedTLU; each run is a process of its own. Last line: one JSON object.
 
 - `overhead_fraction`: share of the rounds that is neither training nor scoring, with the few.
-- `rss_ratio`: peak memory with the many over that with the few.
+- `rss_ratio`: peak memory with the many over that with the few, of two rounds and a scoring: the median of
+  several runs each, since the peak of equal runs differs by a tenth with how the allocator happens to reuse.
+- `rss_megabytes`: all these peaks, in the order of `clients`.
 - `seconds_per_round`: with the few.
 """
 
@@ -14,11 +16,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+MEMORY_ROUNDS = 2
 
 
 def run(clients: int, rounds: int, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -53,17 +58,25 @@ def main() -> None:
     parser.add_argument("--few", type=int, default=100)
     parser.add_argument("--many", type=int, default=1000)
     parser.add_argument("--sampled", type=int, default=10, help="clients of a round")
-    parser.add_argument("--rounds", type=int, default=150, help="with the few; with the many at most 10")
+    parser.add_argument("--rounds", type=int, default=150, help="of the run that is timed, with the few")
+    parser.add_argument("--repeats", type=int, default=5, help="runs whose memory is measured, of each")
     parser.add_argument("--method", default="fedtlu")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        few = run(options.few, options.rounds, options, Path(folder))
-        many = run(options.many, min(10, options.rounds), options, Path(folder))
+        few = run(options.few, options.rounds, options, Path(folder) / "timed")
+        peaks = [
+            [
+                run(clients, MEMORY_ROUNDS, options, Path(folder) / str(number))["memory"]["peak_rss_bytes"]
+                for number in range(options.repeats)
+            ]
+            for clients in (options.few, options.many)
+        ]
     seconds = few["round_seconds"]
     own = seconds["seconds"] - seconds["train_seconds"] - seconds["evaluate_seconds"]
     result = {
         "overhead_fraction": round(own / seconds["seconds"], 4),
-        "rss_ratio": round(many["memory"]["peak_rss_bytes"] / few["memory"]["peak_rss_bytes"], 4),
+        "rss_ratio": round(statistics.median(peaks[1]) / statistics.median(peaks[0]), 4),
+        "rss_megabytes": [[round(peak / 1e6) for peak in sorted(own)] for own in peaks],
         "seconds_per_round": round(seconds["seconds"] / options.rounds, 3),
         "rounds": options.rounds,
         "clients": [options.few, options.many],
