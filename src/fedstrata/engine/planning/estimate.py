@@ -201,7 +201,7 @@ class Estimate:
         clients being too few for it.
         """
         settings = self.experiment.method.settings
-        size, updates = sum(self.measured.up.values()), max(map(len, self.delivered))
+        size, updates = sum(self.measured.up.values()), max(map(len, self.delivered), default=0)
         if isinstance(settings, FedMedLoRAPlusSettings):
             updates = min(updates, math.floor(1 / settings.cap) if settings.cap else 0)
         if isinstance(settings, FLoRASettings | FedMedLoRAPlusSettings):
