@@ -230,6 +230,14 @@ def test_a_rule_that_needs_more_clients_is_refused_before_other_rows_have_run(tm
     assert "sweep.columns" in found[1]
 
 
+def test_a_row_that_needs_documents_of_the_server_s_is_refused_before_others_have_run(tmp_path: Path) -> None:
+    text = BASE + (
+        "sweep:\n  rows:\n    a: {method: {name: fedlora}}\n    b: {method: {name: fedmedlora_plus}}\n"
+    )
+    (found,) = refusals(tmp_path, text)
+    assert found.startswith("b: data.split.server: must be 1 or more with fedmedlora_plus")
+
+
 @pytest.mark.parametrize("finished", [False, True])
 def test_a_column_must_be_one_that_runs_can_have(tmp_path: Path, finished: bool) -> None:
     if finished:  # then the documents need not be read again

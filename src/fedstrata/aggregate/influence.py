@@ -6,9 +6,9 @@ Gimelshein 2018) the running sums are kept relative to the lowest loss so far an
 one arrives. The server holds one payload, whatever the number of clients, and no loss is too large or small.
 
 With a cap a client's weight is at most a share of all, and what exceeds it goes to the others in proportion,
-until none exceeds it. Whom it concerns is known at the end; it can only be among the floor(1 / cap) clients
-of most weight, since so many caps fill the whole. These are kept apart and all others are summed up: with a
-cap the server holds 1 + floor(1 / cap) payloads, whatever the number of clients.
+until none exceeds it. Whom it concerns is known at the end, but it must be fewer than 1 / cap clients, those
+of most weight, since so many caps are the whole. These are kept apart and all others are summed up: with a
+cap the server holds ceil(1 / cap) payloads, whatever the number of clients.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class InfluenceMean:
 
     def __init__(self, cap: float | None = None) -> None:
         self._cap = cap
-        self._room = 0 if cap is None else math.floor(1 / cap)
+        self._room = room_for(cap)
         self._apart: list[tuple[float, str, Update]] = []  # a heap: of the heaviest the lightest comes first
         self._mean = StreamingMean()
         self._lowest = math.inf  # loss of what was folded
@@ -125,6 +125,16 @@ class InfluenceMean:
         weight = update.weight * math.exp(self._lowest - loss)
         if weight > 0:  # else too little to be a number
             self._mean.add(replace(update, weight=weight))
+
+
+def room_for(cap: float | None) -> int:
+    """Returns how many clients are kept apart, besides the running sum, for a cap on a client's weight.
+
+    Example:
+        >>> room_for(None), room_for(1.0), room_for(0.5), room_for(0.3)
+        (0, 0, 1, 3)
+    """
+    return 0 if cap is None else math.ceil(1 / cap) - 1
 
 
 def shares(scores: Sequence[float] | np.ndarray, cap: float | None = None) -> tuple[np.ndarray, np.ndarray]:

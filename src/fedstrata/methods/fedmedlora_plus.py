@@ -6,8 +6,8 @@ Travels: A and B of every adapted layer and the task head, where the task has on
 Server half: the loss l_k of the base model with each site's adapter and head on `data.split.server` documents
     of the server's own; the mean of A, of B and of the head by C_k = n_k I_k / sum n_i I_i with I =
     softmax(-l), over the sites of the round. Needs single updates, to try them; one at a time, so the server
-    holds one payload whatever the number of sites (`fedstrata.aggregate.influence`), and 1 + floor(1 / cap)
-    with a `cap` on a site's share. No secure aggregation, which hides all but the sum.
+    holds one payload whatever the number of sites (`fedstrata.aggregate.influence`), and ceil(1 / cap) with a
+    `cap` on a site's share. No secure aggregation, which hides all but the sum.
 Client half: local training of the adapter and the head.
 Reduces to: Fed-MedLoRA with equal losses, to the last bit.
 Deviations: the printed 1/m is left out but with `literal: true` (see `fedmedlora`). l_k is the mean over the

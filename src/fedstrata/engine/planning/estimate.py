@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections import Counter
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from scipy.optimize import nnls
 
 from fedstrata.adapters.rank import is_lora
 from fedstrata.adapters.stack import adapted_layers
+from fedstrata.aggregate.influence import room_for
 from fedstrata.aggregate.rules import AveragingSettings, MeanRule
 from fedstrata.core.files import nearest_existing
 from fedstrata.core.types import Message
@@ -203,7 +203,7 @@ class Estimate:
         settings = self.experiment.method.settings
         size, updates = sum(self.measured.up.values()), max(map(len, self.delivered), default=0)
         if isinstance(settings, FedMedLoRAPlusSettings):
-            updates = min(updates, math.floor(1 / settings.cap) if settings.cap else 0)
+            updates = min(updates, room_for(settings.cap))
         if isinstance(settings, FLoRASettings | FedMedLoRAPlusSettings):
             return max(0, updates - REHEARSED_CLIENTS) * size, 0
         if not isinstance(settings, AveragingSettings) or isinstance(settings.aggregation, MeanRule):
