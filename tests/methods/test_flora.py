@@ -192,7 +192,7 @@ def test_the_model_that_is_left_is_a_plain_one_and_scores_as_the_run_says(
     export(result, tmp_path / "out", licence=None, language=None, with_names=False)
     handed = AutoModelForTokenClassification.from_pretrained(tmp_path / "out")
     assert all(torch.equal(tensor, saved[name]) for name, tensor in handed.state_dict().items())
-    with pytest.raises(ConfigurationError, match="--adapter: this run left none"):
+    with pytest.raises(ConfigurationError, match="--adapter: this run left no adapter: flora"):
         export(result, tmp_path / "apart", licence=None, language=None, with_names=False, keep_adapter=True)
 
 

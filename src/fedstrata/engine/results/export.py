@@ -52,7 +52,7 @@ def export(
     if not model.layout.frozen:  # none, or one that was merged in the rounds
         adapter = None
     if keep_adapter and adapter is None:
-        message = f"this run left none: {result.method.name} trained the model itself, or merged it"
+        message = f"this run left no adapter: {result.method.name} trained the model itself, or merged it"
         raise ConfigurationError([Problem("--adapter", message)])
     merged = adapter is not None and adapter.kind == "lora" and not keep_adapter
     facts = Facts(result, out.resolve().name, licence, language, names, None if merged else adapter)
