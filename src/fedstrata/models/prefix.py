@@ -120,7 +120,7 @@ def replaced_prefix(
             states = current[0]
             if states is None:
                 return forward(*args, **kwargs)
-            return (states, *[None] * (size - 1)) if size else states
+            return as_returned(states, size)
 
         return answer
 
@@ -129,6 +129,11 @@ def replaced_prefix(
 
     with answering(blocks, [instead_of(block.forward) for block in blocks]):
         yield use
+
+
+def as_returned(states: Tensor, size: int) -> Any:
+    """Returns hidden states in the form in which a block would; `size` is as in `BlockOutput`."""
+    return (states, *[None] * (size - 1)) if size else states
 
 
 class _SeenError(Exception):

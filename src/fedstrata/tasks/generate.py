@@ -1,7 +1,8 @@
-"""Greedy generation for a batch of prompts of unequal length."""
+"""Generation for a batch of prompts of unequal length."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,6 +10,8 @@ import torch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from fedstrata.core.seeding import Seed
 
 
 @torch.no_grad()
@@ -20,8 +23,10 @@ def generate(
     budgets: Tensor,
     end: int,
     pad: int,
+    temperature: float = 0.0,
+    seed: Seed | None = None,
 ) -> list[np.ndarray]:
-    """Continues each row with its likeliest tokens, with a key-value cache.
+    """Continues each row with its likeliest tokens, or with drawn ones, with a key-value cache.
 
     Rows are padded on the left, so that all go on at one place; a row that has ended waits for the others.
 
@@ -32,6 +37,8 @@ def generate(
         budgets: Tokens that each row may generate, at least one; (rows,) int64.
         end: The token that ends an answer.
         pad: What rows are padded with.
+        temperature: Logits are divided by it before a token is drawn; 0 takes the likeliest.
+        seed: Where tokens are drawn from; needed unless the temperature is 0.
 
     Returns:
         The generated tokens of each row, (tokens,) int32 each; the last one is `end` unless the row was cut
@@ -43,12 +50,20 @@ def generate(
     columns = torch.arange(longest, device=input_ids.device) - (longest - prompts)[:, None]
     mask = columns >= 0
     rows = torch.where(mask, input_ids.gather(1, columns.clamp(min=0)), pad)
+    drawn = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     settings = GenerationConfig(
-        max_new_tokens=int(budgets.max()), do_sample=False, eos_token_id=end, pad_token_id=pad, use_cache=True
+        max_new_tokens=int(budgets.max()),
+        eos_token_id=end,
+        pad_token_id=pad,
+        use_cache=True,
+        **(drawn if temperature > 0 else {"do_sample": False}),
     )
-    output = module.generate(  # type: ignore[operator]  # torch's modules have no such attribute
-        input_ids=rows, attention_mask=mask.long(), generation_config=settings
-    )
+    if temperature > 0 and seed is None:
+        raise ValueError("a temperature above 0 needs a seed")
+    with seed.everywhere() if seed is not None else nullcontext():
+        output = module.generate(  # type: ignore[operator]  # torch's modules have no such attribute
+            input_ids=rows, attention_mask=mask.long(), generation_config=settings
+        )
     answers = output[:, longest:].cpu().numpy().astype(np.int32)
     return [_ended(row[:budget], end) for row, budget in zip(answers, budgets.tolist(), strict=True)]
 

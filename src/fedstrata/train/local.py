@@ -144,7 +144,7 @@ def _descend(
         _frozen_part(client, trainable) as feed,
         _left_out(client, dropout) as leave_out,
     ):
-        _train_mode(model)
+        train_mode(model)
         for _ in range(settings.epochs):
             loss_sum = term_count = 0.0
             for batches in _groups(loader, settings.accumulation):
@@ -179,7 +179,7 @@ def to_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Te
     return {key: value.to(device, non_blocking=True) for key, value in batch.items()}
 
 
-def _train_mode(model: Model) -> None:
+def train_mode(model: Model) -> None:
     """Switches on dropout in what trains; frozen blocks, and a frozen embedding, run as in evaluation.
 
     What is frozen is then a fixed function of the text, which is what a cache of its output relies on.

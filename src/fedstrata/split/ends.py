@@ -1,0 +1,277 @@
+"""The client's side of a divided model: A and C, the loss, and the labels, which never leave.
+
+Source: FL-LLaMA, section 3.1, equations 1 to 4. A training step is
+
+    front = ends.front(call)                       # A
+    h_b = server(front.states, front.rows)         # B, elsewhere
+    (loss, terms), leaf = ends.back(front, h_b, call)      # C
+    loss.backward()                                # C
+    gradient = server(leaf.grad)                   # B, elsewhere
+    front.backward(gradient)                       # A
+
+where `call` is `lambda: task.loss(ends.module, batch)`: the task calls the model in its own way and knows
+nothing of the cut. It is called twice. The first call is broken off at the middle. In the second the hidden
+states from the server stand in for everything below C, so that of A no more than the embedding is looked up
+again, which nothing reads. Any number of steps may be between their `front` and their `back`, and their
+gradients add up, as in any training with several batches a step. Losses are sums, and so are gradients:
+whoever takes an optimiser step divides by the number of terms.
+
+For scoring and for generating, `connected` makes the module a whole model again, whose middle block asks the
+server: `task.predict`, and `generate` of transformers with a key-value cache on both sides, run as they are.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fedstrata.core.errors import ConfigurationError, FedstrataError, FrameError, Problem
+from fedstrata.core.errors import SessionLostError
+from fedstrata.models.blocks import block_modules, family_of, transformers_model
+from fedstrata.models.prefix import answering, as_returned, replaced_prefix, run_prefix
+from fedstrata.split.rows import Rows
+from fedstrata.split.stand_ins import cache_of, note_tokens, states_of
+
+if TYPE_CHECKING:
+    from transformers import Cache
+
+    from fedstrata.models.state import Model
+    from fedstrata.split.noise import Noise
+    from fedstrata.split.partition import Cut
+
+Result = TypeVar("Result")
+
+
+class Remote(Protocol):
+    """The server's middle as a client sees it when nothing is learnt; see `fedstrata.split.kvcache.Sessions`."""
+
+    def run(self, states: Tensor, rows: Rows) -> Tensor:
+        """Returns what the middle gives for whole rows, (rows, length, hidden) to the same."""
+
+    def open(self, session: str, states: Tensor, rows: Rows) -> Tensor:
+        """Does the same and keeps keys and values; a session of that name is replaced."""
+
+    def extend(self, session: str, states: Tensor, past: int) -> Tensor:
+        """Goes on behind `past` columns, (rows, columns, hidden) to the same.
+
+        Raises:
+            SessionLostError: The server does not hold the session with so many columns.
+        """
+
+    def close(self, session: str) -> None:
+        """Forgets a session, if there is one."""
+
+
+class Front:
+    """What A gave for one batch.
+
+    Args:
+        output: The hidden states with their graph, (rows, length, hidden).
+        rows: The lengths of the rows.
+
+    Attributes:
+        rows: The lengths of the rows.
+        states: The hidden states to be sent, without a graph; noise may be added to them.
+        needs_gradient: Whether anything of A learns, so that their gradient is wanted.
+    """
+
+    def __init__(self, output: Tensor, rows: Rows) -> None:
+        self.rows = rows
+        self.states = output.detach()
+        self.needs_gradient = output.requires_grad
+        self._output: Tensor | None = output if output.requires_grad else None
+
+    def backward(self, gradient: Tensor) -> None:
+        """Adds to the gradients of A; once.
+
+        Args:
+            gradient: Of the summed loss by `states`, (rows, length, hidden).
+
+        Raises:
+            FrameError: It has another shape.
+        """
+        if gradient.shape != self.states.shape:
+            raise FrameError(
+                f"a gradient of shape {tuple(gradient.shape)} for states of {tuple(self.states.shape)}"
+            )
+        if self._output is None:
+            raise FedstrataError("nothing of A waits for a gradient: it has had it, or nothing of A learns")
+        torch.autograd.backward(self._output, gradient.to(self._output))
+        self._output = None
+
+
+class Ends:
+    """The client's side.
+
+    Args:
+        model: What `leave_ends` left, with or without an adapter.
+        cut: Where it was cut.
+
+    Attributes:
+        model: The model.
+        module: Its module, which a task calls.
+    """
+
+    def __init__(self, model: Model, cut: Cut) -> None:
+        self.model, self.module = model, model.module
+        refuse_prompts(self.module)
+        self._blocks = block_modules(self.module, model.layout)
+        self._middle = cut.middle(len(self._blocks))
+        without = [index for index, block in enumerate(self._blocks) if not any(True for _ in block.parameters())]
+        if without != list(self._middle):
+            raise ValueError(f"the model lacks the blocks {without}, not {list(self._middle)}")
+        inner = transformers_model(self.module)
+        self._returns = family_of(inner).returns
+        self._mask: Tensor | None = None
+        self._forward = inspect.signature(inner.base_model.forward)
+        inner.base_model.register_forward_pre_hook(self._see_mask, with_kwargs=True)
+        self._sessions = count()
+
+    def front(self, call: Callable[[], object]) -> Front:
+        """Runs A.
+
+        Args:
+            call: Calls the model once, in whatever way its task does; broken off at the middle.
+
+        Raises:
+            FedstrataError: `call` did not call the model.
+        """
+        found = run_prefix(self.module, self.model.layout, self._middle.start + 1, call)
+        if found is None:
+            raise FedstrataError("the model was not called, so there is nothing to send")
+        return Front(found.states, self._rows(found.states, 0))
+
+    def back(self, front: Front, states: Tensor, call: Callable[[], Result]) -> tuple[Result, Tensor]:
+        """Runs C.
+
+        Args:
+            front: What A gave for this batch.
+            states: What B made of it, (rows, length, hidden).
+            call: Calls the model as for `front`, and does with its output what the task does.
+
+        Returns:
+            What `call` returned, and the leaf of the graph: after the backward pass of a loss its `grad` is
+            what the server is to be sent.
+
+        Raises:
+            FrameError: The states have another shape than those that were sent.
+        """
+        leaf = _received(states, front.states).requires_grad_()
+        size = self._returns
+        with replaced_prefix(self.module, self.model.layout, self._middle.stop, size) as use:
+            use(leaf)
+            return call(), leaf
+
+    @contextmanager
+    def connected(self, remote: Remote, name: str = "session", noise: Noise | None = None) -> Iterator[None]:
+        """Makes the module a whole model within the block: its middle asks the server.
+
+        Args:
+            remote: The server's middle.
+            name: What the names of this client's sessions begin with; unlike that of any other client.
+            noise: Added to what is sent, if it is meant for inference.
+
+        Raises:
+            SessionLostError: The server lost a session, and lost it again while it was being made up for.
+        """
+        asking = _Asking(remote, f"{name}/{next(self._sessions)}", noise if noise and noise.inference else None)
+        answer: list[Tensor] = []
+
+        def middle_block(index: int) -> Callable[..., Any]:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                states, cache = states_of(args, kwargs), cache_of(args, kwargs)
+                if index == self._middle.start:
+                    past = cache.get_seq_length(index) if cache is not None else 0
+                    answer[:] = [asking.ask(states, self._rows(states, past), cache, past)]
+                note_tokens(cache, index, states)
+                return as_returned(answer[0], self._returns)
+
+            return run
+
+        blocks = [self._blocks[index] for index in self._middle]
+        try:
+            with answering(blocks, [middle_block(index) for index in self._middle]):
+                yield
+        finally:
+            asking.close()
+
+    def _rows(self, states: Tensor, past: int) -> Rows:
+        """Returns the lengths of the rows of the present call of the model."""
+        return Rows.of(self._mask, len(states), past + states.shape[1])
+
+    def _see_mask(self, base: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._mask = self._forward.bind_partial(*args, **kwargs).arguments.get("attention_mask")
+
+
+class _Asking:
+    """A client's questions to a server while it scores or generates.
+
+    What was sent of a session is kept, so that a session that the server lost can be made up for: it is half of
+    what one block with as many key heads as heads keeps of the same tokens.
+    """
+
+    def __init__(self, remote: Remote, name: str, noise: Noise | None) -> None:
+        self._remote, self._name, self._noise = remote, name, noise
+        self._number = 0
+        self._rows = Rows(0, ())
+        self._sent: list[Tensor] = []
+
+    def ask(self, states: Tensor, rows: Rows, cache: Cache | None, past: int) -> Tensor:
+        """Returns what the middle gives, (rows, columns, hidden), for the columns behind `past`."""
+        if torch.is_grad_enabled() and states.requires_grad:
+            raise ValueError("a connected model learns nothing: use `front` and `back`, or torch.no_grad()")
+        if not past:
+            self.close()
+            self._number += 1
+        sent = states.detach()
+        if self._noise is not None:
+            sent = self._noise.add(sent, rows, self._name, self._number, past)
+        if cache is None:
+            return _received(self._remote.run(sent, rows), states)
+        self._sent.append(sent)
+        self._rows = rows
+        return _received(self._answer(sent, past), states)
+
+    def _answer(self, sent: Tensor, past: int) -> Tensor:
+        if past:
+            try:
+                return self._remote.extend(self._session, sent, past)
+            except SessionLostError:
+                everything = torch.cat(self._sent, dim=1)
+                return self._remote.open(self._session, everything, self._rows)[:, past:]
+        return self._remote.open(self._session, sent, self._rows)
+
+    def close(self) -> None:
+        """Ends the session, if one is open."""
+        if self._sent:
+            self._remote.close(self._session)
+            self._sent.clear()
+
+    @property
+    def _session(self) -> str:
+        return f"{self._name}/{self._number}"
+
+
+def refuse_prompts(module: nn.Module) -> None:
+    """Refuses an adapter that lies outside the blocks: its prefixes would have to reach into both sides.
+
+    Raises:
+        ConfigurationError: The module has one.
+    """
+    configs: Any = getattr(module, "peft_config", {})
+    if any(each.is_prompt_learning for each in configs.values()):
+        message = "prefix cannot be divided between client and server; lora and bottleneck can"
+        raise ConfigurationError([Problem("adapter.kind", message)])
+
+
+def _received(states: Tensor, sent: Tensor) -> Tensor:
+    """Returns the server's answer as a tensor of this client, checked against what was sent."""
+    if states.shape != sent.shape:
+        raise FrameError(f"states of shape {tuple(states.shape)} came back for {tuple(sent.shape)}")
+    return states.detach().to(device=sent.device, dtype=sent.dtype)
