@@ -1,4 +1,4 @@
-"""What tests of divided models share: deeper tiny models, both sides of one, and a training step through them."""
+"""What tests of divided models share: deeper tiny models, both sides of one, a step through them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def deeper(family: str, blocks: int = 3, **changes: Any) -> dict[str, Any]:
     usual = AutoConfig.for_model(CONFIGURATIONS[family].get("model_type", family))
     still = {name: 0.0 for name, value in vars(usual).items() if "drop" in name and isinstance(value, float)}
     if family == "gemma3":
-        return {"text_config": {**CONFIGURATIONS[family]["text_config"], "num_hidden_layers": blocks, **changes}}
+        text = CONFIGURATIONS[family]["text_config"]
+        return {"text_config": {**text, "num_hidden_layers": blocks, **changes}}
     return {"n_layers" if family == "distilbert" else "num_hidden_layers": blocks, **still, **changes}
 
 
@@ -57,7 +58,9 @@ class Divided:
                 found[name] = found[name] + gradient if name in found else gradient
         return found
 
-    def step(self, batch: Mapping[str, Tensor], task: Any = TASK, name: str = "step") -> tuple[Tensor, Tensor]:
+    def step(
+        self, batch: Mapping[str, Tensor], task: Any = TASK, name: str = "step"
+    ) -> tuple[Tensor, Tensor]:
         """Leaves the gradients of a batch's summed loss behind; returns the loss and its number of terms."""
 
         def call() -> tuple[Tensor, Tensor]:
@@ -93,7 +96,7 @@ def with_lora(model: Model, kind: str) -> Model:
     names = [name for name in adapted.layout.all if ".lora_" in name]
     adapted.load(
         {
-            name: value + 0.1 * torch.randn(value.shape, generator=Seed(6).child(name).torch())
+            name: 0.1 * torch.randn(value.shape, generator=Seed(6).child(name).torch())
             for name, value in adapted.tensors(names).items()
         }
     )

@@ -78,8 +78,9 @@ def test_blocks_with_a_sliding_window_keep_theirs(tiny_model: Tiny, family: str,
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bert", "gpt_neox", "deberta-v2"])
 def test_each_segment_trains_its_own_lora(tiny_model: Tiny, family: str) -> None:
     kind, cut, batch = "token-classification", Cut(1, 1), batch_of()
-    client, server = (with_lora(side, kind) for side in divide(tiny_model(family, config=deeper(family)), cut))
-    whole = with_lora(tiny_model(family, config=deeper(family)), kind)
+    plain, again = (tiny_model(family, config=deeper(family)) for _ in range(2))
+    client, server = (with_lora(side, kind) for side in divide(plain, cut))
+    whole = with_lora(again, kind)
     both = joined(client, server, cut)
     assert set(client.layout.all) | set(server.layout.all) == set(whole.layout.all)
     assert not set(client.layout.all) & set(server.layout.all)
@@ -90,7 +91,7 @@ def test_each_segment_trains_its_own_lora(tiny_model: Tiny, family: str) -> None
 
 
 NOTES = [
-    Document("a", "Denies fever. Severe chest pain since Monday.", (Span(7, 12, "problem"),), labels=("yes",)),
+    Document("a", "Denies fever. Severe chest pain.", (Span(7, 12, "problem"),), labels=("yes",)),
     Document("b", "No pain.", (Span(3, 7, "problem"),), labels=("no",)),
     Document("c", "Given aspirin 81 mg daily for the pain.", (Span(6, 13, "drug"),), labels=("no", "yes")),
 ]
@@ -125,7 +126,7 @@ def test_the_tasks_take_their_losses_as_they_do_of_a_whole_model(family: str, na
 
 
 def test_steps_may_overlap_and_add_up(tiny_model: Tiny) -> None:
-    """Two batches are at the server before either has its gradient back, and the later one is answered first."""
+    """Two batches are at the server before either has its gradient, and the later one is answered first."""
     model = tiny_model("llama", config=deeper("llama"))
     batches = [batch_of((5, 12, 1)), batch_of((7, 3))]
     expected = [whole_step(model, batch)[1] for batch in batches]
@@ -170,7 +171,8 @@ def test_a_gradient_for_weights_that_have_changed_is_refused(tiny_model: Tiny) -
     both = divided(tiny_model("llama", config=deeper("llama")), Cut(1, 1))
     middle = both.middle
     front = both.ends.front(lambda: TASK.loss(both.ends.module, batch_of()))
-    states = [middle.forward(name, front.states, front.rows) for name in ("one", "other")][0]
+    states = middle.forward("one", front.states, front.rows)
+    middle.forward("other", front.states, front.rows)
     middle.backward("one", states)
     parameters = middle.model.parameters(middle.model.trainable)
     torch.optim.SGD(parameters, lr=0.1).step()
@@ -180,7 +182,7 @@ def test_a_gradient_for_weights_that_have_changed_is_refused(tiny_model: Tiny) -
 
 
 def test_what_does_not_learn_asks_for_no_gradient(tiny_model: Tiny) -> None:
-    """A frozen front: the server makes no gradient by its states. A frozen middle too: nothing is to be sent."""
+    """A frozen front: the server makes no gradient by its states. A frozen middle too: none is sent."""
     model, cut, batch = tiny_model("llama", config=deeper("llama")), Cut(1, 1), batch_of()
     _, expected = whole_step(model, batch)
     both = divided(model, cut)
@@ -216,7 +218,8 @@ def test_a_client_may_be_cut_higher_than_the_server(tiny_model: Tiny) -> None:
     """The server holds what any client lacks; for this one it runs a narrower middle."""
     model, own, batch = tiny_model("gemma2", config=deeper("gemma2", 4)), Cut(2, 1), batch_of()
     loss, expected = whole_step(model, batch)
-    client, server = divide(model, own)[0], divide(model, Cut(1, 0))[1]
+    again = tiny_model("gemma2", config=deeper("gemma2", 4))  # so that gradients are not in one place
+    client, server = divide(model, own)[0], divide(again, Cut(1, 0))[1]
     for each in (client, server):
         each.train_only(each.layout.all)
     ends, middle = Ends(client, own), Middle(server, Cut(1, 0))
@@ -249,11 +252,9 @@ def test_states_of_another_shape_are_refused(tiny_model: Tiny) -> None:
 
 
 def test_a_prefix_adapter_is_refused(tiny_model: Tiny) -> None:
-    cut = Cut(1, 1)
-    client, _ = divide(tiny_model("llama", "causal-lm", config=deeper("llama")), cut)
-    prefixed = attach(client, PrefixSettings(tokens=2), kind="causal-lm", seed=Seed(0))
+    client, _ = divide(tiny_model("llama", "causal-lm", config=deeper("llama")), Cut(1, 1))
     with pytest.raises(ConfigurationError, match="prefix cannot be divided"):
-        Ends(prefixed, cut)
+        attach(client, PrefixSettings(tokens=2), kind="causal-lm", seed=Seed(0))
 
 
 def test_an_architecture_that_computes_with_something_else_is_refused(

@@ -36,7 +36,7 @@ class Family:
         blocks: The list of blocks.
         final_norm: The norm after the last block, if there is one.
         shared: Modules beside the embedding that blocks of any depth, or what stands between two of them,
-            compute with: relative positions, DeBERTa-v2's convolution. A model has those it is configured for.
+            compute with: relative positions, DeBERTa-v2's convolution. A model may lack some of them.
         returns: Length of the tuple that a block returns, hidden states first; 0 for a plain tensor.
     """
 
@@ -68,9 +68,7 @@ FAMILIES: Mapping[str, Family] = {
     "xlm-roberta": _BERT_LIKE,
     "camembert": _BERT_LIKE,
     "deberta": Family("encoder.layer", shared=(_RELATIVE,), returns=2),
-    "deberta-v2": Family(
-        "encoder.layer", shared=(_RELATIVE, "encoder.LayerNorm", "encoder.conv"), returns=2
-    ),
+    "deberta-v2": Family("encoder.layer", shared=(_RELATIVE, "encoder.LayerNorm", "encoder.conv"), returns=2),
     "distilbert": Family("transformer.layer"),
     "modernbert": Family("layers", "final_norm"),
     "bloom": Family("h", "ln_f", returns=2),

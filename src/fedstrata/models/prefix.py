@@ -142,7 +142,7 @@ class _SeenError(Exception):
 
 @contextmanager
 def answering(blocks: Sequence[nn.Module], answers: Sequence[Answer]) -> Iterator[None]:
-    """Sets `forward` on these instances; what was set there before is put back."""
+    """Sets `forward` on these modules; what was set there before is put back."""
     before = [vars(block).get("forward") for block in blocks]
     try:
         for block, answer in zip(blocks, answers, strict=True):

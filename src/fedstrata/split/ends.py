@@ -24,19 +24,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import wraps
 from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedstrata.core.errors import ConfigurationError, FedstrataError, FrameError, Problem
-from fedstrata.core.errors import SessionLostError
+from fedstrata.core.errors import FedstrataError, FrameError, SessionLostError
 from fedstrata.models.blocks import block_modules, family_of, transformers_model
 from fedstrata.models.prefix import answering, as_returned, replaced_prefix, run_prefix
 from fedstrata.split.rows import Rows
-from fedstrata.split.stand_ins import cache_of, note_tokens, states_of
+from fedstrata.split.stand_ins import cache_of, is_empty, note_tokens, states_of
 
 if TYPE_CHECKING:
     from transformers import Cache
@@ -49,7 +49,7 @@ Result = TypeVar("Result")
 
 
 class Remote(Protocol):
-    """The server's middle as a client sees it when nothing is learnt; see `fedstrata.split.kvcache.Sessions`."""
+    """The server's middle as a client sees it while nothing is learnt: `fedstrata.split.kvcache.Sessions`."""
 
     def run(self, states: Tensor, rows: Rows) -> Tensor:
         """Returns what the middle gives for whole rows, (rows, length, hidden) to the same."""
@@ -120,17 +120,14 @@ class Ends:
 
     def __init__(self, model: Model, cut: Cut) -> None:
         self.model, self.module = model, model.module
-        refuse_prompts(self.module)
         self._blocks = block_modules(self.module, model.layout)
         self._middle = cut.middle(len(self._blocks))
-        without = [index for index, block in enumerate(self._blocks) if not any(True for _ in block.parameters())]
-        if without != list(self._middle):
-            raise ValueError(f"the model lacks the blocks {without}, not {list(self._middle)}")
-        inner = transformers_model(self.module)
-        self._returns = family_of(inner).returns
+        empty = {index for index, block in enumerate(self._blocks) if is_empty(block)}
+        if empty != set(self._middle):
+            raise ValueError(f"the model lacks the blocks {sorted(empty)}, not {list(self._middle)}")
+        self._inner = transformers_model(self.module)
+        self._returns = family_of(self._inner).returns
         self._mask: Tensor | None = None
-        self._forward = inspect.signature(inner.base_model.forward)
-        inner.base_model.register_forward_pre_hook(self._see_mask, with_kwargs=True)
         self._sessions = count()
 
     def front(self, call: Callable[[], object]) -> Front:
@@ -142,7 +139,8 @@ class Ends:
         Raises:
             FedstrataError: `call` did not call the model.
         """
-        found = run_prefix(self.module, self.model.layout, self._middle.start + 1, call)
+        with self._seeing_masks():
+            found = run_prefix(self.module, self.model.layout, self._middle.start + 1, call)
         if found is None:
             raise FedstrataError("the model was not called, so there is nothing to send")
         return Front(found.states, self._rows(found.states, 0))
@@ -180,7 +178,8 @@ class Ends:
         Raises:
             SessionLostError: The server lost a session, and lost it again while it was being made up for.
         """
-        asking = _Asking(remote, f"{name}/{next(self._sessions)}", noise if noise and noise.inference else None)
+        used = noise if noise is not None and noise.inference else None
+        asking = _Asking(remote, f"{name}/{next(self._sessions)}", used)
         answer: list[Tensor] = []
 
         def middle_block(index: int) -> Callable[..., Any]:
@@ -196,7 +195,7 @@ class Ends:
 
         blocks = [self._blocks[index] for index in self._middle]
         try:
-            with answering(blocks, [middle_block(index) for index in self._middle]):
+            with self._seeing_masks(), answering(blocks, [middle_block(index) for index in self._middle]):
                 yield
         finally:
             asking.close()
@@ -205,15 +204,27 @@ class Ends:
         """Returns the lengths of the rows of the present call of the model."""
         return Rows.of(self._mask, len(states), past + states.shape[1])
 
-    def _see_mask(self, base: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._mask = self._forward.bind_partial(*args, **kwargs).arguments.get("attention_mask")
+    def _seeing_masks(self) -> AbstractContextManager[None]:
+        """Returns the context in which the mask of every call of the model is kept.
+
+        Not by a hook: PEFT calls the `forward` of a model and not the model.
+        """
+        forward: Callable[..., Any] = self._inner.forward
+        signature = inspect.signature(forward)
+
+        @wraps(forward)
+        def see(*args: Any, **kwargs: Any) -> Any:
+            self._mask = signature.bind_partial(*args, **kwargs).arguments.get("attention_mask")
+            return forward(*args, **kwargs)
+
+        return answering([self._inner], [see])
 
 
 class _Asking:
     """A client's questions to a server while it scores or generates.
 
-    What was sent of a session is kept, so that a session that the server lost can be made up for: it is half of
-    what one block with as many key heads as heads keeps of the same tokens.
+    What was sent of a session is kept, so that a session that the server lost can be made up for: it is half
+    of what one block with as many key heads as heads keeps of the same tokens.
     """
 
     def __init__(self, remote: Remote, name: str, noise: Noise | None) -> None:
@@ -256,18 +267,6 @@ class _Asking:
     @property
     def _session(self) -> str:
         return f"{self._name}/{self._number}"
-
-
-def refuse_prompts(module: nn.Module) -> None:
-    """Refuses an adapter that lies outside the blocks: its prefixes would have to reach into both sides.
-
-    Raises:
-        ConfigurationError: The module has one.
-    """
-    configs: Any = getattr(module, "peft_config", {})
-    if any(each.is_prompt_learning for each in configs.values()):
-        message = "prefix cannot be divided between client and server; lora and bottleneck can"
-        raise ConfigurationError([Problem("adapter.kind", message)])
 
 
 def _received(states: Tensor, sent: Tensor) -> Tensor:

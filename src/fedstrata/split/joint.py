@@ -1,14 +1,14 @@
 """One step of the server for the batches of several clients.
 
 Source: FL-LLaMA, section 3.3.1, client-batch parallel training. The hidden states of the clients' batches are
-padded to one length and run through B as one batch. Attention is within a row and rows know their own lengths,
-so each client gets what it would have got alone.
+padded to one length and run through B as one batch. Attention is within a row and rows know their own
+lengths, so each client gets what it would have got alone.
 
-What comes back to be backpropagated is the gradient of each client's own summed loss. If they went through B as
-they are, its gradient would be that of the sum over all clients: with M of them M times too large. So each is
-scaled before the joint backward pass, and B's gradient is a mean: over all terms of all clients (`terms`), or
-over the clients, of each one's mean loss (`clients`). The gradient that goes back to a client is that of its own
-summed loss again.
+What comes back to be backpropagated is the gradient of each client's own summed loss. If they went through B
+as they are, its gradient would be that of the sum over all clients: with M of them M times too large. So each
+is scaled before the joint backward pass, and B's gradient is a mean: over all terms of all clients (`terms`),
+or over the clients, of each one's mean loss (`clients`). The gradient that goes back to a client is that of
+its own summed loss again.
 """
 
 from __future__ import annotations

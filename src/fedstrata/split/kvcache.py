@@ -1,14 +1,14 @@
 """The server's keys and values while clients generate: several sessions in bounded memory.
 
 Source: FL-LLaMA, section 3.4.2, collaborative key-value cache. After the prefill one token's hidden state
-travels each way, whatever the length of the context. The client's caches for A and C are those that `generate`
-of transformers makes.
+travels each way, whatever the length of the context. The client's caches for A and C are those that
+`generate` of transformers makes.
 
-The bound is on the bytes of all sessions together. When they have more, the one that was used the longest time
-ago is forgotten; its client is told so with the next token, and opens the session again
+The bound is on the bytes of all sessions together. When they have more, the one that was used the longest
+time ago is forgotten; its client is told so with the next token, and opens the session again
 (`fedstrata.split.ends` does this by itself). Within a call the memory can be larger by what the call adds.
-Clients that together need more than the bound take turns in evicting each other: nothing fails, but every token
-then costs a prefill.
+Clients that together need more than the bound take turns in evicting each other: nothing fails, but every
+token then costs a prefill.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING
 
 from transformers import Cache, DynamicCache
 
-from fedstrata.core.errors import ConfigurationError, FrameError, Problem, SessionLostError, SessionTooLargeError
+from fedstrata.core.errors import (
+    ConfigurationError,
+    FrameError,
+    Problem,
+    SessionLostError,
+    SessionTooLargeError,
+)
 from fedstrata.split.rows import Rows
 
 if TYPE_CHECKING:
@@ -83,7 +89,7 @@ class Sessions:
             message = f"a {self._middle.inner.config.model_type} keeps no keys and values to go on from"
             raise ConfigurationError([Problem("model.name", message)])
         if any(rows.padding) and rows.side == "right":
-            raise FrameError("the rows of a session must be padded on the left: they go on at their right end")
+            raise FrameError("the rows of a session must be padded on the left: they go on at the right")
         self.close(session)
         cache = DynamicCache(config=self._middle.inner.config.get_text_config(decoder=True))
         output = self._middle.run(states, rows, cut, cache)
@@ -128,8 +134,8 @@ class Sessions:
         self.close(session)
         if held.size > self._limit:
             raise SessionTooLargeError(
-                f"session {session!r} has {held.size} bytes of keys and values, and all sessions together may "
-                f"have {self._limit}; a shorter text, fewer rows or more memory for the server may help"
+                f"session {session!r} has {held.size} bytes of keys and values, and all sessions together "
+                f"may have {self._limit}; a shorter text, fewer rows or more memory for the server may help"
             )
         self._sessions[session] = held
         while self.size > self._limit:

@@ -25,12 +25,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fedstrata.core.errors import ConfigurationError, FedstrataError, FrameError, Problem, StepLostError
+from fedstrata.core.errors import ConfigurationError, FrameError, Problem, StepLostError
 from fedstrata.models.blocks import block_modules, family_of, is_listed, transformers_model
 from fedstrata.models.prefix import answering, run_prefix
-from fedstrata.split.ends import refuse_prompts
 from fedstrata.split.rows import Rows
-from fedstrata.split.stand_ins import hand_on
+from fedstrata.split.stand_ins import hand_on, is_empty
 from fedstrata.train.local import train_mode
 
 if TYPE_CHECKING:
@@ -52,8 +51,8 @@ class _Step:
 class Middle:
     """The server's side.
 
-    Clients may be cut at different places: the server holds the blocks from the lowest to the highest that any
-    of them lacks, and every call may name a narrower middle.
+    Clients may be cut at different places: the server holds the blocks from the lowest to the highest that
+    any of them lacks, and every call may name a narrower middle.
 
     Args:
         model: What `leave_middle` left, with or without an adapter.
@@ -66,13 +65,12 @@ class Middle:
 
     def __init__(self, model: Model, cut: Cut, *, steps: int = 64) -> None:
         self.model = model
-        refuse_prompts(model.module)
         self._cut, self._steps = cut, steps
         self._blocks = block_modules(model.module, model.layout)
-        held = [index for index, block in enumerate(self._blocks) if any(True for _ in block.parameters())]
+        held = {index for index, block in enumerate(self._blocks) if not is_empty(block)}
         self._held = cut.middle(len(self._blocks))
-        if held != list(self._held):
-            raise ValueError(f"the model holds the blocks {held}, not {list(self._held)}")
+        if held != set(self._held):
+            raise ValueError(f"the model holds the blocks {sorted(held)}, not {list(self._held)}")
         self.inner: PreTrainedModel = transformers_model(model.module)
         self._base: Any = self.inner.base_model
         self._takes = inspect.signature(self._base.forward).parameters
@@ -105,7 +103,8 @@ class Middle:
 
         Raises:
             FrameError: The states do not fit.
-            ConfigurationError: The middle of this cut is not held here, or the architecture cannot be divided.
+            ConfigurationError: The middle of this cut is not held here, or the architecture cannot be
+                divided.
         """
         if self.model.module.training:
             self.model.module.train(False)
@@ -193,7 +192,7 @@ class Middle:
             try:
                 # To the end: the empty blocks above note in the cache which tokens went by.
                 found = run_prefix(self.model.module, self.model.layout, middle.stop, call, stop=False)
-            except AttributeError as error:  # of an `Absent`
+            except (AttributeError, RuntimeError, TypeError) as error:  # of an `Absent`
                 raise error if self._trusted else self._undividable() from error
         assert found is not None  # noqa: S101 - every block of a model runs
         if not self._trusted and torch.isfinite(states).all() and not torch.isfinite(found.states).all():
@@ -223,14 +222,13 @@ class Middle:
         return middle
 
     def _accepted(self, states: Tensor, rows: Rows, cache: Cache | None) -> Tensor:
-        """Returns states that came, on the device and in the dtype of the model; what does not fit is refused."""
+        """Returns states that came as the model takes them; what does not fit is refused."""
         past = cache.get_seq_length(self._held.start) if cache is not None else 0
         width = self.inner.config.get_text_config().hidden_size
         expected = (len(rows.padding), rows.length - past, width)
         if states.shape != expected or not states.is_floating_point():
-            raise FrameError(
-                f"states of shape {tuple(states.shape)} and {states.dtype} came, not {expected} in floating point"
-            )
+            came = f"states of shape {tuple(states.shape)} and {states.dtype} came"
+            raise FrameError(f"{came}, not {expected} in floating point")
         return states.to(device=self.model.device, dtype=self._dtype)
 
     def _undividable(self) -> ConfigurationError:

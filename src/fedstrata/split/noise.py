@@ -6,8 +6,8 @@ noise: `mean_abs`. For Gaussian noise of deviation s that is s sqrt(2 / pi), so 
 `std` the scale is the deviation itself. `relative` measures the scale in units of the states: in their mean
 absolute value, or in their standard deviation.
 
-This is not differential privacy. Nothing bounds how much one text changes the hidden states, and hidden states
-that are sent many times can be averaged. What the noise is worth against an attack has to be measured.
+This is not differential privacy. Nothing bounds how much one text changes the hidden states, and hidden
+states that are sent many times can be averaged. What the noise is worth against an attack has to be measured.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Noise:
 
     Attributes:
         scale: Its mean absolute value or its standard deviation; 0 adds nothing.
-        seed: Where it is drawn from. Equal names give equal noise, so a step that is sent again looks the same.
+        seed: Where it is drawn from. Equal names give equal noise, so a step that is sent again looks the
+            same.
         kind: What the scale is: `mean_abs` or `std`.
         relative: Whether the scale is in units of the hidden states.
         inference: Whether it is also added when nothing is learnt.

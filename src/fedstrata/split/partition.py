@@ -8,19 +8,19 @@ that is tied to the embedding stays tied. B is the transformers model with nothi
 has no embedding, no final norm and no head. Every block is on exactly one side. The parameters keep the names
 they have in the whole model, so adapters, checkpoints and averages of both sides fit together.
 
-The hidden states that enter a segment are what goes into its first block, and those that leave it are what its
-last block gives. So what a model does between two blocks of different sides is done by the client. Modules with
-which blocks of every depth compute (DeBERTa's relative positions and convolution, MPNet's position bias) are the
-one thing that both sides hold (`fedstrata.models.blocks.Family.shared`): each gets the part of the gradient that
-comes from its own blocks, and the gradient of the whole model is the sum of both.
+The hidden states that enter a segment are what goes into its first block, and those that leave it are what
+its last block gives. So what a model does between two blocks of different sides is done by the client.
+Modules with which blocks of every depth compute (DeBERTa's relative positions and convolution, MPNet's
+position bias) are the one thing that both sides hold (`fedstrata.models.blocks.Family.shared`): each gets the
+part of the gradient that comes from its own blocks, and the gradient of the whole model is the sum of both.
 
 A side is made from a model in memory by `divide`, or of a saved model by
 
     load(settings, kind=kind, seed=seed, without=partial(leave_ends, cut=cut))      # the client
     load(settings, kind=kind, seed=seed, without=partial(leave_middle, cut=cut))    # the server
 
-(`fedstrata.models.load.load`), which empties the model while it has no weights yet: of a checkpoint, sharded or
-not, only the side's own tensors are read.
+(`fedstrata.models.load.load`), which empties the model while it has no weights yet: of a checkpoint, sharded
+or not, only the side's own tensors are read.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Cut:
         ]
         if not problems and self.front + self.back >= blocks:
             message = (
-                f"{self.front} blocks in front and {self.back} at the back leave none of the model's {blocks} "
-                f"for the server; both together may be at most {blocks - 1}"
+                f"{self.front} blocks in front and {self.back} at the back leave none of the model's "
+                f"{blocks} for the server; both together may be at most {blocks - 1}"
             )
             problems.append(Problem("split.front", message))
         if problems:
@@ -109,7 +109,7 @@ def leave_middle(module: nn.Module, cut: Cut) -> None:
     for index, block in enumerate(blocks):
         if index not in middle:
             empty(block, index, family_of(inner).returns)
-    _take_out(inner, {blocks, *_shared(inner)}, known=is_listed(inner))
+    _take_out(inner, {blocks, *_shared(inner)}, inner.get_input_embeddings(), known=is_listed(inner))
     for part in inner.modules():  # no two ends are left that could be tied
         if isinstance(part, PreTrainedModel):
             part._tied_weights_keys = {}
@@ -119,8 +119,8 @@ def leave_middle(module: nn.Module, cut: Cut) -> None:
 def divide(model: Model, cut: Cut) -> tuple[Model, Model]:
     """Returns both sides of a model in memory.
 
-    No weight is copied but those that both sides hold: the sides have the model's own, and training them trains
-    it. As in any new handle every parameter is frozen.
+    No weight is copied but those that both sides hold: the sides have the model's own, and training them
+    trains it. As in any new handle every parameter is frozen.
 
     Args:
         model: A model without an adapter; each side gets one of its own.
@@ -168,12 +168,21 @@ def _shared(inner: PreTrainedModel) -> list[nn.Module]:
     return [parts[path] for path in family_of(inner).shared if path in parts]
 
 
-def _take_out(parent: nn.Module, kept: set[nn.Module], *, known: bool) -> None:
-    """Replaces every layer under a module but what is to be kept; dropout too, which would draw for nothing."""
+def _take_out(parent: nn.Module, kept: set[nn.Module], opened: nn.Module, *, known: bool) -> None:
+    """Replaces what lies under a module and has weights, but for what is kept.
+
+    Dropout goes too, which would draw for nothing. What has no weights stays: rotary positions.
+
+    Args:
+        parent: The module.
+        kept: What stays as it is.
+        opened: A layer that is replaced by itself and not with what it lies in, since its place is asked for.
+        known: As in `Absent`.
+    """
     for name, child in list(parent.named_children()):
         if child in kept:
             continue
-        if any(True for _ in child.parameters(recurse=False)) or isinstance(child, nn.Dropout):
+        if child is not opened and not {opened, *kept}.isdisjoint(child.modules()):
+            _take_out(child, kept, opened, known=known)
+        elif next(child.parameters(), None) is not None or isinstance(child, nn.Dropout):
             setattr(parent, name, Absent(known=known))
-        else:
-            _take_out(child, kept, known=known)

@@ -1,7 +1,7 @@
 """How long the rows of a batch are: all that travels of an attention mask.
 
-Source: FL-LLaMA, section 3.4.1, attention-mask compression. A mask is columns x columns numbers a row; what it
-says is how many of the columns are padding, one number a row.
+Source: FL-LLaMA, section 3.4.1, attention-mask compression. A mask is columns x columns numbers a row; all it
+says beside the architecture is how many of the columns are padding, one number a row.
 """
 
 from __future__ import annotations

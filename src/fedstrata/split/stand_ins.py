@@ -5,8 +5,8 @@ per-layer choices between them (sliding windows). Only its layers are gone. A bl
 an empty one, of the same class and with the same attributes, which hands on the hidden states that it gets.
 Any other layer becomes an `Absent`.
 
-Where there is a key-value cache an empty block notes in it how many tokens went by, one number a token: models
-ask the cache of their first block, or of the first one with a sliding window, where in the text they are.
+Where there is a key-value cache an empty block notes in it how many tokens went by, one number a token:
+models ask the cache of their first block, or of the first with a sliding window, where in the text they are.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedstrata.models.prefix import as_returned
 
 
 class Absent(nn.Module):
-    """Stands in for a layer of the other side.
+    """Stands in for a layer of the other side, or for several in a module.
 
     Hidden states pass through it. For ids and masks it answers with one number, which adds nothing to them.
 
@@ -39,10 +39,10 @@ class Absent(nn.Module):
         self._number = 0.0 if known else math.nan
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Returns the first argument if it has a vector for each token, else one number."""
-        given: Tensor | None = next(iter((*args, *kwargs.values())), None)
-        if given is not None and given.is_floating_point() and given.ndim > 2:
-            return given
+        """Returns the first argument that has a vector for each token, else one number."""
+        for given in (*args, *kwargs.values()):
+            if isinstance(given, Tensor) and given.is_floating_point() and given.ndim > 2:
+                return given
         return torch.tensor(self._number)
 
 
@@ -57,6 +57,11 @@ def empty(block: nn.Module, index: int, returns: int) -> None:
     for held in (block._modules, block._parameters, block._buffers):
         held.clear()
     block.forward = partial(hand_on, index, returns)
+
+
+def is_empty(block: nn.Module) -> bool:
+    """Whether a block has no weights, and so is on another side."""
+    return next(block.parameters(), None) is None
 
 
 def hand_on(index: int, returns: int, /, *args: Any, **kwargs: Any) -> Any:
