@@ -14,11 +14,12 @@ from transformers import AutoConfig
 
 from fedstrata.adapters.attach import attach
 from fedstrata.core.adapter_settings import LoraSettings
+from fedstrata.core.cut import Cut
 from fedstrata.core.seeding import Seed
 from fedstrata.models.state import Model
 from fedstrata.split.ends import Ends
 from fedstrata.split.middle import Middle
-from fedstrata.split.partition import Cut, divide
+from fedstrata.split.partition import divide
 
 Tiny = Callable[..., Model]
 Gradients = dict[str, Tensor]

@@ -11,13 +11,13 @@ from divided import Divided, Tiny, deeper, divided
 from torch import Tensor
 
 from fedstrata.core.config import ClassifySettings
+from fedstrata.core.cut import Cut
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, FrameError, SessionLostError, SessionTooLargeError
 from fedstrata.core.seeding import Seed
 from fedstrata.models.state import Model
 from fedstrata.split.kvcache import Sessions
 from fedstrata.split.noise import Noise
-from fedstrata.split.partition import Cut
 from fedstrata.split.rows import Rows
 from fedstrata.tasks.classify import DocumentClassification
 from fedstrata.tasks.generate import generate

@@ -10,9 +10,9 @@ from divided import TASK, Gradients, Tiny, assert_same_gradients, batch_of, deep
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedstrata.core.cut import Cut
 from fedstrata.core.seeding import Seed
 from fedstrata.split.joint import Joint, mean_scales
-from fedstrata.split.partition import Cut
 from fedstrata.split.rows import Rows
 
 BATCHES = [(5, 12, 1), (9,), (3, 20)]

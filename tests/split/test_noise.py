@@ -10,10 +10,10 @@ from divided import TASK, Tiny, batch_of, deeper, divided
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedstrata.core.cut import Cut
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
 from fedstrata.split.noise import Kind, Noise
-from fedstrata.split.partition import Cut
 from fedstrata.split.rows import Rows
 
 ROWS = Rows(64, (0,) * 32)

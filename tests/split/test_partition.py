@@ -17,11 +17,12 @@ from tiny_models import LABELS
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from fedstrata.core.config import ModelSettings
+from fedstrata.core.cut import Cut
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
 from fedstrata.models.load import load
 from fedstrata.models.state import Model
-from fedstrata.split.partition import Cut, divide, leave_ends, leave_middle
+from fedstrata.split.partition import divide, leave_ends, leave_middle
 
 SHARED = {"deberta": "rel_embeddings", "deberta-v2": "rel_embeddings", "mpnet": "relative_attention_bias"}
 

@@ -23,6 +23,7 @@ from tiny_models import CONFIGURATIONS
 from fedstrata.adapters.attach import attach
 from fedstrata.core.adapter_settings import PrefixSettings
 from fedstrata.core.config import ClassifySettings, ExtractSettings, LmSettings, ModelSettings, NerSettings
+from fedstrata.core.cut import Cut
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError, FrameError, StepLostError
 from fedstrata.core.seeding import Seed
@@ -31,7 +32,7 @@ from fedstrata.models.load import load
 from fedstrata.models.state import Model
 from fedstrata.split.ends import Ends
 from fedstrata.split.middle import Middle
-from fedstrata.split.partition import Cut, divide
+from fedstrata.split.partition import divide
 from fedstrata.split.rows import Rows
 from fedstrata.tasks.classify import DocumentClassification
 from fedstrata.tasks.extract import Extraction

@@ -43,6 +43,10 @@ class SessionTooLargeError(FedstrataError):
     """One session of a split model alone needs more memory than the server gives all of them."""
 
 
+class LineError(FedstrataError):
+    """Client and server of a conversation can no longer reach each other, or one waits in vain."""
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One thing that is wrong with a configuration.

@@ -41,9 +41,9 @@ from fedstrata.split.stand_ins import cache_of, is_empty, note_tokens, states_of
 if TYPE_CHECKING:
     from transformers import Cache
 
+    from fedstrata.core.cut import Cut
     from fedstrata.models.state import Model
     from fedstrata.split.noise import Noise
-    from fedstrata.split.partition import Cut
 
 Result = TypeVar("Result")
 

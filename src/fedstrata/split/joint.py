@@ -46,6 +46,10 @@ class Joint:
         padding = [length - part.length + own for part in parts for own in part.padding]
         self.rows = Rows(length, tuple(padding))
 
+    def shapes(self, hidden: int) -> list[tuple[int, int, int]]:
+        """Returns (rows, length, hidden) of each client's part."""
+        return [(len(part.padding), part.length, hidden) for part in self._parts]
+
     def join(self, tensors: Sequence[Tensor], scales: Sequence[float] | None = None) -> Tensor:
         """Joins hidden states, or gradients by them.
 

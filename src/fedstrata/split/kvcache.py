@@ -30,8 +30,8 @@ from fedstrata.split.rows import Rows
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fedstrata.core.cut import Cut
     from fedstrata.split.middle import Middle
-    from fedstrata.split.partition import Cut
 
 
 @dataclass(slots=True)

@@ -35,8 +35,8 @@ from fedstrata.train.local import train_mode
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel
 
+    from fedstrata.core.cut import Cut
     from fedstrata.models.state import Model
-    from fedstrata.split.partition import Cut
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,53 +26,16 @@ or not, only the side's own tensors are read.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from collections.abc import Collection
 from itertools import chain
 
 from torch import nn
 from transformers import PreTrainedModel
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.cut import Cut
 from fedstrata.models.blocks import block_modules, family_of, find_layout, is_listed, transformers_model
 from fedstrata.models.state import Model
 from fedstrata.split.stand_ins import Absent, empty
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """Where a model is divided.
-
-    Attributes:
-        front: Blocks of the client below the middle, p; 0 leaves it the embedding.
-        back: Blocks of the client above the middle, q; 0 leaves it the final norm and the head.
-    """
-
-    front: int
-    back: int
-
-    def middle(self, blocks: int) -> range:
-        """Returns the numbers of the middle's blocks, counted from 0.
-
-        Args:
-            blocks: How many the model has.
-
-        Raises:
-            ConfigurationError: A count is negative, or no block is left for the middle.
-        """
-        problems = [
-            Problem(f"split.{name}", f"must be at least 0, not {count}")
-            for name, count in (("front", self.front), ("back", self.back))
-            if count < 0
-        ]
-        if not problems and self.front + self.back >= blocks:
-            message = (
-                f"{self.front} blocks in front and {self.back} at the back leave none of the model's "
-                f"{blocks} for the server; both together may be at most {blocks - 1}"
-            )
-            problems.append(Problem("split.front", message))
-        if problems:
-            raise ConfigurationError(problems)
-        return range(self.front, blocks - self.back)
 
 
 def leave_ends(module: nn.Module, cut: Cut) -> None:
@@ -116,50 +79,59 @@ def leave_middle(module: nn.Module, cut: Cut) -> None:
             part.all_tied_weights_keys = {}
 
 
-def divide(model: Model, cut: Cut) -> tuple[Model, Model]:
-    """Returns both sides of a model in memory.
+def divide(model: Model, cut: Cut, own: Collection[str] = ()) -> tuple[Model, Model]:
+    """Returns both sides of a model in memory; see `ends_of` and `middle_of`."""
+    return ends_of(model, cut, own), middle_of(model, cut, own)
 
-    No weight is copied but those that both sides hold: the sides have the model's own, and training them
-    trains it. As in any new handle every parameter is frozen.
+
+def ends_of(model: Model, cut: Cut, own: Collection[str] = ()) -> Model:
+    """Returns the client's side of a model in memory, with its part of the adapter if there is one.
+
+    No other weight is copied than those that are named: the side has the model's own, and training them
+    trains the model. As in any new handle every parameter is frozen.
 
     Args:
-        model: A model without an adapter; each side gets one of its own.
+        model: The model.
         cut: Where it is divided.
-
-    Returns:
-        The client's side and the server's.
+        own: Parameters of which the side gets copies, as they are at present.
 
     Raises:
         ConfigurationError: The cut does not fit.
     """
-    ends, middle = _twin(model.module, shared=True), _twin(model.module, shared=False)
-    leave_ends(ends, cut)
-    leave_middle(middle, cut)
-    client, server = (
-        Model(
-            module,
-            model.tokenizer,
-            name=model.name,
-            new_parameters=[name for name in model.new_parameters if name in dict(module.named_parameters())],
-        )
-        for module in (ends, middle)
-    )
-    return client, server
+    module = _twin(model.module, {id(each) for each in model.parameters(own)})
+    leave_ends(module, cut)
+    return _side(module, model)
 
 
-def _twin(module: nn.Module, *, shared: bool) -> nn.Module:
-    """Returns a module of the same parts with the same weights, in the same memory.
+def middle_of(model: Model, cut: Cut, own: Collection[str] = ()) -> Model:
+    """Returns the server's side of a model in memory; as `ends_of`, but what both sides hold is copied."""
+    shared = chain.from_iterable(part.parameters() for part in _shared(transformers_model(model.module)))
+    module = _twin(model.module, {id(each) for each in (*model.parameters(own), *shared)})
+    leave_middle(module, cut)
+    return _side(module, model)
+
+
+def _twin(module: nn.Module, copied: Collection[int]) -> nn.Module:
+    """Returns a module of the same parts with the same weights, in the same memory but for some.
 
     Args:
         module: A transformers model.
-        shared: Whether that goes for what both sides hold; if not, they are copied.
+        copied: Identities of the parameters that are copied.
     """
-    own: set[int] = set()
-    if not shared:
-        parts = _shared(transformers_model(module))
-        own = {id(parameter) for parameter in chain.from_iterable(part.parameters() for part in parts)}
-    kept = {id(parameter): parameter for parameter in module.parameters() if id(parameter) not in own}
+    kept = {id(parameter): parameter for parameter in module.parameters() if id(parameter) not in copied}
     return copy.deepcopy(module, kept)
+
+
+def _side(module: nn.Module, model: Model) -> Model:
+    """Returns a handle around what is left of a model's module."""
+    held = dict(module.named_parameters())
+    return Model(
+        module,
+        model.tokenizer,
+        name=model.name,
+        new_parameters=[name for name in model.new_parameters if name in held],
+        learnable=[name for name in model.layout.all if name in held] if model.layout.frozen else None,
+    )
 
 
 def _shared(inner: PreTrainedModel) -> list[nn.Module]:
