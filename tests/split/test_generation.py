@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from divided import Divided, Tiny, deeper, divided
+from divided import Divided, Tiny, deeper, divided, joined, with_lora
 from torch import Tensor
 
 from fedstrata.core.config import ClassifySettings
@@ -18,6 +18,7 @@ from fedstrata.core.seeding import Seed
 from fedstrata.models.state import Model
 from fedstrata.split.kvcache import Sessions
 from fedstrata.split.noise import Noise
+from fedstrata.split.partition import divide
 from fedstrata.split.rows import Rows
 from fedstrata.tasks.classify import DocumentClassification
 from fedstrata.tasks.generate import generate
@@ -91,6 +92,17 @@ def test_greedy_answers_are_those_of_the_whole_model(tiny_model: Tiny, family: s
     else:
         assert server.calls == [("open", (3, 9, 32)), *[("extend", width)] * (len(server.calls) - 1)]
     assert len({tuple(row) for row in expected}) > 1
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_adapters_of_both_sides_answer_together(tiny_model: Tiny, family: str) -> None:
+    cut, kind = Cut(1, 1), "causal-lm"
+    whole = with_lora(causal(tiny_model, family), kind)
+    expected = continued(whole.module)
+    both = joined(*(with_lora(side, kind) for side in divide(causal(tiny_model, family), cut)), cut)
+    with both.ends.connected(Sessions(both.middle, ALL)):
+        assert continued(both.ends.module) == expected
+    assert expected != continued(causal(tiny_model, family).module)
 
 
 @pytest.mark.parametrize("front", [0, 1, 2])

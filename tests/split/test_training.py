@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +21,7 @@ from divided import (
     whole_step,
     with_lora,
 )
-from tiny_models import CONFIGURATIONS
+from tiny_models import CONFIGURATIONS, VARIANTS
 
 from fedstrata.adapters.attach import attach
 from fedstrata.core.adapter_settings import PrefixSettings
@@ -28,11 +31,12 @@ from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError, FrameError, StepLostError
 from fedstrata.core.seeding import Seed
 from fedstrata.models import blocks
+from fedstrata.models.blocks import transformers_model
 from fedstrata.models.load import load
 from fedstrata.models.state import Model
 from fedstrata.split.ends import Ends
 from fedstrata.split.middle import Middle
-from fedstrata.split.partition import divide
+from fedstrata.split.partition import divide, leave_ends, leave_middle
 from fedstrata.split.rows import Rows
 from fedstrata.tasks.classify import DocumentClassification
 from fedstrata.tasks.extract import Extraction
@@ -41,7 +45,7 @@ from fedstrata.tasks.ner import NamedEntityRecognition
 from fedstrata.train.local import train_mode
 
 CUTS = [Cut(0, 0), Cut(1, 0), Cut(0, 1), Cut(1, 1), Cut(2, 0), Cut(0, 2)]
-EVERY_CUT = ["llama", "gpt2", "gemma2", "bert", "deberta-v2", "mpnet"]
+FAMILIES = {family: kind for family, kind in reversed(VARIANTS) if kind != "causal-lm"}
 NARROW = {"sliding_window": 4, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}
 
 
@@ -62,9 +66,9 @@ def test_loss_and_gradients_are_those_of_the_whole_model(tiny_model: Tiny, varia
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=lambda cut: f"{cut.front}-{cut.back}")
-@pytest.mark.parametrize("family", EVERY_CUT)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_any_cut_gives_the_same(tiny_model: Tiny, family: str, cut: Cut) -> None:
-    assert_equal_to_whole(tiny_model(family, config=deeper(family)), cut)
+    assert_equal_to_whole(tiny_model(family, FAMILIES[family], config=deeper(family)), cut)
 
 
 @pytest.mark.parametrize("cut", [Cut(0, 1), Cut(1, 0), Cut(1, 1)], ids=lambda cut: f"{cut.front}-{cut.back}")
@@ -76,10 +80,10 @@ def test_blocks_with_a_sliding_window_keep_theirs(tiny_model: Tiny, family: str,
     assert_equal_to_whole(tiny_model(family, kind, config=deeper(family, **changes)), cut)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "bert", "gpt_neox", "deberta-v2"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_each_segment_trains_its_own_lora(tiny_model: Tiny, family: str) -> None:
-    kind, cut, batch = "token-classification", Cut(1, 1), batch_of()
-    plain, again = (tiny_model(family, config=deeper(family)) for _ in range(2))
+    kind, cut, batch = FAMILIES[family], Cut(1, 1), batch_of()
+    plain, again = (tiny_model(family, kind, config=deeper(family)) for _ in range(2))
     client, server = (with_lora(side, kind) for side in divide(plain, cut))
     whole = with_lora(again, kind)
     both = joined(client, server, cut)
@@ -213,6 +217,50 @@ def test_dropout_is_drawn_on_both_sides_and_again_from_the_same_seed(tiny_model:
             losses.append(float(both.step(batch)[0]))
         assert all(bool(gradient.isfinite().all()) for gradient in both.gradients.values())
     assert losses[0] == losses[1] != losses[2]
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bert", "deberta-v2"])
+def test_activations_may_be_computed_again(tiny_model: Tiny, family: str) -> None:
+    """With activation checkpointing, as `training.checkpointing` switches it on, on both sides."""
+    model, batch = tiny_model(family, config=deeper(family)), batch_of()
+    model.module.dropout.p = 0.0  # of the head, which its configuration does not name
+    loss, gradients = whole_step(model, batch)
+    both = divided(model, Cut(1, 1))
+    for side in (both.ends.model, both.middle.model):
+        transformers_model(side.module).activation_checkpointing_enable({"use_reentrant": False})
+        train_mode(side)
+    torch.testing.assert_close(both.step(batch)[0], loss, rtol=1e-5, atol=1e-6)
+    assert_same_gradients(both.gradients, gradients)
+
+
+def test_weights_in_bfloat16_give_the_same(tiny_model: Tiny) -> None:
+    """And states that came in another dtype, as on a wire that takes fewer bits, are taken as the model's."""
+    model, batch = tiny_model("llama", dtype="bfloat16", config=deeper("llama")), batch_of()
+    loss, gradients = whole_step(model, batch)
+    both = divided(model, Cut(1, 1))
+    torch.testing.assert_close(both.step(batch)[0], loss)
+    assert_same_gradients(both.gradients, gradients)
+    front = both.ends.front(lambda: TASK.loss(both.ends.module, batch))
+    states = both.middle.forward("step", front.states.float(), front.rows)
+    assert states.dtype == torch.bfloat16
+    gradient = both.middle.backward("step", states.float())
+    assert gradient is not None
+    front.backward(gradient.float())
+
+
+def test_quantized_weights_under_an_adapter_give_the_same(saved: Callable[..., Path]) -> None:
+    pytest.importorskip("bitsandbytes")
+    kind, cut, batch = "causal-lm", Cut(1, 1), batch_of()
+    wide = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
+    settings = ModelSettings(name=str(saved("llama", config=deeper("llama", **wide))), quantization="nf4")
+    read = partial(load, settings, kind=kind, seed=Seed(0))
+    client, server = (
+        with_lora(read(without=partial(take, cut=cut)), kind) for take in (leave_ends, leave_middle)
+    )
+    loss, gradients = whole_step(with_lora(read(), kind), batch)
+    both = joined(client, server, cut)
+    torch.testing.assert_close(both.step(batch)[0], loss, rtol=1e-5, atol=1e-6)
+    assert_same_gradients(both.gradients, gradients)
 
 
 def test_a_client_may_be_cut_higher_than_the_server(tiny_model: Tiny) -> None:

@@ -14,7 +14,9 @@ nothing of the cut. It is called twice. The first call is broken off at the midd
 states from the server stand in for everything below C, so that of A no more than the embedding is looked up
 again, which nothing reads. Any number of steps may be between their `front` and their `back`, and their
 gradients add up, as in any training with several batches a step. Losses are sums, and so are gradients:
-whoever takes an optimiser step divides by the number of terms.
+whoever takes an optimiser step divides by the number of terms. When the server has lost a step
+(`StepLostError`) all batches of this optimiser step begin again, from gradients of zero on both sides: C has
+had its part already.
 
 For scoring and for generating, `connected` makes the module a whole model again, whose middle block asks the
 server: `task.predict`, and `generate` of transformers with a key-value cache on both sides, run as they are.
@@ -39,8 +41,6 @@ from fedstrata.split.rows import Rows
 from fedstrata.split.stand_ins import cache_of, is_empty, note_tokens, states_of
 
 if TYPE_CHECKING:
-    from transformers import Cache
-
     from fedstrata.core.cut import Cut
     from fedstrata.models.state import Model
     from fedstrata.split.noise import Noise
@@ -143,7 +143,7 @@ class Ends:
             found = run_prefix(self.module, self.model.layout, self._middle.start + 1, call)
         if found is None:
             raise FedstrataError("the model was not called, so there is nothing to send")
-        return Front(found.states, self._rows(found.states, 0))
+        return Front(found.states, self._rows(found.states))
 
     def back(self, front: Front, states: Tensor, call: Callable[[], Result]) -> tuple[Result, Tensor]:
         """Runs C.
@@ -187,7 +187,9 @@ class Ends:
                 states, cache = states_of(args, kwargs), cache_of(args, kwargs)
                 if index == self._middle.start:
                     past = cache.get_seq_length(index) if cache is not None else 0
-                    answer[:] = [asking.ask(states, self._rows(states, past), cache, past)]
+                    if not past:
+                        asking.begin(self._rows(states), keep=cache is not None)
+                    answer[:] = [asking.ask(states, past)]
                 note_tokens(cache, index, states)
                 return as_returned(answer[0], self._returns)
 
@@ -200,9 +202,9 @@ class Ends:
         finally:
             asking.close()
 
-    def _rows(self, states: Tensor, past: int) -> Rows:
+    def _rows(self, states: Tensor) -> Rows:
         """Returns the lengths of the rows of the present call of the model."""
-        return Rows.of(self._mask, len(states), past + states.shape[1])
+        return Rows.of(self._mask, len(states), states.shape[1])
 
     def _seeing_masks(self) -> AbstractContextManager[None]:
         """Returns the context in which the mask of every call of the model is kept.
@@ -231,22 +233,31 @@ class _Asking:
         self._remote, self._name, self._noise = remote, name, noise
         self._number = 0
         self._rows = Rows(0, ())
+        self._keep = False
         self._sent: list[Tensor] = []
 
-    def ask(self, states: Tensor, rows: Rows, cache: Cache | None, past: int) -> Tensor:
+    def begin(self, rows: Rows, *, keep: bool) -> None:
+        """Begins with a new batch.
+
+        Args:
+            rows: The lengths of its rows.
+            keep: Whether more columns will follow, so that the server is to keep keys and values.
+        """
+        self.close()
+        self._number += 1
+        self._rows, self._keep = rows, keep
+
+    def ask(self, states: Tensor, past: int) -> Tensor:
         """Returns what the middle gives, (rows, columns, hidden), for the columns behind `past`."""
         if torch.is_grad_enabled() and states.requires_grad:
             raise ValueError("a connected model learns nothing: use `front` and `back`, or torch.no_grad()")
-        if not past:
-            self.close()
-            self._number += 1
+        self._rows = self._rows.longer(past + states.shape[1])
         sent = states.detach()
         if self._noise is not None:
-            sent = self._noise.add(sent, rows, self._name, self._number, past)
-        if cache is None:
-            return _received(self._remote.run(sent, rows), states)
+            sent = self._noise.add(sent, self._rows, self._name, self._number, past)
+        if not self._keep:
+            return _received(self._remote.run(sent, self._rows), states)
         self._sent.append(sent)
-        self._rows = rows
         return _received(self._answer(sent, past), states)
 
     def _answer(self, sent: Tensor, past: int) -> Tensor:
