@@ -32,10 +32,11 @@ from fedstrata.split.messages import Form
 from fedstrata.split.middle import Middle
 from fedstrata.split.noise import Kind, Noise
 from fedstrata.split.replica import Replica
-from fedstrata.split.service import ClientBatch, Hierarchical, Sequential
+from fedstrata.split.service import ClientBatch, Hierarchical, Sequential, TrainingService
 from fedstrata.train.local import fit
 
 if TYPE_CHECKING:
+    from fedstrata.core.config import TrainingSettings
     from fedstrata.core.method import Client, Cohort, Layout, Model
     from fedstrata.core.seeding import Seed
 
@@ -184,33 +185,34 @@ class FLLLaMA:
         sent = {} if self.personal else model.tensors(names)
         return Update(sent, {"loss": result.loss}, weight=float(len(client.examples)))
 
-    def _service(
-        self, state: State, cohort: Cohort, cut: Cut, rng: Seed
-    ) -> Sequential | ClientBatch | Hierarchical:
+    def _service(self, state: State, cohort: Cohort, cut: Cut, rng: Seed) -> TrainingService:
         """Returns the server's half of a round, with B as the state has it."""
-        settings, training = self.settings, cohort.training
+        settings, training, form = self.settings, cohort.training, self.settings.wire
         clients = {client.id: float(client.examples) for client in cohort.clients}
-        steps = {
-            client.id: training.epochs
-            * ceil(ceil(client.examples / training.batch_size) / training.accumulation)
-            for client in cohort.clients
-        }
+        steps = {client.id: _steps(client.examples, training) for client in cohort.clients}
 
-        def replica(total: int, *names: str) -> Replica:
+        def replica(total: int, cut: Cut, *names: str) -> Replica:
             model: Any = cohort.middle(cut)
             model.load({name: state.tensors[name] for name in model.layout.all})
             return Replica(Middle(model, cut), training, total, rng.child("server", *names))
 
         if settings.mode == "sequential":
             by_step = settings.turns == "step"
-            return Sequential(replica(sum(steps.values())), list(clients), settings.wire, by_step=by_step)
+            return Sequential(replica(sum(steps.values()), cut), list(clients), form, by_step=by_step)
         if settings.mode == "client_batch":
-            return ClientBatch(replica(max(steps.values())), clients, settings.wire, settings.mean)
-        return Hierarchical(
-            lambda client: replica(steps[client], client), clients, settings.wire, settings.average_every
-        )
+            return ClientBatch(replica(max(steps.values()), cut), clients, form, settings.mean)
+
+        def copy(client: str) -> Replica:
+            return replica(steps[client], self.cut_of(client), client)
+
+        return Hierarchical(copy, clients, form, settings.average_every)
 
     def cut_of(self, client: str) -> Cut:
         """Returns where a client's model is divided."""
         own = self.settings.cuts.get(client, self.settings)
         return Cut(own.front, own.back)
+
+
+def _steps(examples: int, training: TrainingSettings) -> int:
+    """Returns how many steps a client with so many examples takes in a round."""
+    return training.epochs * ceil(ceil(examples / training.batch_size) / training.accumulation)

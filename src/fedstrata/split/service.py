@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from fedstrata.aggregate.mean import StreamingMean
 from fedstrata.core.errors import FrameError
+from fedstrata.core.method import Service
 from fedstrata.core.types import Message, Update
 from fedstrata.split.joint import Joint, mean_scales
 from fedstrata.split.messages import ENDS, GRADIENT, STATES, Form, cut_in, kind_of, number_in, pack, unpack
@@ -25,6 +26,14 @@ if TYPE_CHECKING:
     from fedstrata.split.replica import Replica
 
 Answers = Iterator[tuple[str, Message]]
+
+
+class TrainingService(Service, Protocol):
+    """The server's half of a round of training."""
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """What of B has been learnt, by name."""
 
 
 class Sequential:
@@ -204,7 +213,7 @@ class ClientBatch:
 
 
 class Hierarchical:
-    """A copy of B for each client; all copies are averaged from time to time, and at the end.
+    """A copy of B for each client, of the blocks it lacks; all are averaged now and then, and at the end.
 
     Args:
         replica_of: Makes the copy of the client of this name.
@@ -232,7 +241,7 @@ class Hierarchical:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The mean of what the copies have learnt, by name."""
+        """The mean of what the copies have learnt, of each block over those that have it."""
         copies = self._replicas
         return mean_of([copies[each].tensors for each in copies], [self._weights[each] for each in copies])
 
@@ -268,7 +277,7 @@ class Hierarchical:
             return
         mean = self.tensors
         for replica in self._replicas.values():
-            replica.middle.model.load(mean)
+            replica.middle.model.load({name: mean[name] for name in replica.names})
         held, self._held = self._held, {}
         for client, messages in held.items():
             for message in messages:
@@ -276,7 +285,7 @@ class Hierarchical:
 
 
 def mean_of(tensors: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
-    """Returns the weighted mean of some weights that all have, float32."""
+    """Returns the weighted mean of each tensor over those who have it, float32."""
     mean = StreamingMean()
     for own, weight in zip(tensors, weights, strict=True):
         mean.add(Update(own, {}, weight=weight))
