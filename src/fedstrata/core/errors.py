@@ -47,6 +47,16 @@ class LineError(FedstrataError):
     """Client and server of a conversation can no longer reach each other, or one waits in vain."""
 
 
+class SessionOverError(LineError):
+    """The other side no longer knows the session of a line: what was under way is lost, another may begin."""
+
+
+class RefusedError(FedstrataError):
+    """One side of a conversation does not accept the other: who it is, or what it holds."""
+
+    exit_status = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One thing that is wrong with a configuration.

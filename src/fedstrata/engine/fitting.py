@@ -50,13 +50,20 @@ def with_adapter(settings: RunSettings, method: Method) -> RunSettings:
     return settings.model_copy(update={"adapter": usual})
 
 
-def load_model(settings: RunSettings, task: Task, tokenizer: Any) -> Model:
+def load_model(
+    settings: RunSettings,
+    task: Task,
+    tokenizer: Any,
+    *,
+    without: Callable[[PreTrainedModel], None] | None = None,
+) -> Model:
     """Loads the model that a run begins with, with its adapter.
 
     Args:
         settings: The run's settings.
         task: The task, which knows its labels.
         tokenizer: The tokenizer that was built from the training texts, where the settings ask for one.
+        without: Takes parts out of the model before its weights are read.
 
     Raises:
         ConfigurationError: See `fedstrata.models.load.load` and `fedstrata.adapters.attach.attach`.
@@ -69,6 +76,7 @@ def load_model(settings: RunSettings, task: Task, tokenizer: Any) -> Model:
         problem_type=task.problem_type,
         seed=seed.child("model"),
         tokenizer=tokenizer,
+        without=without,
     )
     if settings.adapter is not None:
         model = attach(model, settings.adapter, kind=task.kind, seed=seed.child("adapter"))

@@ -13,9 +13,9 @@ from fedstrata.core.config import RunSettings, TrainedTokenizer
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.files import new_folder, write_atomically
 from fedstrata.core.sources import Source, flatten, read_source
+from fedstrata.engine.roll import Listener
 from fedstrata.engine.rounds import Run
 from fedstrata.engine.setup import check_settings, prepare
-from fedstrata.engine.simulate import Listener
 from fedstrata.record.trackers import Trackers
 
 MAY_CHANGE = frozenset(

@@ -27,9 +27,10 @@ from fedstrata.engine.checkpoint import Checkpoints, client_folder, discard_unco
 from fedstrata.engine.corruption import corrupt_clients
 from fedstrata.engine.devices import Fleet, last_stored_states
 from fedstrata.engine.failures import RoundAbandonedError, drop_outs
+from fedstrata.engine.roll import Listener
 from fedstrata.engine.scoring import Scorer
 from fedstrata.engine.server import ServerDocuments
-from fedstrata.engine.simulate import Listener, PooledSite, SimulatedCohort, Site, parameters_in, sample
+from fedstrata.engine.simulate import PooledSite, SimulatedCohort, Site, parameters_in, sample
 from fedstrata.metrics.cost import peak_gpu_bytes, peak_rss_bytes
 from fedstrata.record.log import RecordLog, committed_rounds, read_events
 from fedstrata.record.summary import summarise, trained_scores, write_summary

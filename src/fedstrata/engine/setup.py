@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,8 @@ from fedstrata.record.trackers import require_trackers
 from fedstrata.tasks import TASKS
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from fedstrata.core.documents import Document
     from fedstrata.core.method import Method, Task
     from fedstrata.models.state import Model
@@ -72,12 +74,18 @@ class Experiment:
         return self.settings.federation.metric or self.task.metric
 
 
-def prepare(source: Source, *, tokenizer_folder: Path | None = None) -> Experiment:
+def prepare(
+    source: Source,
+    *,
+    tokenizer_folder: Path | None = None,
+    without_of: Callable[[Method], Callable[[PreTrainedModel], None] | None] = lambda method: None,
+) -> Experiment:
     """Checks a configuration and loads what it names.
 
     Args:
         source: The configuration.
         tokenizer_folder: Where the tokenizer lies that the run built from its texts; it is built if none.
+        without_of: Returns what takes parts out of the model before its weights are read; none for nothing.
 
     Raises:
         ConfigurationError: With every problem that could be found; sections that are wrong in themselves do
@@ -110,7 +118,7 @@ def prepare(source: Source, *, tokenizer_folder: Path | None = None) -> Experime
     settings = settings.model_copy(update={"task": task.settings})
     with _collecting(problems, source):
         tokenizer = _trained_tokenizer(settings, clients, tokenizer_folder)
-        model = load_model(settings, task, tokenizer)
+        model = load_model(settings, task, tokenizer, without=without_of(method))
         return Experiment(settings, method, task, model.to(device_of(settings)), clients, seed, server)
     raise ConfigurationError(problems)
 

@@ -9,7 +9,6 @@ between rounds lies on disk.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -17,24 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.aggregate.mean import MeanResult, StreamingMean
-from fedstrata.core.errors import DROPPED_OUT, ClientsLostError
 from fedstrata.core.types import ClientInfo, Plan, State, Tensors, Update, Work
 from fedstrata.engine.checkpoint import ClientStore, client_folder
 from fedstrata.engine.conversation import Conversation, SimulatedLine
 from fedstrata.engine.devices import RoundClock
-from fedstrata.engine.failures import (
-    Attendance,
-    RoundAbandonedError,
-    describe,
-    is_client_failure,
-    message_of,
-    release_memory,
-)
+from fedstrata.engine.failures import Attendance, is_client_failure, release_memory
+from fedstrata.engine.roll import Exchanged, Listener, Roll
 from fedstrata.split.partition import ends_of, middle_of
 from fedstrata.train.evaluate import answer
 from fedstrata.train.work import counted_passes
 from fedstrata.wire import frame
-from fedstrata.wire.meter import Meter
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,9 +42,7 @@ if TYPE_CHECKING:
     from fedstrata.engine.server import ServerDocuments
     from fedstrata.models.state import Model
     from fedstrata.wire.frame import Frame
-
-Listener = Callable[[str, Mapping[str, Any]], None]
-"""Told `(event, facts)` as a run goes on."""
+    from fedstrata.wire.meter import Meter
 
 
 @dataclass
@@ -163,8 +152,7 @@ class SimulatedCohort:
         device_of: Returns the emulated device of the client of this name in this round; none without any.
         stored_states: Which output of its frozen blocks each client's emulated device holds; kept up to date.
         server: The server's own documents; none for a method that never asks for their loss.
-        attendance: Who is lost so far, and whether enough are left.
-        meter: Counts the round's bytes.
+        roll: Who is lost so far, what travelled, and what the record says of it.
         clock: Counts the seconds and the energy of emulated devices.
         train_seconds: Time spent in client handlers so far.
         trained_parameters: How many numbers the last client trained.
@@ -188,24 +176,31 @@ class SimulatedCohort:
     device_of: Callable[[str], Device | None] = lambda client: None
     stored_states: dict[str, str | None] = field(default_factory=dict)
     server: ServerDocuments | None = None
-    attendance: Attendance = field(init=False)
-    meter: Meter = field(default_factory=Meter)
+    roll: Roll = field(init=False)
     clock: RoundClock = field(default_factory=RoundClock)
     train_seconds: float = 0.0
     trained_parameters: int = 0
     trained_scores: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     score_seconds: float = 0.0
-    _calls: Counter[str] = field(default_factory=Counter)
-    _losses: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.attendance = Attendance([site.id for site in self.sites], self.dropped, self.min_clients)
+        attendance = Attendance([site.id for site in self.sites], self.dropped, self.min_clients)
+        self.roll = Roll(self.number, self.folder, self.listen, attendance)
+
+    @property
+    def attendance(self) -> Attendance:
+        """Who is lost so far, and whether enough are left."""
+        return self.roll.attendance
+
+    @property
+    def meter(self) -> Meter:
+        """Counts the round's bytes."""
+        return self.roll.meter
 
     @property
     def loss(self) -> float | None:
         """The clients' mean training loss, weighted like their updates; none before the first update."""
-        total = sum(weight for _, weight in self._losses.values())
-        return sum(loss * weight for loss, weight in self._losses.values()) / total if total else None
+        return self.roll.loss
 
     @property
     def clients(self) -> list[ClientInfo]:
@@ -271,24 +266,10 @@ class SimulatedCohort:
     def _present(
         self, handler: str, plan_of: Callable[[ClientInfo], Plan]
     ) -> Iterator[tuple[ClientInfo, Site, Frame]]:
-        """Yields the clients that work, each with the plan that it has got; the others are lost.
-
-        Raises:
-            RoundAbandonedError: Drop-outs leave too few; everybody got the plan.
-        """
-        self._calls[handler] += 1
-        goes_on = self.attendance.suffices
-        for info, site in zip(self.clients, self.sites, strict=True):
-            if info.id in self.attendance.lost:
-                continue
-            sent = frame.encode(plan_of(info))
-            bytes_down = self.meter.count_down(info.id, sent)
-            if info.id in self.dropped:
-                self._lose(info.id, DROPPED_OUT, None, DROPPED_OUT, bytes_down)
-            elif goes_on:
-                yield info, site, sent
-        if not goes_on:
-            raise RoundAbandonedError
+        """Yields the clients that work, each with the plan that it has got; see `Roll.present`."""
+        sites = {site.id: site for site in self.sites}
+        for info, sent in self.roll.present(handler, self.clients, plan_of):
+            yield info, sites[info.id], sent
 
     def server_loss(self, tensors: Tensors) -> float:
         """Returns the loss of the shared model with these tensors in it on the server's documents."""
@@ -313,8 +294,8 @@ class SimulatedCohort:
         own.
         """
         handle = getattr(self.method, handler)
-        rng = self.rng.child("client", info.id, handler, self._calls[handler])
-        before = self.meter.up[info.id], self.meter.down[info.id] - sent.nbytes
+        rng = self.rng.child("client", info.id, handler, self.roll.calls[handler])
+        exchanged = self.roll.begin(info.id, sent)
         try:
             client = self._client(site, line, cut)
             started = time.perf_counter()
@@ -328,26 +309,14 @@ class SimulatedCohort:
         except Exception as error:
             if not is_client_failure(error):
                 raise
-            self._fail(site, error, self.meter.down[info.id] - before[1])
+            self._fail(site, error, exchanged)
             return None
-        loss = update.values.get("loss")
-        if isinstance(loss, float):  # the handler has trained
-            self._losses[info.id] = (loss, update.weight)
-            if client.corruption is None:  # a distorted model is no result of any training
-                self._score(info.id)
+        # A distorted model is no result of any training.
+        if self.roll.trained(info.id, update) is not None and client.corruption is None:
+            self._score(info.id)
         self.meter.count_up(info.id, received)
-        bytes_up, bytes_down = self.meter.up[info.id] - before[0], self.meter.down[info.id] - before[1]
-        facts = {
-            "round": self.number,
-            "client": info.id,
-            "examples": info.examples,
-            "loss": loss,
-            "bytes_down": bytes_down,
-            "bytes_up": bytes_up,
-            "seconds": seconds,
-            **self._emulated(client, bytes_down + bytes_up),
-        }
-        self.listen("client", facts)
+        emulated = self._emulated(client, exchanged.down + exchanged.up)
+        self.roll.deliver(info, update, exchanged, seconds, **emulated)
         return received
 
     def _validate(self, site: Site, work: Work | None) -> float | None:
@@ -379,21 +348,13 @@ class SimulatedCohort:
         self.trained_scores[client] = self.score_trained()
         self.score_seconds += time.perf_counter() - started
 
-    def _fail(self, site: Site, error: Exception, bytes_down: int) -> None:
+    def _fail(self, site: Site, error: Exception, exchanged: Exchanged) -> None:
         """Undoes what a client that failed has left behind; ends the run if the round needs the client."""
         self.model.restore()
         release_memory(error)
         ClientStore(client_folder(self.folder, site.id), self.number).discard()
-        self._losses.pop(site.id, None)
         self.trained_scores.pop(site.id, None)
-        self._lose(site.id, type(error).__name__, message_of(error), describe(error), bytes_down)
-        if not self.attendance.suffices:
-            raise ClientsLostError(self.attendance.why_not(self.number, str(self.folder))) from error
-
-    def _lose(self, client: str, error: str, message: str | None, reason: str, bytes_down: int) -> None:
-        self.attendance.lost[client] = reason
-        facts = {"client": client, "error": error, "message": message, "bytes_down": bytes_down}
-        self.listen("client_failed", {"round": self.number, **facts})
+        self.roll.fail(site.id, error, exchanged.down)
 
     def enter(self, site: Site, state: State | None = None) -> ClientStore:
         """Makes the shared model this client's own: base weights, the global state, if given, and its store.

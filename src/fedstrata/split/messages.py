@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
 Form = Literal["float32", "bfloat16", "int8"]
 """In what numbers hidden states and gradients travel."""
-STATES, GRADIENT, ENDS = "states", "gradient", "ends"
-_SCALES = "scales"
+STATES, GRADIENT, ENDS, SCALES = "states", "gradient", "ends", "scales"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -54,8 +53,13 @@ def pack(kind: str, tensor: Tensor | None, form: Form, values: Mapping[str, JSON
         return Message({}, said)
     if form == "int8":
         rounded, scales = quantize(tensor)
-        return Message({kind: rounded, _SCALES: scales}, said)
+        return Message({kind: rounded, SCALES: scales}, said)
     return Message({kind: tensor.detach().to(_DTYPES[form])}, said)
+
+
+def dtypes_of(kind: str, form: Form) -> dict[str, torch.dtype]:
+    """Returns the tensors of a message with hidden states or a gradient, by name."""
+    return {kind: torch.int8, SCALES: torch.float32} if form == "int8" else {kind: _DTYPES[form]}
 
 
 def unpack(message: Message, form: Form) -> Tensor | None:
@@ -67,15 +71,15 @@ def unpack(message: Message, form: Form) -> Tensor | None:
     tensors, kind = message.tensors, kind_of(message)
     if not tensors:
         return None
-    expected = {kind: torch.int8, _SCALES: torch.float32} if form == "int8" else {kind: _DTYPES[form]}
+    expected = dtypes_of(kind, form)
     came = {name: tensor.dtype for name, tensor in tensors.items()}
     if came != expected or tensors[kind].ndim != 3:
         raise FrameError(f"a {kind} message holds {came}, not {expected} of three dimensions")
     tensor = tensors[kind]
     if form == "int8":
-        if tensors[_SCALES].shape != (*tensor.shape[:-1], 1):
-            raise FrameError(f"scales of {tuple(tensors[_SCALES].shape)} for {tuple(tensor.shape)}")
-        tensor = dequantize(tensor, tensors[_SCALES], torch.float32)
+        if tensors[SCALES].shape != (*tensor.shape[:-1], 1):
+            raise FrameError(f"scales of {tuple(tensors[SCALES].shape)} for {tuple(tensor.shape)}")
+        tensor = dequantize(tensor, tensors[SCALES], torch.float32)
     if not bool(torch.isfinite(tensor).all()):
         raise FrameError(f"a {kind} message holds numbers that are not finite; try a lower learning rate")
     return tensor

@@ -137,6 +137,8 @@ class ClientBatch:
         """Answers all, once all have spoken."""
         if client in self._said:
             raise FrameError(f"client {client} speaks twice before it is answered; in_flight is 1 here")
+        if kind_of(message) != ENDS:
+            unpack(message, self._form)  # now, so that nobody else is blamed for it
         self._said[client] = message
         yield from self._go_on()
 

@@ -17,7 +17,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -45,6 +45,8 @@ _NAME_OF = {
 _DTYPE_OF = {name: dtype for dtype, name in _NAME_OF.items()}
 
 MessageType = TypeVar("MessageType", bound=Message)
+Shape: TypeAlias = tuple[torch.dtype, tuple[int, ...]]
+"""Dtype and shape of a tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,11 @@ class Frame:
         """Returns the bytes of each tensor by name; header and values are not in it."""
         header, _ = _parse_header(self.head)
         return {name: body.nbytes for name, body in zip(header, self.bodies, strict=True)}
+
+    def shapes(self) -> dict[str, Shape]:
+        """Returns dtype and shape of each tensor by name; no tensor is made."""
+        header, _ = _parse_header(self.head)
+        return {name: (_DTYPE_OF[entry["dtype"]], tuple(entry["shape"])) for name, entry in header.items()}
 
     def buffers(self) -> Iterator[bytes | memoryview]:
         """Yields what to write, in order."""
@@ -104,7 +111,7 @@ def size(message: Message) -> int:
     return len(_head_of(message)) + sum(tensor.nbytes for tensor in message.tensors.values())
 
 
-def head(shapes: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], values: Mapping[str, JSON]) -> bytes:
+def head(shapes: Mapping[str, Shape], values: Mapping[str, JSON]) -> bytes:
     """Returns the length field and header of a frame, before there is anything to put behind it.
 
     Args:

@@ -21,8 +21,8 @@ from fedstrata.engine.demands import too_few, without_server_documents
 from fedstrata.engine.dividing import divide
 from fedstrata.engine.fitting import check_model, refusals
 from fedstrata.engine.folder import differences
+from fedstrata.engine.roll import Listener
 from fedstrata.engine.setup import check_metric, check_settings, machine_problems
-from fedstrata.engine.simulate import Listener
 from fedstrata.metrics.cost import cores
 from fedstrata.record.score_columns import column_names, is_external
 from fedstrata.tasks import TASKS

@@ -18,7 +18,7 @@ from typing import Any
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.sweep import Sweep
 from fedstrata.engine.comparing.cells import Cell, CellProcess, stop
-from fedstrata.engine.simulate import Listener
+from fedstrata.engine.roll import Listener
 from fedstrata.record.summary import falls
 from fedstrata.record.table import CellResult, RowResult, Trial, Tuning
 

@@ -296,7 +296,7 @@ class Rehearsal(Run):
 
     def _cohort(self, number: int, sites: list[Site]) -> SimulatedCohort:
         cohort = super()._cohort(number, sites)
-        cohort.meter = self._meter = TensorMeter()
+        cohort.roll.meter = self._meter = TensorMeter()
         return cohort
 
     def _score(self, scorer: Scorer, cohort: SimulatedCohort, state: State, *, final: bool) -> dict[str, Any]:

@@ -1,0 +1,161 @@
+"""A client as a process of its own: it holds the ends of the model, its documents, and what it keeps.
+
+It waits for plans, runs the handler that a plan names, and sends the result, over one line to the server. The
+middle of the model is never loaded.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedstrata.core.errors import ConfigurationError, FrameError, LineError, Problem
+from fedstrata.core.types import Message, Plan
+from fedstrata.engine.agreeing import agreement_of, divided_method, largest_batch
+from fedstrata.engine.checkpoint import ClientStore, client_folder, discard_uncommitted
+from fedstrata.engine.failures import describe, is_client_failure, release_memory
+from fedstrata.engine.rounds import sites_of
+from fedstrata.engine.setup import prepare
+from fedstrata.engine.simulate import Examples, SimulatedClient, parameters_in
+from fedstrata.split.partition import leave_ends
+from fedstrata.split.transport.header import Header, Kind
+from fedstrata.split.transport.membership import GrpcLine, TurnOverError
+from fedstrata.wire import frame
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from transformers import PreTrainedModel
+
+    from fedstrata.core.method import Method
+    from fedstrata.core.sources import Source
+    from fedstrata.core.types import JSON
+    from fedstrata.engine.roll import Listener
+    from fedstrata.engine.setup import Experiment
+    from fedstrata.split.transport.membership import Membership
+    from fedstrata.wire.frame import Frame
+
+_HANDLER = ("plan", "client", "rng")
+"""The arguments of what a plan may name."""
+
+
+def prepare_client(source: Source, client: str) -> Experiment:
+    """Checks a configuration and loads what a client needs of it: the ends of the model.
+
+    Args:
+        source: The configuration; its data are the client's own, or hold the client's under its name.
+        client: Its name.
+
+    Raises:
+        ConfigurationError: As `prepare` does, or the method does not divide the model.
+    """
+
+    def without_of(method: Method) -> Callable[[PreTrainedModel], None]:
+        return partial(leave_ends, cut=divided_method(method).cut_of(client))
+
+    return prepare(source, without_of=without_of)
+
+
+class RemoteClient:
+    """One client.
+
+    Args:
+        experiment: What `prepare_client` gave.
+        client: Its name, one of the experiment's clients.
+        folder: Where it keeps its store.
+        listen: Told of its progress.
+
+    Raises:
+        ConfigurationError: There is no client of this name in the data.
+    """
+
+    def __init__(self, experiment: Experiment, client: str, folder: Path, listen: Listener) -> None:
+        self._experiment, self._folder, self._listen = experiment, folder, listen
+        sites = {site.id: site for site in sites_of(experiment)[1]}
+        if client not in sites:
+            message = f"the data has no client {client!r} with training documents; it has: {', '.join(sites)}"
+            raise ConfigurationError([Problem("--client", message)])
+        self.id, self._site = client, sites[client]
+        training = experiment.settings.training
+        rows = largest_batch(self._site, training.batch_size, training.eval_batch_size)
+        cut, model = divided_method(experiment.method).cut_of(client), experiment.model
+        self.agreement = agreement_of(experiment, model, cut, len(model.layout.blocks), rows)
+        self.greeting: Mapping[str, JSON] = {"examples": self._site.count, "rows": rows}
+
+    def serve(self, membership: Membership) -> None:
+        """Runs turns until the server ends.
+
+        Raises:
+            LineError: The session is over; with `SessionOverError` a new one may be begun.
+        """
+        committed = membership.welcome.get("committed")
+        if isinstance(committed, int):
+            discard_uncommitted(self._folder, committed)
+        while True:
+            header, content = membership.receive(patient=True)
+            if header.kind == Kind.END:
+                return
+            if header.kind == Kind.PLAN:
+                self._turn(membership, header, content)
+
+    def _turn(self, membership: Membership, header: Header, content: Frame) -> None:
+        """Runs one handler, and sends what it gives, or why it failed."""
+        store = ClientStore(client_folder(self._folder, self.id), header.round)
+        line = GrpcLine(membership, header.turn)
+        self._listen("turn", {"round": header.round, "handler": header.handler})
+        try:
+            started = time.perf_counter()
+            client = self._client(store, line, header.round)
+            seed = self._experiment.seed.child("round", header.round)
+            rng = seed.child("client", self.id, header.handler, header.call)
+            update = self._handler(header.handler)(frame.decode(content, Plan), client, rng)
+            seconds = time.perf_counter() - started - line.waited
+            model: Any = client.model
+            trained = sum(model.layout.sizes[name] for name in model.trainable)
+            done = Header(Kind.UPDATE, turn=header.turn, seconds=seconds, trained=trained)
+            membership.send(done, frame.encode(update))
+        except TurnOverError as error:
+            store.discard()
+            self._listen("turn_failed", {"round": header.round, "message": str(error)})
+        except LineError:
+            store.discard()
+            raise
+        except Exception as error:
+            store.discard()
+            told = Message({}, {"message": describe(error)})
+            membership.send(Header(Kind.FAILED, turn=header.turn), frame.encode(told))
+            if not is_client_failure(error):
+                raise
+            self._listen("turn_failed", {"round": header.round, "message": describe(error)})
+            release_memory(error)
+
+    def _handler(self, name: str) -> Any:
+        """Returns what a plan names; nothing but a handler of the method can be named."""
+        found = None if name.startswith("_") else getattr(self._experiment.method, name, None)
+        if not inspect.ismethod(found) or tuple(inspect.signature(found).parameters) != _HANDLER:
+            raise FrameError(f"the server asks for {name!r}, which no client of this method runs")
+        return found
+
+    def _client(self, store: ClientStore, line: GrpcLine, number: int) -> SimulatedClient:
+        """Returns the client as its handler sees it: base weights, and what it keeps."""
+        experiment, site = self._experiment, self._site
+        experiment.model.restore()
+        experiment.model.load(parameters_in(store.read().tensors, experiment.model))
+
+        def report(progress: Mapping[str, float]) -> None:
+            self._listen("client_progress", {"round": number, "client": self.id, **progress})
+
+        return SimulatedClient(
+            self.id,
+            experiment.model,
+            site.task,
+            Examples(site),
+            experiment.settings.training,
+            store,
+            report,
+            corruption=site.corruption.of_updates if site.corruption else None,
+            line=line,
+        )

@@ -1,0 +1,277 @@
+"""The server's half of a round between processes: what a method's `round` needs, over a hub.
+
+The same rules as in a simulation (`fedstrata.engine.roll`): who is lost, when a round ends, what is counted
+and what the record says. Only that clients compute by themselves, at once where the method lets them, and
+that their messages come in whatever order they come.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedstrata.aggregate.mean import MeanResult, StreamingMean
+from fedstrata.core.errors import FedstrataError, FrameError, LineError
+from fedstrata.core.types import ClientInfo, Message, Plan, Tensors, Update
+from fedstrata.engine.conversation import NOBODY
+from fedstrata.engine.failures import Attendance, describe, is_client_failure
+from fedstrata.engine.roll import Exchanged, Listener, Roll
+from fedstrata.split.partition import middle_of
+from fedstrata.split.transport.header import Header, Kind
+from fedstrata.wire import frame
+
+if TYPE_CHECKING:
+    from fedstrata.core.config import TrainingSettings
+    from fedstrata.core.cut import Cut
+    from fedstrata.core.method import Method, Service
+    from fedstrata.models.state import Model
+    from fedstrata.split.transport.hub import Arrival, Hub
+    from fedstrata.wire.frame import Frame
+
+
+class ClientFailedError(FedstrataError):
+    """A client says that its turn has failed; the message is what it says of its error."""
+
+
+class NobodySpeaks:
+    """The service of handlers that only take a plan and give an update; implements `core.method.Service`."""
+
+    together = True
+
+    def hear(self, client: str, message: Message) -> Iterable[tuple[str, Message]]:
+        """Refuses to hear anything."""
+        raise FrameError(f"client {client!r} speaks, and nobody listens")
+
+    def leave(self, client: str) -> Iterable[tuple[str, Message]]:
+        """Hears that a client has ended."""
+        return ()
+
+
+@dataclass
+class RemoteCohort:
+    """The clients of one round; implements `core.method.Cohort`, but for the server's own documents.
+
+    Attributes:
+        method: Whose round it is.
+        model: The whole model; of it the server's middle is made.
+        hub: The lines to the clients.
+        infos: Who takes part, in order.
+        training: How they train, and the server too.
+        folder: The run directory, for messages.
+        number: The round, counted from 1.
+        listen: Told of progress.
+        min_clients: How many clients must deliver; every one when none.
+        roll: Who is lost so far, what travelled, and what the record says of it.
+        train_seconds: Time that clients were at work so far, all together.
+        trained_parameters: How many numbers the last client trained.
+    """
+
+    method: Method
+    model: Model
+    hub: Hub
+    infos: Sequence[ClientInfo]
+    training: TrainingSettings
+    folder: Path
+    number: int
+    listen: Listener
+    min_clients: int | None = None
+    roll: Roll = field(init=False)
+    train_seconds: float = 0.0
+    trained_parameters: int = 0
+
+    def __post_init__(self) -> None:
+        attendance = Attendance([info.id for info in self.infos], min_clients=self.min_clients)
+        self.roll = Roll(self.number, self.folder, self.listen, attendance)
+
+    @property
+    def clients(self) -> Sequence[ClientInfo]:
+        """Who takes part."""
+        return self.infos
+
+    def mean(self, handler: str, plan_of: Callable[[ClientInfo], Plan]) -> MeanResult:
+        """Folds every update into one running sum per tensor."""
+        mean, clients = StreamingMean(), []
+        for client, update in self.each(handler, plan_of):
+            mean.add(update)
+            clients.append(client.id)
+        return mean.finish(clients)
+
+    def each(
+        self, handler: str, plan_of: Callable[[ClientInfo], Plan]
+    ) -> Iterator[tuple[ClientInfo, Update]]:
+        """Yields the updates of all clients, which work at once, in the clients' order.
+
+        Raises:
+            ClientsLostError: A client failed, and the round cannot do without it.
+        """
+        yield from self._take_turns(handler, list(self._present(handler, plan_of)), NobodySpeaks())
+
+    def converse(
+        self,
+        handler: str,
+        plan_of: Callable[[ClientInfo], Plan],
+        service: Service,
+        cut_of: Callable[[ClientInfo], Cut],
+    ) -> Iterator[tuple[ClientInfo, Update]]:
+        """Yields updates of clients that talk with the server's half; where they are cut was agreed before.
+
+        Raises:
+            ClientsLostError: As `each` does.
+        """
+        present = list(self._present(handler, plan_of))
+        for group in [present] if service.together else [[one] for one in present]:
+            yield from self._take_turns(handler, group, service)
+
+    def middle(self, cut: Cut) -> Model:
+        """Returns the middle of the model with its own copies of what trains, at their base values."""
+        self.model.restore()
+        return middle_of(self.model, cut, self.method.trainable(self.model.layout))
+
+    def server_loss(self, tensors: Tensors) -> float:
+        """Is not there: a server of clients in other processes has no documents."""
+        raise NotImplementedError("the server has no documents of its own")
+
+    def _present(
+        self, handler: str, plan_of: Callable[[ClientInfo], Plan]
+    ) -> Iterator[tuple[ClientInfo, Frame]]:
+        return self.roll.present(handler, self.infos, plan_of)
+
+    def _take_turns(
+        self, handler: str, group: Sequence[tuple[ClientInfo, Frame]], service: Service
+    ) -> Iterator[tuple[ClientInfo, Update]]:
+        """Lets clients work at once, and yields their updates once all have ended."""
+        turns = _Turns(self, service, group)
+        try:
+            turns.begin(handler)
+            turns.run()
+        finally:
+            turns.abandon()
+        for info, _ in group:
+            if info.id in turns.updates:
+                yield info, turns.updates[info.id]
+
+
+@dataclass
+class _Turn:
+    """One client's turn, as long as it goes on."""
+
+    info: ClientInfo
+    number: int
+    exchanged: Exchanged
+
+
+class _Turns:
+    """The turns of clients that work at once."""
+
+    def __init__(
+        self, cohort: RemoteCohort, service: Service, group: Sequence[tuple[ClientInfo, Frame]]
+    ) -> None:
+        self.updates: dict[str, Update] = {}
+        self._cohort, self._service, self._group = cohort, service, group
+        self._roll, self._hub = cohort.roll, cohort.hub
+        self._turns: dict[str, _Turn] = {}
+        self._unreachable: deque[tuple[str, FedstrataError]] = deque()
+
+    def begin(self, handler: str) -> None:
+        """Sends all plans."""
+        for info, sent in self._group:
+            self._turns[info.id] = _Turn(info, next(self._hub.turns), self._roll.begin(info.id, sent))
+        call = self._roll.calls[handler]
+        for info, sent in self._group:
+            header = Header(
+                Kind.PLAN,
+                turn=self._turns[info.id].number,
+                round=self._cohort.number,
+                handler=handler,
+                call=call,
+            )
+            self._send(info.id, header, sent)
+
+    def run(self) -> None:
+        """Takes in what clients say until none is at work."""
+        while self._turns:
+            while self._unreachable:
+                self._fail(*self._unreachable.popleft())
+            arrival = self._hub.receive(self._hub.timing.answer) if self._turns else None
+            if arrival is not None:
+                self._hear(arrival)
+            else:  # nobody has been asked anything, or they would have been lost by now
+                for client in list(self._turns):
+                    self._fail(client, LineError(NOBODY))
+
+    def abandon(self) -> None:
+        """Tells those who are still at work that they need not go on."""
+        for client in list(self._turns):
+            self._end(client, "the round has ended")
+
+    def _hear(self, arrival: Arrival) -> None:
+        """Takes in what came from a client; what belongs to a turn that is over counts for nothing."""
+        if (turn := self._turns.get(arrival.client)) is None:
+            return
+        if arrival.lost is not None:
+            self._fail(arrival.client, arrival.lost)
+        elif arrival.header is not None and arrival.header.turn == turn.number:
+            try:
+                self._take(turn, arrival)
+            except Exception as error:
+                if not is_client_failure(error) or arrival.client not in self._turns:
+                    raise
+                self._fail(arrival.client, error)
+
+    def _take(self, turn: _Turn, arrival: Arrival) -> None:
+        """Takes in one message of a turn."""
+        header, content, client = arrival.header, arrival.frame, arrival.client
+        assert header is not None  # noqa: S101 - it is no loss
+        assert content is not None  # noqa: S101
+        if header.kind == Kind.FAILED:
+            reason = frame.decode(content, Message).values.get("message")
+            raise ClientFailedError(str(reason))
+        self._roll.meter.count_up(client, content)
+        if header.kind == Kind.SAID:
+            self._say(self._service.hear(client, frame.decode(content, Message)))
+            return
+        if header.kind != Kind.UPDATE:
+            raise FrameError(f"client {client!r} sent {header.kind.name} in the middle of a turn")
+        update = frame.decode(content, Update)
+        self._roll.trained(client, update)
+        self._cohort.train_seconds += header.seconds
+        self._cohort.trained_parameters = header.trained
+        self._roll.deliver(turn.info, update, turn.exchanged, header.seconds)
+        self.updates[client] = update
+        del self._turns[client]
+        self._say(self._service.leave(client))
+
+    def _say(self, answers: Iterable[tuple[str, Message]]) -> None:
+        for client, message in answers:
+            content = frame.encode(message)
+            if client in self._turns:
+                self._roll.meter.count_down(client, content)
+                self._send(client, Header(Kind.SAID, turn=self._turns[client].number), content)
+
+    def _send(self, client: str, header: Header, content: Frame) -> None:
+        try:
+            self._hub.send(client, header, content)
+        except FedstrataError as error:  # later: the service may be in the middle of what it says
+            self._unreachable.append((client, error))
+
+    def _fail(self, client: str, error: Exception) -> None:
+        """Goes on without a client, or ends the run if the round needs it."""
+        if client not in self._turns:
+            return
+        turn = self._turns[client]
+        self._end(client, describe(error))
+        self._roll.fail(client, error, turn.exchanged.down)
+        self._say(self._service.leave(client))
+
+    def _end(self, client: str, reason: str) -> None:
+        """Ends a client's turn, and tells it if it is there."""
+        turn = self._turns.pop(client)
+        content = frame.encode(Message({}, {"message": reason}))
+        if client in self._hub.present:
+            try:
+                self._hub.tell(client, Header(Kind.FAILED, turn=turn.number), content)
+            except FedstrataError:
+                return

@@ -1,0 +1,140 @@
+"""Who takes part in a round, what travelled, who was lost, and what the record says of it.
+
+Shared by the cohorts of a simulation and of a run between processes, so that both go on and stop by the same
+rules and leave the same record.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedstrata.core.errors import DROPPED_OUT, ClientsLostError
+from fedstrata.engine.failures import Attendance, RoundAbandonedError, describe, message_of
+from fedstrata.wire import frame
+from fedstrata.wire.meter import Meter
+
+if TYPE_CHECKING:
+    from fedstrata.core.types import ClientInfo, Plan, Update
+    from fedstrata.wire.frame import Frame
+
+Listener = Callable[[str, Mapping[str, Any]], None]
+"""Told `(event, facts)` as a run goes on."""
+
+
+@dataclass
+class Roll:
+    """The book of one round.
+
+    Attributes:
+        number: The round, counted from 1.
+        folder: The run directory, for messages.
+        listen: Told of every event.
+        attendance: Who is lost so far, and whether enough are left.
+        meter: Counts the round's bytes.
+        calls: How often each handler was called.
+        losses: The training loss and the weight of each client that has trained.
+    """
+
+    number: int
+    folder: Path
+    listen: Listener
+    attendance: Attendance
+    meter: Meter = field(default_factory=Meter)
+    calls: Counter[str] = field(default_factory=Counter)
+    losses: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def loss(self) -> float | None:
+        """The clients' mean training loss, weighted like their updates; none before the first update."""
+        total = sum(weight for _, weight in self.losses.values())
+        return sum(loss * weight for loss, weight in self.losses.values()) / total if total else None
+
+    def present(
+        self, handler: str, clients: Sequence[ClientInfo], plan_of: Callable[[ClientInfo], Plan]
+    ) -> Iterator[tuple[ClientInfo, Frame]]:
+        """Yields the clients that work, each with the plan that it has got; the others are lost.
+
+        Raises:
+            RoundAbandonedError: Drop-outs leave too few; everybody got the plan.
+        """
+        self.calls[handler] += 1
+        goes_on = self.attendance.suffices
+        for info in clients:
+            if info.id in self.attendance.lost:
+                continue
+            sent = frame.encode(plan_of(info))
+            bytes_down = self.meter.count_down(info.id, sent)
+            if info.id in self.attendance.dropped:
+                self._lose(info.id, DROPPED_OUT, None, DROPPED_OUT, bytes_down)
+            elif goes_on:
+                yield info, sent
+        if not goes_on:
+            raise RoundAbandonedError
+
+    def begin(self, client: str, sent: Frame) -> Exchanged:
+        """Begins to count what a client's turn costs, its plan with it."""
+        return Exchanged(self.meter, client, self.meter.up[client], self.meter.down[client] - sent.nbytes)
+
+    def trained(self, client: str, update: Update) -> float | None:
+        """Takes down the loss of an update and returns it; none if its handler has not trained."""
+        loss = update.values.get("loss")
+        if not isinstance(loss, float):
+            return None
+        self.losses[client] = (loss, update.weight)
+        return loss
+
+    def deliver(
+        self, info: ClientInfo, update: Update, exchanged: Exchanged, seconds: float, **more: Any
+    ) -> None:
+        """Tells that a client has delivered."""
+        facts = {
+            "round": self.number,
+            "client": info.id,
+            "examples": info.examples,
+            "loss": update.values.get("loss"),
+            "bytes_down": exchanged.down,
+            "bytes_up": exchanged.up,
+            "seconds": seconds,
+            **more,
+        }
+        self.listen("client", facts)
+
+    def fail(self, client: str, error: Exception, bytes_down: int) -> None:
+        """Loses a client by its own failure; ends the run if the round needs it.
+
+        Raises:
+            ClientsLostError: It does.
+        """
+        self.losses.pop(client, None)
+        self._lose(client, type(error).__name__, message_of(error), describe(error), bytes_down)
+        if not self.attendance.suffices:
+            raise ClientsLostError(self.attendance.why_not(self.number, str(self.folder))) from error
+
+    def _lose(self, client: str, error: str, message: str | None, reason: str, bytes_down: int) -> None:
+        self.attendance.lost[client] = reason
+        facts = {"client": client, "error": error, "message": message, "bytes_down": bytes_down}
+        self.listen("client_failed", {"round": self.number, **facts})
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """What has travelled in one turn of a client so far."""
+
+    meter: Meter
+    client: str
+    up_before: int
+    down_before: int
+
+    @property
+    def up(self) -> int:
+        """Bytes to the server."""
+        return self.meter.up[self.client] - self.up_before
+
+    @property
+    def down(self) -> int:
+        """Bytes to the client."""
+        return self.meter.down[self.client] - self.down_before

@@ -1,0 +1,193 @@
+"""What client and server must agree on before they speak, and what a message may then hold.
+
+Both sides work it out by themselves from their own configuration and their own model. The client says its
+part in its greeting; the server compares and refuses, naming both values. Afterwards either side looks at the
+header of every frame before it touches a tensor.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fedstrata.core.errors import FrameError
+from fedstrata.split.messages import ENDS, GRADIENT, SCALES, STATES, dtypes_of
+from fedstrata.split.transport.header import PROTOCOL, Kind
+
+if TYPE_CHECKING:
+    from fedstrata.core.cut import Cut
+    from fedstrata.core.types import JSON
+    from fedstrata.split.messages import Form
+    from fedstrata.wire.frame import Frame, Shape
+
+_SHOWN = 5
+"""Differences that are named in a refusal."""
+_HEADER_BYTES = 2**16
+"""Allowed for the header of a frame, beside what it says of each tensor and row."""
+_ENTRY_BYTES = 512
+"""Allowed for what a header says of one tensor or row."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What one client and the server agree on.
+
+    Attributes:
+        facts: What must be equal, by name; a setting goes by its dotted path.
+        form: How hidden states and gradients travel.
+        hidden: Numbers of a hidden state.
+        rows: The most rows of a batch.
+        length: The most columns of a batch.
+        ends: Dtype and shape of what the client trains, by name: all that plans and updates may hold.
+    """
+
+    facts: Mapping[str, JSON]
+    form: Form
+    hidden: int
+    rows: int
+    length: int
+    ends: Mapping[str, Shape]
+
+    @classmethod
+    def of(
+        cls,
+        settings: Mapping[str, JSON],
+        *,
+        run: str,
+        cut: Cut,
+        blocks: int,
+        fingerprint: str,
+        form: Form,
+        hidden: int,
+        rows: int,
+        length: int,
+        ends: Mapping[str, Shape],
+    ) -> Agreement:
+        """Returns the agreement as one side sees it.
+
+        Args:
+            settings: Settings that must be the same on both sides, by dotted path.
+            run: The name of the run.
+            cut: Where the client's model is divided.
+            blocks: How many the whole model has.
+            fingerprint: A hash of the client's part of the model, at its base values.
+            form: See the attributes.
+            hidden: See the attributes.
+            rows: See the attributes.
+            length: See the attributes.
+            ends: See the attributes.
+        """
+        facts: dict[str, JSON] = {
+            "protocol": PROTOCOL,
+            "fedstrata": version("fedstrata"),
+            "run": run,
+            "blocks": blocks,
+            "hidden size": hidden,
+            "front": cut.front,
+            "back": cut.back,
+            "wire": form,
+            "longest row": length,
+            "largest batch": rows,
+            **settings,
+            "weights of the ends": fingerprint,
+        }
+        return cls(facts, form, hidden, rows, length, ends)
+
+    def with_rows(self, rows: int) -> Agreement:
+        """Returns the same with another largest batch."""
+        return replace(self, rows=rows, facts={**self.facts, "largest batch": rows})
+
+    @property
+    def largest(self) -> int:
+        """Bytes that a message may have."""
+        states = self.rows * self.length * (self.hidden * dtypes_of(STATES, self.form)[STATES].itemsize + 4)
+        ends = sum(math.prod(shape) * dtype.itemsize for dtype, shape in self.ends.values())
+        return max(states, ends) + self.largest_header
+
+    @property
+    def largest_header(self) -> int:
+        """Bytes that the header of a frame may have."""
+        return _HEADER_BYTES + _ENTRY_BYTES * (len(self.ends) + self.rows)
+
+    def differences(self, theirs: Mapping[str, Any], *, mine: str, other: str) -> str:
+        """Returns what is not equal, with both values; empty if all is.
+
+        Args:
+            theirs: The facts of the other side.
+            mine: How this side is called in the message.
+            other: How the other is.
+        """
+        here = {name: json.loads(json.dumps(value)) for name, value in self.facts.items()}
+        every = (*here, *sorted(theirs.keys() - here.keys()))
+        names = [name for name in every if here.get(name) != theirs.get(name)]
+        told = [
+            f"{name} is {_short(theirs.get(name))} at {other}, {_short(here.get(name))} at {mine}"
+            for name in names[:_SHOWN]
+        ]
+        more = [f"and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
+        return "; ".join([*told, *more])
+
+    def check(self, kind: Kind, frame: Frame) -> None:
+        """Looks at the header of a frame.
+
+        Args:
+            kind: What sort of message it is in.
+            frame: The frame.
+
+        Raises:
+            FrameError: A tensor in it has a name, dtype or shape that was not agreed.
+        """
+        if len(frame.head) > self.largest_header:
+            raise FrameError(f"a header of {len(frame.head)} bytes, where {self.largest_header} are allowed")
+        shapes = frame.shapes()
+        if kind in (Kind.PLAN, Kind.UPDATE) or (kind == Kind.SAID and shapes.keys() <= self.ends.keys()):
+            self._check_ends(shapes)
+        elif kind == Kind.SAID:
+            self._check_states(shapes)
+        elif shapes:
+            raise FrameError(f"a message of kind {kind.name} holds tensors: {', '.join(sorted(shapes)[:3])}")
+
+    def _check_ends(self, shapes: Mapping[str, Shape]) -> None:
+        for name, found in shapes.items():
+            if name not in self.ends:
+                raise FrameError(f"tensor {name!r} came, which is no weight that the client trains")
+            if found != self.ends[name]:
+                raise FrameError(f"tensor {name!r} came as {_said(found)}, not {_said(self.ends[name])}")
+
+    def _check_states(self, shapes: Mapping[str, Shape]) -> None:
+        name = next((name for name in (STATES, GRADIENT) if name in shapes), None)
+        if name is None or shapes.keys() != dtypes_of(name, self.form).keys():
+            named = ", ".join(sorted(shapes)[:3])
+            raise FrameError(f"tensors {named} came, in place of {STATES}, {GRADIENT} or {ENDS}")
+        for each, dtype in dtypes_of(name, self.form).items():
+            found, width = shapes[each], 1 if each == SCALES else self.hidden
+            most = (self.rows, self.length, width)
+            extents = found[1]
+            if (
+                found[0] != dtype
+                or len(extents) != len(most)
+                or extents[2] != width
+                or extents[0] > self.rows
+                or extents[1] > self.length
+            ):
+                raise FrameError(f"{each} came as {_said(found)}, not {_said((dtype, most))} or fewer rows")
+
+
+def shapes_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Shape]:
+    """Returns dtype and shape of tensors by name."""
+    return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+
+
+def _said(shape: Shape) -> str:
+    return f"{str(shape[0]).removeprefix('torch.')} {shape[1]}"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

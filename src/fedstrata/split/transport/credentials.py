@@ -1,0 +1,182 @@
+"""Who may speak with whom: addresses, certificates and tokens.
+
+A client is known by two things, and must have both: a certificate, signed by the authority that the server
+trusts, which names the client (as common name or as an alternative name); and a token, which only the server
+and this client know. Tokens are never logged and never in a message. The server shows a certificate too, so a
+client speaks with no other. Without TLS nothing leaves the machine: only loopback addresses are allowed, and
+only where it was asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from fedstrata.core.errors import ConfigurationError, DataError, Problem, RefusedError
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """One side's certificate and what it trusts; PEM files.
+
+    Attributes:
+        certificate: Its own.
+        key: Its private key; no other user may read the file.
+        authority: Certificate of the authority that signed those of the other side.
+    """
+
+    certificate: Path
+    key: Path
+    authority: Path
+
+    def for_server(self) -> grpc.ServerCredentials:
+        """Returns what gRPC takes; every client must show a certificate.
+
+        Raises:
+            ConfigurationError: A file cannot be read, or others may read the key.
+        """
+        chain, key, authority = self._read()
+        return grpc.ssl_server_credentials([(key, chain)], authority, require_client_auth=True)
+
+    def for_client(self) -> grpc.ChannelCredentials:
+        """Returns what gRPC takes.
+
+        Raises:
+            ConfigurationError: As for `for_server`.
+        """
+        chain, key, authority = self._read()
+        return grpc.ssl_channel_credentials(authority, key, chain)
+
+    def _read(self) -> tuple[bytes, bytes, bytes]:
+        return _bytes_of(self.certificate), secret_bytes(self.key), _bytes_of(self.authority)
+
+
+class Tokens:
+    """The tokens of all clients, as the server knows them: by their hashes.
+
+    Args:
+        tokens: The token of each client.
+    """
+
+    def __init__(self, tokens: Mapping[str, str]) -> None:
+        self._hashes = {client: _hash(token) for client, token in tokens.items()}
+
+    @classmethod
+    def read(cls, path: Path) -> Tokens:
+        """Reads a file with a client and its token in each line, parted by a blank.
+
+        Raises:
+            ConfigurationError: It cannot be read, or others may read it.
+            DataError: A line is not of this form, or a client is there twice.
+        """
+        tokens: dict[str, str] = {}
+        for number, line in enumerate(secret_bytes(path).decode().splitlines(), start=1):
+            if not line.strip() or line.startswith("#"):
+                continue
+            client, _, token = line.strip().rpartition(" ")
+            if not client.strip() or client.strip() in tokens:
+                raise DataError(path, "no client and token of its own", line=number, expected="CLIENT TOKEN")
+            tokens[client.strip()] = token
+        return cls(tokens)
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """Who has a token."""
+        return tuple(self._hashes)
+
+    def accept(self, client: str, token: str) -> bool:
+        """Whether a token is this client's; takes the same time whatever is wrong with it."""
+        expected = self._hashes.get(client, bytes(32))
+        return hmac.compare_digest(expected, _hash(token)) and client in self._hashes
+
+
+def read_token(path: Path) -> str:
+    """Returns a client's own token.
+
+    Raises:
+        ConfigurationError: The file cannot be read, is empty, or others may read it.
+    """
+    token = secret_bytes(path).decode().strip()
+    if not token:
+        raise ConfigurationError([Problem("--token", f"{path} is empty")])
+    return token
+
+
+def secret_bytes(path: Path) -> bytes:
+    """Reads a file that nobody else may read.
+
+    Raises:
+        ConfigurationError: It cannot be read, or others may read it.
+    """
+    data = _bytes_of(path)
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        message = f"others may read {path} (mode {mode:o}); it is a secret: chmod 600 {path}"
+        raise ConfigurationError([Problem("", message)])
+    return data
+
+
+def require_named(client: str, properties: Mapping[str, Any]) -> None:
+    """Checks that a certificate is this client's.
+
+    Args:
+        client: Who it is said to be.
+        properties: What gRPC knows of the other side of a connection (`auth_context`).
+
+    Raises:
+        RefusedError: It is somebody else's.
+    """
+    found = [
+        name.decode(errors="replace")
+        for key in ("x509_common_name", "x509_subject_alternative_name")
+        for name in properties.get(key, ())
+    ]
+    if client not in found:
+        named = ", ".join(dict.fromkeys(found)) or "nobody"
+        raise RefusedError(f"the certificate names {named}, not client {client!r}")
+
+
+def require_safe(address: str, *, insecure: bool, setting: str) -> None:
+    """Checks that nothing leaves the machine in plain text.
+
+    Args:
+        address: `HOST:PORT`; a host that is no number is only safe if it is `localhost`.
+        insecure: Whether there is to be no TLS.
+        setting: Where the address was set.
+
+    Raises:
+        ConfigurationError: It would, or the address is none.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdigit():
+        raise ConfigurationError([Problem(setting, f"must be HOST:PORT, not {address!r}")])
+    if insecure and not is_loopback(host):
+        message = f"{host} is not on this machine, and without TLS only loopback addresses are allowed"
+        raise ConfigurationError([Problem(setting, message)])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine, without asking anybody."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError([Problem("", f"cannot read {path}: {error.strerror}")]) from None
+
+
+def _hash(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()

@@ -1,0 +1,409 @@
+"""The server's end of all lines: who is there, sending to each client, receiving from any."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from threading import Condition, Thread, Timer
+from typing import TYPE_CHECKING, TypeAlias
+
+import grpc
+
+from fedstrata.core.errors import FedstrataError, FrameError, LineError, RefusedError
+from fedstrata.core.types import JSON, Message
+from fedstrata.split.transport.credentials import require_named, require_safe
+from fedstrata.split.transport.header import METHOD, SERVICE, Header, Kind, pack, unpack
+from fedstrata.split.transport.link import Link
+from fedstrata.split.transport.timing import Timing
+from fedstrata.wire import frame
+from fedstrata.wire.frame import Frame
+
+if TYPE_CHECKING:
+    from fedstrata.split.transport.agreement import Agreement
+    from fedstrata.split.transport.credentials import Certificates, Tokens
+
+_logger = logging.getLogger(__name__)
+_GREETING_BYTES = 2**20
+"""Bytes that a greeting may have: nothing is known of its sender's model yet."""
+_BEATS = 4
+"""Signs of life to those who wait, in the time after which they would give up."""
+
+Greeting: TypeAlias = Mapping[str, JSON]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What came from a client, or that nothing more will.
+
+    Attributes:
+        client: Who it is.
+        header: The message's header; none if the client is lost.
+        frame: Its content.
+        lost: Why nothing more will come.
+    """
+
+    client: str
+    header: Header | None = None
+    frame: Frame | None = None
+    lost: FedstrataError | None = None
+
+
+@dataclass
+class _Member:
+    """One client's session.
+
+    Attributes:
+        asked: Since when the client is expected to say something; none if it waits for the server.
+    """
+
+    client: str
+    session: str
+    greeting: Greeting
+    agreement: Agreement
+    link: Link
+    asked: float | None = field(default=None)
+
+
+class Hub:
+    """The server's end of all lines.
+
+    Args:
+        agree: Returns what is agreed with the client that greets so, or refuses it (`RefusedError`).
+        largest: Bytes that any message of any client may have.
+        clients: Who may join; a connection takes two threads.
+        tokens: Their tokens; none is only allowed without TLS.
+        certificates: The server's certificate and whom it trusts; none for plain text on this machine.
+        timing: How long to wait.
+        welcome: What a client is told when its session begins.
+
+    Attributes:
+        timing: How long to wait.
+        turns: The numbers of turns; none comes twice.
+    """
+
+    def __init__(
+        self,
+        agree: Callable[[str, Greeting], Agreement],
+        *,
+        largest: int,
+        clients: Collection[str],
+        tokens: Tokens | None = None,
+        certificates: Certificates | None = None,
+        timing: Timing | None = None,
+        welcome: Callable[[], Mapping[str, JSON]] = dict,
+    ) -> None:
+        if certificates is not None and tokens is None:
+            raise ValueError("with TLS clients have tokens too")
+        self.timing = timing or Timing()
+        self._agree, self._welcome = agree, welcome
+        self._clients, self._tokens, self._certificates = tuple(clients), tokens, certificates
+        self._changed = Condition()
+        self._members: dict[str, _Member] = {}
+        self._losses: deque[Arrival] = deque()
+        self.turns = count(1)
+        self._next = 0
+        self._beat = 0.0
+        self._server = grpc.server(
+            ThreadPoolExecutor(2 * len(self._clients) + 8, thread_name_prefix="line"),
+            options=self.timing.options(largest + _GREETING_BYTES),
+        )
+        handler = grpc.stream_stream_rpc_method_handler(self._converse)
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),)
+        )
+
+    def listen(self, address: str) -> str:
+        """Begins to accept clients.
+
+        Args:
+            address: `HOST:PORT`; port 0 for any that is free.
+
+        Returns:
+            The address with the port that was taken.
+
+        Raises:
+            ConfigurationError: Without TLS the address is not on this machine.
+            LineError: It cannot be listened on.
+        """
+        require_safe(address, insecure=self._certificates is None, setting="--listen")
+        try:
+            if self._certificates is None:
+                port = self._server.add_insecure_port(address)
+            else:
+                port = self._server.add_secure_port(address, self._certificates.for_server())
+        except RuntimeError:
+            port = 0
+        if not port:
+            raise LineError(f"cannot listen on {address}: it is taken, or not an address of this machine")
+        self._server.start()
+        return f"{address.rpartition(':')[0]}:{port}"
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """The clients that have a session."""
+        with self._changed:
+            return tuple(self._members)
+
+    def greeting(self, client: str) -> Greeting:
+        """Returns what a client said of itself when it joined.
+
+        Raises:
+            LineError: It is not there.
+        """
+        return self._member(client).greeting
+
+    def bytes_sent(self, client: str) -> int:
+        """Returns the bytes that were sent to a client in its session, headers and repetitions with them."""
+        return self._member(client).link.bytes_sent
+
+    def wait_for(self, clients: Collection[str], seconds: float) -> None:
+        """Waits until clients are there.
+
+        Raises:
+            LineError: One does not come in time.
+        """
+        with self._changed:
+            here = self._changed.wait_for(lambda: self._members.keys() >= set(clients), seconds)
+            if not here:
+                missing = ", ".join(sorted(set(clients) - self._members.keys()))
+                raise LineError(f"clients have not joined within {seconds:g} s: {missing}")
+
+    def send(self, client: str, header: Header, content: Frame) -> None:
+        """Sends a client something to which it is expected to say something; does not wait.
+
+        Raises:
+            LineError: The client is lost.
+        """
+        self.tell(client, header, content)
+        self._member(client).asked = time.monotonic()
+
+    def tell(self, client: str, header: Header, content: Frame) -> None:
+        """Sends a client something that it need not answer; does not wait.
+
+        Raises:
+            LineError: The client is lost.
+        """
+        member = self._member(client)
+        member.link.send(header, content)
+        member.asked = None
+
+    def receive(self, seconds: float) -> Arrival | None:
+        """Returns what comes next from any client, or the next one that is lost.
+
+        While this waits, clients that wait too get signs of life.
+
+        Args:
+            seconds: How long to wait; none is returned after that.
+        """
+        until = time.monotonic() + seconds
+        with self._changed:
+            while True:
+                self._expire()
+                if (found := self._taken()) is not None:
+                    return found
+                now = time.monotonic()
+                if now >= until:
+                    return None
+                if now >= self._beat:
+                    self._beat = now + self.timing.answer / _BEATS
+                    for member in self._members.values():
+                        member.link.beat()
+                self._changed.wait(max(0.0, min(until, self._beat, self._expiry()) - now))
+
+    def drop(self, client: str, error: FedstrataError) -> None:
+        """Ends a client's session; it is told why, and may join again unless it is refused for good."""
+        with self._changed:
+            if (member := self._members.pop(client, None)) is not None:
+                member.link.lose(error)
+                self._changed.notify_all()
+
+    def stop(self, seconds: float = 5.0) -> None:
+        """Ends all sessions.
+
+        Args:
+            seconds: How long clients have to take what was sent to them.
+        """
+        links = [self._member(client).link for client in self.present]
+        for link in links:
+            with suppress(LineError):
+                link.send(Header(Kind.END), frame.encode(Message()))
+        for link in links:
+            link.flush(seconds)
+        for client in self.present:
+            self.drop(client, LineError("the server has ended"))
+        self._server.stop(seconds).wait()
+
+    def _member(self, client: str) -> _Member:
+        with self._changed:
+            if client not in self._members:
+                raise LineError(f"client {client!r} is not connected")
+            return self._members[client]
+
+    def _taken(self) -> Arrival | None:
+        """Returns what comes next if something is there; clients take turns."""
+        members = list(self._members.values())
+        for step in range(len(members)):
+            member = members[(self._next + step) % len(members)]
+            if (item := member.link.take()) is not None:
+                self._next = (self._next + step + 1) % len(members)
+                if item[0].kind == Kind.END:
+                    self._lose(member, LineError(f"client {member.client!r} has left"))
+                    break
+                member.asked = None
+                return Arrival(member.client, *item)
+        return self._losses.popleft() if self._losses else None
+
+    def _expire(self) -> None:
+        """Gives up those who are silent for too long."""
+        now = time.monotonic()
+        for member in list(self._members.values()):
+            down = member.link.down_since
+            if member.link.error is not None:
+                self._lose(member, member.link.error)
+            elif down is not None and now - down >= self.timing.reconnect:
+                message = f"has been without a connection for {self.timing.reconnect:g} s"
+                self._lose(member, LineError(f"client {member.client!r} {message}"))
+            elif self._is_late(member, now):
+                message = f"has not answered for {self.timing.answer:g} s"
+                self._lose(member, LineError(f"client {member.client!r} {message}"))
+
+    def _is_late(self, member: _Member, now: float) -> bool:
+        asked = None if member.link.has_arrived else member.asked
+        return asked is not None and now - asked >= self.timing.answer
+
+    def _expiry(self) -> float:
+        """Returns when the next one is given up if nothing happens."""
+        times = [
+            since + allowed
+            for member in self._members.values()
+            for since, allowed in (
+                (member.link.down_since, self.timing.reconnect),
+                (member.asked, self.timing.answer),
+            )
+            if since is not None
+        ]
+        return min(times, default=float("inf"))
+
+    def _lose(self, member: _Member, error: FedstrataError) -> None:
+        if self._members.get(member.client) is member:
+            del self._members[member.client]
+        member.link.lose(error)
+        self._losses.append(Arrival(member.client, lost=error))
+        _logger.info("client %s is lost: %s", member.client, error)
+
+    def _converse(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Serves one connection."""
+        try:
+            member, arrived = self._admit(requests, context)
+            connection = member.link.connect(arrived)
+        except RefusedError as error:
+            _logger.warning("%s", error)
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except FedstrataError as error:
+            context.abort(grpc.StatusCode.ABORTED, str(error))
+        context.add_callback(lambda: member.link.disconnect(connection))
+        Thread(target=self._read, args=(member, connection, requests), daemon=True).start()
+        values: dict[str, JSON] = {
+            "session": member.session,
+            "arrived": member.link.arrived,
+            **self._welcome(),
+        }
+        yield pack(Header(Kind.WELCOME), frame.encode(Message({}, values)).buffers())
+        yield from member.link.outgoing(connection)
+        if member.link.error is not None:
+            final = isinstance(member.link.error, FrameError | RefusedError)
+            code = grpc.StatusCode.FAILED_PRECONDITION if final else grpc.StatusCode.ABORTED
+            context.abort(code, str(member.link.error))
+
+    def _admit(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> tuple[_Member, int]:
+        """Returns the session of who calls, and the last message that arrived there.
+
+        Raises:
+            RefusedError: It is nobody who may join, or what it holds does not fit.
+            LineError: Its session is over.
+        """
+        said = dict(context.invocation_metadata())
+        client = str(said.get("client-bin", b"").decode(errors="replace"))
+        token = str(said.get("authorization", "")).removeprefix("Bearer ")
+        if self._tokens is not None and not self._tokens.accept(client, token):
+            raise RefusedError(f"client {client!r} shows a token that is not the one it has here")
+        if client not in self._clients:
+            raise RefusedError(f"{client!r} is no client of this run")
+        if self._certificates is not None:
+            require_named(client, context.auth_context())
+        greeting = self._greeting(requests, context)
+        session, arrived = greeting.get("session"), greeting.get("arrived")
+        if not isinstance(session, str) or not isinstance(arrived, int):
+            raise RefusedError(f"client {client!r} greets without session and number")
+        with self._changed:
+            member = self._members.get(client)
+            if session:
+                if member is None or member.session != session:
+                    raise LineError(f"the session of client {client!r} is not known here; join again")
+                return member, arrived
+        agreement = self._agree(client, greeting)
+        with self._changed:
+            if (member := self._members.get(client)) is not None:
+                self._lose(member, RefusedError(f"another process has joined as client {client!r}"))
+            link = Link(agreement.largest, delay=self.timing.delay, changed=self._changed)
+            new = _Member(client, secrets.token_hex(16), greeting, agreement, link)
+            self._members[client] = new
+            self._changed.notify_all()
+            return new, 0
+
+    def _greeting(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Greeting:
+        timer = Timer(self.timing.reconnect, context.cancel)  # who connects must speak
+        timer.start()
+        try:
+            header, body = unpack(next(requests))
+            if header.kind != Kind.HELLO or body.nbytes > _GREETING_BYTES:
+                raise RefusedError("a connection does not begin with a greeting")
+            return frame.decode(frame.split(body), Message).values
+        except (StopIteration, FrameError, grpc.RpcError) as error:
+            raise RefusedError(
+                f"a connection does not begin with a greeting ({type(error).__name__})"
+            ) from None
+        finally:
+            timer.cancel()
+
+    def _read(self, member: _Member, connection: int, requests: Iterator[bytes]) -> None:
+        """Takes in what comes on a connection."""
+        try:
+            for data in requests:
+                accept(member.link, connection, data, member.agreement)
+        except FrameError as error:
+            told = FrameError(f"client {member.client!r} sent what was not agreed: {error}")
+            member.link.lose(told)
+        except grpc.RpcError:
+            pass  # the connection is over
+        finally:
+            member.link.disconnect(connection)
+
+
+def accept(link: Link, connection: int, data: bytes, agreement: Agreement) -> None:
+    """Takes in one message; nothing of it is decoded but its headers.
+
+    Args:
+        link: To whom it came.
+        connection: On which connection.
+        data: The message.
+        agreement: What may be in it.
+
+    Raises:
+        FrameError: It is not what was agreed.
+    """
+    if len(data) > agreement.largest + 2**16:
+        raise FrameError(f"a message of {len(data)} bytes, where {agreement.largest} were agreed")
+    header, body = unpack(data)
+    content = None
+    if header.sequence:
+        content = frame.split(body)
+        agreement.check(header.kind, content)
+    link.come(connection, header, content, len(data))

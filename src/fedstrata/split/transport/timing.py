@@ -1,0 +1,51 @@
+"""How long either side waits, and what gRPC is told of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_LARGEST = 2**31 - 1
+"""Bytes of a gRPC message at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long either side waits, in seconds.
+
+    Attributes:
+        answer: For an answer, from who has been asked: a client that trains too slowly for it is lost.
+        reconnect: For the other side to come back when there is no connection.
+        keepalive: Between signs of life of a connection on which nothing else happens, and for the answer to
+            one; who stops answering has no connection any more.
+        delay: For which every message is held back: a slow network, for experiments.
+    """
+
+    answer: float = 600.0
+    reconnect: float = 60.0
+    keepalive: float = 20.0
+    delay: float = 0.0
+
+    def options(self, largest: int) -> list[tuple[str, int]]:
+        """Returns the options of a gRPC channel or server.
+
+        Args:
+            largest: Bytes that a message may have.
+        """
+        milliseconds = int(self.keepalive * 1000)
+        size = min(largest, _LARGEST)
+        return [
+            ("grpc.max_receive_message_length", size),
+            ("grpc.max_send_message_length", size),
+            ("grpc.keepalive_time_ms", milliseconds),
+            ("grpc.keepalive_timeout_ms", milliseconds),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.http2.max_ping_strikes", 0),
+            ("grpc.http2.min_ping_interval_without_data_ms", 10),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 2000),
+            ("grpc.so_reuseport", 0),
+            ("grpc.enable_retries", 0),
+            ("grpc.use_local_subchannel_pool", 1),
+        ]

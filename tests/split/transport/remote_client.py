@@ -1,0 +1,73 @@
+"""A client process for tests: python remote_client.py ADDRESS CLIENT FOLDER [BEHAVIOUR] -- OVERRIDES.
+
+Says `joined` once it is in. A behaviour makes it fail in its second step: `stop` and `die` by themselves,
+`nan` and `shape` by what it sends.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from support import TINY
+
+from fedstrata.core.errors import FedstrataError
+from fedstrata.core.sources import read_source
+from fedstrata.core.types import Message
+from fedstrata.engine.joining import RemoteClient, prepare_client
+from fedstrata.split.transport.membership import GrpcLine, Membership
+from fedstrata.split.transport.timing import Timing
+
+SECOND_STEP = 3
+"""Which message of a turn is the first of the second step."""
+
+
+def misbehave(behaviour: str) -> None:
+    """Changes what a line sends."""
+    send, count = GrpcLine.send, [0]
+
+    def instead(self: GrpcLine, message: Message) -> None:
+        count[0] += 1
+        if count[0] == SECOND_STEP:
+            message = changed(message)
+        send(self, message)
+
+    def changed(message: Message) -> Message:
+        if behaviour == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if behaviour == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        states = message.tensors["states"]
+        if behaviour == "nan":
+            return Message({"states": torch.full_like(states, float("nan"))}, message.values)
+        return Message({"states": states[..., :-1].contiguous()}, message.values)
+
+    GrpcLine.send = instead  # type: ignore[method-assign]
+
+
+def main(address: str, client: str, folder: str, behaviour: str, *overrides: str) -> None:
+    torch.set_num_threads(1)
+    if behaviour != "good":
+        misbehave(behaviour)
+    experiment = prepare_client(read_source(None, [*TINY, *overrides]), client)
+
+    def listen(event: str, facts: Any) -> None:
+        print(event, flush=True)
+
+    remote = RemoteClient(experiment, client, Path(folder), listen)
+    timing = Timing(answer=60.0, reconnect=20.0, keepalive=2.0)
+    with Membership(address, client, remote.agreement, greeting=remote.greeting, timing=timing) as membership:
+        print("joined", flush=True)
+        remote.serve(membership)
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except FedstrataError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        sys.exit(1)
