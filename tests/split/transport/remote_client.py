@@ -1,14 +1,17 @@
-"""A client process for tests: python remote_client.py ADDRESS CLIENT FOLDER [BEHAVIOUR] -- OVERRIDES.
+"""Client processes for tests, each forked from one that has imported everything already.
 
-Says `joined` once it is in. A behaviour makes it fail in its second step: `stop` and `die` by themselves,
-`nan` and `shape` by what it sends.
+Reads orders from standard input, one JSON object a line: `{"start": [arguments of main], "out": FILE}` is
+answered with the number of a new process, `{"wait": NUMBER}` with its exit status. A behaviour makes a client
+fail in its second step: `stop` and `die` by themselves, `nan` and `shape` by what it sends.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +68,30 @@ def main(address: str, client: str, folder: str, behaviour: str, *overrides: str
         remote.serve(membership)
 
 
-if __name__ == "__main__":
+def start(arguments: list[str], out: str) -> int:
+    """Starts a client that writes to a file; returns the number of its process."""
+    if (process := os.fork()) != 0:
+        return process
+    status = 0
     try:
-        main(*sys.argv[1:])
+        written = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(written, 1)
+        os.dup2(written, 2)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        main(*arguments)
     except FedstrataError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        sys.exit(1)
+        print(f"{type(error).__name__}: {error}", flush=True)
+        status = 1
+    except BaseException:
+        traceback.print_exc()
+        status = 3
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    while line := sys.stdin.readline():
+        order = json.loads(line)
+        if "start" in order:
+            print(start(order["start"], order["out"]), flush=True)
+        else:
+            print(os.waitstatus_to_exitcode(os.waitpid(order["wait"], 0)[1]), flush=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,63 @@ from fedstrata.split.transport.hub import Hub
 from fedstrata.split.transport.timing import Timing
 
 CLIENTS = ("site-1", "site-2", "site-3")
-PATIENT = Timing(answer=120.0, reconnect=30.0, keepalive=10.0)
+PATIENT = Timing(answer=300.0, reconnect=60.0, keepalive=20.0)
+LARGEST = 2**26
+
+
+class Clients:
+    """Where client processes come from."""
+
+    def __init__(self) -> None:
+        path = os.pathsep.join([str(REPOSITORY / "tests"), str(REPOSITORY / "src")])
+        self._source = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("remote_client.py"))],
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def order(self, **order: Any) -> int:
+        """Gives an order and returns the answer."""
+        assert self._source.stdin is not None
+        assert self._source.stdout is not None
+        self._source.stdin.write(json.dumps(order) + "\n")
+        self._source.stdin.flush()
+        return int(self._source.stdout.readline())
+
+    def close(self) -> None:
+        """Ends the process that starts others."""
+        self._source.kill()
+        self._source.communicate()
+
+
+@dataclass
+class ClientProcess:
+    """One client."""
+
+    clients: Clients
+    number: int
+    out: Path
+    status: int | None = None
+
+    def wait(self) -> int:
+        """Waits until it has ended; returns its exit status."""
+        if self.status is None:
+            self.status = self.clients.order(wait=self.number)
+        return self.status
+
+    def end(self) -> None:
+        """Ends it if it has not ended by itself."""
+        if self.status is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.number, signal.SIGKILL)
+            self.wait()
+
+    @property
+    def said(self) -> str:
+        """What it has written so far."""
+        return self.out.read_text()
 
 
 @dataclass
@@ -35,35 +93,30 @@ class Server:
     folder: Path
     overrides: Sequence[str]
     stack: ExitStack
+    clients: Clients
     events: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
 
-    def start(self, client: str, behaviour: str = "good", address: str = "") -> subprocess.Popen[str]:
+    def start(self, client: str, behaviour: str = "good", address: str = "") -> ClientProcess:
         """Starts a client."""
-        script = Path(__file__).with_name("remote_client.py")
-        place = self.folder / f"home of {client}"
-        command = [sys.executable, str(script), address or self.address, client, str(place), behaviour]
-        path = os.pathsep.join([str(REPOSITORY / "tests"), str(REPOSITORY / "src")])
-        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(
-            [*command, *self.overrides],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.stack.callback(end, process)
+        out = self.folder / f"{client}.txt"
+        home = str(self.folder / f"home of {client}")
+        arguments = [address or self.address, client, home, behaviour, *self.overrides]
+        process = ClientProcess(self.clients, self.clients.order(start=arguments, out=str(out)), out)
+        self.stack.callback(process.end)
         return process
 
-    def run(self, rounds: int, *, min_clients: int | None = None) -> State:
-        """Runs rounds with all clients that are there."""
+    def run(self, rounds: int = 1, *, min_clients: int | None = None) -> State:
+        """Runs rounds once all clients are there."""
         experiment = self.experiment
+        self.hub.wait_for(CLIENTS, 300)
+        infos = [info_of(client, self.hub.greeting(client)) for client in CLIENTS]
         state = experiment.method.start(experiment.model)
         for number in range(1, rounds + 1):
-            cohort = RemoteCohort(
+            self.cohort = RemoteCohort(
                 method=experiment.method,
                 model=experiment.model,
                 hub=self.hub,
-                infos=[info_of(client, self.hub.greeting(client)) for client in CLIENTS],
+                infos=infos,
                 training=experiment.settings.training,
                 folder=self.folder,
                 number=number,
@@ -71,8 +124,7 @@ class Server:
                 min_clients=min_clients,
             )
             rng = experiment.seed.child("round", number).child("method")
-            state = experiment.method.round(state, cohort, rng)
-            self.cohort = cohort
+            state = experiment.method.round(state, self.cohort, rng)
         return state
 
     def of(self, event: str) -> list[Mapping[str, Any]]:
@@ -80,27 +132,20 @@ class Server:
         return [facts for name, facts in self.events if name == event]
 
 
-def end(process: subprocess.Popen[str]) -> None:
-    """Ends a process that has not ended by itself."""
-    process.kill()
-    process.communicate()
-
-
 Serve = Callable[..., Server]
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[Serve]:
+def serving(folder: Path, clients: Clients) -> Iterator[Serve]:
     """Gives what starts servers, and ends them with their clients."""
     with ExitStack() as stack:
 
-        def serve(*overrides: str, timing: Timing = PATIENT, **options: Any) -> Server:
+        def serve(*overrides: str, timing: Timing = PATIENT) -> Server:
             experiment = prepare(read_source(None, [*TINY, *overrides]))
-            largest = 2**26
-            agreements = Agreements(experiment, CLIENTS, largest)
-            hub = Hub(agreements, largest=largest, clients=CLIENTS, timing=timing, **options)
+            agreements = Agreements(experiment, CLIENTS, LARGEST)
+            hub = Hub(agreements, largest=LARGEST, clients=CLIENTS, timing=timing)
             address = hub.listen("127.0.0.1:0")
             stack.callback(hub.stop, 1.0)
-            return Server(experiment, hub, address, folder, overrides, stack)
+            return Server(experiment, hub, address, folder, overrides, stack, clients)
 
         yield serve

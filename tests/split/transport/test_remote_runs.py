@@ -1,20 +1,39 @@
-"""Runs between processes: the same weights as in simulation, whatever happens to connections."""
+"""Runs between processes: the same weights as in simulation, whatever happens to connections and clients."""
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 import torch
-from remote_run import CLIENTS, Serve
-from support import RunTiny
+from proxy import CuttingProxy
+from remote_run import CLIENTS, Serve, Server
+from support import Finished, RunTiny
+
+from fedstrata.core.errors import ClientsLostError
+from fedstrata.core.types import State
+from fedstrata.split.transport.timing import Timing
 
 ONE_EACH = ("training.batch_size=8", "data.synthetic.notes=12")
+BATCH = "method={name: fl_llama, mode: client_batch}"
+
+
+def assert_same_run(server: Server, state: State, simulated: Finished) -> None:
+    """The same weights but for the order of sums, the same loss, the same bytes."""
+    assert state.tensors.keys() == simulated.state.tensors.keys()
+    for name, tensor in state.tensors.items():
+        torch.testing.assert_close(tensor, simulated.state.tensors[name], rtol=1e-3, atol=1e-4)
+    last = simulated.of("round")[-1]
+    assert server.cohort.roll.meter.exchanges() == last["exchanges"]
+    assert server.cohort.roll.loss == pytest.approx(last["loss"], rel=1e-3)
 
 
 @pytest.mark.parametrize(
     "overrides",
     [
         ("method={name: fl_llama, in_flight: 2}", "training.accumulation=2"),
-        ("method={name: fl_llama, mode: client_batch}", "adapter={kind: lora, rank: 4}"),
+        (BATCH, "adapter={kind: lora, rank: 4}"),
         ("method={name: fl_llama, average_ends: never, turns: step, wire: bfloat16}",),
     ],
 )
@@ -25,11 +44,66 @@ def test_a_run_between_processes_gives_the_weights_of_a_simulation(
     server = serve(*overrides, *ONE_EACH)
     for client in CLIENTS:
         server.start(client)
-    server.hub.wait_for(CLIENTS, 300)
-    state = server.run(2)
-    assert state.tensors.keys() == simulated.state.tensors.keys()
-    for name, tensor in state.tensors.items():
-        torch.testing.assert_close(tensor, simulated.state.tensors[name], rtol=1e-3, atol=1e-4)
-    rounds = simulated.of("round")
-    assert server.cohort.roll.meter.exchanges() == rounds[-1]["exchanges"]
-    assert server.cohort.roll.loss == pytest.approx(rounds[-1]["loss"], rel=1e-3)
+    assert_same_run(server, server.run(2), simulated)
+
+
+def test_connections_that_are_cut_lose_nothing_and_repeat_nothing(run_tiny: RunTiny, serve: Serve) -> None:
+    simulated = run_tiny(BATCH, *ONE_EACH)
+    server = serve(BATCH, *ONE_EACH)
+    proxies = [CuttingProxy(server.address, allowed=120_000 + 37_000 * index, cuts=4) for index in range(2)]
+    for client, proxy in zip(CLIENTS, proxies, strict=False):
+        server.start(client, address=proxy.address)
+    server.start(CLIENTS[2])
+    assert_same_run(server, server.run(2), simulated)
+    for proxy in proxies:
+        proxy.close()
+        assert proxy.cuts >= 2
+
+
+@pytest.mark.parametrize("mode", ["sequential", "client_batch"])
+def test_a_round_goes_on_without_a_client_that_is_killed_in_a_step(serve: Serve, mode: str) -> None:
+    timing = Timing(answer=300.0, reconnect=2.0, keepalive=20.0)
+    server = serve(f"method={{name: fl_llama, mode: {mode}}}", *ONE_EACH, timing=timing)
+    processes = {client: server.start(client, "die" if client == "site-2" else "good") for client in CLIENTS}
+    state = server.run(min_clients=2)
+    assert [facts["client"] for facts in server.of("client")] == ["site-1", "site-3"]
+    (failed,) = server.of("client_failed")
+    assert failed["client"] == "site-2"
+    assert failed["message"] == "client 'site-2' has been without a connection for 2 s"
+    assert processes["site-2"].wait() == -signal.SIGKILL
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in state.tensors.values())
+
+
+def test_a_client_that_stalls_is_lost(serve: Serve) -> None:
+    timing = Timing(answer=20.0, reconnect=60.0, keepalive=60.0)
+    server = serve(BATCH, *ONE_EACH, timing=timing)
+    processes = {client: server.start(client, "stop" if client == "site-2" else "good") for client in CLIENTS}
+    server.run(min_clients=2)
+    (failed,) = server.of("client_failed")
+    assert failed["message"] == "client 'site-2' has not answered for 20 s"
+    os.kill(processes["site-2"].number, signal.SIGCONT)
+    assert processes["site-2"].wait() == 1
+    assert "has not answered for 20 s" in processes["site-2"].said
+
+
+def test_states_that_are_not_finite_cost_the_round_their_client(serve: Serve) -> None:
+    server = serve(BATCH, *ONE_EACH)
+    processes = {client: server.start(client, "nan" if client == "site-1" else "good") for client in CLIENTS}
+    server.run(min_clients=2)
+    (failed,) = server.of("client_failed")
+    assert (failed["client"], failed["error"]) == ("site-1", "FrameError")
+    assert "not finite" in failed["message"]
+    server.hub.stop()
+    assert processes["site-1"].wait() == 0
+    assert processes["site-1"].said.split() == ["joined", "turn", "turn_failed"]
+
+
+def test_states_of_another_shape_end_a_round_that_needs_their_client(serve: Serve) -> None:
+    server = serve(BATCH, *ONE_EACH)
+    processes = {
+        client: server.start(client, "shape" if client == "site-3" else "good") for client in CLIENTS
+    }
+    with pytest.raises(ClientsLostError, match=r"(?s)site-3.*what was not agreed: states came as .*, 31\)"):
+        server.run()
+    assert processes["site-3"].wait() == 1
+    assert "states came as" in processes["site-3"].said
