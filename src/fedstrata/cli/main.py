@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from fedstrata import __version__
-from fedstrata.cli import compare, export, methods, plan, predict, report, run, score, synth
+from fedstrata.cli import compare, export, methods, plan, predict, report, run, score, split, synth
 from fedstrata.cli.options import Flags
 from fedstrata.core.errors import FedstrataError
 
@@ -44,6 +44,7 @@ app.command()(export.export)
 app.command()(methods.methods)
 app.command()(report.report)
 app.command()(synth.synth)
+app.add_typer(split.app, name="split")
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedstrata.core.errors import ConfigurationError, Problem, RefusedError
 from fedstrata.core.sources import flatten
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _COMPARED = ("method.", "training.", "task.", "adapter.", "model.", "seed")
 _LOCAL = ("training.cache", "model.name", "model.revision", "model.tokenizer")
 """Of these a side's own: places and memory; that the weights are the same is told by their hash."""
+SCORE = "@score"
+"""What a plan names when a client is to score its documents; no handler of a method has such a name."""
 _UNKNOWN = 0
 """Stands for the largest batch until the client has named it."""
 
@@ -58,14 +60,17 @@ def agreement_of(experiment: Experiment, ends: Model, cut: Cut, blocks: int, row
         if path.startswith(_COMPARED) and not path.startswith(_LOCAL)
     }
     compared["labels"] = list(experiment.task.labels)
+    # What an adapter begins with is drawn by each side for itself; plans bring what is shared of it.
+    base = ends.layout.frozen or [name for name, _ in ends.module.named_parameters()]
+    config: Any = ends.module.config
     return Agreement.of(
         compared,
         run=settings.name,
         cut=cut,
         blocks=blocks,
-        fingerprint=ends.fingerprint([name for name, _ in ends.module.named_parameters()]),
+        fingerprint=ends.fingerprint(base),
         form=method.settings.wire,
-        hidden=ends.module.config.get_text_config().hidden_size,
+        hidden=config.get_text_config().hidden_size,
         rows=rows,
         length=settings.task.max_length,
         ends=shapes_of(ends.tensors(ends.layout.all)),

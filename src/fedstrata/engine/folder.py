@@ -56,19 +56,8 @@ def open_run(source: Source, folder: Path | None, listen: Listener, *, resume: b
     Raises:
         ConfigurationError: The configuration is wrong, or the directory holds something already.
     """
-    if (
-        folder is not None
-        and not resume
-        and folder.exists()
-        and (not folder.is_dir() or any(folder.iterdir()))
-    ):
-        raise ConfigurationError(
-            [
-                Problem(
-                    "--out", f"{folder} holds something already; name another folder, or go on with --resume"
-                )
-            ]
-        )
+    if not resume:
+        _require_free(folder)
     built = folder / TOKENIZER if folder is not None and resume else None
     experiment = prepare(source, tokenizer_folder=built if built is not None and built.is_dir() else None)
     if folder is None:
@@ -85,6 +74,37 @@ def open_run(source: Source, folder: Path | None, listen: Listener, *, resume: b
         settings = experiment.settings.model_dump(mode="json")
         listen = Trackers(experiment.settings.report_to, folder, settings, listen)
     return Run(experiment, folder, listen)
+
+
+def serving_folder(source: Source, folder: Path | None, *, resume: bool) -> tuple[Source, Path]:
+    """Makes the directory of a run that is served to clients in other processes.
+
+    Args:
+        source: The configuration.
+        folder: The run directory; `runs/NAME`, numbered if taken, when none.
+        resume: Whether the directory holds a run to go on with.
+
+    Returns:
+        The configuration and the directory.
+
+    Raises:
+        ConfigurationError: The configuration is wrong in itself, or the directory holds something already.
+    """
+    if not resume:
+        _require_free(folder)
+    settings, _, problems = check_settings(source)
+    if problems:
+        raise ConfigurationError(problems)
+    folder = folder or free_folder(Path("runs"), settings.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_settings(settings, folder / "config.yaml")
+    return source, folder
+
+
+def _require_free(folder: Path | None) -> None:
+    if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        message = f"{folder} holds something already; name another folder, or go on with --resume"
+        raise ConfigurationError([Problem("--out", message)])
 
 
 def resumable(

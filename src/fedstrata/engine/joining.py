@@ -13,16 +13,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.core.errors import ConfigurationError, FrameError, LineError, Problem
-from fedstrata.core.types import Message, Plan
-from fedstrata.engine.agreeing import agreement_of, divided_method, largest_batch
+from fedstrata.core.types import Message, Plan, Update
+from fedstrata.data.split import PARTS
+from fedstrata.engine.agreeing import SCORE, agreement_of, divided_method, largest_batch
 from fedstrata.engine.checkpoint import ClientStore, client_folder, discard_uncommitted
 from fedstrata.engine.failures import describe, is_client_failure, release_memory
 from fedstrata.engine.rounds import sites_of
 from fedstrata.engine.setup import prepare
 from fedstrata.engine.simulate import Examples, SimulatedClient, parameters_in
+from fedstrata.split.asking import RemoteMiddle
+from fedstrata.split.ends import Ends
 from fedstrata.split.partition import leave_ends
 from fedstrata.split.transport.header import Header, Kind
 from fedstrata.split.transport.membership import GrpcLine, TurnOverError
+from fedstrata.train.evaluate import answer
 from fedstrata.wire import frame
 
 if TYPE_CHECKING:
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from fedstrata.core.method import Method
+    from fedstrata.core.seeding import Seed
     from fedstrata.core.sources import Source
     from fedstrata.core.types import JSON
     from fedstrata.engine.roll import Listener
@@ -83,7 +88,12 @@ class RemoteClient:
         rows = largest_batch(self._site, training.batch_size, training.eval_batch_size)
         cut, model = divided_method(experiment.method).cut_of(client), experiment.model
         self.agreement = agreement_of(experiment, model, cut, len(model.layout.blocks), rows)
-        self.greeting: Mapping[str, JSON] = {"examples": self._site.count, "rows": rows}
+        documents: dict[str, JSON] = {part: len(getattr(self._site.documents, part)) for part in PARTS}
+        self.greeting: Mapping[str, JSON] = {
+            "examples": self._site.count,
+            "rows": rows,
+            "documents": documents,
+        }
 
     def serve(self, membership: Membership) -> None:
         """Runs turns until the server ends.
@@ -133,11 +143,30 @@ class RemoteClient:
             release_memory(error)
 
     def _handler(self, name: str) -> Any:
-        """Returns what a plan names; nothing but a handler of the method can be named."""
+        """Returns what a plan names: scoring, or a handler of the method, and nothing else."""
+        if name == SCORE:
+            return self._score
         found = None if name.startswith("_") else getattr(self._experiment.method, name, None)
         if not inspect.ismethod(found) or tuple(inspect.signature(found).parameters) != _HANDLER:
             raise FrameError(f"the server asks for {name!r}, which no client of this method runs")
         return found
+
+    def _score(self, plan: Plan, client: SimulatedClient, rng: Seed) -> Update:
+        """Scores the client's documents of a part of the split; the server runs the middle."""
+        part = plan.values.get("part")
+        if part not in PARTS or client.line is None:
+            raise FrameError(f"the server asks for scores of {part!r}, which is no part of the data")
+        model, method = self._experiment.model, divided_method(self._experiment.method)
+        model.load(plan.tensors)
+        documents = self._site.scored(str(part))
+        if not documents:
+            return Update({}, {"scores": None}, weight=0.0)
+        cut = method.cut_of(self.id)
+        remote = RemoteMiddle(client.line, method.settings.wire, cut)
+        with Ends(model, cut).connected(remote):
+            answers = answer(model, self._site.task, documents, client.training)
+        scores: dict[str, JSON] = dict(self._site.task.score(documents, answers))
+        return Update({}, {"scores": scores}, weight=float(len(documents)))
 
     def _client(self, store: ClientStore, line: GrpcLine, number: int) -> SimulatedClient:
         """Returns the client as its handler sees it: base weights, and what it keeps."""

@@ -279,34 +279,13 @@ class Run:
 
     def _facts(self) -> dict[str, Any]:
         """What the record's `run` event says of the whole run."""
-        experiment, model = self.experiment, self.experiment.model
-        layout = model.layout
-        trainable = model.parameters(experiment.method.trainable(layout))
+        experiment = self.experiment
         return {
-            "name": experiment.settings.name,
-            "data": _fingerprint(self._sites, self.experiment.server),
-            "device": str(model.device),
-            "threads": torch.get_num_threads(),
-            "versions": {name: version(name) for name in ("fedstrata", "torch", "transformers")},
-            "method": experiment.method.name,
-            "pooled": experiment.method.pooled,
-            "personal": experiment.method.personal,
-            "task": experiment.settings.task.name,
-            "metric": experiment.metric,
-            "lower_is_better": sorted(experiment.task.lower_is_better),
-            "seed": experiment.settings.seed,
-            "rounds": experiment.settings.federation.rounds,
+            **model_facts(experiment),
+            "data": _fingerprint(self._sites, experiment.server),
             "server_documents": [document.id for document in experiment.server],
             "corrupt": self._corrupt(),
             "devices": self._fleet.profiles if self._fleet else None,
-            "model": {
-                "name": experiment.settings.model.name,
-                "parameters": model.parameter_count,
-                "blocks": len(layout.blocks),
-                "bytes": frame.size(Message(model.tensors(model.whole))),
-            },
-            "groups": _by_group({name: model.bytes_of([name]) for name in layout.all}, layout),
-            "trainable_parameters": sum(parameter.numel() for parameter in trainable),
             "clients": {
                 site.id: {part: len(getattr(site.documents, part)) for part in PARTS} for site in self._sites
             },
@@ -324,6 +303,34 @@ class Run:
         if event in RECORDED:
             self._log.append(event, facts, durable=event == "round")
         self._listen(event, facts)
+
+
+def model_facts(experiment: Experiment) -> dict[str, Any]:
+    """Returns what the record's `run` event says of the software, the method, the task and the model."""
+    model, layout = experiment.model, experiment.model.layout
+    trainable = model.parameters(experiment.method.trainable(layout))
+    return {
+        "name": experiment.settings.name,
+        "device": str(model.device),
+        "threads": torch.get_num_threads(),
+        "versions": {name: version(name) for name in ("fedstrata", "torch", "transformers")},
+        "method": experiment.method.name,
+        "pooled": experiment.method.pooled,
+        "personal": experiment.method.personal,
+        "task": experiment.settings.task.name,
+        "metric": experiment.metric,
+        "lower_is_better": sorted(experiment.task.lower_is_better),
+        "seed": experiment.settings.seed,
+        "rounds": experiment.settings.federation.rounds,
+        "model": {
+            "name": experiment.settings.model.name,
+            "parameters": model.parameter_count,
+            "blocks": len(layout.blocks),
+            "bytes": frame.size(Message(model.tensors(model.whole))),
+        },
+        "groups": _by_group({name: model.bytes_of([name]) for name in layout.all}, layout),
+        "trainable_parameters": sum(parameter.numel() for parameter in trainable),
+    }
 
 
 def _by_group(sizes: Mapping[str, int], layout: Layout) -> dict[str, int]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedstrata.aggregate.mean import MeanResult, StreamingMean
 from fedstrata.core.types import ClientInfo, Plan, State, Tensors, Update, Work
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from fedstrata.models.state import Model
     from fedstrata.wire.frame import Frame
     from fedstrata.wire.meter import Meter
+
+
+Sampled = TypeVar("Sampled")
 
 
 @dataclass
@@ -399,7 +402,7 @@ def parameters_in(tensors: Tensors, model: Model) -> dict[str, Tensor]:
     return {name: value for name, value in tensors.items() if name in model.layout.sizes}
 
 
-def sample(sites: Sequence[Site], share: float, rng: Seed) -> list[Site]:
+def sample(sites: Sequence[Sampled], share: float, rng: Seed) -> list[Sampled]:
     """Draws the clients of a round without replacement, in their usual order.
 
     Args:

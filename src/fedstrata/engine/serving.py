@@ -1,0 +1,288 @@
+"""A run whose clients are other processes: `fedstrata split serve`.
+
+The rounds, the record and the checkpoints are those of a run in one process (`fedstrata.engine.rounds`). What
+is different: clients come and go; scores are computed where the documents are, and only the scores travel, so
+a global score is the mean of the clients', weighted by their documents; and the model cannot be saved as one,
+since no side has all of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedstrata.core.config import TrainedTokenizer
+from fedstrata.core.cut import Cut
+from fedstrata.core.errors import ConfigurationError, FedstrataError, LineError, Problem
+from fedstrata.core.seeding import Seed
+from fedstrata.core.types import ClientInfo, Plan, State
+from fedstrata.engine.agreeing import SCORE, divided_method, info_of
+from fedstrata.engine.checkpoint import Checkpoints
+from fedstrata.engine.failures import RoundAbandonedError
+from fedstrata.engine.fitting import check_model, load_model, refusals
+from fedstrata.engine.processor import use_processor
+from fedstrata.engine.remote import RemoteCohort
+from fedstrata.engine.rounds import RECORDED, due_for_scoring, model_facts
+from fedstrata.engine.setup import Experiment, check_settings, device_of, machine_problems, prepare
+from fedstrata.engine.simulate import sample
+from fedstrata.metrics.cost import peak_gpu_bytes, peak_rss_bytes
+from fedstrata.record.log import RecordLog, committed_rounds, read_events
+from fedstrata.record.summary import mean_of, summarise, write_summary
+from fedstrata.split.asking import Answering
+from fedstrata.split.kvcache import Sessions
+from fedstrata.split.middle import Middle
+from fedstrata.tasks import TASKS
+
+if TYPE_CHECKING:
+    from fedstrata.core.sources import Source
+    from fedstrata.engine.roll import Listener
+    from fedstrata.split.transport.hub import Hub
+
+Scores = Mapping[str, float]
+_SESSION_BYTES = 2**30
+"""Bytes of keys and values of all clients together."""
+
+
+def prepare_server(source: Source) -> Experiment:
+    """Checks a configuration and loads what a server needs of it: the model, and no documents if it can.
+
+    A causal language model is served without any data. A model with classes needs to know them, and takes
+    them from the data of the configuration, which may be any documents with the same labels.
+
+    Raises:
+        ConfigurationError: With every problem that could be found.
+    """
+    settings, method, problems = check_settings(source)
+    if method is not None:
+        problems += source.located(refusals(lambda: divided_method(method)))
+    if TASKS[settings.task.name].kind != "causal-lm" and not problems:
+        return prepare(source)
+    problems += source.located(machine_problems(settings))
+    problems += source.located(refusals(lambda: check_model(settings, method)))
+    if isinstance(settings.model.tokenizer, TrainedTokenizer):
+        message = "must be one that is there already: the server has no texts to build one from"
+        problems.append(source.problem("model.tokenizer", message))
+    if problems or method is None:
+        raise ConfigurationError(problems)
+    use_processor(settings.threads)
+    task = TASKS[settings.task.name].from_labels(settings.task, ())
+    model = load_model(settings, task, None).to(device_of(settings))
+    return Experiment(settings, method, task, model, {}, Seed(settings.seed))
+
+
+class Serving:
+    """The server's side of a run.
+
+    Args:
+        experiment: What to run.
+        clients: Who takes part, in order.
+        folder: The run directory; exists.
+        listen: Told of every event.
+
+    Attributes:
+        committed: The last round that is committed.
+
+    Raises:
+        ConfigurationError: A setting has no meaning with clients in other processes.
+    """
+
+    def __init__(
+        self, experiment: Experiment, clients: Sequence[str], folder: Path, listen: Listener
+    ) -> None:
+        self.experiment, self.folder = experiment, folder
+        self._method = divided_method(experiment.method)
+        federation = experiment.settings.federation
+        if federation.dropout or federation.corrupt.share:
+            message = "has no meaning with clients of their own; only a simulation lets them drop out or lie"
+            path = "federation.dropout" if federation.dropout else "federation.corrupt"
+            raise ConfigurationError([Problem(path, message)])
+        self._clients, self._listen = tuple(clients), listen
+        self._checkpoints = Checkpoints(folder / "checkpoints")
+        self._log = RecordLog(folder / "record.jsonl")
+        rounds = committed_rounds(read_events(folder / "record.jsonl"))
+        self.committed, self._state = 0, State()
+        if rounds:
+            self.committed, self._state = self._checkpoints.load(rounds[-1]["round"])
+
+    def execute(self, hub: Hub, *, patience: float) -> dict[str, Any]:
+        """Runs all rounds that are not yet committed and returns the summary.
+
+        Args:
+            hub: The lines to the clients; listens.
+            patience: Seconds to wait for clients that are not there at the beginning of a round.
+
+        Raises:
+            FedstrataError: A client is lost that the round needs; what was committed stays.
+        """
+        rounds = self.experiment.settings.federation.rounds
+        try:
+            infos = self._wait(hub, patience)
+            if self.committed:
+                self._emit("resumed", self._resumed())
+            else:
+                self._state = self._method.start(self.experiment.model)
+                self._emit("run", self._facts(hub))
+            for number in range(self.committed + 1, rounds + 1):
+                self._round(hub, number, self._wait(hub, patience))
+            return self._finish(hub, rounds, infos)
+        except FedstrataError as error:
+            self._emit("failed", {"error": type(error).__name__, "message": str(error)})
+            raise
+        except BaseException as error:  # its text may quote a note
+            self._emit("failed", {"error": type(error).__name__, "message": None})
+            raise
+        finally:
+            self._log.close()
+
+    def _wait(self, hub: Hub, patience: float) -> list[ClientInfo]:
+        """Waits for the clients; with `federation.min_clients` goes on with those who have come."""
+        try:
+            hub.wait_for(self._clients, patience)
+        except LineError:
+            needed = self.experiment.settings.federation.min_clients
+            if needed is None or len(hub.present) < needed:
+                raise
+        here = [client for client in self._clients if client in hub.present]
+        return [info_of(client, hub.greeting(client)) for client in here]
+
+    def _round(self, hub: Hub, number: int, infos: Sequence[ClientInfo]) -> None:
+        started = time.perf_counter()
+        experiment, federation = self.experiment, self.experiment.settings.federation
+        rng = experiment.seed.child("round", number)
+        cohort = self._cohort(hub, number, sample(infos, federation.sample, rng.child("sample")))
+        clients = len(cohort.infos)
+        self._emit("round_started", {"round": number, "rounds": federation.rounds, "clients": clients})
+        abandoned = False
+        try:
+            self._state = self._method.round(self._state, cohort, rng.child("method"))
+        except RoundAbandonedError:
+            abandoned = True
+        before_scoring = time.perf_counter()
+        scores = self._score(hub, number, infos, "validation") if due_for_scoring(number, federation) else {}
+        evaluate_seconds = time.perf_counter() - before_scoring
+        self._checkpoints.save(number, self._state)  # before the event, which commits the round
+        values = self._state.values.items()
+        facts = {
+            "round": number,
+            "loss": cohort.roll.loss,
+            **scores,
+            "trained": None,
+            "state": {name: value for name, value in values if not name.startswith("_")},
+            "trainable_parameters": cohort.trained_parameters,
+            "simulated_seconds": None,
+            "joules": None,
+            "failed": list(cohort.roll.attendance.lost),
+            "abandoned": abandoned,
+            "exchanges": cohort.roll.meter.exchanges(),
+            "groups_up": {},
+            "seconds": time.perf_counter() - started,
+            "train_seconds": cohort.train_seconds,
+            "evaluate_seconds": evaluate_seconds,
+        }
+        self._emit("round", facts)
+        self.committed = number
+        self._checkpoints.prune()
+
+    def _finish(self, hub: Hub, rounds: int, infos: Sequence[ClientInfo]) -> dict[str, Any]:
+        """Has the test split scored and writes the summary."""
+        started = time.perf_counter()
+        self._emit("finishing", {})
+        facts = {
+            **self._score(hub, rounds, infos, "test"),
+            "seconds": time.perf_counter() - started,
+            "peak_rss_bytes": peak_rss_bytes(),
+            "peak_gpu_bytes": peak_gpu_bytes(self.experiment.model.device),
+        }
+        self._emit("final", facts)
+        summary = summarise(read_events(self.folder / "record.jsonl"))
+        write_summary(summary, self.folder / "summary.json")
+        return summary
+
+    def _score(self, hub: Hub, number: int, infos: Sequence[ClientInfo], part: str) -> dict[str, Any]:
+        """Has every client score its documents, with what is shared of its ends; only scores come back."""
+        cuts = {info.id: self._method.cut_of(info.id) for info in infos}
+        widest = Cut(min(cut.front for cut in cuts.values()), min(cut.back for cut in cuts.values()))
+        here = [info for info in infos if info.id in hub.present]
+        cohort = self._cohort(hub, number, here)
+        cohort.listen = cohort.roll.listen = lambda event, facts: None
+        model = cohort.middle(widest)
+        model.load({name: self._state.tensors[name] for name in model.layout.all})
+        service = Answering(Sessions(Middle(model, widest), _SESSION_BYTES), self._method.settings.wire)
+
+        def plan_of(info: ClientInfo) -> Plan:
+            if self._method.personal:
+                return Plan({}, {"part": part})
+            blocks = model.layout.blocks
+            theirs = {name for index in cuts[info.id].middle(len(blocks)) for name in blocks[index]}
+            ends = {name: value for name, value in self._state.tensors.items() if name not in theirs}
+            return Plan(ends, {"part": part})
+
+        clients: dict[str, Scores | None] = dict.fromkeys(cuts)
+        weights: dict[str, float] = {}
+        for info, update in cohort.converse(SCORE, plan_of, service, lambda info: cuts[info.id]):
+            own = update.values.get("scores")
+            if isinstance(own, dict):
+                clients[info.id] = {name: float(value) for name, value in own.items()}  # type: ignore[arg-type]
+                weights[info.id] = update.weight
+        return {
+            "global": _weighted(clients, weights),
+            "clients": clients,
+            "mean_client": mean_of(list(clients.values())),
+            "external": {},
+        }
+
+    def _cohort(self, hub: Hub, number: int, infos: Sequence[ClientInfo]) -> RemoteCohort:
+        experiment = self.experiment
+        return RemoteCohort(
+            method=self._method,
+            model=experiment.model,
+            hub=hub,
+            infos=infos,
+            training=experiment.settings.training,
+            folder=self.folder,
+            number=number,
+            listen=self._emit,
+            min_clients=experiment.settings.federation.min_clients,
+        )
+
+    def _resumed(self) -> dict[str, Any]:
+        rounds = committed_rounds(read_events(self.folder / "record.jsonl"))
+        return {
+            "round": self.committed,
+            "rounds": self.experiment.settings.federation.rounds,
+            "metric": self.experiment.metric,
+            "pooled": False,
+            "bytes_sent": sum(
+                sum(client.values()) for event in rounds for client in event["exchanges"].values()
+            ),
+        }
+
+    def _facts(self, hub: Hub) -> dict[str, Any]:
+        """What the record's `run` event says of the whole run."""
+        return {
+            **model_facts(self.experiment),
+            "data": None,
+            "server_documents": [],
+            "corrupt": None,
+            "devices": None,
+            "clients": {client: hub.greeting(client).get("documents") for client in hub.present},
+        }
+
+    def _emit(self, event: str, facts: Mapping[str, Any]) -> None:
+        if event in RECORDED:
+            self._log.append(event, facts, durable=event == "round")
+        self._listen(event, facts)
+
+
+def _weighted(clients: Mapping[str, Scores | None], weights: Mapping[str, float]) -> dict[str, float] | None:
+    """Returns the mean of each score over the clients that have it, weighted by their documents."""
+    names = dict.fromkeys(name for scores in clients.values() for name in scores or {})
+    means = {}
+    for name in names:
+        own = [
+            (scores[name], weights[client]) for client, scores in clients.items() if scores and name in scores
+        ]
+        means[name] = sum(score * weight for score, weight in own) / sum(weight for _, weight in own)
+    return means or None
