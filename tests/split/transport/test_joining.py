@@ -1,0 +1,315 @@
+"""Who may join, what is compared first, and what of a message is looked at before it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trustme
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedstrata.core.cut import Cut
+from fedstrata.core.errors import (
+    ConfigurationError,
+    DataError,
+    FrameError,
+    LineError,
+    RefusedError,
+    SessionOverError,
+)
+from fedstrata.core.types import Message
+from fedstrata.split.transport.agreement import Agreement
+from fedstrata.split.transport.credentials import Certificates, Tokens, read_token, require_safe
+from fedstrata.split.transport.header import Header, Kind
+from fedstrata.split.transport.hub import Hub
+from fedstrata.split.transport.membership import GrpcLine, Membership
+from fedstrata.split.transport.timing import Timing
+from fedstrata.wire import frame
+
+TIMING = Timing(answer=60.0, reconnect=30.0, keepalive=20.0)
+ENDS = {"head": (torch.float32, (4, 8)), "norm": (torch.bfloat16, (8,))}
+AGREED = Agreement.of(
+    {"training.learning_rate": 0.01},
+    run="demo",
+    cut=Cut(1, 1),
+    blocks=4,
+    fingerprint="abc",
+    form="bfloat16",
+    hidden=8,
+    rows=4,
+    length=16,
+    ends=ENDS,
+)
+
+
+def agree(client: str, greeting: Mapping[str, Any]) -> Agreement:
+    """Refuses whoever has agreed to anything else."""
+    if different := AGREED.differences(greeting["facts"], mine="the server", other=f"client {client!r}"):
+        raise RefusedError(different)
+    return AGREED
+
+
+@pytest.fixture
+def hub() -> Iterator[Callable[..., Hub]]:
+    """Makes hubs for the clients `north` and `south`."""
+    hubs: list[Hub] = []
+
+    def make(**options: Any) -> Hub:
+        hubs.append(Hub(agree, largest=2**20, clients=["north", "south"], timing=TIMING, **options))
+        return hubs[-1]
+
+    yield make
+    for each in hubs:
+        each.stop(1.0)
+
+
+@contextmanager
+def joined(hub: Hub, address: str, client: str = "north", **options: Any) -> Iterator[Membership]:
+    """Joins as a client."""
+    with Membership(address, client, AGREED, timing=TIMING, **options) as membership:
+        hub.wait_for([client], 30)
+        yield membership
+
+
+def states(rows: int = 2, length: int = 5, hidden: int = 8, dtype: torch.dtype = torch.bfloat16) -> Message:
+    """Returns a message with hidden states."""
+    return Message({"states": torch.ones(rows, length, hidden, dtype=dtype)}, {"kind": "states"})
+
+
+def test_messages_come_as_they_were_sent(hub: Callable[..., Hub]) -> None:
+    server = hub()
+    with joined(server, server.listen("127.0.0.1:0")) as membership:
+        line = GrpcLine(membership, turn=7)
+        sent = torch.randn(4, 16, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+        line.send(Message({"states": sent}, {"batch": 3}))
+        kept = sent.clone()
+        sent.zero_()  # what was sent does not change with it
+        arrival = server.receive(30)
+        assert arrival is not None
+        assert arrival.frame is not None
+        assert arrival.header is not None
+        assert (arrival.client, arrival.header.turn) == ("north", 7)
+        message = frame.decode(arrival.frame, Message)
+        assert torch.equal(message.tensors["states"], kept)
+        assert message.values == {"batch": 3}
+        server.send("north", Header(Kind.SAID, turn=6), frame.encode(Message({}, {"batch": 1})))
+        server.send("north", Header(Kind.SAID, turn=7), frame.encode(Message({}, {"batch": 2})))
+        assert line.receive().values == {"batch": 2}, "what belongs to a turn that is over is passed over"
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        (states(hidden=9), r"states came as bfloat16 \(2, 5, 9\), not bfloat16 \(4, 16, 8\)"),
+        (states(rows=5), r"states came as bfloat16 \(5, 5, 8\)"),
+        (states(length=17), r"states came as bfloat16 \(2, 17, 8\)"),
+        (states(dtype=torch.float32), "states came as float32"),
+        (Message({"tokens": torch.ones(2, 5, 8)}), "tensors tokens came, in place of"),
+        (
+            Message({"head": torch.ones(8, 4)}),
+            r"tensor 'head' came as float32 \(8, 4\), not float32 \(4, 8\)",
+        ),
+    ],
+)
+def test_what_was_not_agreed_is_refused_on_both_sides(
+    hub: Callable[..., Hub], message: Message, told: str
+) -> None:
+    server = hub()
+    with joined(server, server.listen("127.0.0.1:0")) as membership:
+        GrpcLine(membership, 1).send(message)
+        arrival = server.receive(30)
+        assert arrival is not None
+        with pytest.raises(FrameError, match=f"client 'north' sent what was not agreed: {told}"):
+            raise arrival.lost or AssertionError
+        with pytest.raises(RefusedError, match=told):
+            membership.receive()
+
+
+@given(
+    rows=st.integers(0, 6),
+    length=st.integers(0, 20),
+    hidden=st.integers(6, 10),
+    dtype=st.sampled_from([torch.bfloat16, torch.float16]),
+)
+def test_states_are_taken_if_and_only_if_they_are_as_agreed(
+    rows: int, length: int, hidden: int, dtype: torch.dtype
+) -> None:
+    fits = rows <= 4 and length <= 16 and hidden == 8 and dtype == torch.bfloat16
+    content = frame.encode(states(rows, length, hidden, dtype))
+    if fits:
+        AGREED.check(Kind.SAID, content)
+    else:
+        with pytest.raises(FrameError):
+            AGREED.check(Kind.SAID, content)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"hidden size": 16}, "hidden size is 16 at client 'north', 8 at the server"),
+        ({"protocol": 9}, "protocol is 9 at client 'north', 1 at the server"),
+        ({"training.learning_rate": 0.1}, "training.learning_rate is 0.1 at client 'north', 0.01 at"),
+        ({"front": 2, "back": 0}, "front is 2 at client 'north', 1 at the server; back is 0 at"),
+        ({"weights of the ends": "abd"}, "weights of the ends is 'abd' at client 'north', 'abc' at"),
+        ({"run": None}, "run is None at client 'north', 'demo' at the server"),
+    ],
+)
+def test_a_client_that_holds_something_else_is_refused(
+    hub: Callable[..., Hub], change: dict[str, Any], told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = hub()
+    address = server.listen("127.0.0.1:0")
+    theirs = replace(AGREED, facts={**AGREED.facts, **change})
+    with pytest.raises(RefusedError, match=told), Membership(address, "north", theirs, timing=TIMING):
+        pass
+    assert told in caplog.text
+    assert server.present == ()
+
+
+def test_a_stranger_is_refused(hub: Callable[..., Hub]) -> None:
+    server = hub()
+    address = server.listen("127.0.0.1:0")
+    with pytest.raises(RefusedError, match="'west' is no client"), joined(server, address, "west"):
+        pass
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    """Who signs certificates."""
+    return trustme.CA()
+
+
+def certificates(authority: trustme.CA, folder: Path, name: str, trusted: trustme.CA) -> Certificates:
+    """Writes the files of one side."""
+    issued = authority.issue_cert("localhost", common_name=name)
+    paths = [folder / f"{name}.{kind}" for kind in ("pem", "key", "authority")]
+    issued.cert_chain_pems[0].write_to_path(paths[0])
+    issued.private_key_pem.write_to_path(paths[1])
+    trusted.cert_pem.write_to_path(paths[2])
+    paths[1].chmod(0o600)
+    return Certificates(*paths)
+
+
+def test_with_tls_a_client_needs_its_own_certificate_and_its_own_token(
+    hub: Callable[..., Hub], authority: trustme.CA, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens = Tokens({"north": "secret-of-north", "south": "secret-of-south"})
+    server = hub(tokens=tokens, certificates=certificates(authority, tmp_path, "server", authority))
+    address = server.listen("localhost:0")
+    north = certificates(authority, tmp_path, "north", authority)
+    with joined(server, address, certificates=north, token="secret-of-north") as membership:
+        GrpcLine(membership, 1).send(states())
+        assert server.receive(30) is not None
+    for client, token, told in (
+        ("north", "secret-of-south", "client 'north' shows a token that is not the one it has here"),
+        ("west", "secret-of-north", "client 'west' shows a token"),
+        ("south", "secret-of-south", "the certificate names north, localhost, not client 'south'"),
+    ):
+        with (
+            pytest.raises(RefusedError, match=told),
+            joined(server, address, client, certificates=north, token=token),
+        ):
+            pass
+        assert told in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_a_certificate_that_nobody_trusts_does_not_connect(
+    hub: Callable[..., Hub], authority: trustme.CA, tmp_path: Path
+) -> None:
+    other = trustme.CA()
+    tokens = Tokens({"north": "secret"})
+    server = hub(tokens=tokens, certificates=certificates(authority, tmp_path, "server", authority))
+    address = server.listen("localhost:0")
+    brief = replace(TIMING, reconnect=0.5)
+    for wrong in (
+        certificates(other, tmp_path, "north", authority),
+        certificates(authority, tmp_path, "north", other),
+    ):
+        member = Membership(address, "north", AGREED, certificates=wrong, token="secret", timing=brief)
+        with pytest.raises(LineError, match=r"the server cannot be reached for 0\.5 s"), member:
+            pass
+    assert server.present == ()
+
+
+def test_without_tls_nothing_leaves_the_machine() -> None:
+    for address in ("127.0.0.1:1", "localhost:1", "[::1]:1"):
+        require_safe(address, insecure=True, setting="--listen")
+    for address in ("0.0.0.0:1", "10.0.0.1:1", "example.org:1", "[::]:1"):
+        require_safe(address, insecure=False, setting="--listen")
+        with pytest.raises(ConfigurationError, match="only loopback addresses are allowed"):
+            require_safe(address, insecure=True, setting="--listen")
+    with pytest.raises(ConfigurationError, match="must be HOST:PORT"):
+        require_safe("localhost", insecure=True, setting="--listen")
+
+
+def test_files_of_secrets_that_others_may_read_are_not_read(tmp_path: Path) -> None:
+    tokens, own = tmp_path / "tokens", tmp_path / "token"
+    tokens.write_text("# all\nnorth one\nsouth side two\n")
+    own.write_text("one\n")
+    for path in (tokens, own):
+        path.chmod(0o600)
+    known = Tokens.read(tokens)
+    assert known.clients == ("north", "south side")
+    assert known.accept("south side", "two")
+    assert not known.accept("south", "two")
+    assert not known.accept("north", "two")
+    assert read_token(own) == "one"
+    own.chmod(0o640)
+    with pytest.raises(ConfigurationError, match=r"others may read .* \(mode 640\)"):
+        read_token(own)
+    tokens.write_text("north\n")
+    with pytest.raises(DataError, match="line 1"):
+        Tokens.read(tokens)
+
+
+def test_a_second_process_of_a_client_takes_the_place_of_the_first(hub: Callable[..., Hub]) -> None:
+    server = hub()
+    address = server.listen("127.0.0.1:0")
+    with joined(server, address) as first, joined(server, address) as second:
+        arrival = server.receive(30)
+        assert arrival is not None
+        assert "another process has joined as client 'north'" in str(arrival.lost)
+        with pytest.raises(RefusedError, match="another process has joined"):
+            first.receive()
+        GrpcLine(second, 1).send(states())
+        arrival = server.receive(30)
+        assert arrival is not None
+        assert arrival.lost is None
+
+
+def test_a_client_that_leaves_is_lost_at_once(hub: Callable[..., Hub]) -> None:
+    server = hub()
+    with joined(server, server.listen("127.0.0.1:0")):
+        pass
+    arrival = server.receive(30)
+    assert arrival is not None
+    assert str(arrival.lost) == "client 'north' has left"
+
+
+def test_a_client_hears_that_a_restarted_server_does_not_know_it(hub: Callable[..., Hub]) -> None:
+    server = hub()
+    address = server.listen("127.0.0.1:0")
+    with joined(server, address) as membership:
+        server._server.stop(None).wait()  # as a server that is killed: no goodbye
+        later = hub(welcome=lambda: {"committed": 3})
+        assert later.listen(address) == address
+        with pytest.raises(SessionOverError, match="the session of client 'north' is not known here"):
+            membership.receive(patient=True)
+        with joined(later, address) as again:
+            assert again.welcome == {"committed": 3}
+
+
+def test_the_end_of_a_run_is_heard_behind_all_that_was_said(hub: Callable[..., Hub]) -> None:
+    server = hub()
+    with joined(server, server.listen("127.0.0.1:0")) as membership:
+        server.send("north", Header(Kind.SAID, turn=1), frame.encode(Message({}, {"number": 1})))
+        server.stop()
+        assert membership.receive()[0].kind == Kind.SAID
+        assert membership.receive()[0].kind == Kind.END
