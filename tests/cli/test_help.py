@@ -18,7 +18,7 @@ def test_help_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "loaded: []" in done.stdout
-    for verb in ("run", "compare", "plan", "methods", "synth", "predict", "score", "export"):
+    for verb in ("run", "compare", "plan", "methods", "synth", "predict", "score", "export", "split"):
         assert verb in done.stdout
 
 

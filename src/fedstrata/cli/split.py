@@ -83,9 +83,10 @@ def serve(
     from fedstrata.engine.agreeing import Agreements  # noqa: PLC0415
     from fedstrata.engine.folder import serving_folder  # noqa: PLC0415
     from fedstrata.engine.serving import Serving, prepare_server  # noqa: PLC0415
-    from fedstrata.split.transport.credentials import Tokens  # noqa: PLC0415
+    from fedstrata.split.transport.credentials import Tokens, require_safe  # noqa: PLC0415
     from fedstrata.split.transport.hub import Hub  # noqa: PLC0415
 
+    require_safe(listen, insecure=insecure, setting="--listen")
     certificates = _certificates(certificate, key, authority, insecure=insecure)
     known = Tokens.read(tokens) if tokens is not None else None
     if certificates is not None and known is None:

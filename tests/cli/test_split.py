@@ -1,0 +1,119 @@
+"""`fedstrata split serve` and `join`: processes, certificates, a server that is killed and goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import trustme
+from support import TINY, RunTiny, finished
+
+SITES = ("data.synthetic.sites=2", "data.synthetic.notes=12", "federation.rounds=3")
+METHOD = "method={name: fl_llama, mode: client_batch}"
+CLIENTS = ("site-1", "site-2")
+
+
+def fedstrata(*arguments: str | Path) -> subprocess.Popen[str]:
+    """Starts the command."""
+    command = [sys.executable, "-u", "-m", "fedstrata", *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.fixture
+def started() -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes that must not outlive the test."""
+    processes: list[subprocess.Popen[str]] = []
+    yield processes
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def credentials(folder: Path) -> dict[str, list[str]]:
+    """Writes certificates and tokens; returns the options of each side."""
+    authority, options = trustme.CA(), {}
+    authority.cert_pem.write_to_path(folder / "authority.pem")
+    for name in ("server", *CLIENTS):
+        issued = authority.issue_cert("localhost", common_name=name)
+        issued.cert_chain_pems[0].write_to_path(folder / f"{name}.pem")
+        issued.private_key_pem.write_to_path(folder / f"{name}.key")
+        (folder / f"{name}.token").write_text(f"token-of-{name}\n")
+        for kind in ("key", "token"):
+            (folder / f"{name}.{kind}").chmod(0o600)
+        files = {"certificate": f"{name}.pem", "key": f"{name}.key", "authority": "authority.pem"}
+        options[name] = [part for key, file in files.items() for part in (f"--{key}", str(folder / file))]
+    tokens = folder / "tokens"
+    tokens.write_text("".join(f"{client} token-of-{client}\n" for client in CLIENTS))
+    tokens.chmod(0o600)
+    options["server"] += ["--tokens", str(tokens)]
+    return options
+
+
+def free_address() -> str:
+    """Returns an address of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"localhost:{probe.getsockname()[1]}"
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_goes_on_with_the_clients_that_are_there(
+    tmp_path: Path, run_tiny: RunTiny, started: list[subprocess.Popen[str]]
+) -> None:
+    settings, options, address = [*TINY, *SITES, METHOD], credentials(tmp_path), free_address()
+    out = tmp_path / "served"
+    serve = ["split", "serve", "--listen", address, "--out", out, *options["server"]]
+    server = fedstrata(*serve, *settings)
+    started.append(server)
+    for client in CLIENTS:
+        own = ["--client", client, "--token", tmp_path / f"{client}.token", "--home", tmp_path / client]
+        started.append(fedstrata("split", "join", "--server", address, *own, *options[client], *settings))
+    assert server.stdout is not None
+    for line in server.stdout:
+        if line.startswith("round 1:"):
+            break
+    server.kill()
+    server.wait()
+    again = fedstrata(*serve, "--resume")
+    started.append(again)
+    assert again.wait() == 0, again.stderr.read() if again.stderr else ""
+    for client in started[1:3]:
+        said, complained = client.communicate()
+        assert client.returncode == 0, complained
+        assert "the run has ended" in said
+    summary = json.loads((out / "summary.json").read_text())
+    served, simulated = finished(out, summary), run_tiny(*SITES, METHOD)
+    assert served.of("resumed")
+    for name, tensor in served.state.tensors.items():
+        torch.testing.assert_close(tensor, simulated.state.tensors[name], rtol=1e-3, atol=1e-4)
+    for client, scores in simulated.summary["metrics"]["clients"].items():
+        found = summary["metrics"]["clients"][client]
+        assert found == {name: pytest.approx(value, abs=0.02) for name, value in scores.items()}
+    kept = "".join(path.read_text() for path in out.glob("*.json*"))
+    assert "token-of-" not in kept
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--insecure", "--clients", "a", "--listen", "0.0.0.0:0"], "only loopback addresses are allowed"),
+        (["--clients", "a"], "needed: certificate, key and authority; or --insecure"),
+        (["--insecure"], "must name those who may join"),
+        (["--insecure", "--clients", "a", "method.name=fedavg"], "must be fl_llama"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(tmp_path: Path, arguments: list[str], told: str) -> None:
+    process = fedstrata("split", "serve", "--out", tmp_path / "run", *TINY, METHOD, *arguments)
+    _, complained = process.communicate()
+    assert process.returncode == 2
+    assert told in complained
