@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from fedstrata.adapters.attach import plain_tensors
 from fedstrata.core.errors import ConfigurationError, FedstrataError, Problem
 from fedstrata.core.federation import DATA_CORRUPTIONS, FEW_CLIENTS
-from fedstrata.core.types import Message, State
+from fedstrata.core.types import State
 from fedstrata.data.split import PARTS, Split
 from fedstrata.engine.caching import ClientCaches
 from fedstrata.engine.checkpoint import Checkpoints, client_folder, discard_uncommitted
 from fedstrata.engine.corruption import corrupt_clients
 from fedstrata.engine.devices import Fleet, last_stored_states
+from fedstrata.engine.facts import by_group, model_facts
 from fedstrata.engine.failures import RoundAbandonedError, drop_outs
 from fedstrata.engine.roll import Listener
 from fedstrata.engine.scoring import Scorer
@@ -34,16 +31,11 @@ from fedstrata.engine.simulate import PooledSite, SimulatedCohort, Site, paramet
 from fedstrata.metrics.cost import peak_gpu_bytes, peak_rss_bytes
 from fedstrata.record.log import RecordLog, committed_rounds, read_events
 from fedstrata.record.summary import summarise, trained_scores, write_summary
-from fedstrata.wire import frame
 
 if TYPE_CHECKING:
     from fedstrata.core.documents import Document
     from fedstrata.core.federation import FederationSettings
     from fedstrata.engine.setup import Experiment
-    from fedstrata.models.blocks import Layout
-
-OTHER = "other"
-"""Tensor group of what travels and is no parameter of the model."""
 
 RECORDED = frozenset({"run", "resumed", "client", "client_failed", "cache", "round", "final", "failed"})
 """Events that go into the record; the others only concern whoever watches."""
@@ -165,7 +157,7 @@ class Run:
             "failed": list(cohort.attendance.lost),
             "abandoned": abandoned,
             "exchanges": cohort.meter.exchanges(),
-            "groups_up": _by_group(cohort.meter.tensors_up, self.experiment.model.layout),
+            "groups_up": by_group(cohort.meter.tensors_up, self.experiment.model.layout),
             "seconds": time.perf_counter() - started,
             "train_seconds": cohort.train_seconds,
             "evaluate_seconds": evaluate_seconds,
@@ -303,43 +295,6 @@ class Run:
         if event in RECORDED:
             self._log.append(event, facts, durable=event == "round")
         self._listen(event, facts)
-
-
-def model_facts(experiment: Experiment) -> dict[str, Any]:
-    """Returns what the record's `run` event says of the software, the method, the task and the model."""
-    model, layout = experiment.model, experiment.model.layout
-    trainable = model.parameters(experiment.method.trainable(layout))
-    return {
-        "name": experiment.settings.name,
-        "device": str(model.device),
-        "threads": torch.get_num_threads(),
-        "versions": {name: version(name) for name in ("fedstrata", "torch", "transformers")},
-        "method": experiment.method.name,
-        "pooled": experiment.method.pooled,
-        "personal": experiment.method.personal,
-        "task": experiment.settings.task.name,
-        "metric": experiment.metric,
-        "lower_is_better": sorted(experiment.task.lower_is_better),
-        "seed": experiment.settings.seed,
-        "rounds": experiment.settings.federation.rounds,
-        "model": {
-            "name": experiment.settings.model.name,
-            "parameters": model.parameter_count,
-            "blocks": len(layout.blocks),
-            "bytes": frame.size(Message(model.tensors(model.whole))),
-        },
-        "groups": _by_group({name: model.bytes_of([name]) for name in layout.all}, layout),
-        "trainable_parameters": sum(parameter.numel() for parameter in trainable),
-    }
-
-
-def _by_group(sizes: Mapping[str, int], layout: Layout) -> dict[str, int]:
-    """Returns the bytes of each tensor group; what is no parameter of the model is `other`."""
-    parameters = set(layout.all)
-    groups: Counter[str] = Counter()
-    for name, size in sizes.items():
-        groups[layout.group_of(name) if name in parameters else OTHER] += size
-    return dict(groups)
 
 
 def sites_of(experiment: Experiment) -> tuple[list[Site], list[Site]]:

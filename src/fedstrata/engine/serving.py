@@ -20,11 +20,12 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.types import ClientInfo, Plan, State
 from fedstrata.engine.agreeing import SCORE, divided_method, info_of
 from fedstrata.engine.checkpoint import Checkpoints
+from fedstrata.engine.facts import model_facts
 from fedstrata.engine.failures import RoundAbandonedError
 from fedstrata.engine.fitting import check_model, load_model, refusals
 from fedstrata.engine.processor import use_processor
 from fedstrata.engine.remote import RemoteCohort
-from fedstrata.engine.rounds import RECORDED, due_for_scoring, model_facts
+from fedstrata.engine.rounds import RECORDED, due_for_scoring
 from fedstrata.engine.setup import Experiment, check_settings, device_of, machine_problems, prepare
 from fedstrata.engine.simulate import sample
 from fedstrata.metrics.cost import peak_gpu_bytes, peak_rss_bytes

@@ -20,10 +20,11 @@ import torch
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.files import nearest_existing
 from fedstrata.data.split import PARTS
+from fedstrata.engine.facts import OTHER
 from fedstrata.engine.planning.estimate import Estimate
 from fedstrata.engine.planning.rehearsal import SECONDS, rehearse
 from fedstrata.engine.planning.survey import survey
-from fedstrata.engine.rounds import OTHER, sites_of
+from fedstrata.engine.rounds import sites_of
 from fedstrata.engine.setup import prepare
 from fedstrata.methods.fedadaopt import FedAdaOPT
 from fedstrata.methods.flora import FLoRA

@@ -18,12 +18,14 @@ import torch
 
 from fedstrata.core.errors import FrameError
 from fedstrata.split.messages import ENDS, GRADIENT, SCALES, STATES, dtypes_of
-from fedstrata.split.transport.header import PROTOCOL, Kind
+from fedstrata.split.transport.header import PROTOCOL, Kind, unpack
+from fedstrata.wire import frame
 
 if TYPE_CHECKING:
     from fedstrata.core.cut import Cut
     from fedstrata.core.types import JSON
     from fedstrata.split.messages import Form
+    from fedstrata.split.transport.link import Link
     from fedstrata.wire.frame import Frame, Shape
 
 _SHOWN = 5
@@ -133,19 +135,21 @@ class Agreement:
         more = [f"and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
         return "; ".join([*told, *more])
 
-    def check(self, kind: Kind, frame: Frame) -> None:
+    def check(self, kind: Kind, content: Frame) -> None:
         """Looks at the header of a frame.
 
         Args:
             kind: What sort of message it is in.
-            frame: The frame.
+            content: The frame.
 
         Raises:
             FrameError: A tensor in it has a name, dtype or shape that was not agreed.
         """
-        if len(frame.head) > self.largest_header:
-            raise FrameError(f"a header of {len(frame.head)} bytes, where {self.largest_header} are allowed")
-        shapes = frame.shapes()
+        if len(content.head) > self.largest_header:
+            raise FrameError(
+                f"a header of {len(content.head)} bytes, where {self.largest_header} are allowed"
+            )
+        shapes = content.shapes()
         if kind in (Kind.PLAN, Kind.UPDATE) or (kind == Kind.SAID and shapes.keys() <= self.ends.keys()):
             self._check_ends(shapes)
         elif kind == Kind.SAID:
@@ -182,6 +186,28 @@ class Agreement:
 def shapes_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Shape]:
     """Returns dtype and shape of tensors by name."""
     return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+
+
+def accept(link: Link, connection: int, data: bytes, agreement: Agreement) -> None:
+    """Takes in one message; nothing of it is decoded but its headers.
+
+    Args:
+        link: To whom it came.
+        connection: On which connection.
+        data: The message.
+        agreement: What may be in it.
+
+    Raises:
+        FrameError: It is not what was agreed.
+    """
+    if len(data) > agreement.largest + 2**16:
+        raise FrameError(f"a message of {len(data)} bytes, where {agreement.largest} were agreed")
+    header, body = unpack(data)
+    content = None
+    if header.sequence:
+        content = frame.split(body)
+        agreement.check(header.kind, content)
+    link.come(connection, header, content, len(data))
 
 
 def _said(shape: Shape) -> str:

@@ -18,6 +18,7 @@ import grpc
 
 from fedstrata.core.errors import FedstrataError, FrameError, LineError, RefusedError
 from fedstrata.core.types import JSON, Message
+from fedstrata.split.transport.agreement import Agreement, accept
 from fedstrata.split.transport.credentials import require_named, require_safe
 from fedstrata.split.transport.header import METHOD, SERVICE, Header, Kind, pack, unpack
 from fedstrata.split.transport.link import Link
@@ -26,7 +27,6 @@ from fedstrata.wire import frame
 from fedstrata.wire.frame import Frame
 
 if TYPE_CHECKING:
-    from fedstrata.split.transport.agreement import Agreement
     from fedstrata.split.transport.credentials import Certificates, Tokens
 
 _logger = logging.getLogger(__name__)
@@ -385,25 +385,3 @@ class Hub:
             pass  # the connection is over
         finally:
             member.link.disconnect(connection)
-
-
-def accept(link: Link, connection: int, data: bytes, agreement: Agreement) -> None:
-    """Takes in one message; nothing of it is decoded but its headers.
-
-    Args:
-        link: To whom it came.
-        connection: On which connection.
-        data: The message.
-        agreement: What may be in it.
-
-    Raises:
-        FrameError: It is not what was agreed.
-    """
-    if len(data) > agreement.largest + 2**16:
-        raise FrameError(f"a message of {len(data)} bytes, where {agreement.largest} were agreed")
-    header, body = unpack(data)
-    content = None
-    if header.sequence:
-        content = frame.split(body)
-        agreement.check(header.kind, content)
-    link.come(connection, header, content, len(data))

@@ -19,16 +19,15 @@ from fedstrata.core.errors import (
     SessionOverError,
 )
 from fedstrata.core.types import JSON, Message
+from fedstrata.split.transport.agreement import Agreement, accept
 from fedstrata.split.transport.credentials import require_safe
 from fedstrata.split.transport.header import METHOD, SERVICE, Header, Kind, pack, unpack
-from fedstrata.split.transport.hub import accept
 from fedstrata.split.transport.link import Link
 from fedstrata.split.transport.timing import Timing
 from fedstrata.wire import frame
 from fedstrata.wire.frame import Frame
 
 if TYPE_CHECKING:
-    from fedstrata.split.transport.agreement import Agreement
     from fedstrata.split.transport.credentials import Certificates
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
