@@ -109,7 +109,7 @@ def test_a_server_that_is_killed_goes_on_with_the_clients_that_are_there(
         (["--insecure", "--clients", "a", "--listen", "0.0.0.0:0"], "only loopback addresses are allowed"),
         (["--clients", "a"], "needed: certificate, key and authority; or --insecure"),
         (["--insecure"], "must name those who may join"),
-        (["--insecure", "--clients", "a", "method.name=fedavg"], "must be fl_llama"),
+        (["--insecure", "--clients", "a", "method={name: fedavg}"], "must be fl_llama"),
     ],
 )
 def test_what_cannot_be_served_is_refused(tmp_path: Path, arguments: list[str], told: str) -> None:

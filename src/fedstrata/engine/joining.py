@@ -172,6 +172,7 @@ class RemoteClient:
         """Returns the client as its handler sees it: base weights, and what it keeps."""
         experiment, site = self._experiment, self._site
         experiment.model.restore()
+        experiment.model.module.zero_grad(set_to_none=True)  # of a step that the end of a line broke off
         experiment.model.load(parameters_in(store.read().tensors, experiment.model))
 
         def report(progress: Mapping[str, float]) -> None:

