@@ -70,7 +70,9 @@ def free_address() -> str:
 def test_a_server_that_is_killed_goes_on_with_the_clients_that_are_there(
     tmp_path: Path, run_tiny: RunTiny, started: list[subprocess.Popen[str]]
 ) -> None:
-    settings, options, address = [*TINY, *SITES, METHOD], credentials(tmp_path), free_address()
+    file = tmp_path / "run.yaml"
+    file.write_text("name: run\n")  # and not the demo's settings
+    settings, options, address = [file, *TINY, *SITES, METHOD], credentials(tmp_path), free_address()
     out = tmp_path / "served"
     serve = ["split", "serve", "--listen", address, "--out", out, *options["server"]]
     server = fedstrata(*serve, *settings)

@@ -1,0 +1,57 @@
+"""What the record of a run says of its software, its method and its model, wherever the clients are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fedstrata.core.types import Message
+from fedstrata.wire import frame
+
+if TYPE_CHECKING:
+    from fedstrata.engine.setup import Experiment
+    from fedstrata.models.blocks import Layout
+
+OTHER = "other"
+"""Tensor group of what travels and is no parameter of the model."""
+
+
+def model_facts(experiment: Experiment) -> dict[str, Any]:
+    """Returns what the record's `run` event says of the software, the method, the task and the model."""
+    model, layout = experiment.model, experiment.model.layout
+    trainable = model.parameters(experiment.method.trainable(layout))
+    return {
+        "name": experiment.settings.name,
+        "device": str(model.device),
+        "threads": torch.get_num_threads(),
+        "versions": {name: version(name) for name in ("fedstrata", "torch", "transformers")},
+        "method": experiment.method.name,
+        "pooled": experiment.method.pooled,
+        "personal": experiment.method.personal,
+        "task": experiment.settings.task.name,
+        "metric": experiment.metric,
+        "lower_is_better": sorted(experiment.task.lower_is_better),
+        "seed": experiment.settings.seed,
+        "rounds": experiment.settings.federation.rounds,
+        "model": {
+            "name": experiment.settings.model.name,
+            "parameters": model.parameter_count,
+            "blocks": len(layout.blocks),
+            "bytes": frame.size(Message(model.tensors(model.whole))),
+        },
+        "groups": by_group({name: model.bytes_of([name]) for name in layout.all}, layout),
+        "trainable_parameters": sum(parameter.numel() for parameter in trainable),
+    }
+
+
+def by_group(sizes: Mapping[str, int], layout: Layout) -> dict[str, int]:
+    """Returns the bytes of each tensor group; what is no parameter of the model is `other`."""
+    parameters = set(layout.all)
+    groups: Counter[str] = Counter()
+    for name, size in sizes.items():
+        groups[layout.group_of(name) if name in parameters else OTHER] += size
+    return dict(groups)
