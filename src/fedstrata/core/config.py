@@ -290,6 +290,11 @@ class TrainingSettings(Settings):
     epochs: Count = 1
     batch_size: Count = 8
     accumulation: Count = Field(default=1, description="Batches whose gradients are summed before a step.")
+    group_by_length: bool = Field(
+        default=False,
+        description="Batches of examples of about the same length: less padding, and less time where lengths "
+        "differ much; which examples meet in a batch is then less a matter of chance.",
+    )
     optimizer: Literal["adamw", "sgd"] = "adamw"
     learning_rate: Positive = 5e-4
     momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
