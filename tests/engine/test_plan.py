@@ -38,16 +38,32 @@ SIZES_VARY = ("hetlora", "fedadaopt")
 """Methods whose clients send adapters of several sizes; a rehearsal of two clients cannot know them."""
 
 
+DRAWN = "droppeft"
+"""Which blocks have run, so that they are sent, is drawn."""
+
+
 @pytest.mark.parametrize("name", SIZES_VARY)
 def test_a_plan_says_that_it_cannot_know_the_sizes_of_adapters(name: str) -> None:
     plan = plan_tiny(f"method={{name: {name}}}")
     assert any("adapters of several sizes" in warning for warning in plan.warnings)
 
 
+def test_a_plan_says_that_it_cannot_know_which_blocks_run() -> None:
+    plan = plan_tiny("method={name: droppeft}")
+    assert any("only blocks that have run" in warning for warning in plan.warnings)
+    assert not plan_tiny("method={name: droppeft, rates: 0.0}").warnings
+
+
 @pytest.mark.parametrize(
     "overrides",
     [
-        *((f"method={{name: {name}}}", "data.split.server=2") for name in METHODS if name not in SIZES_VARY),
+        *(
+            (f"method={{name: {name}}}", "data.split.server=2")
+            for name in METHODS
+            if name not in (*SIZES_VARY, DRAWN)
+        ),
+        ("method={name: droppeft, rates: 0.0}",),
+        ("method={name: droppeft, rates: 0.0}", "federation.sample=0.67"),
         ("method={name: layer_skipping, top: 1, head: local}",),
         ("method={name: layer_skipping, top: auto}", "training.cache=off"),
         ("method={name: fedper}", "data.split.test_sites=[site-3]"),

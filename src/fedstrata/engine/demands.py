@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from fedstrata.aggregate.rules import AveragingSettings, MeanRule, MultiKrumRule, RobustRule
 from fedstrata.core.errors import Problem
 from fedstrata.engine.simulate import sample_size
+from fedstrata.methods.droppeft import DropPEFT
 from fedstrata.methods.fedadaopt import CONFIGURATIONS, FedAdaOPT
 from fedstrata.methods.fedmedlora_plus import FedMedLoRAPlus
 
@@ -37,6 +38,10 @@ def too_few(settings: RunSettings, method: Method | None, sites: Mapping[str, Sp
     if isinstance(method, FedAdaOPT) and sampled < CONFIGURATIONS:
         needs = f"fedadaopt tries {CONFIGURATIONS} configurations in a round, each on other clients"
         return [Problem("federation.sample", f"{needs}, and {sampled} take part ({why})")]
+    if isinstance(method, DropPEFT) and method.personal and sampled < 2:
+        needs = "droppeft averages a block where at least two devices of a round send it, while blocks stay"
+        message = f"{needs} personal, and {sampled} takes part ({why}); method.shared_blocks 1.0 shares all"
+        return [Problem("federation.sample", message)]
     if isinstance(method, FedMedLoRAPlus) and (cap := method.settings.cap or 1.0) * sampled < 1:
         allowed = f"must be at least 1/{sampled}, the equal share of the clients of a round"
         return [Problem("method.cap", f"{allowed} ({why}), not {cap:g}")]
