@@ -26,6 +26,10 @@ PHONES = (
 """A billion operations and a million bytes a second."""
 
 
+ONCE = ("devices={}", "federation.rounds=1", "training.batch_size=4")
+LORA = "adapter={kind: lora, rank: 2}"
+
+
 class StoppedError(Exception):
     """Stands for whatever ends a process."""
 
@@ -126,6 +130,51 @@ def test_pooled_training_has_no_device(run_tiny: RunTiny) -> None:
     run = run_tiny("method={name: centralized}", "devices={}", "federation.rounds=1")
     assert run.summary["time"]["simulated_seconds"] is None
     assert run.of("run")[0]["devices"] is None
+
+
+def flops_of(run: Finished) -> dict[str, float]:
+    """What each client computed, all rounds together."""
+    counts: Counter[str] = Counter()
+    for event in run.of("client"):
+        counts[event["client"]] += event["flops"]
+    return dict(counts)
+
+
+def test_a_device_of_a_lower_rank_computes_at_that_rank(run_tiny: RunTiny) -> None:
+    cut = run_tiny("method={name: hetlora, ranks: [1]}", "adapter={kind: lora, rank: 8}", *ONCE, out="cut")
+    own = run_tiny("method={name: fedlora}", "adapter={kind: lora, rank: 1}", *ONCE, out="own")
+    stacked = run_tiny(
+        "method={name: flora, ranks: [1]}", "adapter={kind: lora, rank: 8}", *ONCE, out="flora"
+    )
+    assert flops_of(cut) == flops_of(own) == flops_of(stacked)
+
+
+def test_a_device_with_narrow_adapters_in_few_blocks_computes_no_others(run_tiny: RunTiny) -> None:
+    grown, narrow = (
+        flops_of(
+            run_tiny(f"method={{name: fedadaopt, depth: {depth}}}", adapter, *ONCE, out=f"{depth} {adapter}")
+        )
+        for depth, adapter in (
+            (0, "adapter={kind: bottleneck, width: 32}"),
+            (0, "adapter={kind: bottleneck, width: 8}"),
+        )
+    )
+    deep = flops_of(
+        run_tiny("method={name: fedadaopt, depth: 3}", "adapter={kind: bottleneck, width: 8}", *ONCE)
+    )
+    assert grown == narrow
+    assert all(narrow[client] < 0.6 * deep[client] for client in deep)
+
+
+def test_blocks_that_sit_out_cost_nothing_and_validation_does(run_tiny: RunTiny) -> None:
+    everything, half, judged = (
+        flops_of(run_tiny(f"method={{name: droppeft, rates: {rates}}}", LORA, *ONCE, out=str(number)))
+        for number, rates in enumerate(("0.0", "0.9", "{rates: [0.0]}"))
+    )
+    assert all(half[client] < 0.7 * everything[client] for client in everything)
+    # The bandit's one rate is 0 too; its devices score their documents before and after.
+    scored = {client: judged[client] - everything[client] for client in judged}
+    assert all(0.1 * everything[client] < scored[client] < everything[client] for client in everything)
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,19 @@ class ClientInfo:
     examples: int
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterSize:
+    """How much of the model's adapters a device has, where it is not all of them.
+
+    Attributes:
+        rank: Ranks (or widths) of each adapter; the model's others are zeros that no device would have.
+        absent: Names of the parameters of adapters that the device has not.
+    """
+
+    rank: int
+    absent: frozenset[str] = frozenset()
+
+
 @dataclass(slots=True)
 class Work:
     """What a client has computed in its turn, counted for an emulated device.
@@ -77,7 +90,9 @@ class Work:
         flops: Floating-point operations of its training.
         stored_states: Which output of its frozen blocks the device holds, as a fingerprint: these blocks cost
             nothing while they stay what they are. None if it holds none.
+        adapter: How much of the adapters the device has; all of them if none.
     """
 
     flops: float = 0.0
     stored_states: str | None = None
+    adapter: AdapterSize | None = None

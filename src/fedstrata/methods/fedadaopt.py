@@ -28,6 +28,7 @@ from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.settings import Count
 from fedstrata.core.types import JSON, ClientInfo, Plan, State, Update
 from fedstrata.train.local import fit
+from fedstrata.train.work import adapter_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -129,6 +130,7 @@ class FedAdaOPT:
         width = cast("int", plan.values["width"])
         names = [name for name in model.layout.all if name in plan.tensors]
         model.load(pad(plan.tensors, model.tensors(names)))
+        adapter_of(client, width, absent=[name for name in model.layout.all if name not in plan.tensors])
         result = fit(client, names, rng)
         values: dict[str, JSON] = {"loss": result.loss}
         if (score := client.validate()) is not None:

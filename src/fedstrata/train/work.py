@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from fedstrata.adapters.rank import held
+from fedstrata.core.types import AdapterSize
 from fedstrata.metrics.flops import FlopCounter
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ def counting(client: Client, trainable: Collection[str]) -> Tally | None:
     work = client.work
     if work is None:
         return None
-    counter = FlopCounter(client.model.module, client.model.layout, trainable)
+    counter = _counter(client.model, trainable, work)
 
     def tally(
         batch: Mapping[str, Tensor], *, stored: int = 0, active_blocks: Collection[int] | None = None
@@ -46,13 +48,32 @@ def counting(client: Client, trainable: Collection[str]) -> Tally | None:
     return tally
 
 
+def adapter_of(client: Client, rank: int, absent: Collection[str] = ()) -> None:
+    """Says how much of the model's adapters the client's emulated device has; it is counted with no more.
+
+    Args:
+        client: The client.
+        rank: Ranks (or widths) of each adapter.
+        absent: Names of the parameters of adapters that the device has not.
+    """
+    if client.work is not None:
+        client.work.adapter = AdapterSize(rank, frozenset(absent))
+
+
+def _counter(model: Model, trainable: Collection[str], work: Work) -> FlopCounter:
+    """Returns the counter of a device's operations."""
+    return FlopCounter(
+        model.module, model.layout, trainable, lambda name, tensor: held(name, tensor, work.adapter)
+    )
+
+
 @contextmanager
 def counted_passes(model: Model, work: Work | None) -> Iterator[None]:
     """Counts the operations of every forward pass within the block, which nothing is trained by."""
     if work is None:
         yield
         return
-    counter = FlopCounter(model.module, model.layout, ())
+    counter = _counter(model, (), work)
 
     def count(module: Any, arguments: Any, named: Mapping[str, Tensor]) -> None:
         rows, tokens = named["input_ids"].shape
@@ -86,7 +107,7 @@ def counted_states(
     with served as feed:
         work, serving = client.work, client.cache.serving if client.cache else None
         if work is not None and serving is not None and work.stored_states != serving:
-            counter = FlopCounter(client.model.module, client.model.layout, ())
+            counter = _counter(client.model, (), work)
             for batch in batches():
                 rows, tokens = batch["input_ids"].shape
                 work.flops += counter.prefix(rows, tokens, cut)
