@@ -39,7 +39,7 @@ SUMMARY_KEYS = {
         "seconds_per_client_round",
         "simulated_seconds",
     },
-    "memory": {"peak_rss_bytes", "peak_gpu_bytes"},
+    "memory": {"peak_rss_bytes", "peak_gpu_bytes", "device_mean_bytes", "device_peak_bytes"},
     "energy_joules": None,
     "privacy": {"epsilon", "delta", "sigma", "mechanism", "clients"},
 }

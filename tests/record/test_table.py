@@ -318,6 +318,15 @@ def test_a_failed_run_and_other_documents_have_no_part_in_the_target() -> None:
     assert values(table, "elsewhere", "seconds_to_target") is None
 
 
+def test_pooled_training_sends_no_megabytes_to_a_target() -> None:
+    pooled = emulated(0, [0.3, 0.7], None)
+    sent = dict.fromkeys(pooled.summary["communication"])
+    pooled = replace(pooled, summary={**pooled.summary, "communication": sent})
+    table = table_of(RowResult("pooled", (pooled,)))
+    assert values(table, "pooled", "rounds_to_target")["mean"] == 2
+    assert values(table, "pooled", "megabytes_to_target") is None
+
+
 def test_without_emulated_devices_their_columns_are_not_shown() -> None:
     table = table_of(RowResult("plain", (emulated(0, [0.3, 0.7], None),)))
     assert not {"simulated_seconds", "energy_joules", "seconds_to_target", "rounds_to_target"} & set(

@@ -174,14 +174,10 @@ class Run:
         return state
 
     def _simulated(self, cohort: SimulatedCohort) -> dict[str, Any]:
-        """Returns what a round took on the simulated clock, and its energy; nothing without emulation."""
+        """Returns what a round took on the emulated devices; nothing without any."""
         if self._fleet is None:
-            return {"simulated_seconds": None, "joules": None}
-        clock = cohort.clock
-        return {
-            "simulated_seconds": clock.round_seconds(cohort.attendance.lost),
-            "joules": clock.joules,
-        }
+            return {"simulated_seconds": None, "joules": None, "device_memory": None}
+        return cohort.clock.facts(cohort.attendance.lost)
 
     def _finish(self, state: State) -> dict[str, Any]:
         """Scores the test split, saves what was learnt and writes the summary."""

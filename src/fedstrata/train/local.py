@@ -312,18 +312,18 @@ def accumulate(
         parameters: What it is the gradient of.
         feed: Told each batch before the model sees it.
         leave_out: Draws the blocks that a batch does without, before it runs; returns the others.
-        tally: Told each batch once it is done.
+        tally: Counts the batches.
     """
     device = parameters[0].device
     losses, counts = [], []
     for batch in batches:
         stored = feed(batch) if feed is not None else 0
         active = leave_out()
-        with autocast(client.training, device):
+        with autocast(client.training, device), tally.watching() if tally else nullcontext():
             loss, count = client.task.loss(client.model.module, to_device(batch, device))
         loss.backward()  # type: ignore[no-untyped-call]
         if tally is not None:
-            tally(batch, stored=stored, active_blocks=active)
+            tally.add(batch, stored=stored, active_blocks=active)
         losses.append(loss.detach())
         counts.append(count)
     terms = max(float(torch.stack(counts).sum()), 1.0)

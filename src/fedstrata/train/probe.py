@@ -38,7 +38,7 @@ def mean_gradient_norms(client: Client, batches: int, rng: Seed) -> Tensor:
     model.train_only(names)
     model.module.train(False)
     everything = [parameter for block in blocks for parameter in block]
-    norms, tally = [], counting(client, names)
+    norms, tally = [], counting(client, names, steps=False)
     for batch in islice(training_batches(client, rng), batches):
         accumulate(client, [batch], everything, tally=tally)
         norms.append(torch.tensor([norm or 0.0 for norm in block_gradient_norms(blocks)]))
