@@ -318,6 +318,19 @@ def test_a_failed_run_and_other_documents_have_no_part_in_the_target() -> None:
     assert values(table, "elsewhere", "seconds_to_target") is None
 
 
+def test_a_floor_is_never_the_best_and_makes_no_target_easier() -> None:
+    floor = emulated(0, [0.1, 0.2], 60.0)
+    sent = {**floor.summary["communication"], "bytes_up": 0, "bytes_down": 0}
+    floor = replace(floor, summary={**floor.summary, "communication": sent})
+    rows = [RowResult("method", (emulated(0, [0.3, 0.7], 60.0),)), RowResult("alone", (floor,))]
+    table = table_of(*rows, floors=["alone"])
+    assert table["target"]["by_seed"] == {"0": 0.7}
+    assert values(table, "alone", "seconds_to_target") is None
+    assert values(table, "alone", "megabytes_sent")["mean"] == 0.0
+    assert not values(table, "alone", "megabytes_sent")["best"]
+    assert values(table_of(*rows), "alone", "megabytes_sent")["best"]
+
+
 def test_pooled_training_sends_no_megabytes_to_a_target() -> None:
     pooled = emulated(0, [0.3, 0.7], None)
     sent = dict.fromkeys(pooled.summary["communication"])

@@ -116,6 +116,7 @@ def tabulate(
     *,
     name: str,
     columns: Sequence[str] | None = None,
+    floors: Collection[str] = (),
     different_data: bool = False,
     machine: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -125,6 +126,7 @@ def tabulate(
         rows: At least one row.
         name: The comparison's name.
         columns: Columns people see; a default choice if none.
+        floors: Rows that show what others must beat: never the best, and without a part in the target.
         different_data: Whether rows were allowed to be on different documents. If not, a row on others than
             the first row's is marked and never the best.
         machine: What the runs ran on.
@@ -136,7 +138,7 @@ def tabulate(
     metric = runs[0]["metric"] if runs else None
     described = _columns(rows)
     others = _on_other_documents(rows)
-    targets = _targets(rows, metric, frozenset() if different_data else others)
+    targets = _targets(rows, metric, {*floors, *(() if different_data else others)})
     table: dict[str, Any] = {
         "name": name,
         "seeds": [cell.seed for cell in rows[0].cells],
@@ -153,6 +155,7 @@ def tabulate(
                 "cells": [_cell(cell) for cell in row.cells],
                 "same_data": row.name not in others,
                 "competes": all(cell.summary for cell in row.cells)
+                and row.name not in floors
                 and (different_data or row.name not in others),
                 "tuning": row.tuning and _tuning(row.tuning),
                 "values": {key: _statistics(row, key, targets) for key in described},
