@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import assert_same_tensors
+from support import TINY, assert_same_tensors
 from typer.testing import CliRunner
 
 from fedstrata.cli.main import app
 from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.sources import read_source
+from fedstrata.engine.dividing import divide
+from fedstrata.engine.setup import check_settings, prepare
 
 SENTENCES = [
     ("Severe chest pain.", [(0, 6, "severity"), (7, 17, "problem")], [(1, 0, "severity")]),
@@ -69,16 +72,63 @@ def test_a_model_that_knows_its_sentences_finds_everything_in_runs_and_predictio
     assert len([line for line in lines if line.startswith("R")]) == 2
 
 
+PLUS = ("method={name: fedmedlora_plus}", "adapter={kind: lora, rank: 2}", "data.split.server=4")
+
+
 def test_sites_without_relations_learn_and_are_scored_by_mentions(run_tiny: Any, tmp_path: Path) -> None:
     data = write_corpus(tmp_path / "notes", {"both": True, "mentions": False})
     run = run_tiny(*EXTRACT, data, "federation.rounds=1")
     clients = run.summary["metrics"]["clients"]
     assert {"ner_f1", "re_f1"} <= clients["both"].keys()
-    exchanges = run.of("client")
-    assert {event["client"] for event in exchanges} == {"both", "mentions"}
+    assert clients["mentions"]["f1"] == clients["mentions"]["ner_f1"]
+    assert "re_f1" not in clients["mentions"]
+    examples = {event["client"]: event["examples"] for event in run.of("client")}
+    assert examples["both"] > examples["mentions"] > 0
     even = write_corpus(tmp_path / "even", {"both": True, "mentions": True})
     same = run_tiny(*EXTRACT, even, "federation.rounds=1", "task.mentions_only=[mentions]", out="same")
     assert_same_tensors(run.state.tensors, same.state.tensors)
+
+
+@pytest.mark.parametrize("task", ["extract", "relations"])
+@pytest.mark.parametrize("by", ["{by: site}", "{by: iid, clients: 2}"])
+def test_whoever_has_a_document_it_says_what_was_looked_for(tmp_path: Path, task: str, by: str) -> None:
+    data = write_corpus(tmp_path / "notes", {"both": True, "mentions": False}, copies=4)
+    settings = (*EXTRACT, data, "data.split.server=4", f"partition={by}")
+    if task == "relations":
+        settings = (*settings, "task={name: relations}")
+    divided = divide(check_settings(read_source(None, [*TINY, *settings]))[0])
+    owned = [*divided.server, *(document for own in divided.clients.values() for document in own.all)]
+    assert {(document.site, document.lacks_relations) for document in owned} == {
+        ("both", False),
+        ("mentions", True),
+    }
+    assert {document.site for document in divided.server} == {"both", "mentions"}
+
+
+def test_relations_that_are_set_aside_are_so_for_the_server_and_leave_the_types_as_they_are(
+    tmp_path: Path,
+) -> None:
+    data = write_corpus(tmp_path / "notes", {"both": True, "mentions": True}, copies=4)
+    settings = (*TINY, *EXTRACT, data, *PLUS)
+    whole = prepare(read_source(None, settings))
+    uneven = prepare(read_source(None, [*settings, "task.mentions_only=[both, mentions]"]))
+    assert (uneven.settings.task.mentions, uneven.settings.task.modifiers) == (
+        whole.settings.task.mentions,
+        whole.settings.task.modifiers,
+    )
+    assert all(document.lacks_relations for document in uneven.server)
+    for name, own in uneven.clients.items():
+        assert all(document.lacks_relations for document in own.train)
+        assert own.test == whole.clients[name].test
+        assert any(document.relations for document in own.test)
+
+
+def test_a_client_without_anything_to_learn_is_told_before_anything_starts(
+    run_tiny: Any, tmp_path: Path
+) -> None:
+    data = write_corpus(tmp_path / "notes", {"both": True, "mentions": False})
+    with pytest.raises(ConfigurationError, match=r"task.tasks.*documents of mentions have no mention whose"):
+        run_tiny(*EXTRACT, data, "task.tasks=[re]")
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(run_tiny: Any, tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ class Task(Protocol):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Every score that is always present in what `score` returns; others may be undefined and absent."""
+        """Every score that fully annotated documents always have in what `score` returns."""
 
     @property
     def problem_type(self) -> str | None:

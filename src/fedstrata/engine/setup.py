@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from fedstrata.core.config import CorpusSettings, ModelSettings, RunSettings, TrainedTokenizer
+from fedstrata.core.config import (
+    CorpusSettings,
+    ExtractSettings,
+    ModelSettings,
+    RunSettings,
+    TrainedTokenizer,
+)
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
 from fedstrata.core.seeding import Seed
 from fedstrata.core.sources import Source, validate
@@ -96,6 +102,9 @@ def prepare(source: Source, *, tokenizer_folder: Path | None = None) -> Experime
             problems += source.located(too_few(settings, method, clients))
             problems += source.located(without_validation(method, clients))
             task = TASKS[settings.task.name].from_documents(settings.task, clients)
+            if isinstance(task.settings, ExtractSettings):
+                divided = divided.with_mentions_only(task.settings.mentions_only)
+                clients = divided.clients
             known = map(task.known, divided.server)
             server = tuple(document for document in known if task.scorable(document))
             problems += source.located(without_server_documents(method, server))
