@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch.nn import functional as F
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from fedstrata.core.config import ExtractSettings, TemplateFiles
 from fedstrata.core.documents import Document, Relation, Span
@@ -181,6 +182,21 @@ def test_a_batch_generates_what_each_row_would_alone(family: str) -> None:
     for own, expected in zip(found, naive, strict=True):
         stop = np.flatnonzero(expected == end)
         assert own.tolist() == expected[: stop[0] + 1 if len(stop) else None].tolist()
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_habits_of_an_instruct_model_do_not_decide(adapted: bool) -> None:
+    """Such as those of Qwen2.5-Instruct; they are still the model's afterwards."""
+    model = tiny("llama")
+    rows = torch.from_numpy(np.random.default_rng(0).integers(3, 400, size=(2, 9)))
+    limits = {"prompts": torch.tensor([9, 9]), "budgets": torch.tensor([30, 30]), "end": 2, "pad": 1}
+    plain = [row.tolist() for row in generate(model, rows, **limits)]
+    habits = {"repetition_penalty": 5.0, "no_repeat_ngram_size": 2, "num_beams": 3, "do_sample": True}
+    own = GenerationConfig(**habits, suppress_tokens=[plain[0][0]], min_new_tokens=3)
+    model.generation_config = own
+    asked: Any = get_peft_model(model, LoraConfig(r=2, task_type="CAUSAL_LM")) if adapted else model
+    assert [row.tolist() for row in generate(asked, rows, **limits)] == plain
+    assert model.generation_config is own
 
 
 def alone(model: Any, row: np.ndarray, budget: int) -> np.ndarray:
