@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from fedstrata.metrics.relations import triples_of
 from fedstrata.tasks.extract import FAULTS, Extracted, Extraction
 from fedstrata.tasks.generate import generate
 from fedstrata.tasks.instruction_examples import Example, budget_of
+from fedstrata.tasks.markup import mark
 from fedstrata.tasks.windows import IGNORED
 
 NOTE = Document(
@@ -104,7 +106,8 @@ def test_right_answers_give_the_annotations_back(byte_level: Any, corpus: list[D
         ExtractSettings(templates="short", unit=unit, max_length=4000), {"a": Split(train=tuple(corpus))}
     )
     examples = task.encode(corpus, byte_level)
-    answers = task.decode(corpus, examples, [ideal(example) for example in examples])
+    ideals = [ideal(example)[: example.budget] for example in examples]
+    answers = task.decode(corpus, examples, ideals)
     scores = task.score(corpus, answers)
     assert scores["ner_f1"] == scores["re_precision"] == scores["re_lenient_precision"] == 1.0
     assert scores["re_recall"] > 0.98  # the others are in another sentence
@@ -222,8 +225,8 @@ def test_prompts_alone_are_read_in_generation(byte_level: Any) -> None:
 
 
 def test_long_sentences_are_cut_at_blanks(byte_level: Any) -> None:
-    task = task_of(max_length=260)
-    text = "Fever " + "and more " * 60 + "pain."
+    task = task_of(max_length=320)
+    text = "Fever " + "and more " * 80 + "pain."
     document = Document(
         "long", text, spans=(Span(0, 5, "problem"), Span(len(text) - 5, len(text) - 1, "problem"))
     )
@@ -233,9 +236,60 @@ def test_long_sentences_are_cut_at_blanks(byte_level: Any) -> None:
     assert " ".join(text[each.start : each.end] for each in asked) == text
     for example in examples:
         tokens = byte_level(text[example.question.start : example.question.end], add_special_tokens=False)
-        assert example.budget == budget_of(len(tokens["input_ids"]))
-        assert example.prompt + example.budget <= 260
-        assert len(example) <= 260
+        longest = byte_level(mark("x", [Span(0, 1, "negation")]), add_special_tokens=False)["input_ids"]
+        assert example.budget >= budget_of(len(tokens["input_ids"]), len(longest))
+        assert example.prompt + example.budget <= 320
+        assert len(example) <= 320
+
+
+def panel(times: int) -> Document:
+    """A sentence in which nearly every token is a mention."""
+    names = ["K", "a", "P", "d", "c"] * times
+    ends = list(accumulate(len(name) + 1 for name in names))
+    spans = (Span(end - 1 - len(name), end - 1, "test") for end, name in zip(ends, names, strict=True))
+    return Document("panel", " ".join(names), tuple(spans))
+
+
+@pytest.mark.parametrize(("times", "longest"), [(3, 400), (15, 1800)])
+def test_right_answers_that_are_trained_on_can_be_given(byte_level: Any, times: int, longest: int) -> None:
+    """However many mentions there are, and within what a generated answer may have."""
+    document, task = panel(times), task_of(tasks=["ner"], mentions=["test"], max_length=longest)
+    examples = task.training_examples([document], byte_level)
+    assert all(len(ideal(example)) <= example.budget for example in examples)
+    answers = [ideal(example) for example in examples]
+    (found,) = task.decode([document], examples, answers)
+    assert found.spans == document.spans
+
+
+def test_cuts_are_between_mentions_where_they_can_be(byte_level: Any) -> None:
+    text = "Severe chest pain " * 12
+    spans = tuple(Span(start, start + 17, "problem") for start in range(0, len(text), 18))
+    document, task = Document("long", text, spans), task_of(tasks=["ner"], max_length=300)
+    examples = task.training_examples([document], byte_level)
+    assert len(examples) > 1
+    (found,) = task.decode([document], examples, [ideal(example) for example in examples])
+    assert found.spans == spans
+
+
+def test_documents_that_are_scored_are_cut_whatever_is_annotated(byte_level: Any) -> None:
+    """And are no longer than a model may read, though a right answer may be cut off."""
+    document, task = panel(15), task_of(tasks=["ner"], mentions=["test"], max_length=1800)
+    examples = task.encode([document], byte_level)
+    plain = task.encode([replace(document, spans=())], byte_level)
+    assert [example.question for example in examples] == [example.question for example in plain]
+    assert all(len(example) <= 1800 for example in examples)
+    cut = [ideal(example)[: example.budget] for example in examples]
+    scores = task.score([document], task.decode([document], examples, cut))
+    assert scores["ner_precision"] == 1.0
+    assert 0.0 < scores["ner_recall"] < 1.0
+    assert scores["unfinished_left_out"] > 0
+
+
+def test_a_tokenizer_that_garbles_tags_is_told(word_piece: Any) -> None:
+    names = {**word_piece.special_tokens_map, "eos_token": "[SEP]"}
+    ending = type(word_piece)(tokenizer_object=word_piece.backend_tokenizer, **names)
+    with pytest.raises(ConfigurationError, match=r"model.tokenizer.*does not give back the tags"):
+        task_of().encode([], ending)
 
 
 def test_documents_in_which_nobody_looked_for_relations_are_asked_for_mentions_only(byte_level: Any) -> None:

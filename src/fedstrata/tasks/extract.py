@@ -28,7 +28,7 @@ from fedstrata.tasks.corrupt import permuted, shuffled_windows
 from fedstrata.tasks.extraction_types import with_types
 from fedstrata.tasks.generate import generate
 from fedstrata.tasks.instruction_examples import Example, InstructionTokenizer, pad_examples
-from fedstrata.tasks.instructions import Instructions, questions, template_texts
+from fedstrata.tasks.instructions import Instructions, Question, questions, template_texts
 from fedstrata.tasks.lm import cross_entropies
 from fedstrata.tasks.markup import NO_FAULTS, Faults, read
 from fedstrata.tasks.windows import IGNORED, require_single_texts, run_model
@@ -136,26 +136,49 @@ class Extraction:
         """Makes the instructions of documents.
 
         Raises:
-            ConfigurationError: The tokenizer has no token that ends a text, the instruction alone is too
-                long, or a document is a pair of texts.
+            ConfigurationError: The tokenizer has no token that ends a text or does not give tags back, the
+                instruction alone is too long, or a document is a pair of texts.
         """
         require_single_texts(documents, "extract")
-        words = InstructionTokenizer(tokenizer, self.settings, self._instructions.bare())
+        words = self._words(tokenizer)
+
+        def fits(sentence: str, asked: Sequence[Question]) -> bool:
+            return words.fits(sentence)
+
         asked = [
             (question, document)
             for index, document in enumerate(documents)
-            for question in questions(index, document, self.settings, words.fits)
+            for question in questions(index, document, self.settings, fits)
         ]
+        return self._examples(asked, words)
+
+    def training_examples(self, documents: Sequence[Document], tokenizer: Any) -> list[Example]:
+        """Makes the instructions of documents; a sentence is also cut where a right answer is too long."""
+        require_single_texts(documents, "extract")
+        words = self._words(tokenizer)
+        asked: list[tuple[Question, Document]] = []
+        for index, document in enumerate(documents):
+
+            def fits(sentence: str, found: Sequence[Question], document: Document = document) -> bool:
+                return words.fits(sentence, [self._instructions.answer(each, document) for each in found])
+
+            own = questions(index, document, self.settings, fits, whole=document.spans)
+            asked += [(question, document) for question in own]
+        return self._examples(asked, words)
+
+    def _words(self, tokenizer: Any) -> InstructionTokenizer:
+        types = [label for task in self.settings.tasks for label in self._types[task]]
+        return InstructionTokenizer(tokenizer, self.settings, self._instructions.bare(), types)
+
+    def _examples(
+        self, asked: Sequence[tuple[Question, Document]], words: InstructionTokenizer
+    ) -> list[Example]:
         return words.examples(
             [question for question, _ in asked],
             [self._instructions.prompt(question, document.text) for question, document in asked],
             [self._instructions.answer(question, document) for question, document in asked],
             [document.text[question.start : question.end] for question, document in asked],
         )
-
-    def training_examples(self, documents: Sequence[Document], tokenizer: Any) -> list[Example]:
-        """Makes the instructions of documents: all of them."""
-        return self.encode(documents, tokenizer)
 
     def corrupt(self, examples: Sequence[Example], kind: str, tokenizer: Any, rng: Seed) -> list[Example]:
         """Returns the instructions of a corrupt client; see `core.method.Task.corrupt`.
@@ -223,7 +246,7 @@ class Extraction:
             finished = len(ids) > 0 and ids[-1] == example.end_id
             text = example.tokenizer.decode(ids[:-1] if finished else ids, clean_up_tokenization_spaces=False)
             sentence = documents[index].text[question.start : question.end]
-            found, own = read(sentence, text, self._instructions.types(question))
+            found, own = read(sentence, text, self._instructions.types(question), finished=finished)
             faults[index] += replace(own, unfinished=int(not finished))
             if question.main is None:
                 spans[index].update(map(question.outside, found))
