@@ -23,7 +23,12 @@ from fedstrata.core.errors import ConfigurationError, DataError, Problem
 from fedstrata.core.seeding import Seed
 from fedstrata.core.sources import Source, validate
 from fedstrata.data.split import Split
-from fedstrata.engine.demands import too_few, without_server_documents, without_validation
+from fedstrata.engine.demands import (
+    too_few,
+    without_examples,
+    without_server_documents,
+    without_validation,
+)
 from fedstrata.engine.dividing import divide
 from fedstrata.engine.fitting import check_model, load_model, refusals, with_adapter
 from fedstrata.engine.processor import use_processor
@@ -120,7 +125,9 @@ def prepare(source: Source, *, tokenizer_folder: Path | None = None) -> Experime
     with _collecting(problems, source):
         tokenizer = _trained_tokenizer(settings, clients, tokenizer_folder)
         model = load_model(settings, task, tokenizer)
-        return Experiment(settings, method, task, model.to(device_of(settings)), clients, seed, server)
+        problems += source.located(without_examples(method, task, server, model.tokenizer))
+        if not problems:
+            return Experiment(settings, method, task, model.to(device_of(settings)), clients, seed, server)
     raise ConfigurationError(problems)
 
 

@@ -28,7 +28,7 @@ from fedstrata.tasks.corrupt import permuted, shuffled_windows
 from fedstrata.tasks.extraction_types import with_types
 from fedstrata.tasks.generate import generate
 from fedstrata.tasks.instruction_examples import Example, InstructionTokenizer, pad_examples
-from fedstrata.tasks.instructions import Instructions, Question, questions, template_texts
+from fedstrata.tasks.instructions import Instructions, Kind, Question, questions, template_texts
 from fedstrata.tasks.lm import cross_entropies
 from fedstrata.tasks.markup import NO_FAULTS, Faults, read
 from fedstrata.tasks.windows import IGNORED, require_single_texts, run_model
@@ -325,6 +325,10 @@ class Extraction:
         """The names of all mentions and modifiers that are asked for."""
         return tuple(sorted({*self._types["ner"], *self._types["re"]}))
 
+    def only(self, kind: Kind) -> Extraction:
+        """Returns the task that asks for mentions alone, or for the modifiers of given mentions alone."""
+        return Extraction(self.settings.model_copy(update={"tasks": [kind], "mentions_only": []}))
+
     def joined(
         self, ask: Callable[[Extraction, Sequence[Document]], list[Extracted]], documents: Sequence[Document]
     ) -> list[Extracted]:
@@ -337,7 +341,7 @@ class Extraction:
         found = [Extracted() for _ in documents]
         texts = [replace(document, lacks_relations=False) for document in documents]
         for kind in sorted(self.settings.tasks):  # mentions come first
-            stage = Extraction(self.settings.model_copy(update={"tasks": [kind]}))
+            stage = self.only(kind)
             answers = ask(stage, texts)
             texts = [
                 replace(stage.annotate(*pair), lacks_relations=False)
