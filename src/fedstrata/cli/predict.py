@@ -58,6 +58,13 @@ def predict(
     client: Annotated[
         str | None, typer.Option(help="Whose model, where every client has its own.", metavar="ID")
     ] = None,
+    keep_mentions: Annotated[
+        bool,
+        typer.Option(
+            "--keep-mentions",
+            help="Task extract: keep the input's mentions and ask for their modifiers, as a run is scored.",
+        ),
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Find mentions in texts, their relations, labels, or how likely texts are, with a finished run's model.
@@ -72,6 +79,7 @@ def predict(
     from fedstrata.engine.results.predict import (  # noqa: PLC0415
         check_input,
         check_output,
+        keeping_mentions,
         open_inputs,
         predict_files,
     )
@@ -81,6 +89,7 @@ def predict(
     folder = out or free_folder(Path(), "predictions")
     require_new(folder)
     result = open_result(run, overrides or [], client=client)
+    result = keeping_mentions(result) if keep_mentions else result
     check_input(result.task, input_format)
     output = check_output(result.task, format)
     inputs = open_inputs(input, input_format, output, result.settings.data)

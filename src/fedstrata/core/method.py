@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fedstrata.core.config import MethodSettings, TrainingSettings
     from fedstrata.core.devices import Device
     from fedstrata.core.documents import Document
+    from fedstrata.core.errors import FedstrataError
     from fedstrata.core.federation import CorruptSettings
     from fedstrata.core.seeding import Seed
 
@@ -150,7 +151,7 @@ class Task(Protocol):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Every score that is always present in what `score` returns; others may be undefined and absent."""
+        """Every score that fully annotated documents always have in what `score` returns."""
 
     @property
     def problem_type(self) -> str | None:
@@ -341,6 +342,9 @@ class Cohort(Protocol):
         It is that on the server's own documents (`data.split.server`), in evaluation mode. A method that asks
         for it works on no run without such documents (`fedstrata.engine.demands`).
         """
+
+    def reject(self, client: str, error: FedstrataError) -> None:
+        """Does without a client's update, as if the client had failed with this error."""
 
 
 class Method(Protocol):

@@ -149,5 +149,16 @@ class ExtractSettings(TaskSettings):
         default={}, description="What a type means, by its name; those of the paper's types are built in."
     )
     mentions_only: list[str] = Field(
-        default=[], description="Clients whose training documents serve for mentions only (uneven tasks)."
+        default=[], description="Sites whose training documents serve for mentions only (uneven tasks)."
     )
+
+    @model_validator(mode="after")
+    def _tasks_fit(self) -> ExtractSettings:
+        if len(set(self.tasks)) < len(self.tasks):
+            raise ValueError(f"tasks names one twice: {', '.join(self.tasks)}")
+        if self.mentions_only and len(self.tasks) == 1:
+            raise ValueError(
+                f"mentions_only has no meaning with tasks {self.tasks}: it leaves out the modifiers of some "
+                "sites, where mentions and modifiers are learnt"
+            )
+        return self

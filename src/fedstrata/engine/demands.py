@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedstrata.aggregate.rules import AveragingSettings, MeanRule, MultiKrumRule, RobustRule
 from fedstrata.core.errors import Problem
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedstrata.core.config import RunSettings
     from fedstrata.core.documents import Document
     from fedstrata.core.federation import FederationSettings
-    from fedstrata.core.method import Method
+    from fedstrata.core.method import Method, Task
     from fedstrata.data.split import Split
 
 
@@ -65,6 +65,18 @@ def without_server_documents(method: Method | None, documents: Sequence[Document
         return []
     message = f"must be 1 or more with {method.name}, which weighs clients by their loss on such documents"
     return [Problem("data.split.server", f"{message} (its paper has 5)")]
+
+
+def without_examples(
+    method: Method, task: Task, documents: Sequence[Document], tokenizer: Any
+) -> list[Problem]:
+    """Returns the problem that the server's documents give no example, and so no loss, if so."""
+    if not isinstance(method, FedMedLoRAPlus) or task.encode(documents, tokenizer):
+        return []
+    message = (
+        f"{method.name} weighs clients by their loss on the {len(documents)} documents of the server, and"
+    )
+    return [Problem("data.split.server", f"{message} none has an example for task {task.settings.name}")]
 
 
 def _too_few_to_judge(

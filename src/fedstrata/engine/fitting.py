@@ -13,6 +13,8 @@ from fedstrata.core.config import TrainedTokenizer
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.seeding import Seed
 from fedstrata.methods.fedadaopt import FedAdaOPTSettings
+from fedstrata.methods.fedmedlora import USUAL_ADAPTER, FedMedLoRA
+from fedstrata.methods.fedmedlora_plus import FedMedLoRAPlus
 from fedstrata.methods.flora import FLoRASettings
 from fedstrata.methods.hetlora import HetLoRASettings
 from fedstrata.models.blocks import find_layout, transformers_model
@@ -20,6 +22,7 @@ from fedstrata.models.load import load, read_config, read_tokenizer, skeleton
 from fedstrata.models.prefix import frozen_blocks
 from fedstrata.models.quantize import quantization
 from fedstrata.tasks import TASKS
+from fedstrata.tasks.extract import Extraction
 from fedstrata.tasks.lm import end_id
 from fedstrata.tasks.markers import require_signs
 
@@ -46,7 +49,8 @@ def with_adapter(settings: RunSettings, method: Method) -> RunSettings:
     """Returns the settings with the method's usual adapter where it needs one and none is named."""
     if settings.adapter is not None or not method.adapters:
         return settings
-    usual = TypeAdapter[Any](AdapterSettings).validate_python({"kind": method.adapters[0]})
+    own = USUAL_ADAPTER if isinstance(method, FedMedLoRA | FedMedLoRAPlus) else {}
+    usual = TypeAdapter[Any](AdapterSettings).validate_python({"kind": method.adapters[0], **own})
     return settings.model_copy(update={"adapter": usual})
 
 
@@ -59,7 +63,8 @@ def load_model(settings: RunSettings, task: Task, tokenizer: Any) -> Model:
         tokenizer: The tokenizer that was built from the training texts, where the settings ask for one.
 
     Raises:
-        ConfigurationError: See `fedstrata.models.load.load` and `fedstrata.adapters.attach.attach`.
+        ConfigurationError: See `fedstrata.models.load.load` and `fedstrata.adapters.attach.attach`; or an
+            extraction cannot be asked for with this tokenizer.
     """
     seed = Seed(settings.seed)
     model = load(
@@ -70,6 +75,8 @@ def load_model(settings: RunSettings, task: Task, tokenizer: Any) -> Model:
         seed=seed.child("model"),
         tokenizer=tokenizer,
     )
+    if isinstance(task, Extraction):
+        task.encode((), model.tokenizer)  # refuses a tokenizer that does not fit, and too little room
     if settings.adapter is not None:
         model = attach(model, settings.adapter, kind=task.kind, seed=seed.child("adapter"))
     if settings.training.checkpointing:

@@ -12,12 +12,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from fedstrata.core.config import CorpusSettings, ModelSettings, RunSettings, TrainedTokenizer
+from fedstrata.core.config import (
+    CorpusSettings,
+    ExtractSettings,
+    ModelSettings,
+    RunSettings,
+    TrainedTokenizer,
+)
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
 from fedstrata.core.seeding import Seed
 from fedstrata.core.sources import Source, validate
 from fedstrata.data.split import Split
-from fedstrata.engine.demands import too_few, without_server_documents, without_validation
+from fedstrata.engine.demands import (
+    too_few,
+    without_examples,
+    without_server_documents,
+    without_validation,
+)
 from fedstrata.engine.dividing import divide
 from fedstrata.engine.fitting import check_model, load_model, refusals, with_adapter
 from fedstrata.engine.processor import use_processor
@@ -96,6 +107,9 @@ def prepare(source: Source, *, tokenizer_folder: Path | None = None) -> Experime
             problems += source.located(too_few(settings, method, clients))
             problems += source.located(without_validation(method, clients))
             task = TASKS[settings.task.name].from_documents(settings.task, clients)
+            if isinstance(task.settings, ExtractSettings):
+                divided = divided.with_mentions_only(task.settings.mentions_only)
+                clients = divided.clients
             known = map(task.known, divided.server)
             server = tuple(document for document in known if task.scorable(document))
             problems += source.located(without_server_documents(method, server))
@@ -111,7 +125,9 @@ def prepare(source: Source, *, tokenizer_folder: Path | None = None) -> Experime
     with _collecting(problems, source):
         tokenizer = _trained_tokenizer(settings, clients, tokenizer_folder)
         model = load_model(settings, task, tokenizer)
-        return Experiment(settings, method, task, model.to(device_of(settings)), clients, seed, server)
+        problems += source.located(without_examples(method, task, server, model.tokenizer))
+        if not problems:
+            return Experiment(settings, method, task, model.to(device_of(settings)), clients, seed, server)
     raise ConfigurationError(problems)
 
 

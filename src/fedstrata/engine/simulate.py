@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.aggregate.mean import MeanResult, StreamingMean
-from fedstrata.core.errors import DROPPED_OUT, ClientsLostError
+from fedstrata.core.errors import DROPPED_OUT, ClientsLostError, FedstrataError
 from fedstrata.core.types import ClientInfo, Plan, State, Tensors, Update, Work
 from fedstrata.engine.checkpoint import ClientStore, client_folder
 from fedstrata.engine.devices import RoundClock
@@ -248,6 +248,11 @@ class SimulatedCohort:
         loss = self.server.loss(tensors)
         self.score_seconds += time.perf_counter() - started
         return loss
+
+    def reject(self, client: str, error: FedstrataError) -> None:
+        """Undoes a client's turn; see `core.method.Cohort.reject`."""
+        (site,) = (site for site in self.sites if site.id == client)
+        self._fail(site, error, self.meter.down[client])
 
     def _turn(self, handler: str, info: ClientInfo, site: Site, sent: Frame, bytes_down: int) -> Frame | None:
         """Lets one client work and returns what it sends; none if it failed."""

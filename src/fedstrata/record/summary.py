@@ -43,6 +43,8 @@ def summarise(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "mean_client": mean_of(list(final["clients"].values())),
             "external": final.get("external") or None,
             "intervals": final.get("intervals") or None,
+            "mean_client_intervals": final.get("mean_client_intervals") or None,
+            "external_intervals": final.get("external_intervals") or None,
             "trained": _trained(rounds, metric, falling=falling),
         },
         "trainable_parameters": max(

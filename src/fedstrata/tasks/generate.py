@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,6 +26,7 @@ def generate(
     """Continues each row with its likeliest tokens, with a key-value cache.
 
     Rows are padded on the left, so that all go on at one place; a row that has ended waits for the others.
+    What the model's own generation settings say, such as a penalty of repetition, is left out.
 
     Args:
         module: A causal language model of transformers.
@@ -46,11 +49,33 @@ def generate(
     settings = GenerationConfig(
         max_new_tokens=int(budgets.max()), do_sample=False, eos_token_id=end, pad_token_id=pad, use_cache=True
     )
-    output = module.generate(  # type: ignore[operator]  # torch's modules have no such attribute
-        input_ids=rows, attention_mask=mask.long(), generation_config=settings
-    )
+    with _without_habits(module):
+        output = module.generate(  # type: ignore[operator]  # torch's modules have no such attribute
+            input_ids=rows, attention_mask=mask.long(), generation_config=settings
+        )
     answers = output[:, longest:].cpu().numpy().astype(np.int32)
     return [_ended(row[:budget], end) for row, budget in zip(answers, budgets.tolist(), strict=True)]
+
+
+@contextmanager
+def _without_habits(module: nn.Module) -> Iterator[None]:
+    """Sets aside what a model's own generation_config.json says.
+
+    Transformers takes from there whatever it is not told. Instruct models come with penalties of repetition,
+    which are no greedy decoding and would keep a model from repeating its input.
+    """
+    from transformers import GenerationConfig  # noqa: PLC0415 - see `generate`
+
+    # An adapter's wrapper may hold one of its own and hands it to the model within.
+    holders: list[Any] = [each for each in module.modules() if "generation_config" in vars(each)]
+    kept = [each.generation_config for each in holders]
+    try:
+        for each in holders:
+            each.generation_config = GenerationConfig()
+        yield
+    finally:
+        for each, own in zip(holders, kept, strict=True):
+            each.generation_config = own
 
 
 def _ended(row: np.ndarray, end: int) -> np.ndarray:

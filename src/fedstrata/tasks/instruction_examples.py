@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fedstrata.core.documents import Span
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.tasks.lm import end_id
+from fedstrata.tasks.markup import mark, read
 from fedstrata.tasks.windows import IGNORED, pad_ids, padding_id
 
 if TYPE_CHECKING:
@@ -19,8 +21,8 @@ if TYPE_CHECKING:
     from fedstrata.core.config import ExtractSettings
     from fedstrata.tasks.instructions import Question
 
-BUDGET_FACTOR, BUDGET_EXTRA = 4, 48
-"""Tokens that an answer may have: so many times those of its sentence, and so many more."""
+TOKENS_A_MENTION, MORE_MENTIONS = 4, 4
+"""An answer has room for a mention in so many tokens of its sentence, and for so many more."""
 SHORTEST = 16
 """Tokens of a sentence for which there must be room."""
 TEXTS_PER_CALL = 1024
@@ -65,9 +67,17 @@ class Example:
         return (self.input_ids,)
 
 
-def budget_of(tokens: int) -> int:
-    """Returns how many tokens an answer may have, from those of its sentence."""
-    return BUDGET_FACTOR * tokens + BUDGET_EXTRA
+def budget_of(tokens: int, tag: int) -> int:
+    """Returns how many tokens an answer may have.
+
+    Args:
+        tokens: Those of its sentence.
+        tag: Those of the longest tags around a mention.
+
+    >>> budget_of(tokens=10, tag=9)
+    73
+    """
+    return tokens + tag * (-(-tokens // TOKENS_A_MENTION) + MORE_MENTIONS)
 
 
 class InstructionTokenizer:
@@ -77,22 +87,29 @@ class InstructionTokenizer:
         tokenizer: The model's.
         settings: The task's.
         bare: The instructions without a sentence.
+        types: The types that answers mark.
 
     Raises:
-        ConfigurationError: There is no token that ends an answer, or no room for a sentence.
+        ConfigurationError: There is no token that ends an answer, the tokenizer does not give marked texts
+            back, or there is no room for a sentence.
     """
 
-    def __init__(self, tokenizer: Any, settings: ExtractSettings, bare: Sequence[str]) -> None:
+    def __init__(
+        self, tokenizer: Any, settings: ExtractSettings, bare: Sequence[str], types: Sequence[str]
+    ) -> None:
         self.tokenizer = tokenizer
         self.end_id, self.pad_id = end_id(tokenizer, "extract"), padding_id(tokenizer)
         self._on_prompts = settings.loss_on == "full"
         self._chats = settings.chat == "auto" and bool(getattr(tokenizer, "chat_template", None))
+        self._longest = settings.max_length
+        self._tag = max(map(len, self._marked(types)))
         self._room = settings.max_length - max(map(len, self.prompts(bare)))
-        if self._room < SHORTEST + budget_of(SHORTEST):
+        needed = SHORTEST + self.budget(SHORTEST)
+        if self._room < needed:
             message = (
                 f"{settings.max_length} leaves {self._room} tokens besides the longest instruction; a "
-                f"sentence of {SHORTEST} with its answer needs {SHORTEST + budget_of(SHORTEST)}: raise it, "
-                "or give shorter task.templates"
+                f"sentence of {SHORTEST} with its answer needs {needed}: raise it, or give shorter "
+                "task.templates"
             )
             raise ConfigurationError([Problem("task.max_length", message)])
 
@@ -113,12 +130,13 @@ class InstructionTokenizer:
         """
         ids = zip(self.prompts(prompts), self.ids(answers), self.ids(sentences), strict=True)
         return [
-            self._example(question, prompt, answer, budget_of(len(sentence)))
+            self._example(question, prompt, answer, self.budget(len(sentence)))
             for question, (prompt, answer, sentence) in zip(questions, ids, strict=True)
         ]
 
     def _example(self, question: Question, prompt: list[int], answer: list[int], budget: int) -> Example:
-        ids = np.array([*prompt, *answer, self.end_id], dtype=np.int32)
+        # A right answer that is too long for its budget is never trained on; what fits says what it costs.
+        ids = np.array([*prompt, *answer, self.end_id][: self._longest + 1], dtype=np.int32)
         targets = ids[1:].copy()
         if not self._on_prompts:
             targets[: len(prompt) - 1] = IGNORED
@@ -149,10 +167,35 @@ class InstructionTokenizer:
             ids += call["input_ids"]
         return ids
 
-    def fits(self, sentence: str) -> bool:
-        """Whether an instruction about this sentence is short enough with the longest answer."""
-        (ids,) = self.ids([sentence])
-        return len(ids) + budget_of(len(ids)) <= self._room
+    def budget(self, tokens: int) -> int:
+        """Returns how many tokens the answer about a sentence of so many may have."""
+        return budget_of(tokens, self._tag)
+
+    def fits(self, sentence: str, answers: Sequence[str] = ()) -> bool:
+        """Whether an instruction about a sentence is short enough with the longest answer it may have.
+
+        Args:
+            sentence: The sentence.
+            answers: The right answers to what is asked of it, which must not be longer than that.
+        """
+        ids, *right = self.ids([sentence, *answers])
+        budget = self.budget(len(ids))
+        return len(ids) + budget <= self._room and all(len(each) < budget for each in right)  # and the end
+
+    def _marked(self, types: Sequence[str]) -> list[list[int]]:
+        """Returns the tokens of a mention of each type, of one letter.
+
+        Raises:
+            ConfigurationError: They are not read as what they were.
+        """
+        texts = [mark("x", [Span(0, 1, label)]) for label in types]
+        rows = self.ids(texts)
+        for label, text, row in zip(types, texts, rows, strict=True):
+            again = self.tokenizer.decode(row, clean_up_tokenization_spaces=False)
+            if not read("x", again, [label])[0]:
+                message = f"does not give back the tags that task extract writes: {text} becomes {again!r}"
+                raise ConfigurationError([Problem("model.tokenizer", message)])
+        return rows
 
 
 def pad_examples(examples: Sequence[Example]) -> dict[str, Tensor]:

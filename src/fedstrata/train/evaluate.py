@@ -76,6 +76,9 @@ def mean_loss(model: Model, task: Task, examples: Sequence[Any], settings: Train
         task: The task that made the examples.
         examples: Encoded examples.
         settings: Batch size and precision.
+
+    Raises:
+        TrainingError: They have no term at all.
     """
     module = model.module
     module.train(False)
@@ -86,7 +89,9 @@ def mean_loss(model: Model, task: Task, examples: Sequence[Any], settings: Train
         with autocast(settings, device):
             loss, count = task.loss(module, batch)
         total, terms = total + float(loss), terms + float(count)
-    return total / max(terms, 1.0)
+    if not terms:
+        raise TrainingError(f"there is no loss: {len(examples)} examples hold nothing that counts in it")
+    return total / terms
 
 
 def answer(

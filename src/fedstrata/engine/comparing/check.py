@@ -24,7 +24,7 @@ from fedstrata.engine.folder import differences
 from fedstrata.engine.setup import check_metric, check_settings, machine_problems
 from fedstrata.engine.simulate import Listener
 from fedstrata.metrics.cost import cores
-from fedstrata.record.score_columns import column_names, is_external
+from fedstrata.record.score_columns import HIGH, LOW, column_names, is_external
 from fedstrata.tasks import TASKS
 
 DATA_SECTIONS = frozenset({"data", "partition", "task"})
@@ -148,7 +148,7 @@ def _wrong_scores(sweep: Sweep, metrics: Sequence[str]) -> Iterator[Problem]:
     whole = [name for name in metrics if "/" not in name]
     allowed, shown = column_names(metrics), column_names(whole)
     for name in sweep.settings.columns or ():
-        if name not in allowed and not is_external(name, metrics):
+        if name not in allowed and not is_external(name.removeprefix(LOW).removeprefix(HIGH), metrics):
             message = (
                 f"there is no column {name!r}; there are {', '.join(shown)}, and scores of single labels"
             )

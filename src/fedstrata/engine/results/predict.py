@@ -151,10 +151,26 @@ def check_input(task: Task, form: str) -> None:
     Raises:
         ConfigurationError: The format holds no mentions, and the task needs them.
     """
-    if form == TEXT and task.reads_spans and "spans" not in task.gives:
+    if form == TEXT and task.reads_spans and "spans" not in _finds(task):
         message = f"must be a format with mentions (brat, i2b2, jsonl ...), not {form!r}: task "
-        message += f"{task.settings.name} says how mentions that are marked already are related"
+        what = "looks for modifiers of mentions that are marked already"
+        if not isinstance(task, Extraction):
+            what = "says how mentions that are marked already are related"
+        message += f"{task.settings.name} {what}"
         raise ConfigurationError([Problem("--input-format", message)])
+
+
+def keeping_mentions(result: Result) -> Result:
+    """Returns a result whose task keeps the mentions of its input, and asks for their modifiers.
+
+    Raises:
+        ConfigurationError: Its task does not ask for modifiers.
+    """
+    task = result.task
+    if isinstance(task, Extraction) and "re" in task.settings.tasks:
+        return replace(result, task=task.only("re"))
+    message = f"is for task extract with modifiers (task.tasks: [ner, re]), not {task.settings.name}"
+    raise ConfigurationError([Problem("--keep-mentions", message)])
 
 
 def open_inputs(path: Path, form: str, output: str, settings: DataSettings | None = None) -> Inputs:
@@ -262,7 +278,14 @@ def _answers(result: Result, documents: Sequence[Document]) -> list[Any]:
 
 def _count(document: Document, task: Task) -> int:
     """Returns how many annotations of the kind that the task finds the document has."""
-    return sum(len(getattr(document, kind)) for kind in task.gives)
+    return sum(len(getattr(document, kind)) for kind in _finds(task))
+
+
+def _finds(task: Task) -> tuple[str, ...]:
+    """Returns the kinds of annotations that the task finds itself; others of an answer were given to it."""
+    if isinstance(task, Extraction) and "ner" not in task.settings.tasks:
+        return ("relations",)
+    return task.gives
 
 
 def _chunks(
