@@ -101,6 +101,11 @@ class Estimate:
             + fmean(getattr(cost, key) for cost in later) * sum(map(len, clients[1:]))
             for key, clients in (("bytes_up", self.delivered), ("bytes_down", self.sampled))
         )
+        tokens = self.training.epochs * sum(
+            count * sum(self.workloads[client].batches) for client, count in self.turns.items()
+        )
+        up += tokens * fmean(cost.said_up for cost in later)
+        down += tokens * fmean(cost.said_down for cost in later)
         if self._stacks is not None:
             run, rehearsed = self._stacks
             each = rehearsed.sent[-1] // REHEARSED_CLIENTS
