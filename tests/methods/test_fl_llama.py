@@ -11,9 +11,11 @@ from support import TINY, RunTiny, assert_same_tensors
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.method import Client
 from fedstrata.core.sources import read_source
+from fedstrata.core.types import Plan, Update
 from fedstrata.engine.planning.plan import make_plan
 from fedstrata.engine.setup import prepare
 from fedstrata.split.exchange import Exchange
+from fedstrata.wire import frame
 
 LM = (
     "data.types=null", "data.synthetic.sites=1", "data.synthetic.notes=4", "task={name: lm, max_length: 32}", "federation.rounds=1",
@@ -28,7 +30,8 @@ def test_a_step_sends_four_tensors_and_little_else(run_tiny: RunTiny, wire: str,
     windows = event["examples"] * 32
     scales = 4 if wire == "int8" else 0  # one number a token
     tensors = 4 * windows * (32 * size + scales)  # the model is 32 wide, and the last window is padded
-    assert 0 < event["bytes_up"] + event["bytes_down"] - tensors < 1024
+    around = frame.size(Plan()) + frame.size(Update({}, {"loss": event["loss"]}, weight=event["examples"]))
+    assert 0 < event["bytes_up"] + event["bytes_down"] - around - tensors < 1024
 
 
 @pytest.mark.parametrize("wire", ["bfloat16", "int8"])
