@@ -18,8 +18,8 @@ from fedstrata.split.exchange import Exchange
 from fedstrata.wire import frame
 
 LM = (
-    "data.types=null", "data.synthetic.sites=1", "data.synthetic.notes=4", "task={name: lm, max_length: 32}", "federation.rounds=1",
-    "training.batch_size=1000",
+    "data.types=null", "data.synthetic.sites=1", "data.synthetic.notes=3", "task={name: lm, max_length: 32}",
+    "federation.rounds=1", "training.batch_size=1000",
 )  # fmt: skip
 
 
