@@ -18,7 +18,7 @@ from fedstrata.split.exchange import Exchange
 from fedstrata.wire import frame
 
 LM = (
-    "data.types=null", "data.synthetic.sites=1", "data.synthetic.notes=3", "task={name: lm, max_length: 32}",
+    "data.types=null", "data.synthetic.sites=1", "data.synthetic.notes=3", "task={name: lm, max_length: 128}",
     "federation.rounds=1", "training.batch_size=1000",
 )  # fmt: skip
 
@@ -27,7 +27,7 @@ LM = (
 def test_a_step_sends_four_tensors_and_little_else(run_tiny: RunTiny, wire: str, size: int) -> None:
     run = run_tiny(f"method={{name: fl_llama, average_ends: never, wire: {wire}}}", *LM)
     event = run.of("client")[0]
-    windows = event["examples"] * 32
+    windows = event["examples"] * 128
     scales = 4 if wire == "int8" else 0  # one number a token
     tensors = 4 * windows * (32 * size + scales)  # the model is 32 wide, and the last window is padded
     around = frame.size(Plan()) + frame.size(Update({}, {"loss": event["loss"]}, weight=event["examples"]))
