@@ -323,7 +323,8 @@ class SimulatedCohort:
             finally:
                 seconds = time.perf_counter() - started - (line.waited if line else 0.0)
                 self.train_seconds += seconds
-            self.trained_parameters = sum(client.model.layout.sizes[name] for name in client.model.trainable)
+            trained = self.model.trainable if cut is None else self._learnt  # there, and at the server
+            self.trained_parameters = sum(self.model.layout.sizes[name] for name in trained)
             received = frame.encode(update)
         except Exception as error:
             if not is_client_failure(error):

@@ -80,18 +80,18 @@ class RoundCost:
     Attributes:
         bytes_up: Of a client's updates, on average.
         bytes_down: Of the plans for a client, on average.
-        said_up: What a client says of each padded token it trains on, on average, while it does.
-        said_down: What is said to it of each.
         client_seconds: The engine's own work for each client: frames, the mean, putting the model back.
         round_seconds: The engine's own work for the round: the checkpoint and the record.
+        said_up: What a client says of each padded token it trains on, on average, while it does.
+        said_down: What is said to it of each.
     """
 
     bytes_up: float
     bytes_down: float
-    said_up: float
-    said_down: float
     client_seconds: float
     round_seconds: float
+    said_up: float = 0.0
+    said_down: float = 0.0
 
 
 @dataclass(slots=True)
@@ -368,10 +368,10 @@ class Rehearsal(Run):
         cost = RoundCost(
             (sum(client["bytes_up"] for client in exchanges) - meter.said_up) / clients,
             (sum(client["bytes_down"] for client in exchanges) - meter.said_down) / clients,
-            meter.said_up / tokens,
-            meter.said_down / tokens,
             max(0.0, per_client),
             max(0.0, engine - per_client * clients),
+            meter.said_up / tokens,
+            meter.said_down / tokens,
         )
         self.measured.rounds.append(cost)
         self.measured.up, self.measured.down = self._meter.sizes_up, self._meter.sizes_down
