@@ -67,6 +67,8 @@ FORMAT_NAMES = {
     "text": "as plain text",
     "ag_news": "in the form of AG News",
     "glue": "in the form of GLUE",
+    "superglue": "in the form of SuperGLUE",
+    "mts_dialog": "in the form of MTS-Dialog",
 }
 
 SCORED_AS = (
