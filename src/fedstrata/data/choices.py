@@ -3,7 +3,8 @@
 - `choice1`, `choice2` and so on in `metadata` are the answers that a question has of its own.
 - `rival1` and so on are further answers, which are compared with these and are never right.
 - `labels` of a document with choices are the names of the right ones, or `none` if it is known that none is.
-- `superglue` in `metadata` is the task of SuperGLUE that a document is of, `pronoun` what it asks the meaning of.
+- `superglue` in `metadata` is the task of SuperGLUE that a document is of, `pronoun` the word whose meaning
+  it asks for.
 """
 
 from __future__ import annotations

@@ -121,8 +121,8 @@ def read(
         path: A folder, or one file of it; for `datasets` also an id of the hub.
         format: One of `FORMATS`, or `datasets`.
         unannotated: In formats with annotations in files of their own, whether to `skip` or to `keep` texts
-            that have none where others have some; in `glue` and `superglue`, files without labels. By default such a text is
-            refused: its annotations could be lost.
+            that have none where others have some; in `glue` and `superglue`, files without labels. By default
+            such a text is refused: its annotations could be lost.
         formats: How each format is read, where other than by default (`formats_of`).
         dataset: Which part of a data set (`datasets`).
         columns: What its columns hold (`datasets`).

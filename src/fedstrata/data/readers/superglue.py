@@ -4,14 +4,14 @@ r"""SuperGLUE (Wang et al., 2019), as it is published: a JSON object a line, tol
     CB/cb_validation.jsonl.gz   the same, with labels of its own
     BoolQ/boolq_train.jsonl     {"question": ..., "passage": ..., "label": true}
     WiC/val.jsonl               {"word": ..., "sentence1": ..., "sentence2": ..., "label": false}
-    COPA/train.jsonl            {"premise": ..., "choice1": ..., "choice2": ..., "question": "cause", "label": 0}
+    COPA/train.jsonl            {"premise": ..., "choice1": ..., "choice2": ..., "question": "cause", ...}
     MultiRC/train.jsonl         {"passage": {"text": ..., "questions": [{"question": ..., "answers": [...]}]}}
     ReCoRD/train.jsonl          {"passage": {"text": ..., "entities": [...]}, "qas": [{"query": ..., ...}]}
     WSC/train.jsonl             {"text": ..., "target": {"span1_text": ..., "span2_text": ..., ...}, ...}
 
 A file is of the task that its name, its folder's or the one's above names (`TASKS`). Labels are names, as
-published; numbers, as in the copies of the Hugging Face hub, stand for them in the order of `_NAMES`, and -1 for
-none.
+published; numbers, as in the copies of the Hugging Face hub, stand for them in the order of `_NAMES`, and -1
+for none.
 
 Every document's `metadata` name its task (`superglue`).
 
@@ -25,9 +25,9 @@ Every document's `metadata` name its task (`superglue`).
 | ReCoRD | passage | query | the passage's entities as choices | the right choices |
 | WSC | text, its pronoun as \*it\* | | `pronoun`; the nouns as choices | the right choices |
 
-A document of MultiRC and ReCoRD is one question. One of WSC is a sentence with a pronoun, and all nouns that the
-rows of the file ask about; nouns in a row's `candidates`, which some copies have, are rivals of these. What
-choices and rivals are is said in `fedstrata.data.choices`.
+A document of MultiRC and ReCoRD is one question. One of WSC is a sentence with a pronoun, and all nouns that
+the rows of the file ask about; nouns in a row's `candidates`, which some copies have, are rivals of these.
+What choices and rivals are is said in `fedstrata.data.choices`.
 """
 
 from __future__ import annotations
@@ -219,9 +219,7 @@ def _record(task: str, path: Path, lines: Lines) -> Iterator[Document]:
         for query in row.qas:
             answers = {answer.text for answer in query.answers or ()}
             truths = [text in answers if query.answers else None for text in choices.values()]
-            yield Document(
-                "", text, labels=_right(choices, truths), metadata=choices, text_pair=query.query
-            )
+            yield Document("", text, labels=_right(choices, truths), metadata=choices, text_pair=query.query)
 
 
 def _wsc(task: str, path: Path, lines: Lines) -> Iterator[Document]:
