@@ -104,7 +104,7 @@ class ClozeQuestions:
         if settings.template is not None:  # so that a saved model does not need the file again
             update["template"] = template
         task = cls(settings.model_copy(update=update))
-        task._require_right_answers(clients)
+        task._require_questions(clients)
         return task
 
     @classmethod
@@ -278,14 +278,13 @@ class ClozeQuestions:
         shares = np.array([[answer.probabilities[label] for label in labels] for answer in answers])
         return single_label_scores(gold, given, shares, labels)
 
-    def _require_right_answers(self, clients: Mapping[str, Split]) -> None:
-        """Refuses clients with nothing to train on."""
-        lacking = [
-            client
-            for client, own in clients.items()
-            if own.train
-            and all(asked.right < 0 for document in own.train for asked in self._questions.of(0, document))
-        ]
+    def _require_questions(self, clients: Mapping[str, Split]) -> None:
+        """Refuses documents that have not what is asked for, and clients with nothing to train on."""
+        lacking = []
+        for client, own in clients.items():
+            asked = [self._questions.of(0, document) for document in own.all]
+            if own.train and all(each.right < 0 for some in asked[: len(own.train)] for each in some):
+                lacking.append(client)
         if lacking:
             message = f"no training document of {', '.join(lacking)} has a right answer in its labels"
             raise ConfigurationError([Problem("data.path", message)])

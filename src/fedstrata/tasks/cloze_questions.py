@@ -157,11 +157,12 @@ class Questions:
 
     def _choices(self, document: Document) -> dict[str, str]:
         choices, least = choices_of(document), 2 if self.form == "choice" else 1
-        if len(choices) < least or not all(map(str.strip, choices.values())):
-            wanted = "two choices or more" if least == 2 else "a choice or more"
+        blank = sum(not text.strip() for text in choices.values())
+        # A blank choice can be asked about; MultiRC has some. It cannot be an answer, which has tokens.
+        if len(choices) < least or (blank and self.form != "each"):
             message = (
-                f"{self._kind!r} asks about a document's choices; document {document.id!r} has "
-                f"{len(choices)} (metadata choice1, choice2 ...), and {wanted} that are not blank are needed"
+                f"{self._kind!r} asks about {least} or more choices of a document (metadata choice1, choice2 "
+                f"...); document {document.id!r} has {len(choices)}, {blank} of them blank"
             )
             raise ConfigurationError([Problem("task.question", message)])
         return choices
