@@ -326,7 +326,7 @@ def test_what_a_tokenizer_cannot_tell_apart_is_refused(word_piece: Any, byte_lev
     task = task_of("rte", words={"entailment": "漢", "not_entailment": "字"})
     with pytest.raises(ConfigurationError, match=r"task\.words: '漢' and '字' are the same tokens"):
         task.encode(DOCUMENTS["rte"], word_piece)
-    with pytest.raises(ConfigurationError, match=r"task\.max_length: 32 is too few for document 'rte-0'"):
+    with pytest.raises(ConfigurationError, match=r"task\.max_length: 32 leaves .* 'rte-0'"):
         task_of("rte", max_length=32).encode(DOCUMENTS["rte"], byte_level)
     with pytest.raises(ConfigurationError, match=r"names \{word\}, which document 'rte-0' lacks"):
         task_of("wic").encode(DOCUMENTS["rte"], byte_level)

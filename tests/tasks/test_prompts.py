@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from fedstrata.core.config import ModelSettings
+from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.models.load import read_tokenizer
 from fedstrata.tasks.prompts import PromptTokenizer, faults, read_template
@@ -60,11 +61,10 @@ def test_a_shortened_prompt_fits_and_holds_a_beginning_of_its_text(
     words: PromptTokenizer, text: str, room: int
 ) -> None:
     (whole,) = words.prompts([f"<{text}> ?"])
-    ids = words.shortened(whole, text, lambda own: f"<{own}> ?", room)
+    ids = words.shortened(whole, Document("x", text), lambda own: f"<{own}> ?", max_length=room + 3, spared=3)
     shown = words.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    (bare,) = words.prompts(["<> ?"])
-    assert len(ids) <= max(room, len(bare))
-    assert (ids == whole) == (len(whole) <= room) or len(whole) == len(bare)
+    assert len(ids) <= room
+    assert (ids == whole) == (len(whole) <= room)
     assert shown.startswith("<")
     assert shown.endswith("> ?")
     assert text.startswith(shown[1:-3])
@@ -74,8 +74,10 @@ def test_no_more_is_cut_than_must_be(words: PromptTokenizer) -> None:
     text = "The patient has severe chest pain radiating to the left arm and denies fever. " * 5
     (whole,) = words.prompts([f"{text}?"])
     for room in (20, 47, len(whole) - 1):
-        ids = words.shortened(whole, text, lambda own: f"{own}?", room)
+        ids = words.shortened(whole, Document("x", text), "{}?".format, max_length=room, spared=0)
         assert room - 2 <= len(ids) <= room
+    with pytest.raises(ConfigurationError, match=r"9 leaves -1 tokens besides an answer.* 'x' has 2 without"):
+        words.shortened(whole, Document("x", text), "{}?".format, max_length=9, spared=10)
 
 
 def test_faults_of_templates() -> None:

@@ -91,7 +91,7 @@ class ClozeQuestions:
         settings = _with_question(settings, documents)
         template, form = template_of(settings), FORMS[settings.question]
         problems = list(template_faults(template, form, documents))
-        words = {}
+        words: dict[str, str] = {}
         if form in ("label", "each"):
             words, wrong = _words_of(settings, documents)
             problems += wrong

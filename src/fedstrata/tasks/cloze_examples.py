@@ -95,22 +95,18 @@ class QuestionTokenizer:
         """
         texts = [self._questions.prompt(documents[each.document], each) for each in asked]
         rows = zip(asked, self._words.prompts(texts), self._answers(asked, texts), strict=True)
-        return [self._example(documents[own.document], own, *ids) for own, *ids in rows]
+        return [self._example(documents[own.document], own, prompt, answers) for own, prompt, answers in rows]
 
     def _example(
         self, document: Document, asked: Asked, prompt: list[int], answers: tuple[np.ndarray, ...]
     ) -> ClozeExample:
-        longest = max(map(len, answers))
-        room = self._max_length - longest + 1  # the last token of an answer is not read
         ids = self._words.shortened(
-            prompt, document.text, lambda text: self._questions.prompt(document, asked, text), room
+            prompt,
+            document,
+            lambda text: self._questions.prompt(document, asked, text),
+            max_length=self._max_length,
+            spared=max(map(len, answers)) - 1,  # the last token of an answer is not read
         )
-        if not 0 < len(ids) <= room:
-            message = (
-                f"{self._max_length} is too few for document {document.id!r}, whose question has {len(ids)} "
-                f"tokens without the text, and its longest answer {longest}"
-            )
-            raise ConfigurationError([Problem("task.max_length", message)])
         facts = (np.array(ids, dtype=np.int32), answers, asked.right, self._words.pad_id)
         return ClozeExample(asked.document, asked.choice, asked.names, *facts)
 

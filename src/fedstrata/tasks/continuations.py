@@ -55,7 +55,7 @@ def _after_prompts(module: nn.Module, batch: Mapping[str, Tensor], taken: Mappin
     if "position_ids" in taken:
         further["position_ids"] = (mask.cumsum(dim=1) - 1).clamp(min=0)
     output = module(input_ids=ids, attention_mask=mask, use_cache=several, **further)
-    sums = output.logits[:, -1].float().log_softmax(dim=-1)[owner, answers[:, 0]]
+    sums: Tensor = output.logits[:, -1].float().log_softmax(dim=-1)[owner, answers[:, 0]]
     if not several:
         return sums
     for rows in torch.split(torch.arange(len(answers), device=owner.device), len(ids)):

@@ -7,10 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.tasks.windows import padding_id, require_offsets, separator_id
+
+if TYPE_CHECKING:
+    from fedstrata.core.documents import Document
 
 TEXTS_PER_CALL = 1024
 """Texts given to the tokenizer at a time."""
@@ -75,23 +78,43 @@ class PromptTokenizer:
             rows.append(row[len(own) :] if row[: len(own)] == own else self.ids([text])[0])
         return rows
 
-    def shortened(self, prompt: list[int], text: str, fill: Callable[[str], str], room: int) -> list[int]:
-        """Returns the tokens of a prompt about as much of a text, from its beginning, as there is room for.
+    def shortened(
+        self,
+        prompt: list[int],
+        document: Document,
+        fill: Callable[[str], str],
+        *,
+        max_length: int,
+        spared: int,
+    ) -> list[int]:
+        """Returns a prompt about as much of a document's text, from its beginning, as there is room for.
 
         Args:
             prompt: The tokens of the prompt about all of the text, which is returned if it fits.
-            text: The text.
-            fill: Returns the prompt about a text.
-            room: Tokens that the prompt may have.
+            document: The document.
+            fill: Returns the prompt about a text in place of the document's.
+            max_length: Tokens that the prompt and an answer may have (`task.max_length`).
+            spared: Those of an answer.
 
         Returns:
-            At most `room` tokens, unless the prompt is longer without any text.
+            Its tokens, at least one.
 
         Raises:
-            ConfigurationError: The text must be cut, and the tokenizer does not say where its tokens end.
+            ConfigurationError: The prompt is too long without any text; or the text must be cut, and the
+                tokenizer does not say where its tokens end.
         """
-        if len(prompt) <= room:
-            return prompt
+        room = max_length - spared
+        if len(prompt) > room:
+            prompt = self._cut(prompt, document.text, fill, room)
+        if not 0 < len(prompt) <= room:
+            message = (
+                f"{max_length} leaves {room} tokens besides an answer, and what is asked of document "
+                f"{document.id!r} has {len(prompt)} without its text"
+            )
+            raise ConfigurationError([Problem("task.max_length", message)])
+        return prompt
+
+    def _cut(self, prompt: list[int], text: str, fill: Callable[[str], str], room: int) -> list[int]:
         require_offsets(self.tokenizer)
         encoded = self.tokenizer(
             text,
@@ -103,7 +126,7 @@ class PromptTokenizer:
         ends = [end for _, end in encoded["offset_mapping"]]
         kept = len(ends)
         while len(prompt) > room and kept > 0:
-            # Where words are cut the tokens before the cut may become others, and more.
+            # Where a word is cut the tokens before the cut may become others, and more.
             kept = max(kept - (len(prompt) - room), 0)
             (prompt,) = self.prompts([fill(text[: ends[kept - 1]] if kept else "")])
         return prompt

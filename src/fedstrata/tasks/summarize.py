@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedstrata.core.errors import ConfigurationError, Problem
@@ -124,29 +125,33 @@ class Summarization:
             ConfigurationError: The tokenizer has no token that ends a text, the instruction alone is too
                 long, or it names what a document lacks.
         """
-        end, words = (
-            end_id(tokenizer, "summarize"),
-            PromptTokenizer(tokenizer, chats=self.settings.chat == "auto"),
-        )
+        end = end_id(tokenizer, "summarize")
+        words = PromptTokenizer(tokenizer, chats=self.settings.chat == "auto")
         prompts = words.prompts([self._prompt(document, document.text) for document in documents])
         answers = words.ids([document.text_pair or "" for document in documents])
-        budget = self.settings.answer_length
-        room = self.settings.max_length - budget
-        examples = []
-        for index, (document, prompt, answer) in enumerate(zip(documents, prompts, answers, strict=True)):
-            ids = words.shortened(
-                prompt, document.text, lambda text, own=document: self._prompt(own, text), room
+        budget, on_prompts = self.settings.answer_length, self.settings.loss_on == "full"
+        fitting = (
+            words.shortened(
+                prompt,
+                document,
+                partial(self._prompt, document),
+                max_length=self.settings.max_length,
+                spared=budget,
             )
-            if not 0 < len(ids) <= room:
-                message = (
-                    f"{self.settings.max_length} leaves {room} tokens besides an answer, and the instruction "
-                    f"of document {document.id!r} has {len(ids)} without the text"
-                )
-                raise ConfigurationError([Problem("task.max_length", message)])
-            on_prompts = self.settings.loss_on == "full"
-            whole = [*answer, end][:budget]
-            examples.append(answered(index, ids, whole, words, end=end, budget=budget, on_prompts=on_prompts))
-        return examples
+            for document, prompt in zip(documents, prompts, strict=True)
+        )
+        return [
+            answered(
+                index,
+                prompt,
+                [*answer, end][:budget],
+                words,
+                end=end,
+                budget=budget,
+                on_prompts=on_prompts,
+            )
+            for index, (prompt, answer) in enumerate(zip(fitting, answers, strict=True))
+        ]
 
     def training_examples(self, documents: Sequence[Document], tokenizer: Any) -> list[Example]:
         """Makes the instructions of documents that have a second text."""
