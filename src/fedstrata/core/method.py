@@ -109,7 +109,7 @@ class Task(Protocol):
     needs_annotations: ClassVar[bool]
     """Whether a document can be scored only against annotations; if not, its text is enough."""
     gives: ClassVar[tuple[str, ...]]
-    """Which annotations of a document its answers may be: `spans`, `relations`, `labels`."""
+    """What of a document its answers may be: `spans`, `relations`, `labels`, `text_pair`."""
     reads_spans: ClassVar[bool]
     """Whether it learns mentions, or from them; if not, documents come without mentions and relations."""
 
@@ -172,7 +172,7 @@ class Task(Protocol):
         """Turns a client's documents into the examples that it trains on, the same ones each time."""
 
     def corrupt(self, examples: Sequence[Any], kind: str, tokenizer: Any, rng: Seed) -> list[Any]:
-        """Returns a corrupt client's training examples, as many as before and as long (`federation.corrupt`).
+        """Returns a corrupt client's training examples, as many as before (`federation.corrupt`).
 
         Args:
             examples: The client's examples, at least one.

@@ -39,6 +39,8 @@ _LEARNT = {
     "ner": "mentions (data.types)",
     "classify": "labels of documents (data.labels)",
     "lm": "the next token of a text",
+    "cloze": "which answer follows a question (labels of documents)",
+    "summarize": "the second text of a document",
 }
 """What tasks learn that have no use for relations; those that read no mentions have none for these either."""
 

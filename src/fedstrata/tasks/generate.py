@@ -46,10 +46,9 @@ def generate(
     """
     from transformers import GenerationConfig  # noqa: PLC0415 - seconds to import, and every task is imported
 
-    longest = int(prompts.max())
-    columns = torch.arange(longest, device=input_ids.device) - (longest - prompts)[:, None]
-    mask = columns >= 0
-    rows = torch.where(mask, input_ids.gather(1, columns.clamp(min=0)), pad)
+    if temperature > 0 and seed is None:
+        raise ValueError("a temperature above 0 needs a seed")
+    rows, mask = left_padded(input_ids, prompts, pad)
     drawn = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     settings = GenerationConfig(
         max_new_tokens=int(budgets.max()),
@@ -58,14 +57,26 @@ def generate(
         use_cache=True,
         **(drawn if temperature > 0 else {"do_sample": False}),
     )
-    if temperature > 0 and seed is None:
-        raise ValueError("a temperature above 0 needs a seed")
     with seed.everywhere() if seed is not None else nullcontext():
         output = module.generate(  # type: ignore[operator]  # torch's modules have no such attribute
-            input_ids=rows, attention_mask=mask.long(), generation_config=settings
+            input_ids=rows, attention_mask=mask, generation_config=settings
         )
-    answers = output[:, longest:].cpu().numpy().astype(np.int32)
+    answers = output[:, rows.shape[1] :].cpu().numpy().astype(np.int32)
     return [_ended(row[:budget], end) for row, budget in zip(answers, budgets.tolist(), strict=True)]
+
+
+def left_padded(input_ids: Tensor, prompts: Tensor, pad: int) -> tuple[Tensor, Tensor]:
+    """Returns prompts padded on the left, and their attention mask, both (rows, longest prompt) int64.
+
+    Args:
+        input_ids: (rows, tokens) int64, each beginning with its prompt.
+        prompts: The tokens of each prompt, at least one; (rows,) int64.
+        pad: What rows are padded with.
+    """
+    longest = int(prompts.max())
+    columns = torch.arange(longest, device=input_ids.device) - (longest - prompts)[:, None]
+    mask = columns >= 0
+    return torch.where(mask, input_ids.gather(1, columns.clamp(min=0)), pad), mask.long()
 
 
 def _ended(row: np.ndarray, end: int) -> np.ndarray:
