@@ -160,7 +160,7 @@ def train(decoder: Decoder, known: Sequence[Observed], settings: AttackSettings,
         for _ in range(settings.epochs):
             for states, mask, tokens in loader:
                 logits = decoder(states, mask)
-                F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), ignore_index=IGNORED).backward()
+                F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), ignore_index=IGNORED).backward()  # type: ignore[no-untyped-call]
                 torch.nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
