@@ -89,10 +89,12 @@ def test_any_run_is_planned_as_it_then_runs(run_tiny: RunTiny, overrides: tuple[
         turns = sum(client.rounds for client in plan.clients.values())
         # Whether FLoRA sends stacks or weights decides how many names and shapes a frame begins with.
         heads = 150 * 7 * 3 * turns if plan.method == "flora" else 0
+        # What a message about a batch begins with grows with its rows, and is counted by its tokens.
+        heads = 0.01 * measured["bytes_down"] if plan.method == "fl_llama" else heads
         assert plan.communication["bytes_down"] == pytest.approx(measured["bytes_down"], abs=heads)
         assert turns == sum(len(event["exchanges"]) for event in run.of("round"))
         # The digits of an update's loss, and of a reward, are text in its frame, in steps of 8.
-        assert plan.communication["bytes_up"] == pytest.approx(measured["bytes_up"], abs=16 * turns)
+        assert plan.communication["bytes_up"] == pytest.approx(measured["bytes_up"], abs=16 * turns + heads)
         assert plan.communication["full_model_bytes_up"] == turns * measured_bytes(run.summary)
     held = sum(path.stat().st_size for path in run.folder.rglob("*") if path.is_file())
     cached = sum(event["bytes"] for event in run.of("cache"))  # removed at the end

@@ -86,7 +86,7 @@ def wrap(
     layout = find_layout(module)
     heads = _head_modules(layout, new) if kind != "causal-lm" else _new_heads(layout, new)
     if isinstance(settings, PrefixSettings):
-        _check_prefix(module, settings, heads)
+        _check_prefix(module, layout, settings, heads)
     config = _configuration(module, layout, settings, heads)
     config.task_type = TASK_TYPES[kind]
     module.requires_grad_(False)
@@ -204,9 +204,15 @@ def _configuration(module: nn.Module, layout: Layout, settings: AdapterSettings,
     return PrefixTuningConfig(num_virtual_tokens=settings.tokens)
 
 
-def _check_prefix(module: nn.Module, settings: PrefixSettings, heads: Sequence[str]) -> None:
-    """Refuses more tokens than the model has room for, and a head of which PEFT would leave a part behind."""
+def _check_prefix(module: nn.Module, layout: Layout, settings: PrefixSettings, heads: Sequence[str]) -> None:
+    """Refuses more tokens than the model has room for, and a head of which PEFT would leave a part behind.
+
+    And a side of a divided model: PEFT gives every block its keys and values, whether it is there or not.
+    """
     problems = []
+    if not all(layout.blocks):
+        message = "prefix cannot be divided between client and server; lora and bottleneck can"
+        problems.append(Problem("adapter.kind", message))
     config = transformers_model(module).config.get_text_config()
     positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and settings.tokens >= positions:

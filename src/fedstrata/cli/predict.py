@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from fedstrata.engine.results.predict import Outcome
     from fedstrata.engine.results.result import Result
 
+UNSCORED = {
+    "labels": "the model gives one answer to each, and they have none that it knows, or several",
+    "relations": "nobody looked for relations in them",
+    "text_pair": "they have no text with which the model's could be compared",
+}
+"""Why documents cannot be scored, by the last of what a task gives."""
 SHOWN = 20
 """How many names of unknown types or labels are shown; MIMIC-III has thousands of codes."""
 
@@ -125,10 +131,8 @@ def _show(console: Console, result: Result, outcome: Outcome, folder: Path, outp
         what = f"{len(names):,} types or labels that the model does not know, not scored"
         _say(console, f"the input is also annotated with {what}: {shown}")
     if outcome.unscored and (outcome.scores or outcome.unknown):
-        why = "the model gives one label to each, and they have none that it knows, or several"
-        if "relations" in result.task.gives:
-            why = "nobody looked for relations in them"
-        _say(console, f"{outcome.unscored:,} of {outcome.documents:,} documents are not in the scores: {why}")
+        left_out = f"{outcome.unscored:,} of {outcome.documents:,} documents are not in the scores"
+        _say(console, f"{left_out}: {UNSCORED[result.task.gives[-1]]}")
     if outcome.left_out:
         what = "modifiers, and mentions that became equal"
         _say(console, f"{outcome.left_out:,} mentions were left out: {output} has no place for them ({what})")

@@ -31,6 +31,22 @@ class FrameError(FedstrataError):
     """A frame is cut short, malformed, or does not hold what was agreed."""
 
 
+class StepLostError(FedstrataError):
+    """The server of a split model no longer has what the backward pass of a step needs; run it again."""
+
+
+class SessionLostError(FedstrataError):
+    """The server of a split model no longer has the keys and values of a session; open it again."""
+
+
+class SessionTooLargeError(FedstrataError):
+    """One session of a split model alone needs more memory than the server gives all of them."""
+
+
+class LineError(FedstrataError):
+    """Client and server of a conversation can no longer reach each other, or one waits in vain."""
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One thing that is wrong with a configuration.

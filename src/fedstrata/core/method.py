@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch.nn import Parameter
 
     from fedstrata.core.config import MethodSettings, TrainingSettings
+    from fedstrata.core.cut import Cut
     from fedstrata.core.devices import Device
     from fedstrata.core.documents import Document
     from fedstrata.core.errors import FedstrataError
@@ -109,7 +110,7 @@ class Task(Protocol):
     needs_annotations: ClassVar[bool]
     """Whether a document can be scored only against annotations; if not, its text is enough."""
     gives: ClassVar[tuple[str, ...]]
-    """Which annotations of a document its answers may be: `spans`, `relations`, `labels`."""
+    """What of a document its answers may be: `spans`, `relations`, `labels`, `text_pair`."""
     reads_spans: ClassVar[bool]
     """Whether it learns mentions, or from them; if not, documents come without mentions and relations."""
 
@@ -172,7 +173,7 @@ class Task(Protocol):
         """Turns a client's documents into the examples that it trains on, the same ones each time."""
 
     def corrupt(self, examples: Sequence[Any], kind: str, tokenizer: Any, rng: Seed) -> list[Any]:
-        """Returns a corrupt client's training examples, as many as before and as long (`federation.corrupt`).
+        """Returns a corrupt client's training examples, as many as before (`federation.corrupt`).
 
         Args:
             examples: The client's examples, at least one.
@@ -242,6 +243,41 @@ class PrefixCache(Protocol):
         """Lets stored states stand in for the first `cut` blocks within the block."""
 
 
+class Line(Protocol):
+    """A client's line to the server while its handler runs (`Cohort.converse`).
+
+    Messages come in the order in which they were sent, each once.
+    """
+
+    def send(self, message: Message) -> None:
+        """Sends a message to the server's half of the method; does not wait for what it says to it."""
+
+    def receive(self) -> Message:
+        """Waits for the next message.
+
+        Raises:
+            LineError: None will come.
+        """
+
+
+class Service(Protocol):
+    """The server's half of a method while clients converse with it."""
+
+    @property
+    def together(self) -> bool:
+        """Whether an answer may wait for messages of other clients, so that all must be there at once."""
+
+    def hear(self, client: str, message: Message) -> Iterable[tuple[str, Message]]:
+        """Takes a client's message; returns what is now said, and to whom.
+
+        Raises:
+            FrameError: The message is not what was agreed.
+        """
+
+    def leave(self, client: str) -> Iterable[tuple[str, Message]]:
+        """Hears that a client has no more to say; returns what is now said to others, who waited for it."""
+
+
 class Client(Protocol):
     """One client, as the client half of a method sees it."""
 
@@ -296,6 +332,10 @@ class Client(Protocol):
     def work(self) -> Work | None:
         """What it has computed in this turn; none without emulation."""
 
+    @property
+    def line(self) -> Line | None:
+        """Its line to the server; none for a handler that no conversation runs."""
+
 
 class Mean(Protocol):
     """The result of a streaming weighted mean."""
@@ -328,6 +368,10 @@ class Cohort(Protocol):
     def clients(self) -> Sequence[ClientInfo]:
         """Who takes part."""
 
+    @property
+    def training(self) -> TrainingSettings:
+        """How clients train, and the server's part of a divided model."""
+
     def mean(self, handler: str, plan_of: Callable[[ClientInfo], Plan]) -> Mean:
         """Runs a client handler everywhere and returns the weighted mean; works under secure aggregation."""
 
@@ -335,6 +379,32 @@ class Cohort(Protocol):
         self, handler: str, plan_of: Callable[[ClientInfo], Plan]
     ) -> Iterator[tuple[ClientInfo, Update]]:
         """Runs a client handler everywhere and yields updates, each valid until the next is asked for."""
+
+    def middle(self, cut: Cut) -> Model:
+        """Returns the server's own part of the model, with parameters of its own, at their base values.
+
+        Args:
+            cut: Where the model is divided.
+        """
+
+    def converse(
+        self,
+        handler: str,
+        plan_of: Callable[[ClientInfo], Plan],
+        service: Service,
+        cut_of: Callable[[ClientInfo], Cut],
+    ) -> Iterator[tuple[ClientInfo, Update]]:
+        """Runs a client handler everywhere, on the ends of a divided model, while it talks with the server.
+
+        Args:
+            handler: Its name.
+            plan_of: What each client is sent at first.
+            service: Whom it talks with; one for all clients.
+            cut_of: Where each client's model is divided.
+
+        Yields:
+            The updates, as `each` does: as they arrive where clients take turns, else once all have ended.
+        """
 
     def server_loss(self, tensors: Tensors) -> float:
         """Returns the mean loss over all terms of the shared model with these tensors in it.

@@ -11,6 +11,7 @@ from fedstrata.engine.simulate import sample_size
 from fedstrata.methods.droppeft import DropPEFT
 from fedstrata.methods.fedadaopt import CONFIGURATIONS, FedAdaOPT
 from fedstrata.methods.fedmedlora_plus import FedMedLoRAPlus
+from fedstrata.methods.fl_llama import FLLLaMA
 
 if TYPE_CHECKING:
     from fedstrata.core.config import RunSettings
@@ -65,6 +66,14 @@ def without_server_documents(method: Method | None, documents: Sequence[Document
         return []
     message = f"must be 1 or more with {method.name}, which weighs clients by their loss on such documents"
     return [Problem("data.split.server", f"{message} (its paper has 5)")]
+
+
+def without_whole_models(settings: RunSettings, method: Method | None) -> list[Problem]:
+    """Returns the problem that devices are emulated and none holds the whole model, if so."""
+    if settings.devices is None or not isinstance(method, FLLLaMA):
+        return []
+    message = f"emulated devices compute with the whole model, and {method.name} leaves a part to the server"
+    return [Problem("devices", message)]
 
 
 def without_examples(

@@ -126,8 +126,9 @@ def _layout(settings: RunSettings, method: Method | None) -> Layout:
         _check_checkpointing(module, adapter)
     if adapter is None:
         return find_layout(module)
-    if settings.task.name == "extract" and adapter.kind == "prefix":
-        message = "is not there while an answer is generated, as task extract does; use lora or bottleneck"
+    if settings.task.name in ("extract", "summarize") and adapter.kind == "prefix":
+        name = settings.task.name
+        message = f"is not there while an answer is generated, as task {name} does; use lora or bottleneck"
         raise ConfigurationError([Problem("adapter.kind", message)])
     if method is not None and method.adapters and adapter.kind not in method.adapters:
         allowed = " or ".join(method.adapters)
@@ -166,7 +167,7 @@ def _check_tokenizer(settings: RunSettings) -> None:
     if isinstance(settings.model.tokenizer, TrainedTokenizer):
         return
     tokenizer = read_tokenizer(settings.model)
-    if settings.task.name in ("lm", "extract"):
+    if settings.task.name in ("lm", "extract", "summarize"):
         end_id(tokenizer, settings.task.name)
     if settings.task.name == "relations":
         require_signs(tokenizer)

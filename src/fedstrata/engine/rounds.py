@@ -21,6 +21,7 @@ from fedstrata.adapters.attach import plain_tensors
 from fedstrata.core.errors import ConfigurationError, FedstrataError, Problem
 from fedstrata.core.federation import DATA_CORRUPTIONS, FEW_CLIENTS
 from fedstrata.core.types import Message, State
+from fedstrata.data.choices import choices_of
 from fedstrata.data.split import PARTS, Split
 from fedstrata.engine.caching import ClientCaches
 from fedstrata.engine.checkpoint import Checkpoints, client_folder, discard_uncommitted
@@ -374,18 +375,14 @@ def due_for_scoring(number: int, settings: FederationSettings) -> bool:
 def _fingerprint(sites: Sequence[Site], server: Sequence[Document]) -> str:
     """Returns a hash of all documents, their annotations, whose they are and their splits."""
     digest = hashlib.sha256()
-    owned = [
-        (site.id, part, document)
-        for site in sites
-        for part in PARTS
-        for document in getattr(site.documents, part)
-    ]
+    parts = ((site.id, part, getattr(site.documents, part)) for site in sites for part in PARTS)
+    owned = [(owner, part, document) for owner, part, documents in parts for document in documents]
     task = sites[0].task
     for owner, part, document in [*owned, *(("", "server", document) for document in server)]:
         facts = (owner, part, document.id, *document.texts, document.spans, document.labels)
         learnt = task.known(document).relations  # and no others: runs are as old as their data
-        facts += (*learnt, *(() if task.scorable(document) else ("not scored",)))
-        digest.update(repr(facts).encode())
+        told = () if task.scorable(document) else ("not scored",)
+        digest.update(repr((*facts, *learnt, *choices_of(document).items(), *told)).encode())
     return digest.hexdigest()
 
 

@@ -28,6 +28,7 @@ from fedstrata.engine.demands import (
     without_examples,
     without_server_documents,
     without_validation,
+    without_whole_models,
 )
 from fedstrata.engine.dividing import divide
 from fedstrata.engine.fitting import check_model, load_model, refusals, with_adapter
@@ -50,6 +51,8 @@ _LEARNT = {
     "ner": "mentions (data.types)",
     "classify": "labels of documents (data.labels)",
     "lm": "the next token of a text",
+    "cloze": "which answer follows a question (labels of documents)",
+    "summarize": "the second text of a document",
 }
 """What tasks learn that have no use for relations; those that read no mentions have none for these either."""
 
@@ -113,6 +116,7 @@ def prepare(source: Source, *, tokenizer_folder: Path | None = None) -> Experime
             known = map(task.known, divided.server)
             server = tuple(document for document in known if task.scorable(document))
             problems += source.located(without_server_documents(method, server))
+            problems += source.located(without_whole_models(settings, method))
     if sound("task", "federation"):
         problems += source.located(refusals(lambda: check_metric(settings, task)))
     if sound("model", "task"):

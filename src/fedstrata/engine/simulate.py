@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from fedstrata.aggregate.mean import MeanResult, StreamingMean
 from fedstrata.core.errors import DROPPED_OUT, ClientsLostError, FedstrataError
 from fedstrata.core.types import ClientInfo, Plan, State, Tensors, Update, Work
 from fedstrata.engine.checkpoint import ClientStore, client_folder
+from fedstrata.engine.conversation import Conversation, SimulatedLine
 from fedstrata.engine.devices import RoundClock
 from fedstrata.engine.failures import (
     Attendance,
@@ -29,6 +30,7 @@ from fedstrata.engine.failures import (
     message_of,
     release_memory,
 )
+from fedstrata.split.partition import ends_of, middle_of
 from fedstrata.train.evaluate import answer
 from fedstrata.train.work import counted_passes
 from fedstrata.wire import frame
@@ -38,10 +40,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedstrata.core.config import TrainingSettings
+    from fedstrata.core.cut import Cut
     from fedstrata.core.devices import Device
     from fedstrata.core.documents import Document
     from fedstrata.core.federation import CorruptSettings
-    from fedstrata.core.method import Method, PrefixCache, Task
+    from fedstrata.core.method import Line, Method, PrefixCache, Service, Task
     from fedstrata.core.seeding import Seed
     from fedstrata.data.split import Split
     from fedstrata.engine.corruption import Corruption
@@ -135,6 +138,7 @@ class SimulatedClient:
     validate: Callable[[], float | None] = lambda: None
     device: Device | None = None
     work: Work | None = None
+    line: Line | None = None
 
 
 @dataclass
@@ -227,6 +231,51 @@ class SimulatedCohort:
             ClientsLostError: A client failed, and the round cannot do without it.
             RoundAbandonedError: Drop-outs leave too few; everybody got the plan, nobody has trained.
         """
+        for info, site, sent in self._present(handler, plan_of):
+            if (received := self._turn(handler, info, site, sent)) is not None:
+                yield info, frame.decode(received, Update)
+
+    def converse(
+        self,
+        handler: str,
+        plan_of: Callable[[ClientInfo], Plan],
+        service: Service,
+        cut_of: Callable[[ClientInfo], Cut],
+    ) -> Iterator[tuple[ClientInfo, Update]]:
+        """Yields updates of clients that hold the ends of the model and talk with the server's half.
+
+        Raises:
+            ClientsLostError, RoundAbandonedError: As `each` does.
+        """
+
+        def turn(info: ClientInfo, site: Site, sent: Frame, line: SimulatedLine) -> Frame | None:
+            return self._turn(handler, info, site, sent, line, cut_of(info))
+
+        present = {info.id: (info, site, sent) for info, site, sent in self._present(handler, plan_of)}
+        work = {client: partial(turn, *own) for client, own in present.items()}
+        conversation = Conversation(service, self.meter)
+        for (info, _, _), received in zip(present.values(), conversation.hold(work), strict=True):
+            if received is not None:
+                yield info, frame.decode(received, Update)
+
+    def middle(self, cut: Cut) -> Model:
+        """Returns the middle of the model with its own copies of what trains, at their base values."""
+        self.model.restore()
+        return middle_of(self.model, cut, self._learnt)
+
+    @property
+    def _learnt(self) -> tuple[str, ...]:
+        """All that the method ever trains: what sides of a divided model hold for themselves."""
+        return self.method.trainable(self.model.layout)
+
+    def _present(
+        self, handler: str, plan_of: Callable[[ClientInfo], Plan]
+    ) -> Iterator[tuple[ClientInfo, Site, Frame]]:
+        """Yields the clients that work, each with the plan that it has got; the others are lost.
+
+        Raises:
+            RoundAbandonedError: Drop-outs leave too few; everybody got the plan.
+        """
         self._calls[handler] += 1
         goes_on = self.attendance.suffices
         for info, site in zip(self.clients, self.sites, strict=True):
@@ -236,8 +285,8 @@ class SimulatedCohort:
             bytes_down = self.meter.count_down(info.id, sent)
             if info.id in self.dropped:
                 self._lose(info.id, DROPPED_OUT, None, DROPPED_OUT, bytes_down)
-            elif goes_on and (received := self._turn(handler, info, site, sent, bytes_down)) is not None:
-                yield info, frame.decode(received, Update)
+            elif goes_on:
+                yield info, site, sent
         if not goes_on:
             raise RoundAbandonedError
 
@@ -254,31 +303,46 @@ class SimulatedCohort:
         (site,) = (site for site in self.sites if site.id == client)
         self._fail(site, error, self.meter.down[client])
 
-    def _turn(self, handler: str, info: ClientInfo, site: Site, sent: Frame, bytes_down: int) -> Frame | None:
-        """Lets one client work and returns what it sends; none if it failed."""
+    def _turn(
+        self,
+        handler: str,
+        info: ClientInfo,
+        site: Site,
+        sent: Frame,
+        line: SimulatedLine | None = None,
+        cut: Cut | None = None,
+    ) -> Frame | None:
+        """Lets one client work and returns what it sends; none if it failed.
+
+        What it says on a line on the way is part of its bytes, and the time it waits for answers none of its
+        own.
+        """
         handle = getattr(self.method, handler)
         rng = self.rng.child("client", info.id, handler, self._calls[handler])
+        before = self.meter.up[info.id], self.meter.down[info.id] - sent.nbytes
         try:
-            client = self._client(site)
+            client = self._client(site, line, cut)
             started = time.perf_counter()
             try:
                 update = handle(frame.decode(sent, Plan), client, rng)
             finally:
-                seconds = time.perf_counter() - started
+                seconds = time.perf_counter() - started - (line.waited if line else 0.0)
                 self.train_seconds += seconds
-            self.trained_parameters = sum(self.model.layout.sizes[name] for name in self.model.trainable)
+            trained = self.model.trainable if cut is None else self._learnt  # there, and at the server
+            self.trained_parameters = sum(self.model.layout.sizes[name] for name in trained)
             received = frame.encode(update)
         except Exception as error:
             if not is_client_failure(error):
                 raise
-            self._fail(site, error, bytes_down)
+            self._fail(site, error, self.meter.down[info.id] - before[1])
             return None
         loss = update.values.get("loss")
         if isinstance(loss, float):  # the handler has trained
             self._losses[info.id] = (loss, update.weight)
             if client.corruption is None:  # a distorted model is no result of any training
                 self._score(info.id)
-        bytes_up = self.meter.count_up(info.id, received)
+        self.meter.count_up(info.id, received)
+        bytes_up, bytes_down = self.meter.up[info.id] - before[0], self.meter.down[info.id] - before[1]
         facts = {
             "round": self.number,
             "client": info.id,
@@ -349,27 +413,29 @@ class SimulatedCohort:
         self.model.load(parameters_in(store.read().tensors, self.model))
         return store
 
-    def _client(self, site: Site) -> SimulatedClient:
-        """Gives the client its turn."""
+    def _client(self, site: Site, line: Line | None, cut: Cut | None) -> SimulatedClient:
+        """Gives the client its turn, with the ends of the model alone if it is divided."""
 
         def report(progress: Mapping[str, float]) -> None:
             self.listen("client_progress", {"round": self.number, "client": site.id, **progress})
 
         store, device = self.enter(site), self.device_of(site.id)
+        model = self.model if cut is None else ends_of(self.model, cut, self._learnt)
         work = Work(stored_states=self.stored_states.get(site.id)) if device else None
         return SimulatedClient(
             site.id,
-            self.model,
+            model,
             site.task,
             Examples(site),
             self.training,
             store,
             report,
-            self.cache_of(site.id),
+            self.cache_of(site.id) if cut is None else None,  # the blocks that run are not all of them
             site.corruption.of_updates if site.corruption else None,
             lambda: self._validate(site, work),
             device,
             work,
+            line,
         )
 
 

@@ -17,6 +17,7 @@ from fedstrata.methods.fedprox import FedProx
 from fedstrata.methods.fedsa_lora import FedSALoRA
 from fedstrata.methods.fedtlu import FedTLU
 from fedstrata.methods.ffa_lora import FFALoRA
+from fedstrata.methods.fl_llama import FLLLaMA
 from fedstrata.methods.flora import FLoRA
 from fedstrata.methods.hetlora import HetLoRA
 from fedstrata.methods.layer_skipping import LayerSkipping
@@ -36,6 +37,7 @@ METHODS: dict[str, type[Method]] = {
     "fedsa_lora": FedSALoRA,
     "ffa_lora": FFALoRA,
     "flora": FLoRA,
+    "fl_llama": FLLLaMA,
     "hetlora": HetLoRA,
     "fedadaopt": FedAdaOPT,
     "fedpeptao": FedPepTAO,

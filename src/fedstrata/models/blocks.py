@@ -35,14 +35,20 @@ class Family:
     Attributes:
         blocks: The list of blocks.
         final_norm: The norm after the last block, if there is one.
+        shared: Modules beside the embedding that blocks of any depth, or what stands between two of them,
+            compute with: relative positions, DeBERTa-v2's convolution. A model may lack some of them.
+        returns: Length of the tuple that a block returns, hidden states first; 0 for a plain tensor.
     """
 
     blocks: str
     final_norm: str | None = None
+    shared: tuple[str, ...] = ()
+    returns: int = 0
 
 
 _LLAMA_LIKE = Family("layers", "norm")
 _BERT_LIKE = Family("encoder.layer")
+_RELATIVE = "encoder.rel_embeddings"
 
 FAMILIES: Mapping[str, Family] = {
     "llama": _LLAMA_LIKE,
@@ -61,10 +67,13 @@ FAMILIES: Mapping[str, Family] = {
     "roberta": _BERT_LIKE,
     "xlm-roberta": _BERT_LIKE,
     "camembert": _BERT_LIKE,
-    "deberta": _BERT_LIKE,
-    "deberta-v2": _BERT_LIKE,
+    "deberta": Family("encoder.layer", shared=(_RELATIVE,), returns=2),
+    "deberta-v2": Family("encoder.layer", shared=(_RELATIVE, "encoder.LayerNorm", "encoder.conv"), returns=2),
     "distilbert": Family("transformer.layer"),
     "modernbert": Family("layers", "final_norm"),
+    "bloom": Family("h", "ln_f", returns=2),
+    "openai-gpt": Family("h", returns=1),
+    "mpnet": Family("encoder.layer", shared=("encoder.relative_attention_bias",), returns=1),
 }
 """The known families by `model_type`; DeBERTa-v3 is a `deberta-v2`. Others are found by their shape."""
 
@@ -183,6 +192,16 @@ def block_count(config: Any) -> int:
     return count
 
 
+def is_listed(model: PreTrainedModel) -> bool:
+    """Whether the model's family is one of `FAMILIES`."""
+    return model.config.model_type in FAMILIES
+
+
+def family_of(model: PreTrainedModel) -> Family:
+    """Returns what is known of a model's family; of one that is not listed, what is usual."""
+    return FAMILIES.get(model.config.model_type, Family(blocks=""))
+
+
 def numbers_in(parameter: Tensor) -> int:
     """Returns how many numbers a parameter stands for: a quantised one holds several in a byte."""
     state = getattr(parameter, "quant_state", None)
@@ -259,7 +278,9 @@ def _groups_of_blocks(inner: PreTrainedModel, blocks: nn.ModuleList) -> dict[int
             group = EMBEDDING if id(parameter) in groups else f"block {index}"
             groups[id(parameter)] = group
     own: Collection[str] = set(groups.values())
-    if any(f"block {index}" not in own for index in range(len(blocks))):
+    # A block that is empty lies on the other side of a cut (`fedstrata.split`).
+    there = [index for index, block in enumerate(blocks) if next(block.parameters(), None) is not None]
+    if any(f"block {index}" not in own for index in there):
         raise _refused(
             f"the blocks of {type(inner).__name__} share their weights, so no block can be told apart"
         )

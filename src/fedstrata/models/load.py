@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from transformers import (
     PreTrainedModel,
     modeling_layers,
 )
+from transformers.models.auto.auto_factory import _get_model_class
 
 from fedstrata.core.config import ModelSettings, TrainedTokenizer
 from fedstrata.core.errors import ConfigurationError, Problem
@@ -65,6 +66,7 @@ def load(
     problem_type: str | None = None,
     seed: Seed,
     tokenizer: Any = None,
+    without: Callable[[PreTrainedModel], None] | None = None,
 ) -> Model:
     """Loads or creates a model and its tokenizer on the CPU, in evaluation mode, every parameter frozen.
 
@@ -77,6 +79,8 @@ def load(
             `multi_label_classification`; what it said before if none.
         seed: Where new parameters come from. The global random state is left as it was.
         tokenizer: The tokenizer that was built from the training texts, where the settings ask for one.
+        without: Takes parts out of the module before its weights are read: those of the parts are not. With
+            `init: random` all are drawn first, so that what stays has the numbers it has in the whole model.
 
     Returns:
         The model; `new_parameters` names what no file held.
@@ -91,9 +95,11 @@ def load(
     with seed.everywhere():
         if settings.init == "random":
             module = _create(config, settings, kind)
+            if without is not None:
+                without(module)
             new = tuple(name for name, _ in module.named_parameters())
         else:
-            module, new = _load_weights(config, settings, kind)
+            module, new = _load_weights(config, settings, kind, without)
     model = Model(module.train(False), tokenizer, name=settings.name, new_parameters=new)
     # After the model is built: an embedding made with a padding index keeps that row at zero.
     config = module.config.get_text_config()
@@ -304,12 +310,15 @@ def _create(config: Any, settings: ModelSettings, kind: str) -> PreTrainedModel:
         )
 
 
-def _load_weights(config: Any, settings: ModelSettings, kind: str) -> tuple[PreTrainedModel, tuple[str, ...]]:
+def _load_weights(
+    config: Any, settings: ModelSettings, kind: str, without: Callable[[PreTrainedModel], None] | None
+) -> tuple[PreTrainedModel, tuple[str, ...]]:
     folder = locate(settings.name, revision=settings.revision, weights=True)  # a download shows its progress
     check_weights(folder, settings.name, AUTO_CLASSES[kind].__name__)
     quantized = quantization(settings)
+    loader = AUTO_CLASSES[kind] if without is None else _class_without(kind, config, without)
     with quiet(), _explained("model", f"{settings.name!r} cannot be loaded"):
-        module, report = AUTO_CLASSES[kind].from_pretrained(
+        module, report = loader.from_pretrained(
             folder,
             config=config,
             dtype=settings.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype),
@@ -321,9 +330,26 @@ def _load_weights(config: Any, settings: ModelSettings, kind: str) -> tuple[PreT
             **_attention_arguments(settings),
             **quantized,
         )
+    if without is not None:
+        module.__class__ = type(module).__base__
     if quantized:
         check_quantized(module, settings)
     return module, _new_parameters(module, report, settings.name)
+
+
+def _class_without(kind: str, config: Any, without: Callable[[PreTrainedModel], None]) -> Any:
+    """Returns a class whose models lack some parts from the beginning, while they are still without weights.
+
+    transformers reads of a file what the model has a place for, and passes over the rest unread.
+    """
+    whole: Any = _get_model_class(config, AUTO_CLASSES[kind]._model_mapping)
+
+    class Part(whole):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            without(self)
+
+    return Part
 
 
 def _new_parameters(module: PreTrainedModel, report: dict[str, Any], name: str) -> tuple[str, ...]:

@@ -120,7 +120,7 @@ def replaced_prefix(
             states = current[0]
             if states is None:
                 return forward(*args, **kwargs)
-            return (states, *[None] * (size - 1)) if size else states
+            return as_returned(states, size)
 
         return answer
 
@@ -131,13 +131,18 @@ def replaced_prefix(
         yield use
 
 
+def as_returned(states: Tensor, size: int) -> Any:
+    """Returns hidden states in the form in which a block would; `size` is as in `BlockOutput`."""
+    return (states, *[None] * (size - 1)) if size else states
+
+
 class _SeenError(Exception):
     """Ends a forward pass at the block whose output was asked for."""
 
 
 @contextmanager
 def answering(blocks: Sequence[nn.Module], answers: Sequence[Answer]) -> Iterator[None]:
-    """Sets `forward` on these instances; what was set there before is put back."""
+    """Sets `forward` on these modules; what was set there before is put back."""
     before = [vars(block).get("forward") for block in blocks]
     try:
         for block, answer in zip(blocks, answers, strict=True):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from fedstrata.models.blocks import block_modules
-from fedstrata.models.prefix import Answer, answering, run_prefix
+from fedstrata.models.prefix import Answer, answering, as_returned, run_prefix
 
 if TYPE_CHECKING:
     from fedstrata.core.method import Layout
@@ -46,7 +46,7 @@ def skippable_blocks(
             if index not in skipped:
                 return forward(*args, **kwargs)
             states = args[0] if args else kwargs["hidden_states"]
-            return (states, *[None] * (size - 1)) if size else states
+            return as_returned(states, size)
 
         return answer
 

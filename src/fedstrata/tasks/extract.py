@@ -18,22 +18,25 @@ from itertools import chain
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-import torch
-
 from fedstrata.core.documents import Relation, Span
 from fedstrata.metrics.relations import Triple, relation_scores, triples_of
 from fedstrata.metrics.spans import OVERALL, score_names, span_scores
-from fedstrata.tasks.corrupt import permuted, shuffled_windows
+from fedstrata.tasks.corrupt import corrupted_targets
 from fedstrata.tasks.extraction_types import with_types
-from fedstrata.tasks.generate import generate
-from fedstrata.tasks.instruction_examples import Example, InstructionTokenizer, pad_examples
+from fedstrata.tasks.instruction_examples import (
+    Example,
+    InstructionTokenizer,
+    answer_text,
+    generate_answers,
+    pad_examples,
+)
 from fedstrata.tasks.instructions import Instructions, Kind, Question, questions, template_texts
-from fedstrata.tasks.lm import cross_entropies
+from fedstrata.tasks.lm import counted_loss
 from fedstrata.tasks.markup import NO_FAULTS, Faults, read
-from fedstrata.tasks.windows import IGNORED, require_single_texts, run_model
+from fedstrata.tasks.windows import require_single_texts
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor, nn
 
     from fedstrata.core.config import ExtractSettings
@@ -181,49 +184,20 @@ class Extraction:
         )
 
     def corrupt(self, examples: Sequence[Example], kind: str, tokenizer: Any, rng: Seed) -> list[Example]:
-        """Returns the instructions of a corrupt client; see `core.method.Task.corrupt`.
-
-        Targets are the tokens that follow, and classes are the tokens of the vocabulary, as in task `lm`:
-        what is answered then has nothing to do with what was asked.
-        """
-        inputs, targets = [each.input_ids for each in examples], [each.targets for each in examples]
-        counted = [each != IGNORED for each in targets]
-        if kind == "shuffled_tokens":
-            inputs = shuffled_windows(inputs, tokenizer, rng)
-        elif kind == "shuffled_labels":
-            targets = permuted(targets, counted, rng)
-        else:
-            flipped = ((each + 1) % len(tokenizer) for each in targets)
-            targets = [np.where(own, new, IGNORED) for own, new in zip(counted, flipped, strict=True)]
-        return [
-            replace(example, input_ids=read_ids, targets=follows.astype(np.int32))
-            for example, read_ids, follows in zip(examples, inputs, targets, strict=True)
-        ]
+        """Returns the instructions of a corrupt client; see `fedstrata.tasks.corrupt.corrupted_targets`."""
+        return corrupted_targets(examples, kind, tokenizer, rng)
 
     def collate(self, examples: Sequence[Example]) -> dict[str, Tensor]:
         """Pads instructions on the right; see `fedstrata.tasks.instruction_examples.pad_examples`."""
         return pad_examples(examples)
 
     def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Returns the sum of the cross entropies of all tokens that count, float32, and their number."""
-        labels = batch["labels"]
-        counted = labels != IGNORED
-        # Of the tokens before the first that counts in any row no logits are needed.
-        first = int(counted.any(dim=0).int().argmax())
-        logits = run_model(module, batch, logits_from=first)
-        parts = cross_entropies(logits, labels[:, first:])
-        return torch.stack([part.sum() for part in parts]).sum(), counted.sum()
+        """Returns the summed loss of the tokens that count, and their number; see `tasks.lm.counted_loss`."""
+        return counted_loss(module, batch)
 
     def predict(self, module: nn.Module, batch: Mapping[str, Tensor]) -> list[np.ndarray]:
         """Returns the generated answer to each instruction, (tokens,) int32; see `tasks.generate`."""
-        return generate(
-            module,
-            batch["input_ids"],
-            prompts=batch["prompt"],
-            budgets=batch["budget"],
-            end=int(batch["end_id"][0]),
-            pad=int(batch["pad_id"][0]),
-        )
+        return generate_answers(module, batch)
 
     def decode(
         self, documents: Sequence[Document], examples: Sequence[Example], predictions: Sequence[np.ndarray]
@@ -243,8 +217,9 @@ class Extraction:
         faults = [NO_FAULTS for _ in documents]
         for example, ids in zip(examples, predictions, strict=True):
             question, index = example.question, example.document
-            finished = len(ids) > 0 and ids[-1] == example.end_id
-            text = example.tokenizer.decode(ids[:-1] if finished else ids, clean_up_tokenization_spaces=False)
+            if question is None:
+                raise ValueError("an example of another task: it has no question")
+            text, finished = answer_text(example, ids)
             sentence = documents[index].text[question.start : question.end]
             found, own = read(sentence, text, self._instructions.types(question), finished=finished)
             faults[index] += replace(own, unfinished=int(not finished))

@@ -9,12 +9,8 @@ Source: Fed-MedLoRA (Li et al.), section 5.1 and its annotation of modifiers: th
 
 from __future__ import annotations
 
-import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fedstrata.core.config import TemplateFiles
@@ -23,6 +19,7 @@ from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.data.sentences import lines, sentences
 from fedstrata.tasks.definitions import DEFINITIONS
 from fedstrata.tasks.markup import mark
+from fedstrata.tasks.prompts import builtin, faults, filled, read_template
 
 if TYPE_CHECKING:
     from fedstrata.core.config import ExtractSettings
@@ -131,7 +128,7 @@ class Instructions:
     def _filled(self, kind: Kind, sentence: str, main: str, types: Sequence[str]) -> str:
         definitions = "\n".join(map(self._defined, types))
         values = {"input": sentence, "main": main, "types": ", ".join(types), "definitions": definitions}
-        return self._templates[kind].format_map(values)
+        return filled(self._templates[kind], values)
 
     def _defined(self, label: str) -> str:
         known = self._definitions.get(label)
@@ -148,37 +145,17 @@ def template_texts(settings: ExtractSettings) -> dict[Kind, str]:
     for kind in settings.tasks:
         given = getattr(own, kind) if isinstance(own, TemplateFiles) else None
         if given is None:
-            texts[kind] = _builtin(kind if own != "short" else f"{kind}_short")
+            texts[kind] = builtin(kind if own != "short" else f"{kind}_short")
             continue
         path = f"task.templates.{kind}"
         try:
-            # What holds the one field that every template has is the template itself.
-            texts[kind] = (
-                given if "{input}" in given else Path(given).expanduser().read_text(encoding="utf-8")
-            )
-            problems += [Problem(path, message) for message in _faults(kind, texts[kind])]
-        except (OSError, UnicodeDecodeError) as error:
-            problems.append(Problem(path, f"{given!r} cannot be read: {error}"))
+            texts[kind] = read_template(given, "input", path)
+            problems += [Problem(path, fault) for fault in faults(texts[kind], "input", FIELDS[kind])]
+        except ConfigurationError as error:
+            problems += error.problems
     if problems:
         raise ConfigurationError(problems)
     return texts
-
-
-@cache
-def _builtin(name: str) -> str:
-    return (resources.files("fedstrata.tasks") / "templates" / f"{name}.txt").read_text(encoding="utf-8")
-
-
-def _faults(kind: Kind, text: str) -> list[str]:
-    """Returns what is wrong with a template."""
-    fields = ", ".join(f"{{{name}}}" for name in FIELDS[kind])
-    try:
-        names = [name for _, name, _, _ in string.Formatter().parse(text) if name is not None]
-    except ValueError as error:
-        return [f"is no template: {error}; a brace of the text itself is written twice"]
-    unknown = [name for name in dict.fromkeys(names) if name not in FIELDS[kind]]
-    faults = [f"names {{{name}}}; there are {fields}" for name in unknown]
-    return faults if "input" in names else [*faults, "does not name {input}"]
 
 
 def questions(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -31,6 +31,22 @@ if TYPE_CHECKING:
     from fedstrata.core.method import Client, Feed, Model
     from fedstrata.core.seeding import Seed
     from fedstrata.policies.dropout import LayerDropout
+
+
+class Gradients(Protocol):
+    """How the gradient of a step comes about; `accumulate` is the usual way."""
+
+    def __call__(
+        self,
+        client: Client,
+        batches: Sequence[Mapping[str, Tensor]],
+        parameters: Sequence[Parameter],
+        feed: Feed | None = None,
+        leave_out: Callable[[], Collection[int] | None] = lambda: None,
+        tally: Tally | None = None,
+        /,
+    ) -> tuple[float, float]:
+        """Leaves the gradient of the batches' mean loss behind; see `accumulate`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +98,7 @@ def fit(
     proximal: float = 0.0,
     penalty: Callable[[], None] | None = None,
     dropout: LayerDropout | None = None,
+    gradients: Gradients | None = None,
 ) -> FitResult:
     """Trains the named parameters of a client's model on its examples.
 
@@ -97,6 +114,7 @@ def fit(
         proximal: FedProx's mu: (mu/2) ||w - w_0||^2 is added to the loss (Li et al. 2020, equation 2).
         penalty: Adds the gradient of a term of its own to that of each step's loss.
         dropout: Draws the blocks that are left out of each batch, and hears of the gradients of the others.
+        gradients: What takes the place of `accumulate`, where the model is not all here (`fedstrata.split`).
 
     Raises:
         TrainingError: The loss, the gradient or, at the end, a weight is not finite.
@@ -112,7 +130,7 @@ def fit(
         if penalty is not None:
             penalty()
 
-    result = _descend(client, trainable, rng, more, dropout)
+    result = _descend(client, trainable, rng, more, dropout, gradients or accumulate)
     if corrupt:
         own = set(private() if callable(private) else private)
         sent = [name for name in trainable if name not in own]
@@ -126,6 +144,7 @@ def _descend(
     rng: Seed,
     more: Callable[[], None],
     dropout: LayerDropout | None,
+    gradients: Gradients,
 ) -> FitResult:
     """Takes all steps of a local training; see `fit`."""
     settings, model = client.training, client.model
@@ -135,8 +154,8 @@ def _descend(
     loader = training_batches(client, rng)
     steps_per_epoch = math.ceil(len(loader) / settings.accumulation)
     steps = steps_per_epoch * settings.epochs
-    optimizer = _optimizer(parameters, settings)
-    schedule = _schedule(optimizer, settings, steps)
+    optimizer = optimizer_of(parameters, settings)
+    schedule = schedule_of(optimizer, settings, steps)
     step, loss = 0, math.nan
     tally = counting(client, trainable)
     with (
@@ -144,16 +163,16 @@ def _descend(
         _frozen_part(client, trainable) as feed,
         _left_out(client, dropout) as leave_out,
     ):
-        _train_mode(model)
+        train_mode(model)
         for _ in range(settings.epochs):
             loss_sum = term_count = 0.0
             for batches in _groups(loader, settings.accumulation):
                 step += 1
-                step_loss, terms = accumulate(client, batches, parameters, feed, leave_out, tally)
+                step_loss, terms = gradients(client, batches, parameters, feed, leave_out, tally)
                 if dropout:
                     dropout.observe(block_gradient_norms(blocks))
                 more()
-                norm = _clip(parameters, settings)
+                norm = clip(parameters, settings)
                 if not (math.isfinite(step_loss) and math.isfinite(norm)):
                     what = f"loss became {step_loss} and the norm of its gradient {norm}"
                     raise _diverged(client, what, step, steps)
@@ -179,7 +198,7 @@ def to_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Te
     return {key: value.to(device, non_blocking=True) for key, value in batch.items()}
 
 
-def _train_mode(model: Model) -> None:
+def train_mode(model: Model) -> None:
     """Switches on dropout in what trains; frozen blocks, and a frozen embedding, run as in evaluation.
 
     What is frozen is then a fixed function of the text, which is what a cache of its output relies on.
@@ -260,7 +279,8 @@ def _windows_together(examples: Sequence[Any], size: int) -> Iterator[list[Any]]
         yield group
 
 
-def _optimizer(parameters: Sequence[Parameter], settings: TrainingSettings) -> torch.optim.Optimizer:
+def optimizer_of(parameters: Sequence[Parameter], settings: TrainingSettings) -> torch.optim.Optimizer:
+    """Returns the optimiser of a local training; biases and norms have no weight decay."""
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
@@ -270,9 +290,10 @@ def _optimizer(parameters: Sequence[Parameter], settings: TrainingSettings) -> t
     return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=True)
 
 
-def _schedule(
+def schedule_of(
     optimizer: torch.optim.Optimizer, settings: TrainingSettings, steps: int
 ) -> torch.optim.lr_scheduler.LRScheduler:
+    """Returns the learning rate's schedule over so many steps."""
     from transformers import get_scheduler  # noqa: PLC0415 - seconds to import, and the cards import this module
 
     # transformers' own "constant" leaves the warm-up out.
@@ -284,7 +305,7 @@ def _schedule(
     return schedule
 
 
-def _clip(parameters: Sequence[Parameter], settings: TrainingSettings) -> float:
+def clip(parameters: Sequence[Parameter], settings: TrainingSettings) -> float:
     """Scales the gradient down to `training.clip_norm`; returns the norm it had."""
     limit = math.inf if settings.clip_norm is None else settings.clip_norm
     return float(torch.nn.utils.clip_grad_norm_(parameters, limit))

@@ -104,6 +104,11 @@ class Estimate:
         )
         if isinstance(self.experiment.method, DropPEFT):
             down += self._late_beginners() * (first.bytes_down - fmean(cost.bytes_down for cost in later))
+        tokens = self.training.epochs * sum(
+            count * sum(self.workloads[client].batches) for client, count in self.turns.items()
+        )
+        up += tokens * fmean(cost.said_up for cost in later)
+        down += tokens * fmean(cost.said_down for cost in later)
         if self._stacks is not None:
             run, rehearsed = self._stacks
             each = rehearsed.sent[-1] // REHEARSED_CLIENTS

@@ -1,0 +1,186 @@
+"""Clients that talk with the server's half of a method, in one process.
+
+Every message passes through a frame and is counted. One client runs at a time and hands over only while it
+waits for a message, to the next in order that can go on: the same messages come in the same order every time,
+and torch's global generators are each client's own. Clients that need not be there at once run one after the
+other, without threads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from threading import Semaphore, Thread
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import torch
+
+from fedstrata.core.errors import LineError
+from fedstrata.core.types import Message
+from fedstrata.wire import frame
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedstrata.core.method import Service
+    from fedstrata.wire.meter import Meter
+
+Result = TypeVar("Result")
+NOBODY = "the server waits for messages that no client is going to send"
+
+
+@dataclass
+class SimulatedLine:
+    """One client's line; implements `core.method.Line`.
+
+    Attributes:
+        client: Whose it is.
+        conversation: What it is part of.
+        inbox: What has been said to the client and not yet received.
+        waited: Seconds in which not the client was at work but the server or other clients.
+    """
+
+    client: str
+    conversation: Conversation
+    inbox: deque[Message] = field(default_factory=deque)
+    waited: float = 0.0
+
+    def send(self, message: Message) -> None:
+        """Sends a message; what the server says to it is in the inboxes when this returns."""
+        started = time.perf_counter()
+        self.conversation.heard(self.client, message)
+        self.waited += time.perf_counter() - started
+
+    def receive(self) -> Message:
+        """Waits for the next message.
+
+        Raises:
+            LineError: Nobody is left who could bring it about.
+        """
+        if not self.inbox:
+            started = time.perf_counter()
+            self.conversation.wait(self)
+            self.waited += time.perf_counter() - started
+        if not self.inbox:
+            raise LineError(NOBODY)
+        return self.inbox.popleft()
+
+
+class Conversation:
+    """The lines of all clients of a round to one service.
+
+    Args:
+        service: The server's half.
+        meter: Counts what travels.
+    """
+
+    def __init__(self, service: Service, meter: Meter) -> None:
+        self._service, self._meter = service, meter
+        self._lines: dict[str, SimulatedLine] = {}
+        self._turns: dict[str, _Turn[Any]] = {}
+
+    def hold(self, clients: Mapping[str, Callable[[SimulatedLine], Result]]) -> Iterator[Result]:
+        """Runs what clients do, and yields what that returns, in order.
+
+        An exception of one ends all; it is raised here.
+
+        Args:
+            clients: What each client does with its line.
+        """
+        self._lines = {client: SimulatedLine(client, self) for client in clients}
+        if not self._service.together:
+            for client, work in clients.items():
+                result = work(self._lines[client])
+                self._say(self._service.leave(client))
+                yield result
+            return
+        turns = {client: _Turn(work, self._lines[client]) for client, work in clients.items()}
+        self._turns = dict(turns)
+        self._take_turns()
+        yield from (turn.result for turn in turns.values())
+
+    def heard(self, client: str, message: Message) -> None:
+        """Brings a client's message to the service, and its answers to the lines."""
+        sent = frame.encode(message)
+        self._meter.count_said(client, sent, up=True)
+        self._say(self._service.hear(client, frame.decode(sent, Message)))
+
+    def wait(self, line: SimulatedLine) -> None:
+        """Lets others go on until there is a message on the line, or nobody who could go on."""
+        if turn := self._turns.get(line.client):
+            turn.hand_over()
+
+    def _say(self, answers: Iterable[tuple[str, Message]]) -> None:
+        for client, message in answers:
+            sent = frame.encode(message)
+            self._meter.count_said(client, sent, up=False)
+            if client in self._lines:
+                self._lines[client].inbox.append(frame.decode(sent, Message))
+
+    def _take_turns(self) -> None:
+        """Lets clients go on, one at a time, until all have ended."""
+        while pending := [turn for turn in self._turns.values() if not turn.ended]:
+            able = [turn for turn in pending if turn.able]
+            for turn in able or pending:  # with nobody able, each wakes up to find that nothing came
+                turn.go_on()
+                if turn.ended:
+                    if turn.error is not None:
+                        raise turn.error
+                    self._say(self._service.leave(turn.line.client))
+
+
+class _Turn(Generic[Result]):
+    """One client's thread, which runs only between `go_on` and the next `hand_over`."""
+
+    def __init__(self, work: Callable[[SimulatedLine], Result], line: SimulatedLine) -> None:
+        self.line, self.ended = line, False
+        self.error: BaseException | None = None
+        self.result: Result
+        self._work, self._random = work, _random_state()
+        self._mine, self._theirs = Semaphore(0), Semaphore(0)
+        self._thread: Thread | None = None
+
+    @property
+    def able(self) -> bool:
+        """Whether the client has something to do: it has not begun, or a message has come."""
+        return self._thread is None or bool(self.line.inbox)
+
+    def go_on(self) -> None:
+        """Lets the client run until it waits or has ended; called by the one who deals out turns."""
+        before = _random_state()
+        _set_random_state(self._random)
+        if self._thread is None:
+            self._thread = Thread(target=self._run, name=f"client {self.line.client}", daemon=True)
+            self._thread.start()
+        else:
+            self._mine.release()
+        self._theirs.acquire()
+        self._random = _random_state()
+        _set_random_state(before)
+
+    def hand_over(self) -> None:
+        """Stops the client until it is let go on; called by its thread."""
+        self._theirs.release()
+        self._mine.acquire()
+
+    def _run(self) -> None:
+        try:
+            self.result = self._work(self.line)
+        except BaseException as error:  # raised again where turns are dealt out
+            self.error = error
+        finally:
+            self.ended = True
+            self._theirs.release()
+
+
+def _random_state() -> list[Tensor]:
+    """Returns the states of torch's global generators, the processor's first."""
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else ())]
+
+
+def _set_random_state(states: list[Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    if len(states) > 1:
+        torch.cuda.set_rng_state_all(states[1:])

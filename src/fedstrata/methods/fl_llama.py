@@ -1,0 +1,218 @@
+"""FL-LLaMA: a language model of which clients hold the ends and the server holds the middle.
+
+Source: Zhang et al., "FL-LLaMA", sections 3.1 to 3.5; `front` is the paper's p, `back` its q.
+Travels: in every training step the hidden states behind the first p blocks and the gradient by them, both
+    ways, four tensors of (rows, tokens, hidden); and, with `average_ends`, what clients train of their ends.
+    Tokens, labels and attention masks stay at the client, the middle at the server.
+Server half: B with its optimiser. `sequential`: clients take turns, round by round or step by step (`turns`);
+    `client_batch`: one joint step for all; `hierarchical`: a copy of B for each client, averaged.
+Client half: A and C with their optimiser; Gaussian noise on what leaves A (`noise`). The training loop is
+    everybody's, `fit`; only where a step's gradient comes from is different (`fedstrata.split.exchange`).
+Reduces to: with one client, without noise and clipping, training the whole model; with `client_batch` and one
+    step each the step is that of the mean over all clients' terms.
+Deviations: optimisers begin anew in every round, as all methods' do here. The paper adds the clients'
+    gradients up in client-batch; here B's is their mean, or B would step M times too far.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from fedstrata.aggregate.mean import StreamingMean, replace
+from fedstrata.core.config import MethodSettings
+from fedstrata.core.cut import Cut
+from fedstrata.core.settings import Settings
+from fedstrata.core.types import ClientInfo, Message, Plan, State, Update
+from fedstrata.split.ends import Ends
+from fedstrata.split.exchange import Exchange
+from fedstrata.split.messages import Form
+from fedstrata.split.middle import Middle
+from fedstrata.split.noise import Kind, Noise
+from fedstrata.split.replica import Replica
+from fedstrata.split.service import ClientBatch, Hierarchical, Sequential, TrainingService
+from fedstrata.train.local import fit
+
+if TYPE_CHECKING:
+    from fedstrata.core.config import TrainingSettings
+    from fedstrata.core.method import Client, Cohort, Layout, Model
+    from fedstrata.core.seeding import Seed
+
+Blocks = Annotated[int, Field(ge=0)]
+Steps = Annotated[int, Field(ge=1)]
+
+
+class NoiseSettings(Settings):
+    """Gaussian noise on the hidden states that leave a client; it is not differential privacy."""
+
+    scale: Annotated[float, Field(ge=0.0)] = Field(default=0.02, description="How much; see `kind`.")
+    kind: Kind = Field(
+        default="mean_abs", description="What the scale is: the noise's mean absolute value or its deviation."
+    )
+    relative: bool = Field(default=False, description="Whether in units of the hidden states.")
+
+
+class CutSettings(Settings):
+    """Where one client's model is divided."""
+
+    front: Blocks
+    back: Blocks
+
+
+class FLLLaMASettings(MethodSettings):
+    """Settings of FL-LLaMA."""
+
+    name: Literal["fl_llama"] = "fl_llama"
+    front: Blocks = Field(default=1, description="Blocks of a client below the server's, p.")
+    back: Blocks = Field(default=1, description="Blocks of a client above the server's, q.")
+    cuts: dict[str, CutSettings] = Field(
+        default_factory=dict, description="Clients with a p and q of their own."
+    )
+    mode: Literal["sequential", "client_batch", "hierarchical"] = "sequential"
+    turns: Literal["round", "step"] = Field(
+        default="round", description="How long a client's turn is in sequential mode."
+    )
+    mean: Literal["terms", "clients"] = Field(
+        default="terms",
+        description="Whose mean B's gradient is in client_batch: all terms' (tokens'), or the clients'.",
+    )
+    average_every: Steps | None = Field(
+        default=None,
+        description="Steps between averages of B's copies in hierarchical mode; null: at the end of a round.",
+    )
+    average_ends: Literal["round", "never"] | Steps = Field(
+        default="round",
+        description="When clients' ends are averaged: after a round, never, or also every so many steps.",
+    )
+    in_flight: Steps = Field(
+        default=1, description="Batches of a step (`training.accumulation`) that may be under way at once."
+    )
+    wire: Form = Field(default="float32", description="In what numbers hidden states and gradients travel.")
+    noise: NoiseSettings | None = None
+
+    @model_validator(mode="after")
+    def _modes(self) -> FLLLaMASettings:
+        if self.average_every and self.mode != "hierarchical":
+            raise ValueError(f"average_every={self.average_every} has no meaning with mode {self.mode}")
+        if isinstance(self.average_ends, int) and self.mode != "client_batch":
+            raise ValueError(
+                f"average_ends={self.average_ends} needs clients that step together: mode client_batch, not "
+                f"{self.mode}"
+            )
+        if self.in_flight > 1 and self.mode == "client_batch":
+            raise ValueError(f"in_flight={self.in_flight}: with client_batch all wait for all; it must be 1")
+        if self.cuts and self.mode == "client_batch":
+            raise ValueError("cuts: clients of one batch are all divided at one place; use another mode")
+        return self
+
+
+class FLLLaMA:
+    """The method; see the module's docstring."""
+
+    name: ClassVar[str] = "fl_llama"
+    travels: ClassVar[str] = "hidden states and their gradients, both ways, in every step"
+    pooled: ClassVar[bool] = False
+    adapters: ClassVar[tuple[str, ...]] = ()
+    validates: ClassVar[bool] = False
+    Settings: ClassVar[type[MethodSettings]] = FLLLaMASettings
+
+    def __init__(self, settings: FLLLaMASettings) -> None:
+        self.settings = settings
+
+    @property
+    def personal(self) -> bool:
+        """Whether clients keep their ends to themselves."""
+        return self.settings.average_ends == "never"
+
+    def trainable(self, layout: Layout) -> tuple[str, ...]:
+        """Everything, or the adapter and the head."""
+        for cut in (self.cut_of(""), *map(self.cut_of, self.settings.cuts)):
+            cut.middle(len(layout.blocks))
+        return layout.all
+
+    def start(self, model: Model) -> State:
+        """All weights that train, as they are."""
+        return State(model.snapshot(self.trainable(model.layout)))
+
+    def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
+        """Serves the clients' training; averages their ends where that is wanted."""
+        cuts = {client.id: self.cut_of(client.id) for client in cohort.clients}
+        widest = Cut(min(cut.front for cut in cuts.values()), min(cut.back for cut in cuts.values()))
+        blocks = cohort.middle(widest).layout.blocks
+        service = self._service(state, cohort, widest, rng)
+        mean, arrived = StreamingMean(), list[ClientInfo]()
+
+        def plan_of(client: ClientInfo) -> Plan:
+            theirs = {name for index in cuts[client.id].middle(len(blocks)) for name in blocks[index]}
+            ends = {name: tensor for name, tensor in state.tensors.items() if name not in theirs}
+            return Plan({} if self.personal else ends)
+
+        for client, update in cohort.converse("train", plan_of, service, lambda client: cuts[client.id]):
+            mean.add(update)
+            arrived.append(client)
+        learnt = service.tensors
+        for index, names in enumerate(
+            blocks
+        ):  # some clients may hold a block that the server holds for others
+            served = sum(each.examples for each in arrived if index in cuts[each.id].middle(len(blocks)))
+            if served:
+                mean.add(Update({name: learnt[name] for name in names}, weight=float(served)))
+        return State(replace(state.tensors, mean.finish().tensors), state.values)
+
+    def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
+        """Trains the ends through the server."""
+        model: Any = client.model
+        settings, cut, names = self.settings, self.cut_of(client.id), model.layout.all
+        model.load(plan.tensors)
+        own = settings.noise
+        noise = Noise(own.scale, rng.child("noise"), own.kind, own.relative) if own else None
+        if client.line is None:
+            raise TypeError("a divided model is trained in a conversation")
+        exchange = Exchange(
+            Ends(model, cut),
+            cut,
+            client.line,
+            settings.wire,
+            noise,
+            settings.in_flight,
+            settings.average_ends if isinstance(settings.average_ends, int) else None,
+        )
+        result = fit(client, names, rng, gradients=exchange.gradients)
+        if self.personal:
+            client.store.write(Message(model.tensors(names)))
+        sent = {} if self.personal else model.tensors(names)
+        return Update(sent, {"loss": result.loss}, weight=float(len(client.examples)))
+
+    def _service(self, state: State, cohort: Cohort, cut: Cut, rng: Seed) -> TrainingService:
+        """Returns the server's half of a round, with B as the state has it."""
+        settings, training, form = self.settings, cohort.training, self.settings.wire
+        clients = {client.id: float(client.examples) for client in cohort.clients}
+        steps = {client.id: _steps(client.examples, training) for client in cohort.clients}
+
+        def replica(total: int, cut: Cut, *names: str) -> Replica:
+            model: Any = cohort.middle(cut)
+            model.load({name: state.tensors[name] for name in model.layout.all})
+            return Replica(Middle(model, cut), training, total, rng.child("server", *names))
+
+        if settings.mode == "sequential":
+            by_step = settings.turns == "step"
+            return Sequential(replica(sum(steps.values()), cut), list(clients), form, by_step=by_step)
+        if settings.mode == "client_batch":
+            return ClientBatch(replica(max(steps.values()), cut), clients, form, settings.mean)
+
+        def copy(client: str) -> Replica:
+            return replica(steps[client], self.cut_of(client), client)
+
+        return Hierarchical(copy, clients, form, settings.average_every)
+
+    def cut_of(self, client: str) -> Cut:
+        """Returns where a client's model is divided."""
+        own = self.settings.cuts.get(client, self.settings)
+        return Cut(own.front, own.back)
+
+
+def _steps(examples: int, training: TrainingSettings) -> int:
+    """Returns how many steps a client with so many examples takes in a round."""
+    return training.epochs * ceil(ceil(examples / training.batch_size) / training.accumulation)

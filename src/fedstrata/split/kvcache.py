@@ -1,0 +1,152 @@
+"""The server's keys and values while clients generate: several sessions in bounded memory.
+
+Source: FL-LLaMA, section 3.4.2, collaborative key-value cache. After the prefill one token's hidden state
+travels each way, whatever the length of the context. The client's caches for A and C are those that
+`generate` of transformers makes.
+
+The bound is on the bytes of all sessions together. When they have more, the one that was used the longest
+time ago is forgotten; its client is told so with the next token, and opens the session again
+(`fedstrata.split.ends` does this by itself). Within a call the memory can be larger by what the call adds.
+Clients that together need more than the bound take turns in evicting each other: nothing fails, but every
+token then costs a prefill.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from transformers import Cache, DynamicCache
+
+from fedstrata.core.errors import (
+    ConfigurationError,
+    FrameError,
+    Problem,
+    SessionLostError,
+    SessionTooLargeError,
+)
+from fedstrata.split.rows import Rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedstrata.core.cut import Cut
+    from fedstrata.split.middle import Middle
+
+
+@dataclass(slots=True)
+class _Session:
+    cache: Cache
+    rows: Rows
+    cut: Cut | None
+    size: int
+
+
+class Sessions:
+    """All clients' sessions; implements `fedstrata.split.ends.Remote` for those in the same process.
+
+    Args:
+        middle: The server's side of the model.
+        limit: Bytes that all sessions may have together.
+    """
+
+    def __init__(self, middle: Middle, limit: int) -> None:
+        self._middle, self._limit = middle, limit
+        self._sessions: dict[str, _Session] = {}  # the one used last is the last
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The sessions that are held, the one used the longest time ago first."""
+        return tuple(self._sessions)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the keys and values of all sessions."""
+        return sum(each.size for each in self._sessions.values())
+
+    def run(self, states: Tensor, rows: Rows, cut: Cut | None = None) -> Tensor:
+        """Returns what the middle gives for whole rows and keeps nothing; see `Middle.run`."""
+        return self._middle.run(states, rows, cut)
+
+    def open(self, session: str, states: Tensor, rows: Rows, cut: Cut | None = None) -> Tensor:
+        """Begins a session with all that comes before the first new token.
+
+        Args:
+            session: Its name, unlike that of any other client's; one that is held is replaced.
+            states: (rows, length, hidden).
+            rows: The lengths of the rows; padding is on the left.
+            cut: Where the client's model is cut, if elsewhere than the server's.
+
+        Returns:
+            (rows, length, hidden).
+
+        Raises:
+            SessionTooLargeError: It alone has more bytes than all may have.
+            FrameError: The states do not fit the lengths, or padding is on the right.
+            ConfigurationError: The architecture has no key-value cache, or as for `Middle.run`.
+        """
+        if not self._middle.keeps_cache:
+            message = f"a {self._middle.inner.config.model_type} keeps no keys and values to go on from"
+            raise ConfigurationError([Problem("model.name", message)])
+        if any(rows.padding) and rows.side == "right":
+            raise FrameError("the rows of a session must be padded on the left: they go on at the right")
+        self.close(session)
+        cache = DynamicCache(config=self._middle.inner.config.get_text_config(decoder=True))
+        output = self._middle.run(states, rows, cut, cache)
+        self._keep(session, _Session(cache, rows, cut, cached_bytes(cache)))
+        return output
+
+    def extend(self, session: str, states: Tensor, past: int) -> Tensor:
+        """Goes on with a session.
+
+        Args:
+            session: Its name.
+            states: What comes next, (rows, columns, hidden).
+            past: How many columns the session is to have before; a step that is sent twice is noticed so.
+
+        Returns:
+            (rows, columns, hidden).
+
+        Raises:
+            SessionLostError: It is not held, or not with so many columns; it must be opened again.
+            SessionTooLargeError: As for `open`.
+            FrameError: The states do not fit the session.
+        """
+        held = self._sessions.get(session)
+        if held is None:
+            raise SessionLostError(f"session {session!r} is not held here; open it again")
+        if held.rows.length != past:
+            raise SessionLostError(
+                f"session {session!r} has {held.rows.length} columns here, not {past}; open it again"
+            )
+        rows = held.rows.longer(past + states.shape[1])
+        self.close(session)  # what fails half-way must not be gone on from
+        output = self._middle.run(states, rows, held.cut, held.cache)
+        self._keep(session, _Session(held.cache, rows, held.cut, cached_bytes(held.cache)))
+        return output
+
+    def close(self, session: str) -> None:
+        """Forgets a session, if it is held."""
+        self._sessions.pop(session, None)
+
+    def _keep(self, session: str, held: _Session) -> None:
+        """Makes a session the one used last, and forgets others until all fit."""
+        self.close(session)
+        if held.size > self._limit:
+            raise SessionTooLargeError(
+                f"session {session!r} has {held.size} bytes of keys and values, and all sessions together "
+                f"may have {self._limit}; a shorter text, fewer rows or more memory for the server may help"
+            )
+        self._sessions[session] = held
+        while self.size > self._limit:
+            self.close(next(iter(self._sessions)))
+
+
+def cached_bytes(cache: Cache) -> int:
+    """Returns the bytes that the tensors of a key-value cache keep alive.
+
+    A layer with a sliding window holds views of what was computed last, which can be larger than they are.
+    """
+    tensors = (getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values"))
+    storages = [tensor.untyped_storage() for tensor in tensors if tensor is not None]
+    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())

@@ -1,0 +1,118 @@
+"""What client and server of a divided model say to each other while it learns.
+
+A message holds hidden states or the gradient by them, and a few numbers. Of a batch there are four: the
+states that A gives go up, those that B makes of them come down, the gradient by these goes up, the gradient
+by the first ones comes down. Labels and tokens are in none of them.
+
+| value | in | |
+|---|---|---|
+| `kind` | all | `states`, `gradient`, or `ends`: the client's weights, which are to be averaged |
+| `batch` | `states`, `gradient` | which batch of the present step, counted from 0 |
+| `rows` | states that go up | the lengths of the rows (`fedstrata.split.rows`) |
+| `cut` | states that go up | p and q of the client |
+| `wants_gradient` | states that go up | whether anything of A learns |
+| `terms` | gradients that go up | over how many terms the loss is a sum |
+| `last` | gradients that go up | whether it is the last of its step |
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from fedstrata.core.cut import Cut
+from fedstrata.core.errors import FrameError
+from fedstrata.core.types import Message
+from fedstrata.wire.quantize import dequantize, quantize
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from fedstrata.core.types import JSON
+
+Form = Literal["float32", "bfloat16", "int8"]
+"""In what numbers hidden states and gradients travel."""
+STATES, GRADIENT, ENDS = "states", "gradient", "ends"
+_SCALES = "scales"
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def pack(kind: str, tensor: Tensor | None, form: Form, values: Mapping[str, JSON]) -> Message:
+    """Returns a message with hidden states or a gradient.
+
+    Args:
+        kind: `STATES` or `GRADIENT`.
+        tensor: (rows, columns, hidden); none says that no gradient was wanted.
+        form: How it travels.
+        values: What else the message says.
+    """
+    said = {"kind": kind, **values}
+    if tensor is None:
+        return Message({}, said)
+    if form == "int8":
+        rounded, scales = quantize(tensor)
+        return Message({kind: rounded, _SCALES: scales}, said)
+    return Message({kind: tensor.detach().to(_DTYPES[form])}, said)
+
+
+def unpack(message: Message, form: Form) -> Tensor | None:
+    """Returns the tensor of a message as float32 or bfloat16, (rows, columns, hidden); none if it has none.
+
+    Raises:
+        FrameError: The message is not in the form agreed, or a number in it is not finite.
+    """
+    tensors, kind = message.tensors, kind_of(message)
+    if not tensors:
+        return None
+    expected = {kind: torch.int8, _SCALES: torch.float32} if form == "int8" else {kind: _DTYPES[form]}
+    came = {name: tensor.dtype for name, tensor in tensors.items()}
+    if came != expected or tensors[kind].ndim != 3:
+        raise FrameError(f"a {kind} message holds {came}, not {expected} of three dimensions")
+    tensor = tensors[kind]
+    if form == "int8":
+        if tensors[_SCALES].shape != (*tensor.shape[:-1], 1):
+            raise FrameError(f"scales of {tuple(tensors[_SCALES].shape)} for {tuple(tensor.shape)}")
+        tensor = dequantize(tensor, tensors[_SCALES], torch.float32)
+    if not bool(torch.isfinite(tensor).all()):
+        raise FrameError(f"a {kind} message holds numbers that are not finite; try a lower learning rate")
+    return tensor
+
+
+def kind_of(message: Message) -> str:
+    """Returns what a message is about.
+
+    Raises:
+        FrameError: It is nothing that is known.
+    """
+    kind = message.values.get("kind")
+    if kind not in (STATES, GRADIENT, ENDS):
+        raise FrameError(f"a message is about {kind!r}; known are {STATES}, {GRADIENT} and {ENDS}")
+    return str(kind)
+
+
+def number_in(message: Message, name: str) -> int:
+    """Returns a whole number of 0 or more among a message's values.
+
+    Raises:
+        FrameError: It is none.
+    """
+    value: Any = message.values.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise FrameError(f"a message says {name}={value!r}, which is no number of 0 or more")
+    return value
+
+
+def cut_in(message: Message) -> Cut:
+    """Returns where the client that sent hidden states is cut.
+
+    Raises:
+        FrameError: The message does not say.
+    """
+    match message.values.get("cut"):
+        case [int(front), int(back)]:
+            return Cut(front, back)
+        case other:
+            raise FrameError(f"a message says cut={other!r}, which are no two numbers")

@@ -1,0 +1,247 @@
+"""The server's side of a divided model: B, which sees hidden states and lengths, no token and no label.
+
+Source: FL-LLaMA, section 3.1, equation 2; masks and positions are made here from the lengths of the rows
+    (section 3.4.1).
+
+What comes in and goes out is plain tensors, `Rows` and a name for the step, so that any transport can stand
+between this and `fedstrata.split.ends`. Several steps may be under way: the graph of each is kept until its
+backward pass, until it is dropped, or until so many newer ones have come that its client must be gone. A step
+of the optimiser changes the weights that the graphs of other steps were made with; these are then lost, and a
+client is told so instead of getting a wrong gradient. So what may be under way at once is the batches of one
+optimiser step.
+
+One object serves one call at a time.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from fedstrata.core.errors import ConfigurationError, FrameError, Problem, StepLostError
+from fedstrata.models.blocks import block_modules, family_of, is_listed, transformers_model
+from fedstrata.models.prefix import answering, run_prefix
+from fedstrata.split.rows import Rows
+from fedstrata.split.stand_ins import hand_on, is_empty
+from fedstrata.train.local import train_mode
+
+if TYPE_CHECKING:
+    from transformers import Cache, PreTrainedModel
+
+    from fedstrata.core.cut import Cut
+    from fedstrata.models.state import Model
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step that waits for its backward pass; `version` is that of the weights."""
+
+    leaf: Tensor
+    output: Tensor
+    version: int
+
+
+class Middle:
+    """The server's side.
+
+    Clients may be cut at different places: the server holds the blocks from the lowest to the highest that
+    any of them lacks, and every call may name a narrower middle.
+
+    Args:
+        model: What `leave_middle` left, with or without an adapter.
+        cut: Where it was cut.
+        steps: How many steps may wait for their backward pass; a further one takes the place of the oldest.
+
+    Attributes:
+        model: The model.
+    """
+
+    def __init__(self, model: Model, cut: Cut, *, steps: int = 64) -> None:
+        self.model = model
+        self._cut, self._steps = cut, steps
+        self._blocks = block_modules(model.module, model.layout)
+        held = {index for index, block in enumerate(self._blocks) if not is_empty(block)}
+        self._held = cut.middle(len(self._blocks))
+        if held != set(self._held):
+            raise ValueError(f"the model holds the blocks {sorted(held)}, not {list(self._held)}")
+        self.inner: PreTrainedModel = transformers_model(model.module)
+        self._base: Any = self.inner.base_model
+        self._takes = inspect.signature(self._base.forward).parameters
+        self._weights = list(model.module.parameters())
+        self._dtype = next(each.dtype for each in self._blocks.parameters() if each.is_floating_point())
+        self._waiting: dict[str, _Step] = {}
+        self._trusted = is_listed(self.inner)
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """The steps that wait for their backward pass, the oldest first."""
+        return tuple(self._waiting)
+
+    @property
+    def keeps_cache(self) -> bool:
+        """Whether the architecture can go on from keys and values."""
+        return "past_key_values" in self._takes
+
+    def run(self, states: Tensor, rows: Rows, cut: Cut | None = None, cache: Cache | None = None) -> Tensor:
+        """Runs the middle in evaluation mode.
+
+        Args:
+            states: (rows, columns, hidden).
+            rows: The lengths of the rows, with what the cache holds of them.
+            cut: Where the client's model is cut, if elsewhere.
+            cache: What earlier columns left; the present ones are added.
+
+        Returns:
+            (rows, columns, hidden).
+
+        Raises:
+            FrameError: The states do not fit.
+            ConfigurationError: The middle of this cut is not held here, or the architecture cannot be
+                divided.
+        """
+        if self.model.module.training:
+            self.model.module.train(False)
+        with torch.no_grad():
+            return self._run(self._accepted(states, rows, cache), rows, cut, cache)
+
+    def forward(
+        self, step: str, states: Tensor, rows: Rows, *, needs_gradient: bool = True, cut: Cut | None = None
+    ) -> Tensor:
+        """Runs the middle in training mode and keeps the graph, unless nothing needs a gradient.
+
+        Args:
+            step: A name for the step, unlike that of any other client's; one that is waiting is replaced.
+            states: (rows, length, hidden).
+            rows: The lengths of the rows.
+            needs_gradient: Whether the gradient by the states is wanted.
+            cut: Where the client's model is cut, if elsewhere.
+
+        Returns:
+            (rows, length, hidden). The step is among `waiting` if it is to be sent a gradient.
+
+        Raises:
+            FrameError, ConfigurationError: As for `run`.
+        """
+        self.drop(step)
+        train_mode(self.model)
+        leaf = self._accepted(states, rows, None).detach().requires_grad_(needs_gradient)
+        with torch.enable_grad():
+            output = self._run(leaf, rows, cut, None)
+        if output.requires_grad:
+            self._waiting[step] = _Step(leaf, output, self._version())
+            if len(self._waiting) > self._steps:
+                self.drop(next(iter(self._waiting)))
+        return output.detach()
+
+    def backward(self, step: str, gradient: Tensor) -> Tensor | None:
+        """Adds to the gradients of the middle and forgets the step.
+
+        Args:
+            step: Its name.
+            gradient: Of the summed loss by what `forward` returned, (rows, length, hidden).
+
+        Returns:
+            The gradient by the states that came, of the same shape; none if it was not wanted.
+
+        Raises:
+            StepLostError: The step is not waiting, or the weights have changed since.
+            FrameError: The gradient has another shape; the step goes on waiting.
+        """
+        waiting = self._waiting.get(step)
+        if waiting is None:
+            raise StepLostError(f"step {step!r} is not waiting for a gradient here; run it again")
+        if gradient.shape != waiting.output.shape:
+            raise FrameError(
+                f"step {step!r} waits for a gradient of shape {tuple(waiting.output.shape)}, not "
+                f"{tuple(gradient.shape)}"
+            )
+        self.drop(step)
+        if waiting.version != self._version():
+            raise StepLostError(f"the server's weights have changed since step {step!r} began; run it again")
+        train_mode(self.model)  # for what is computed again, should anything have run since
+        torch.autograd.backward(waiting.output, gradient.to(waiting.output))
+        return waiting.leaf.grad
+
+    def drop(self, step: str) -> None:
+        """Forgets a step whose backward pass will not come, if there is one of this name."""
+        self._waiting.pop(step, None)
+
+    def _run(self, states: Tensor, rows: Rows, cut: Cut | None, cache: Cache | None) -> Tensor:
+        """Runs the blocks of a middle, whatever the model does around them."""
+        middle = self._range(cut)
+        idle = [index for index in self._held if index not in middle]
+        returns = family_of(self.inner).returns
+
+        def enter(
+            block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            return ((states, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": states})
+
+        with ExitStack() as stack:
+            entrance = self._blocks[middle.start].register_forward_pre_hook(enter, with_kwargs=True)
+            stack.callback(entrance.remove)
+            passing: list[Callable[..., Any]] = [partial(hand_on, index, returns) for index in idle]
+            stack.enter_context(answering([self._blocks[index] for index in idle], passing))
+            call = partial(self._call, states, rows, cache)
+            try:
+                # To the end: the empty blocks above note in the cache which tokens went by.
+                found = run_prefix(self.model.module, self.model.layout, middle.stop, call, stop=False)
+            except (AttributeError, RuntimeError, TypeError) as error:  # of an `Absent`
+                if self._trusted:
+                    raise
+                raise self._undividable() from error
+        assert found is not None  # noqa: S101 - every block of a model runs
+        if not self._trusted and torch.isfinite(states).all() and not torch.isfinite(found.states).all():
+            raise self._undividable()
+        self._trusted = True
+        return found.states
+
+    def _call(self, states: Tensor, rows: Rows, cache: Cache | None) -> None:
+        further: dict[str, Any] = {
+            "position_ids": rows.positions(states.device, states.shape[1]),
+            "past_key_values": cache,
+            "use_cache": cache is not None,
+        }
+        known = {name: value for name, value in further.items() if name in self._takes}
+        self._base(inputs_embeds=states, attention_mask=rows.mask(states.device), **known)
+
+    def _range(self, cut: Cut | None) -> range:
+        if cut is None:
+            return self._held
+        middle = cut.middle(len(self._blocks))
+        if middle.start < self._held.start or middle.stop > self._held.stop:
+            message = (
+                f"a client cut at {cut.front} and {cut.back} needs blocks that this server, cut at "
+                f"{self._cut.front} and {self._cut.back}, does not hold"
+            )
+            raise ConfigurationError([Problem("split", message)])
+        return middle
+
+    def _accepted(self, states: Tensor, rows: Rows, cache: Cache | None) -> Tensor:
+        """Returns states that came as the model takes them; what does not fit is refused."""
+        past = cache.get_seq_length(self._held.start) if cache is not None else 0
+        width = self.inner.config.get_text_config().hidden_size
+        expected = (len(rows.padding), rows.length - past, width)
+        if states.shape != expected or not states.is_floating_point():
+            came = f"states of shape {tuple(states.shape)} and {states.dtype} came"
+            raise FrameError(f"{came}, not {expected} in floating point")
+        return states.to(device=self.model.device, dtype=self._dtype)
+
+    def _undividable(self) -> ConfigurationError:
+        """Returns the refusal of an architecture whose middle computes with layers that it does not have."""
+        message = (
+            f"a {self.inner.config.model_type} cannot be divided: its blocks compute with layers that lie "
+            "outside them, and fedstrata does not know which"
+        )
+        return ConfigurationError([Problem("model.name", message)])
+
+    def _version(self) -> int:
+        """Returns a number that changes when a weight does."""
+        return sum(each._version for each in self._weights)

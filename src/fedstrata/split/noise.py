@@ -1,0 +1,84 @@
+"""Gaussian noise on the hidden states that leave the client.
+
+Source: FL-LLaMA, section 3.2.2. The paper's noise scales (0.02, 0.1, 0.5) are compared with the mean absolute
+value of the hidden states, and in the code its authors released a scale is the mean absolute value of the
+noise: `mean_abs`. For Gaussian noise of deviation s that is s sqrt(2 / pi), so s = scale sqrt(pi / 2). With
+`std` the scale is the deviation itself. `relative` measures the scale in units of the states: in their mean
+absolute value, or in their standard deviation.
+
+This is not differential privacy. Nothing bounds how much one text changes the hidden states, and hidden
+states that are sent many times can be averaged. What the noise is worth against an attack has to be measured.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+import torch
+
+from fedstrata.core.errors import ConfigurationError, Problem
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedstrata.core.seeding import Seed
+    from fedstrata.split.rows import Rows
+
+Kind = Literal["mean_abs", "std"]
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """How much noise is added, and where it comes from.
+
+    Attributes:
+        scale: Its mean absolute value or its standard deviation; 0 adds nothing.
+        seed: Where it is drawn from. Equal names give equal noise, so a step that is sent again looks the
+            same.
+        kind: What the scale is: `mean_abs` or `std`.
+        relative: Whether the scale is in units of the hidden states.
+        inference: Whether it is also added when nothing is learnt.
+
+    Raises:
+        ConfigurationError: The scale is negative or no number, or there is no such kind.
+    """
+
+    scale: float
+    seed: Seed
+    kind: Kind = "mean_abs"
+    relative: bool = False
+    inference: bool = False
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not (math.isfinite(self.scale) and self.scale >= 0):
+            problems.append(Problem("split.noise.scale", f"must be 0 or more, not {self.scale}"))
+        if self.kind not in get_args(Kind):
+            problems.append(Problem("split.noise.kind", f"must be mean_abs or std, not {self.kind!r}"))
+        if problems:
+            raise ConfigurationError(problems)
+
+    def add(self, states: Tensor, rows: Rows, *names: str | int) -> Tensor:
+        """Returns the states with noise; the gradient by the sum is the gradient by the states.
+
+        Args:
+            states: (rows, columns, hidden).
+            rows: The lengths of the rows; padding has no part in the units of `relative`.
+            names: What it is drawn for: round, step, batch.
+        """
+        if self.scale == 0:
+            return states
+        noise = torch.randn(states.shape, generator=self.seed.child(*names).torch())
+        return states + (noise.to(states.device) * self._deviation(states, rows)).to(states.dtype)
+
+    def _deviation(self, states: Tensor, rows: Rows) -> Tensor:
+        deviation = self.scale * (math.sqrt(math.pi / 2) if self.kind == "mean_abs" else 1.0)
+        if not self.relative:
+            return torch.tensor(deviation, device=states.device)
+        mask = rows.mask(states.device)
+        columns = states.shape[1]
+        own = states if mask is None else states[mask[:, -columns:].bool()]
+        unit = own.float().abs().mean() if self.kind == "mean_abs" else own.float().std()
+        return deviation * unit.detach()

@@ -1,0 +1,112 @@
+"""What a model that is divided between clients and server reduces to, in whole runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from support import TINY, Finished, RunTiny
+from torch import Tensor
+
+from fedstrata.core.sources import read_source
+from fedstrata.core.types import Plan
+from fedstrata.engine.folder import open_run
+
+LORA = "adapter={kind: lora, rank: 4}"
+PLAIN = ("training.optimizer=sgd", "training.learning_rate=0.1", "training.clip_norm=null")
+"""Without clipping by segment and without Adam, which makes a step of any rounding error."""
+MODES = (
+    "mode: sequential",
+    "mode: sequential, turns: step",
+    "mode: client_batch",
+    "mode: hierarchical",
+    "mode: hierarchical, average_every: 2",
+)
+
+
+def assert_close(one: Finished, other: Finished) -> None:
+    assert one.state.tensors.keys() == other.state.tensors.keys()
+    for name, tensor in one.state.tensors.items():
+        torch.testing.assert_close(tensor, other.state.tensors[name], rtol=1e-4, atol=1e-5)
+    for name, value in one.summary["metrics"]["global"].items():
+        assert other.summary["metrics"]["global"][name] == pytest.approx(value, abs=1e-4)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_one_client_trains_as_if_it_had_the_whole_model(run_tiny: RunTiny, mode: str) -> None:
+    site = ("data.synthetic.sites=1", "data.synthetic.notes=12", *PLAIN)
+    whole = run_tiny("method={name: fedavg}", *site, out="whole")
+    divided = run_tiny(f"method={{name: fl_llama, {mode}}}", *site, out="divided")
+    assert_close(whole, divided)
+
+
+@pytest.mark.parametrize("settings", ["in_flight: 1", "in_flight: 2", "in_flight: 9", "front: 0", "back: 0"])
+@pytest.mark.parametrize("adapter", ["adapter=null", LORA])
+def test_batches_in_flight_cuts_and_adapters_change_nothing(
+    run_tiny: RunTiny, settings: str, adapter: str
+) -> None:
+    site = ("data.synthetic.sites=1", "data.synthetic.notes=12", "training.accumulation=3", *PLAIN, adapter)
+    whole = run_tiny("method={name: fedavg}", *site, out="whole")
+    divided = run_tiny(f"method={{name: fl_llama, {settings}}}", *site, out="divided")
+    assert_close(whole, divided)
+
+
+def test_copies_of_the_middle_that_are_averaged_once_a_round_are_fedavg(run_tiny: RunTiny) -> None:
+    whole = run_tiny("method={name: fedavg}", *PLAIN, out="whole")
+    divided = run_tiny("method={name: fl_llama, mode: hierarchical}", *PLAIN, out="divided")
+    assert_close(whole, divided)
+
+
+@pytest.mark.parametrize("mean", ["terms", "clients"])
+def test_a_joint_step_is_that_of_a_mean(run_tiny: RunTiny, tmp_path: Path, mean: str) -> None:
+    """One step each: B ends where the mean of the clients' models of plain training is."""
+    once = (*PLAIN, "training.batch_size=1000", "federation.rounds=1")
+    divided = run_tiny(f"method={{name: fl_llama, mode: client_batch, mean: {mean}}}", *once, out="divided")
+    run = open_run(
+        read_source(None, [*TINY, *once, "method.name=fedavg"]), tmp_path / "apart", quiet, resume=False
+    )
+    method, model = run.experiment.method, run.experiment.model
+    cohort, plan = run._cohort(1, run._trainers), Plan(method.start(model).tensors)
+    middle = model.layout.blocks[1]
+    sums: dict[str, Tensor] = dict.fromkeys(middle, torch.zeros(()))
+    total = 0.0
+    for (_, update), site in zip(cohort.each("train", lambda _: plan), run._trainers, strict=True):
+        labels = site.task.collate(site.encode())["labels"]
+        weight = float((labels != -100).sum()) if mean == "terms" else 1.0
+        sums = {name: sums[name] + weight * update.tensors[name] for name in middle}
+        total += weight
+    for name in middle:
+        torch.testing.assert_close(divided.state.tensors[name], sums[name] / total, rtol=1e-4, atol=1e-6)
+
+
+def test_clients_may_be_divided_at_different_places(run_tiny: RunTiny) -> None:
+    """A block that one client holds, and the server for the others, is the mean of both."""
+    cuts = "cuts: {site-2: {front: 0, back: 1}, site-3: {front: 1, back: 0}}, front: 0, back: 0"
+    whole = run_tiny("method={name: fedavg}", *PLAIN, out="whole")
+    divided = run_tiny(f"method={{name: fl_llama, mode: hierarchical, {cuts}}}", *PLAIN, out="divided")
+    assert_close(whole, divided)
+
+
+def test_ends_that_are_never_averaged_stay_at_the_clients(run_tiny: RunTiny) -> None:
+    run = run_tiny("method={name: fl_llama, average_ends: never}", out="divided")
+    assert run.summary["metrics"]["mean_client"]["f1"] is not None
+    ends = {name: tensor for name, tensor in run.state.tensors.items() if "layers.1." not in name}
+    other = run_tiny("method={name: fl_llama, average_ends: never}", "federation.rounds=1", out="other")
+    for name, tensor in ends.items():
+        assert torch.equal(tensor, other.state.tensors[name]), "the server must not learn of the ends"
+    assert not (run.folder / "model").exists()
+
+
+def test_ends_averaged_after_every_step_are_those_of_one_training(run_tiny: RunTiny) -> None:
+    """With equal batches and plain gradient descent, an average of every step is a step of the average."""
+    lm = ("task={name: lm, max_length: 32}", "data.types=null", "partition={by: iid, clients: 2}", *PLAIN)
+    often = run_tiny("method={name: fl_llama, mode: client_batch, average_ends: 1}", *lm, out="often")
+    once = run_tiny("method={name: fl_llama, mode: client_batch}", *lm, out="once")
+    assert often.summary["communication"]["bytes_up"] > once.summary["communication"]["bytes_up"]
+    names = [name for name in often.state.tensors if "layers.0." in name]
+    assert any(not torch.equal(often.state.tensors[name], once.state.tensors[name]) for name in names)
+
+
+def quiet(event: str, facts: object) -> None:
+    """Listens to nothing."""

@@ -1,0 +1,198 @@
+"""Dividing a model: every block on one side, nothing of the other side read."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from divided import Tiny, deeper
+from safetensors.torch import load_file, save_file
+from tiny_models import LABELS
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from fedstrata.core.config import ModelSettings
+from fedstrata.core.cut import Cut
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.seeding import Seed
+from fedstrata.models.load import load
+from fedstrata.models.state import Model
+from fedstrata.split.partition import divide, leave_ends, leave_middle
+
+SHARED = {"deberta": "rel_embeddings", "deberta-v2": "rel_embeddings", "mpnet": "relative_attention_bias"}
+
+
+def names(model: Model) -> set[str]:
+    return {name for name, _ in model.module.named_parameters()}
+
+
+def test_every_block_is_on_one_side(tiny_model: Tiny, variant: tuple[str, str]) -> None:
+    """And the server has no embedding, no final norm and no head."""
+    family, kind = variant
+    whole = tiny_model(family, kind, config=deeper(family))
+    client, server = divide(whole, Cut(1, 1))
+    assert names(client) | names(server) == names(whole)
+    both = names(client) & names(server)
+    assert bool(both) == (family in SHARED)
+    assert {*server.layout.all} == {*whole.layout.blocks[1], *both}
+    assert [bool(block) for block in client.layout.blocks] == [True, False, True]
+    assert [bool(block) for block in server.layout.blocks] == [False, True, False]
+    assert server.layout.blocks[1] == whole.layout.blocks[1]
+    assert not server.layout.final_norm and not server.layout.head
+    values, others = dict(client.module.named_parameters()), dict(server.module.named_parameters())
+    for name, parameter in whole.module.named_parameters():
+        held = values.get(name, others.get(name))
+        assert held is parameter  # no copy
+    for name in both:
+        assert others[name] is not values[name]
+        assert torch.equal(others[name], values[name])
+
+
+@pytest.mark.parametrize(
+    ("front", "back", "said"),
+    [
+        (-1, 0, "split.front: must be at least 0, not -1"),
+        (0, -2, "split.back: must be at least 0, not -2"),
+        (2, 1, "2 blocks in front and 1 at the back leave none of the model's 3 for the server"),
+        (4, 0, "both together may be at most 2"),
+    ],
+)
+def test_a_cut_that_does_not_fit_is_refused(tiny_model: Tiny, front: int, back: int, said: str) -> None:
+    model = tiny_model("llama", config=deeper("llama"))
+    with pytest.raises(ConfigurationError, match=said):
+        divide(model, Cut(front, back))
+
+
+def sharded(folder: Path) -> None:
+    """Divides the weights of a saved model into three files, as those of a large one are."""
+    tensors = load_file(folder / "model.safetensors")
+    places = {}
+    for number in range(3):
+        file = f"model-{number + 1:05d}-of-00003.safetensors"
+        own = [name for place, name in enumerate(sorted(tensors)) if place % 3 == number]
+        save_file({name: tensors[name] for name in own}, folder / file, metadata={"format": "pt"})
+        places |= dict.fromkeys(own, file)
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+
+@pytest.mark.parametrize("shards", [False, True], ids=["one file", "shards"])
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        ("llama", "causal-lm"),
+        ("llama-tied", "causal-lm"),
+        ("gpt2", "causal-lm"),
+        ("gemma3", "causal-lm"),
+        ("mixtral", "causal-lm"),
+        ("bert", "token-classification"),
+        ("deberta-v2", "sequence-classification"),
+        ("modernbert", "token-classification"),
+    ],
+)
+def test_sides_of_a_saved_model_are_those_of_the_loaded_one(
+    saved: Callable[..., Path], family: str, kind: str, shards: bool
+) -> None:
+    folder = saved(family, kind, config=deeper(family))
+    labels = () if kind == "causal-lm" else LABELS
+    if shards:
+        sharded(folder)
+    read = partial(load, ModelSettings(name=str(folder)), kind=kind, labels=labels, seed=Seed(3))
+    cut, whole = Cut(1, 1), read()
+    sides = (read(without=partial(leave_ends, cut=cut)), read(without=partial(leave_middle, cut=cut)))
+    for side, divided in zip(sides, divide(whole, cut), strict=True):
+        assert type(side.module) is type(whole.module)
+        assert names(side) == names(divided)
+        assert side.layout == divided.layout
+        buffers = dict(divided.module.named_buffers())
+        for name, tensor in [*side.module.named_parameters(), *side.module.named_buffers()]:
+            expected = buffers.get(name, dict(divided.module.named_parameters()).get(name))
+            assert torch.equal(tensor, expected), name
+
+
+def test_a_new_head_is_drawn_as_in_the_whole_model(saved: Callable[..., Path]) -> None:
+    """The weights come from a language model, so that of a classifier the head is new."""
+    folder = saved("llama", "causal-lm", config=deeper("llama"))
+    read = partial(
+        load, ModelSettings(name=str(folder)), kind="token-classification", labels=("O", "B-a"), seed=Seed(3)
+    )
+    whole, client = read(), read(without=partial(leave_ends, cut=Cut(1, 1)))
+    assert client.new_parameters == whole.new_parameters != ()
+    for name in whole.new_parameters:
+        assert torch.equal(client.snapshot([name])[name], whole.snapshot([name])[name])
+
+
+def test_a_model_from_scratch_has_the_numbers_of_the_whole_one(
+    settings_of: Callable[..., ModelSettings],
+) -> None:
+    settings = settings_of("gpt2", config=deeper("gpt2"))
+    read = partial(load, settings, kind="causal-lm", seed=Seed(2))
+    whole = read()
+    for take in (leave_ends, leave_middle):
+        side = read(without=partial(take, cut=Cut(1, 1)))
+        values = side.snapshot(names(side))
+        assert all(torch.equal(value, whole.snapshot([name])[name]) for name, value in values.items())
+
+
+MEASURE = """
+import ctypes, sys
+from functools import partial
+from pathlib import Path
+from fedstrata.core.config import ModelSettings
+from fedstrata.core.seeding import Seed
+from fedstrata.models.load import load
+from fedstrata.split import partition
+
+def peak():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+def read(folder, ends):
+    cut = partition.Cut(ends, ends)
+    without = partial(getattr(partition, take), cut=cut)
+    return load(ModelSettings(name=folder), kind="causal-lm", seed=Seed(0), without=without)
+
+take, ends, small, large = sys.argv[1:]
+read(small, 1)  # what the libraries load is not counted
+ctypes.CDLL(None).malloc_trim(0)
+Path("/proc/self/clear_refs").write_text("5")
+before = peak()
+model = read(large, int(ends))
+print(peak() - before, sum(each.nbytes for each in model.module.parameters()))
+"""
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> tuple[Path, Path]:
+    """A small model, and one of fourteen blocks of 17 MB each, in three shards."""
+    folders = []
+    for width, blocks in ((32, 3), (512, 14)):
+        shape = {"hidden_size": width, "intermediate_size": 4 * width, "num_attention_heads": 4}
+        config = LlamaConfig(vocab_size=64, num_hidden_layers=blocks, tie_word_embeddings=False, **shape)
+        folder = tmp_path_factory.mktemp("model")
+        with torch.device("meta"):
+            model = LlamaForCausalLM(config)
+        model.to_empty(device="cpu").save_pretrained(folder, max_shard_size="80MB")
+        for file in tokenizer_folder.iterdir():
+            (folder / file.name).write_bytes(file.read_bytes())
+        folders.append(folder)
+    return folders[0], folders[1]
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is measured by Linux's /proc")
+@pytest.mark.parametrize(("take", "ends"), [("leave_ends", 1), ("leave_middle", 6)])
+def test_a_process_never_holds_the_other_sides_tensors(
+    large: tuple[Path, Path], take: str, ends: int
+) -> None:
+    """The greatest memory a process ever has while it loads two blocks; twelve are on the other side."""
+    command = [sys.executable, "-c", MEASURE, take, str(ends), *map(str, large)]
+    found = subprocess.run(command, check=True, capture_output=True, text=True)
+    grown, held = map(int, found.stdout.split())
+    block = 4 * (4 * 512**2 + 3 * 512 * 2048)
+    assert held == pytest.approx(2 * block, rel=0.02)
+    assert grown < 4 * block
