@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,10 +14,11 @@ from support import TINY, Finished, RunTiny
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.sources import read_source
-from fedstrata.core.types import Plan, Update
+from fedstrata.core.types import ClientInfo, Plan, Update
 from fedstrata.engine.checkpoint import ClientStore
 from fedstrata.engine.folder import open_run
 from fedstrata.engine.setup import prepare
+from fedstrata.engine.simulate import SimulatedCohort
 
 LORA = "adapter={kind: lora, rank: 2}"
 PERSONAL = "method={name: droppeft, rates: 0.4, shared_blocks: 2}"
@@ -53,6 +55,7 @@ def test_a_device_sends_its_least_important_blocks_and_keeps_the_others(run_tiny
 class Turn:
     """What went to a device and came back, its tensors copied, and the importance that it then knew."""
 
+    client: ClientInfo
     plan: Plan
     update: Update
     importance: list[float | None]
@@ -69,8 +72,8 @@ def turns_of(folder: Path, *overrides: str) -> list[Turn]:
         def watched(handler: str, plan_of: Any, each: Any = each, number: int = number) -> Any:
             for client, update in each(handler, plan_of):
                 tensors = {name: tensor.clone() for name, tensor in update.tensors.items()}
-                kept = ClientStore(folder / "clients" / client.id, number).read().values["importance"]
-                turns.append(Turn(plan_of(client), replace(update, tensors=tensors), kept))
+                kept = ClientStore(folder / "clients" / client.id, number).read().values.get("importance", [])
+                turns.append(Turn(client, plan_of(client), replace(update, tensors=tensors), kept))
                 yield client, update
 
         cohort.each = watched  # type: ignore[method-assign]
@@ -138,6 +141,64 @@ def test_a_device_s_model_is_the_global_one_under_its_personal_blocks(run_tiny: 
             assert torch.equal(value, expected)
             if name in own:
                 assert not torch.equal(value, run.state.tensors[name])
+
+
+def test_a_block_that_does_not_run_keeps_the_importance_that_it_had(tmp_path: Path) -> None:
+    few = ("training.batch_size=8", "federation.rounds=4")
+    turns = turns_of(tmp_path / "run", "method={name: droppeft, rates: 0.8, shared_blocks: 2}", LORA, *few)
+    kept = 0
+    for client in {turn.client.id for turn in turns}:
+        own = [turn.importance for turn in turns if turn.client.id == client]
+        for earlier, later in itertools.pairwise(own):
+            for before, after in zip(earlier, later, strict=True):
+                assert before is None or after is not None
+                kept += before is not None and before == after
+    assert kept
+
+
+@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+def test_devices_count_by_their_examples_or_all_the_same(tmp_path: Path, weighting: str) -> None:
+    unequal = ("partition={by: quantity, clients: 3, alpha: 1.0}", "federation.rounds=1")
+    method = f"method={{name: droppeft, rates: 0.0, weighting: {weighting}}}"
+    turns = turns_of(tmp_path / "run", method, LORA, *unequal)
+    assert len({turn.client.examples for turn in turns}) > 1
+    for turn in turns:
+        assert turn.update.weight == (turn.client.examples if weighting == "examples" else 1.0)
+
+
+@pytest.mark.parametrize(("distribution", "always"), [("incremental", 0), ("decremental", 2)])
+def test_the_block_at_one_end_always_runs_at_a_mean_rate_of_one_half(
+    tmp_path: Path, distribution: str, always: int
+) -> None:
+    method = f"method={{name: droppeft, rates: 0.45, distribution: {distribution}, shared_blocks: 2}}"
+    turns = turns_of(tmp_path / "run", method, LORA, "training.batch_size=16", "federation.rounds=2")
+    ran = [[value is not None for value in turn.importance] for turn in turns]
+    assert all(own[always] for own in ran)
+    assert not all(own[2 - always] for own in ran)
+
+
+PHONE = (
+    "devices={profiles: phone, custom: {phone: {teraflops: 0.001, watts: 5}}, utilisation: 1.0, bandwidth: "
+)
+
+
+@pytest.mark.parametrize("bandwidth", [None, 1e6, 0.01])
+def test_a_reward_is_the_gain_in_accuracy_for_each_second(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, bandwidth: float | None
+) -> None:
+    scores = itertools.cycle([0.25, 0.75])
+    monkeypatch.setattr(SimulatedCohort, "_validate", lambda self, site, work: next(scores))
+    devices = [] if bandwidth is None else [f"{PHONE}{bandwidth:f}}}"]
+    run = run_tiny("method={name: droppeft, rates: {rates: [0.0]}}", LORA, "federation.rounds=1", *devices)
+    (state,) = states(run)
+    assert len(state["rewards"]) == 3
+    for event in run.of("client"):
+        seconds = 0.5 / state["rewards"][event["client"]]
+        if bandwidth is None:
+            assert seconds == 1.0  # all blocks ran
+        else:  # a frame has names too, which the reward leaves out
+            assert event["compute_seconds"] < seconds <= event["compute_seconds"] + event["transfer_seconds"]
+            assert seconds > event["compute_seconds"] + 0.5 * event["transfer_seconds"]
 
 
 def test_the_bandit_learns_from_what_devices_gain(run_tiny: RunTiny) -> None:
