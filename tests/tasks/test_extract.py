@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from instructed import LACKING, MODIFIERS, NOTE
 from peft import LoraConfig, get_peft_model
 from torch.nn import functional as F
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from fedstrata.core.config import ExtractSettings, TemplateFiles
-from fedstrata.core.documents import Document, Relation, Span
+from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
 from fedstrata.data.split import Split
@@ -27,27 +28,6 @@ from fedstrata.tasks.instruction_examples import Example, budget_of
 from fedstrata.tasks.markup import mark
 from fedstrata.tasks.windows import IGNORED
 
-NOTE = Document(
-    "note",
-    "Denies fever. Severe chest pain since Monday.\nGiven aspirin 81 mg daily.",
-    spans=(
-        Span(0, 6, "negation"),
-        Span(7, 12, "problem"),
-        Span(14, 20, "severity"),
-        Span(21, 31, "problem"),
-        Span(32, 44, "temporal"),
-        Span(52, 59, "drug"),
-        Span(60, 65, "strength"),
-    ),
-    relations=(
-        Relation(1, 0, "negation"),
-        Relation(3, 2, "severity"),
-        Relation(3, 4, "temporal"),
-        Relation(5, 6, "strength"),
-    ),
-)
-MODIFIERS = {"drug": ["strength"], "problem": ["negation", "severity", "temporal"]}
-LACKING = replace(NOTE, relations=(), lacks_relations=True)
 SHORT = {"templates": "short", "mentions": ["drug", "problem"], "modifiers": MODIFIERS, "max_length": 400}
 
 
@@ -293,108 +273,20 @@ def test_a_tokenizer_that_garbles_tags_is_told(word_piece: Any) -> None:
 
 
 def test_documents_in_which_nobody_looked_for_relations_are_asked_for_mentions_only(byte_level: Any) -> None:
-    task, lacking = task_of(), replace(NOTE, relations=(), lacks_relations=True)
+    task, lacking = task_of(), LACKING
     assert {example.question.kind for example in task.encode([lacking], byte_level)} == {"ner"}
     assert task.scorable(lacking) and not task_of(tasks=["re"]).scorable(lacking)
 
 
 def test_documents_in_which_nobody_looked_for_relations_count_for_mentions_only() -> None:
     """Whatever modifiers are found in them."""
-    task, lacking = task_of(), replace(NOTE, relations=(), lacks_relations=True)
+    task, lacking = task_of(), LACKING
     mentions = tuple(span for span in NOTE.spans if span.label in ("problem", "drug"))
     perfect = Extracted(mentions, triples_of(NOTE))
     assert task.score([NOTE, lacking], [perfect, perfect])["re_f1"] == 1.0
     alone = task.score([lacking], [perfect])
     assert alone["f1"] == alone["ner_f1"] == 1.0
     assert not [name for name in alone if name.startswith("re_")]
-
-
-def test_types_come_from_the_training_documents() -> None:
-    clients = {"a": Split(train=(NOTE,))}
-    task = Extraction.from_documents(ExtractSettings(), clients)
-    assert task.settings.mentions == ["drug", "problem"]
-    assert task.settings.modifiers == MODIFIERS
-    assert Extraction.from_labels(task.settings, ()).metric_names == task.metric_names
-    assert task.lower_is_better == set(FAULTS)
-    only = Extraction.from_documents(ExtractSettings(tasks=["ner"], mentions=["problem"]), clients)
-    assert only.metric == "ner_f1" and "re_f1" not in only.metrics
-
-
-@pytest.mark.parametrize(
-    ("document", "changes", "path", "text"),
-    [
-        (replace(NOTE, spans=(), relations=()), {"tasks": ["ner"]}, "task.mentions", "finds no mention"),
-        (replace(NOTE, relations=()), {}, "task.modifiers", "finds no relation"),
-        (
-            replace(NOTE, spans=(Span(0, 2, 'a"b'),), relations=()),
-            {"tasks": ["ner"]},
-            "task.mentions",
-            "cannot stand",
-        ),
-        (NOTE, {"templates": TemplateFiles(ner="nowhere.txt")}, "task.templates.ner", "cannot be read"),
-        (NOTE, {"templates": TemplateFiles(re="{input} {where}")}, "task.templates.re", "names {where}"),
-        (NOTE, {"templates": TemplateFiles(re="{input")}, "task.templates.re", "cannot be read"),
-        (NOTE, {"templates": TemplateFiles(ner="{input} {")}, "task.templates.ner", "is no template"),
-        (replace(NOTE, text_pair="x"), {}, "task.name", "pairs of texts"),
-        (NOTE, {"modifiers": {"problem": []}}, "task.modifiers", "names no modifier"),
-        (
-            NOTE,
-            {"mentions": ["problm"]},
-            "task.mentions",
-            "'problm' occurs nowhere in the data; did you mean",
-        ),
-        (NOTE, {"modifiers": {"problm": ["severity"]}}, "task.modifiers", "did you mean 'problem'?"),
-        (NOTE, {"modifiers": {"problem": ["severty"]}}, "task.modifiers", "did you mean 'severity'?"),
-        (NOTE, {"definitions": {"problm": "x"}}, "task.definitions", "did you mean 'problem'?"),
-        (
-            LACKING,
-            {"tasks": ["re"], "modifiers": MODIFIERS},
-            "task.tasks",
-            "documents of a have no mention whose",
-        ),
-    ],
-)
-def test_bad_settings_are_told(document: Document, changes: dict[str, Any], path: str, text: str) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        Extraction.from_documents(ExtractSettings(**changes), {"a": Split(train=(document,))})
-    (problem,) = caught.value.problems
-    assert problem.path == path
-    assert text in problem.message
-
-
-def test_a_type_with_a_definition_need_not_occur() -> None:
-    """A few notes of a new site do not hold everything that a model was trained for."""
-    settings = ExtractSettings(mentions=["problem", "device"], definitions={"device": "an implant"})
-    task = Extraction.from_documents(settings, {"a": Split(train=(NOTE,))})
-    assert task.settings.mentions == ["problem", "device"]
-    Extraction.from_documents(ExtractSettings(mentions=["problem", "treatment"]), {"a": Split(train=(NOTE,))})
-
-
-def test_what_is_asked_for_twice_or_in_vain_is_told() -> None:
-    with pytest.raises(ValueError, match="names one twice: ner, ner"):
-        ExtractSettings(tasks=["ner", "ner"])
-    with pytest.raises(ValueError, match=r"mentions_only has no meaning with tasks \['re'\]"):
-        ExtractSettings(tasks=["re"], mentions_only=["a"])
-
-
-def test_a_type_of_test_documents_that_none_is_trained_on_is_told() -> None:
-    label = replace(NOTE, spans=(*NOTE.spans, Span(46, 51, "device")))
-    other = replace(NOTE, relations=(*NOTE.relations, Relation(3, 4, "duration")))
-    for document, path in ((label, "data.types"), (other, "data.relations")):
-        clients = {"a": Split(train=(NOTE,)), "b": Split(test=(document,))}
-        with pytest.raises(ConfigurationError, match=rf"{path}.*test document 'note'"):
-            Extraction.from_documents(ExtractSettings(), clients)
-        named = ExtractSettings(mentions=["problem"], modifiers=MODIFIERS)
-        assert Extraction.from_documents(named, clients).settings.modifiers == MODIFIERS
-
-
-def test_relations_between_types_that_no_training_document_relates_are_reported(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    other = replace(NOTE, relations=(*NOTE.relations, Relation(5, 4, "temporal")))
-    Extraction.from_documents(ExtractSettings(), {"a": Split(train=(NOTE,), test=(other,))})
-    assert "1 of 5 relations of test documents" in caplog.text
-    assert "temporal of drug" in caplog.text
 
 
 def test_a_template_of_ones_own_goes_with_the_model(tmp_path: Path, byte_level: Any) -> None:
