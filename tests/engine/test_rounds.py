@@ -15,7 +15,7 @@ from fedstrata.core.sources import read_source
 from fedstrata.core.types import ClientInfo, Plan, State, Update
 from fedstrata.engine.folder import open_run
 from fedstrata.engine.setup import prepare
-from fedstrata.engine.simulate import sample
+from fedstrata.engine.sites import sample
 from fedstrata.methods import METHODS
 
 SUMMARY_KEYS = {

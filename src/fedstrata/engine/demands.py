@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedstrata.aggregate.rules import AveragingSettings, MeanRule, MultiKrumRule, RobustRule
 from fedstrata.core.errors import Problem
-from fedstrata.engine.simulate import sample_size
+from fedstrata.engine.sites import sample_size
 from fedstrata.methods.droppeft import DropPEFT
 from fedstrata.methods.fedadaopt import CONFIGURATIONS, FedAdaOPT
 from fedstrata.methods.fedmedlora_plus import FedMedLoRAPlus
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from fedstrata.core.config import RunSettings
     from fedstrata.core.documents import Document
     from fedstrata.core.federation import FederationSettings
-    from fedstrata.core.method import Method, Task
+    from fedstrata.core.method import Method
+    from fedstrata.core.task import Task
     from fedstrata.data.split import Split
 
 

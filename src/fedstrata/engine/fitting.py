@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from fedstrata.core.config import RunSettings
-    from fedstrata.core.method import Layout, Method, Task
+    from fedstrata.core.method import Layout, Method
+    from fedstrata.core.task import Task
     from fedstrata.models.state import Model
 
 

@@ -30,7 +30,8 @@ from fedstrata.engine.devices import Fleet, last_stored_states
 from fedstrata.engine.failures import RoundAbandonedError, drop_outs
 from fedstrata.engine.scoring import Scorer
 from fedstrata.engine.server import ServerDocuments
-from fedstrata.engine.simulate import Listener, PooledSite, SimulatedCohort, Site, parameters_in, sample
+from fedstrata.engine.simulate import Listener, SimulatedCohort, parameters_in
+from fedstrata.engine.sites import PooledSite, Site, sample
 from fedstrata.metrics.cost import peak_gpu_bytes, peak_rss_bytes
 from fedstrata.record.log import RecordLog, committed_rounds, read_events
 from fedstrata.record.summary import summarise, trained_scores, write_summary

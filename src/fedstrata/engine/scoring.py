@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from fedstrata.core.config import TrainingSettings
     from fedstrata.core.documents import Document
     from fedstrata.core.federation import BootstrapSettings
-    from fedstrata.core.method import Task
     from fedstrata.core.seeding import Seed
+    from fedstrata.core.task import Task
     from fedstrata.core.types import State
-    from fedstrata.engine.simulate import Site
+    from fedstrata.engine.sites import Site
     from fedstrata.models.state import Model
 
 Scores = dict[str, float]

@@ -41,7 +41,8 @@ from fedstrata.tasks import TASKS
 
 if TYPE_CHECKING:
     from fedstrata.core.documents import Document
-    from fedstrata.core.method import Method, Task
+    from fedstrata.core.method import Method
+    from fedstrata.core.task import Task
     from fedstrata.models.state import Model
 
 

@@ -13,7 +13,7 @@ from fedstrata.tasks.relations import RelationClassification
 from fedstrata.tasks.summarize import Summarization
 
 if TYPE_CHECKING:
-    from fedstrata.core.method import Task
+    from fedstrata.core.task import Task
 
 TASKS: dict[str, type[Task]] = {
     "ner": NamedEntityRecognition,

@@ -195,7 +195,7 @@ class DocumentClassification:
     def corrupt(
         self, examples: Sequence[LabelledDocument], kind: str, tokenizer: Any, rng: Seed
     ) -> list[LabelledDocument]:
-        """Returns the documents of a corrupt client; see `core.method.Task.corrupt`.
+        """Returns the documents of a corrupt client; see `core.task.Task.corrupt`.
 
         The target of a document is the set of its labels, and classes are labels. To have the only label
         becomes to lack it, and the other way round.

@@ -160,7 +160,7 @@ class ClozeQuestions:
     def corrupt(
         self, examples: Sequence[ClozeExample], kind: str, tokenizer: Any, rng: Seed
     ) -> list[ClozeExample]:
-        """Returns the questions of a corrupt client; see `core.method.Task.corrupt`.
+        """Returns the questions of a corrupt client; see `core.task.Task.corrupt`.
 
         The target of a question is which of its answers is right, and the answers are its classes.
         """

@@ -48,7 +48,7 @@ def shuffled_windows(windows: Sequence[np.ndarray], tokenizer: Any, rng: Seed) -
 
 
 def corrupted_targets(examples: Sequence[Any], kind: str, tokenizer: Any, rng: Seed) -> list[Any]:
-    """Returns the examples of a corrupt client of a language model; see `core.method.Task.corrupt`.
+    """Returns the examples of a corrupt client of a language model; see `core.task.Task.corrupt`.
 
     Targets are the tokens that follow, and classes are the tokens of the vocabulary. Shuffled tokens are what
     is read, the targets stay: either way what follows has nothing to do with what was read.

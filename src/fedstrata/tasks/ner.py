@@ -156,7 +156,7 @@ class NamedEntityRecognition:
         return self.encode(documents, tokenizer)
 
     def corrupt(self, examples: Sequence[Window], kind: str, tokenizer: Any, rng: Seed) -> list[Window]:
-        """Returns the windows of a corrupt client; see `core.method.Task.corrupt`.
+        """Returns the windows of a corrupt client; see `core.task.Task.corrupt`.
 
         Targets are the tags of owned tokens, and classes are tags: O becomes the B- of the first type.
         """

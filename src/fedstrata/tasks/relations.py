@@ -194,7 +194,7 @@ class RelationClassification:
     def corrupt(
         self, examples: Sequence[MarkedPair], kind: str, tokenizer: Any, rng: Seed
     ) -> list[MarkedPair]:
-        """Returns the pairs of a corrupt client; see `core.method.Task.corrupt`.
+        """Returns the pairs of a corrupt client; see `core.task.Task.corrupt`.
 
         The target of a pair is its class; the weight stays with the text. `none` becomes the first type.
         """

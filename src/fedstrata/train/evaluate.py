@@ -15,7 +15,8 @@ from fedstrata.train.local import autocast, to_device
 if TYPE_CHECKING:
     from fedstrata.core.config import TrainingSettings
     from fedstrata.core.documents import Document
-    from fedstrata.core.method import Model, Task
+    from fedstrata.core.method import Model
+    from fedstrata.core.task import Task
     from fedstrata.models.state import Model as LoadedModel
 
 

@@ -12,8 +12,8 @@ from typing import Any
 from fedstrata.core.config import RunSettings
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
-from fedstrata.core.method import Task
 from fedstrata.core.sweep import SECTION, Row, Sweep, folder_name, label, with_value
+from fedstrata.core.task import Task
 from fedstrata.data.split import Split
 from fedstrata.engine.comparing.cells import Cell
 from fedstrata.engine.comparing.compare import LOCK, Comparison, RowPlan

@@ -24,7 +24,7 @@ from fedstrata.core.types import Message
 from fedstrata.engine.checkpoint import KEEP
 from fedstrata.engine.planning.stacks import Stacks, count_stacks
 from fedstrata.engine.rounds import dropped, due_for_scoring, scores_everywhere, sites_of
-from fedstrata.engine.simulate import sample
+from fedstrata.engine.sites import sample
 from fedstrata.methods.droppeft import DropPEFT
 from fedstrata.methods.fedmedlora_plus import FedMedLoRAPlus, FedMedLoRAPlusSettings
 from fedstrata.methods.flora import FLoRA, FLoRASettings

@@ -27,7 +27,8 @@ from fedstrata.core.types import State
 from fedstrata.data.split import Split
 from fedstrata.engine.planning.survey import Samples, padded_tokens
 from fedstrata.engine.rounds import Run
-from fedstrata.engine.simulate import SimulatedCohort, Site
+from fedstrata.engine.simulate import SimulatedCohort
+from fedstrata.engine.sites import Site
 from fedstrata.record.log import read_events
 from fedstrata.wire import frame
 from fedstrata.wire.meter import Meter
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, nn
 
-    from fedstrata.core.method import Method, Task
+    from fedstrata.core.method import Method
+    from fedstrata.core.task import Task
     from fedstrata.engine.scoring import Scorer
     from fedstrata.engine.setup import Experiment
 

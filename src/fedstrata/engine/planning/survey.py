@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedstrata.core.documents import Document
     from fedstrata.core.seeding import Seed
     from fedstrata.engine.setup import Experiment
-    from fedstrata.engine.simulate import Site
+    from fedstrata.engine.sites import Site
 
 BATCHES = 6
 """Batches of a rehearsed client's turn, all epochs together."""

@@ -32,7 +32,7 @@ from fedstrata.train.evaluate import answer
 
 if TYPE_CHECKING:
     from fedstrata.core.documents import Document
-    from fedstrata.core.method import Task
+    from fedstrata.core.task import Task
     from fedstrata.engine.results.result import Result
 
 TEXT = "text"
