@@ -86,9 +86,11 @@ def passed_by_lowest(module: nn.Module, layout: Layout, trainable: Collection[st
     for block in blocks:
         handles += [part.register_forward_pre_hook(look) for part in block.modules() if part is not block]
     ids = torch.zeros((1, TOKENS), dtype=torch.long, device=next(module.parameters()).device)
+    # Without numbers (a model on the meta device) nobody can ask a mask whether it hides anything.
+    mask = {} if ids.is_meta else {"attention_mask": torch.ones_like(ids)}
     try:
         with _as_if_training(module, trainable), torch.enable_grad(), watched:
-            module(input_ids=ids, attention_mask=torch.ones_like(ids))
+            module(input_ids=ids, **mask)
     finally:
         for handle in handles:
             handle.remove()
