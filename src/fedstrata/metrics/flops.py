@@ -215,9 +215,8 @@ class FlopCounter:
             cost = _cost(layer, experts)
             if not cost or _UNUSED in path:
                 continue
-            kept = dict(layer.named_parameters(recurse=False))
-            own = [id(parameter) for parameter in kept.values()]
-            name, weight = next(iter(kept.items()))
+            own = [id(parameter) for parameter in layer.parameters(recurse=False)]
+            name, weight = next(layer.named_parameters(recurse=False))
             cost *= share_of(f"{path}.{name}", weight)
             trained = cost * (own[0] in training)
             inside = path.startswith(f"{base}.") or inner.base_model is inner
@@ -228,9 +227,7 @@ class FlopCounter:
                 head.passed += cost * (not below)
                 below = below or not training.isdisjoint(own)
                 continue
-            part = self._embedding
-            if path.startswith(f"{layout.blocks_path}."):
-                part = self._blocks[int(path.removeprefix(f"{layout.blocks_path}.").split(".")[0])]
+            part = self._part_of(path, f"{layout.blocks_path}.")
             if positions := span * (not projections.isdisjoint(path.split("."))):
                 part.positions += positions * cost
                 part.positions_back += positions * (trained + cost * (id(layer) in passed.positions))
@@ -239,6 +236,11 @@ class FlopCounter:
             part.linear += cost
             part.trained += trained
             part.passed += cost * (id(layer) in passed.layers)
+
+    def _part_of(self, path: str, blocks: str) -> Part:
+        """Returns the block that a layer of the base model is in, or the embedding."""
+        inside = path.startswith(blocks)
+        return self._blocks[int(path.removeprefix(blocks).split(".")[0])] if inside else self._embedding
 
     def _add_attention(self, config: Any, passed: Passed, prefix: int) -> None:
         """Adds attention's products, whose shapes are in the model's configuration alone."""
