@@ -4,8 +4,11 @@
 
 Scores, on the test split of each seed, what every trained model must beat: for named entity recognition a
 look-up table of the training mentions, for document classification TF-IDF with logistic regression. Both see
-all clients' training documents at one place. Takes what `fedstrata compare` takes, and reads the data of its
-first row. Last line: one JSON object, of each score its mean, smallest and largest.
+all clients' training documents at one place. Where every document has one label there is also
+`own_majority.accuracy`, of always answering the commonest label of a client's own training documents: the
+mean over clients, each on its own test documents, and `own_majority.validation_accuracy` on its validation
+documents, as `mean_client` counts personal models. Takes what `fedstrata compare` takes, and reads the data
+of its first row. Last line: one JSON object, of each score its mean, smallest and largest.
 """
 
 from __future__ import annotations
@@ -14,11 +17,14 @@ import argparse
 import json
 import statistics
 import sys
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from fedstrata.core.errors import ConfigurationError, FedstrataError
 from fedstrata.core.sources import Source
 from fedstrata.core.sweep import read_sweep, with_value
+from fedstrata.data.split import Split
 from fedstrata.engine.setup import check_settings, divide
 from fedstrata.tasks import TASKS
 from fedstrata.tasks.classify import DocumentClassification
@@ -38,9 +44,24 @@ def scores(source: Source) -> dict[str, float]:
         for part in ("train", "test")
     )
     if isinstance(task, DocumentClassification):
-        return tfidf_baseline(task, train, test)
+        return tfidf_baseline(task, train, test) | own_majority(task, clients)
     tagger = LookupTagger.fit(train)
     return task.score(test, [tagger.predict(document) for document in test])
+
+
+def own_majority(task: DocumentClassification, clients: Mapping[str, Split]) -> dict[str, float]:
+    """Scores what each client would have from its own commonest training label; the first of equals."""
+    if task.settings.problem_type != "single_label":
+        return {}
+    found: dict[str, list[float]] = {"accuracy": [], "validation_accuracy": []}
+    for own in clients.values():
+        counts = Counter(document.labels[0] for document in own.train)
+        answer = max(task.labels, key=lambda label: counts[label])
+        for name, documents in zip(found, (own.test, own.validation), strict=True):
+            if documents and own.train:
+                right = sum(document.labels[0] == answer for document in documents)
+                found[name].append(right / len(documents))
+    return {f"own_majority.{name}": statistics.mean(each) for name, each in found.items() if each}
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ class Text(list[int]):
 
     @property
     def windows(self) -> tuple[list[int], ...]:
-        """See `fedstrata.core.method.Task`."""
+        """See `fedstrata.core.task.Task`."""
         return (self,)
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
 
 import pytest
 from support import REPOSITORY
+
+from fedstrata.core.config import ClassifySettings
+from fedstrata.core.documents import Document
+from fedstrata.data.split import Split
+from fedstrata.tasks.classify import DocumentClassification
 
 SCRIPTS = [
     pytest.param(
@@ -105,3 +111,21 @@ def test_the_last_line_is_one_json_object(script: str, arguments: list[str], fig
     ]
     assert numbers
     assert all(number >= 0 for number in numbers)
+
+
+def test_the_commonest_label_of_a_client_s_own_is_a_floor() -> None:
+    spec = importlib.util.spec_from_file_location("baselines", REPOSITORY / "benchmarks" / "baselines.py")
+    assert spec is not None and spec.loader is not None
+    baselines = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(baselines)
+
+    def documents(labels: str) -> tuple[Document, ...]:
+        return tuple(Document(str(number), "text", labels=(label,)) for number, label in enumerate(labels))
+
+    clients = {
+        "one": Split(documents("aab"), validation=documents("ab"), test=documents("aaab")),
+        "other": Split(documents("bcc"), validation=(), test=documents("cb")),
+    }
+    task = DocumentClassification.from_documents(ClassifySettings(name="classify"), clients)
+    floor = baselines.own_majority(task, clients)
+    assert floor == {"own_majority.accuracy": (0.75 + 0.5) / 2, "own_majority.validation_accuracy": 0.5}

@@ -6,7 +6,9 @@ A client's turn begins with `restore` (the base values back) and two `load`s (it
 are timed together over the adapters of many clients, in turn with local steps of 8 texts of 128 tokens on a
 LLaMA-like token classifier with random weights (16 blocks, width 384, LoRA of rank 8 in all linear layers of
 the blocks: 224 tensors; float32 on the CPU). `swap_fraction_of_step` is the median switch over the median
-step. Last line: one JSON object.
+step. Not timed is what else a turn takes: its frames, the client's store on the disk, the optimiser, which is
+made anew, and on emulated devices the look at the model that operations are counted by. Last line: one JSON
+object.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ batches of 8, float32 on the CPU) with LoRA in all linear layers of the blocks, 
 trains, at mean rates 0, .25, .5 and .75 that grow with the depth. `time_ratio` is an epoch at a rate over
 one at rate 0 in the same repeat, the median over the repeats with the range beside it; in processor time, if
 there is one thread, also `cpu_ratio`. `share_run` is the share of the blocks that did run, which chance moves
-a little from 1 - rate. `activation_ratio` is the memory that autograd keeps for the backward pass, as counted
-by torch's own hooks on saved tensors, each storage once, parameters left out. Last line: one JSON object.
+a little from 1 - rate. `activation_ratio` is the memory that autograd keeps for the backward pass, as runs on
+emulated devices count it (`fedstrata.metrics.memory`). Last line: one JSON object.
 """
 
 from __future__ import annotations
@@ -27,35 +27,13 @@ from fedstrata.adapters.attach import attach
 from fedstrata.core.adapter_settings import LoraSettings
 from fedstrata.core.config import RunSettings
 from fedstrata.core.seeding import Seed
+from fedstrata.core.types import Work
 from fedstrata.engine.processor import use_processor
-from fedstrata.models.state import Model
 from fedstrata.policies.dropout import LayerDropout, block_rates
 from fedstrata.tasks.ner import NamedEntityRecognition
 from fedstrata.train.local import fit
 
 RATES = (0.0, 0.25, 0.5, 0.75)
-
-
-class SavedBytes:
-    """Adds up what autograd keeps for backward passes: each storage once a step, no parameters."""
-
-    def __init__(self, model: Model) -> None:
-        self._known = {parameter.untyped_storage().data_ptr() for parameter in model.module.parameters()}
-        self._alive: set[int] = set()
-        self.bytes = 0
-
-    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Counts a tensor that is kept; it stays what it is."""
-        storage = tensor.untyped_storage()
-        place = storage.data_ptr()
-        if place not in self._known and place not in self._alive:
-            self._alive.add(place)
-            self.bytes += storage.nbytes()
-        return tensor
-
-    def step_is_over(self) -> None:
-        """Says that from now on the same place in memory holds something else."""
-        self._alive.clear()
 
 
 class Bench:
@@ -88,14 +66,12 @@ class Bench:
             dropout.share_run,
         )
 
-    def saved(self, rate: float, repeat: int) -> int:
+    def saved(self, rate: float, repeat: int) -> float:
         """Returns the bytes that autograd keeps in an epoch."""
-        saved = SavedBytes(self.model)
-        self.client.report = lambda progress: saved.step_is_over()
-        with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor):
-            self.epoch(rate, repeat)
-        self.client.report = lambda progress: None
-        return saved.bytes
+        self.client.work = Work()
+        self.epoch(rate, repeat)
+        saved, self.client.work = self.client.work.activation_bytes, None
+        return saved
 
 
 def main() -> None:

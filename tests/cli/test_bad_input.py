@@ -86,7 +86,8 @@ def jsonl(notes: Path) -> list[str]:
         (
             ["task.name=mt"],
             [
-                "task.name: must be one of 'ner', 'classify', 'lm', 'extract', 'relations', not 'mt'",
+                "task.name: must be one of 'ner', 'classify', 'lm', 'extract', 'relations', 'cloze', "
+                "'summarize', not 'mt'",
                 "command line",
             ],
         ),

@@ -36,6 +36,7 @@ def shown(names: list[str], width: int, clients: Clients | None = None) -> list[
         "communication": {"bytes_up": None},
         "failures": {"clients": None, "abandoned_rounds": None},
         "time": {"total_seconds": 2.0, "train_seconds": 1.0},
+        "memory": {"peak_rss_bytes": 1, "peak_gpu_bytes": None},
     }
     console = Console(file=io.StringIO(), width=width)
     Display(console).show(summary, Path("runs/x"), personal=False)

@@ -114,6 +114,21 @@ def test_without_relations_there_is_no_table_of_them(tmp_path: Path) -> None:
     assert scored(gold, found, folder=tmp_path)["systems"][0]["relations"] is None
 
 
+def test_documents_in_which_nobody_looked_for_relations_are_not_scored_for_them(tmp_path: Path) -> None:
+    """As in a run; whatever relations a system finds there."""
+    lacking = replace(GOLD, id="lacking", relations=(), lacks_relations=True)
+    found = [GOLD, replace(GOLD, id="lacking")]
+    gold, first, second = sides(tmp_path, "jsonl", [GOLD, lacking], found, [GOLD, lacking])
+    content = scored(gold, first, "--against", second, folder=tmp_path)
+    one, other = content["systems"]
+    assert one["relations"] == other["relations"]
+    assert one["relations"]["counts"]["f1"] == {"gold": 2, "predicted": 2, "correct": 2}
+    assert one["mentions"]["counts"]["f1"]["gold"] == 8
+    assert one["documents_without_relations"] == 1
+    shown = " ".join(score(gold, first).output.split())
+    assert "1 documents in which nobody looked for relations are not in the scores of these" in shown
+
+
 def test_two_systems(tmp_path: Path) -> None:
     notes = generate(seed=0, sites=1, notes=40)
     half = [replace(note, spans=note.spans[::2], relations=()) for note in notes]

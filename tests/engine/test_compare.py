@@ -72,7 +72,8 @@ def finish(
     log.append("run", {"metric": "f1", "data": data, "threads": 1, "device": "cpu", "versions": {}})
     for number in range(1, rounds + 1):
         score = validation if number == rounds else 1.0  # only the round whose model is kept may count
-        log.append("round", {"round": number, "global": {"f1": score}, "mean_client": {"f1": score}})
+        scores = {"global": {"f1": score}, "mean_client": {"f1": score}}
+        log.append("round", {"round": number, **scores, "exchanges": {}})
     log.close()
     facts = {
         "rounds": rounds,

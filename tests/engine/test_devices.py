@@ -26,6 +26,10 @@ PHONES = (
 """A billion operations and a million bytes a second."""
 
 
+ONCE = ("devices={}", "federation.rounds=1", "training.batch_size=4")
+LORA = "adapter={kind: lora, rank: 2}"
+
+
 class StoppedError(Exception):
     """Stands for whatever ends a process."""
 
@@ -118,6 +122,7 @@ def test_emulation_changes_no_number_of_the_run_and_its_absence_is_null(run_tiny
     assert plain.summary["metrics"] == emulated.summary["metrics"]
     assert plain.summary["time"]["simulated_seconds"] is plain.summary["energy_joules"] is None
     assert "flops" not in plain.of("client")[0]
+    assert plain.summary["memory"]["device_mean_bytes"] is None
     (start,) = emulated.of("run")
     assert sorted(start["devices"].values()) == ["agx", "nx", "tx2"]
 
@@ -126,6 +131,114 @@ def test_pooled_training_has_no_device(run_tiny: RunTiny) -> None:
     run = run_tiny("method={name: centralized}", "devices={}", "federation.rounds=1")
     assert run.summary["time"]["simulated_seconds"] is None
     assert run.of("run")[0]["devices"] is None
+
+
+def flops_of(run: Finished) -> dict[str, float]:
+    """What each client computed, all rounds together."""
+    counts: Counter[str] = Counter()
+    for event in run.of("client"):
+        counts[event["client"]] += event["flops"]
+    return dict(counts)
+
+
+def test_a_device_of_a_lower_rank_computes_at_that_rank(run_tiny: RunTiny) -> None:
+    cut = run_tiny("method={name: hetlora, ranks: [1]}", "adapter={kind: lora, rank: 8}", *ONCE, out="cut")
+    own = run_tiny("method={name: fedlora}", "adapter={kind: lora, rank: 1}", *ONCE, out="own")
+    stacked = run_tiny(
+        "method={name: flora, ranks: [1]}", "adapter={kind: lora, rank: 8}", *ONCE, out="flora"
+    )
+    assert flops_of(cut) == flops_of(own) == flops_of(stacked)
+
+
+def test_a_device_with_narrow_adapters_in_few_blocks_computes_no_others(run_tiny: RunTiny) -> None:
+    grown, narrow = (
+        flops_of(
+            run_tiny(f"method={{name: fedadaopt, depth: {depth}}}", adapter, *ONCE, out=f"{depth} {adapter}")
+        )
+        for depth, adapter in (
+            (0, "adapter={kind: bottleneck, width: 32}"),
+            (0, "adapter={kind: bottleneck, width: 8}"),
+        )
+    )
+    deep = flops_of(
+        run_tiny("method={name: fedadaopt, depth: 3}", "adapter={kind: bottleneck, width: 8}", *ONCE)
+    )
+    assert grown == narrow
+    assert all(narrow[client] < 0.6 * deep[client] for client in deep)
+
+
+def test_blocks_that_sit_out_cost_nothing_and_validation_does(run_tiny: RunTiny) -> None:
+    everything, half, judged = (
+        flops_of(run_tiny(f"method={{name: droppeft, rates: {rates}}}", LORA, *ONCE, out=str(number)))
+        for number, rates in enumerate(("0.0", "0.9", "{rates: [0.0]}"))
+    )
+    assert all(half[client] < 0.7 * everything[client] for client in everything)
+    # The bandit's one rate is 0 too; its devices score their documents before and after.
+    scored = {client: judged[client] - everything[client] for client in judged}
+    assert all(0.1 * everything[client] < scored[client] < everything[client] for client in everything)
+
+
+def memory_of(run: Finished) -> dict[str, float]:
+    return {event["client"]: event["mean_memory_bytes"] for event in run.of("client")}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "copies"),
+    [
+        ("training.optimizer=adamw", 4),
+        ("training={optimizer: sgd, momentum: 0.9}", 3),
+        ("training={optimizer: sgd, momentum: 0.0}", 2),
+    ],
+)
+def test_the_memory_of_training_is_weights_gradients_states_and_activations(
+    run_tiny: RunTiny, optimizer: str, copies: int
+) -> None:
+    """Of full fine-tuning every number has a gradient and the optimiser's; the rest are activations."""
+    run = run_tiny("method={name: fedavg}", optimizer, *ONCE, "training.batch_size=1000", "training.epochs=1")
+    shorter = run_tiny(
+        "method={name: fedavg}", optimizer, *ONCE, "training.batch_size=1", "training.epochs=1", out="shorter"
+    )
+    weights = 4 * run.summary["model"]["parameters"]
+    for client, memory in memory_of(run).items():
+        activations = memory - copies * weights
+        assert 0 < memory_of(shorter)[client] - copies * weights < 0.5 * activations
+    peaks = [event["peak_memory_bytes"] for event in run.of("client")]
+    assert peaks == list(memory_of(run).values())  # there was one batch
+    assert run.summary["memory"]["device_mean_bytes"] == pytest.approx(sum(peaks) / len(peaks))
+    assert run.summary["memory"]["device_peak_bytes"] == max(peaks)
+    assert shorter.summary["memory"]["device_mean_bytes"] < shorter.summary["memory"]["device_peak_bytes"]
+
+
+def test_the_mean_memory_of_a_run_is_that_over_its_batches(run_tiny: RunTiny) -> None:
+    run = run_tiny("devices={}", "training.batch_size=8", "partition={by: quantity, clients: 3, alpha: 1.0}")
+    batches = [event["device_memory"]["batches"] for event in run.of("round")]
+    means = [event["device_memory"]["mean_bytes"] for event in run.of("round")]
+    expected = sum(count * mean for count, mean in zip(batches, means, strict=True)) / sum(batches)
+    assert run.summary["memory"]["device_mean_bytes"] == pytest.approx(expected)
+
+
+def test_blocks_that_sit_out_keep_no_activations(run_tiny: RunTiny) -> None:
+    every, few = (
+        run_tiny(f"method={{name: droppeft, rates: {rate}}}", LORA, *ONCE, out=str(rate))
+        for rate in (0.0, 0.9)
+    )
+    weights = 4 * every.summary["model"]["parameters"]
+    for client, memory in memory_of(every).items():
+        assert memory_of(few)[client] - weights < 0.7 * (memory - weights)
+
+
+def test_a_device_of_a_lower_rank_holds_less(run_tiny: RunTiny) -> None:
+    cut, whole = (
+        run_tiny(
+            f"method={{name: hetlora, ranks: [{rank}]}}", "adapter={kind: lora, rank: 8}", *ONCE, out=rank
+        )
+        for rank in ("1", "8")
+    )
+    adapters = whole.summary["trainable_parameters"] - sum(
+        tensor.numel() for name, tensor in whole.state.tensors.items() if "lora" not in name
+    )
+    for client, memory in memory_of(whole).items():  # weights, gradients and two of AdamW's
+        assert memory - memory_of(cut)[client] == pytest.approx(4 * 4 * adapters * 7 / 8, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -159,8 +272,10 @@ def test_lost_clients_are_not_waited_for(run_tiny: RunTiny) -> None:
         assert event["simulated_seconds"] == pytest.approx(max(taken, default=0.0))
 
 
-def clock_of(run: Finished) -> list[tuple[float, float]]:
-    return [(event["simulated_seconds"], event["joules"]) for event in run.of("round")]
+def clock_of(run: Finished) -> list[tuple[float, float, dict[str, float]]]:
+    return [
+        (event["simulated_seconds"], event["joules"], event["device_memory"]) for event in run.of("round")
+    ]
 
 
 @pytest.mark.parametrize("after", [0, 2])

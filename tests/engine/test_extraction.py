@@ -7,11 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import assert_same_tensors
+from click.testing import Result
+from support import TINY, Finished, assert_same_tensors, finished
 from typer.testing import CliRunner
 
 from fedstrata.cli.main import app
 from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.sources import read_source
+from fedstrata.data.readers import read
+from fedstrata.engine.dividing import divide
+from fedstrata.engine.folder import open_run
+from fedstrata.engine.setup import check_settings, prepare
+from fedstrata.metrics.relations import relation_scores, triples_of
 
 SENTENCES = [
     ("Severe chest pain.", [(0, 6, "severity"), (7, 17, "problem")], [(1, 0, "severity")]),
@@ -45,12 +52,96 @@ def write_corpus(folder: Path, sites: dict[str, bool], copies: int = 2) -> str:
     return f"data={{format: jsonl, path: {folder}}}"
 
 
+PLUS = ("method={name: fedmedlora_plus}", "adapter={kind: lora, rank: 2}", "data.split.server=4")
+LEARNT = "training={learning_rate: 0.01, batch_size: 8, epochs: 10, warmup: 0.1}"
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A run that has learnt its sentences in part."""
+    folder = tmp_path_factory.mktemp("learnt")
+    data = write_corpus(folder / "notes", {"north": True, "south": True}, copies=8)
+    rounds = "federation={rounds: 2, evaluate_every: 2}"
+    source = read_source(None, [*TINY, *EXTRACT, data, LEARNT, rounds])
+    run = open_run(source, folder / "run", lambda event, facts: None, resume=False)
+    return finished(folder / "run", run.execute())
+
+
+def predict(run: Finished, *arguments: object) -> Result:
+    return CliRunner().invoke(app, ["predict", str(run.folder), *map(str, arguments)])
+
+
+def test_modifiers_of_given_mentions_are_those_of_the_run(learnt: Finished, tmp_path: Path) -> None:
+    notes = learnt.folder.parent / "notes"
+    for site in ("north", "south"):
+        lines = (notes / site / "notes.jsonl").read_text(encoding="utf-8").splitlines()
+        (tmp_path / "test" / site).mkdir(parents=True)
+        tested = "".join(f"{line}\n" for line in lines if '"split": "test"' in line)
+        (tmp_path / "test" / site / "notes.jsonl").write_text(tested, encoding="utf-8")
+    asked = (tmp_path / "test", "--input-format", "jsonl", "--format", "jsonl", "--keep-mentions")
+    done = predict(learnt, *asked, "--out", tmp_path / "found")
+    assert done.exit_code == 0, done.output
+    gold, found = (read(tmp_path / side, "jsonl") for side in ("test", "found"))
+    assert [each.spans for each in found] == [each.spans for each in gold]
+    scores = relation_scores(*(list(map(triples_of, side)) for side in (gold, found)), [], "re_")
+    expected = learnt.summary["metrics"]["global"]
+    assert scores.items() <= expected.items()
+    assert scores["re_lenient_f1"] > 0.0
+    assert "ner_f1" not in done.output
+
+
+def test_modifiers_are_asked_for_where_there_are_mentions(
+    learnt: Finished, run_tiny: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "note.txt").write_text("Denies fever.", encoding="utf-8")
+    done = predict(learnt, tmp_path / "note.txt", "--keep-mentions")
+    assert "--input-format: must be a format with mentions" in str(done.exception)
+    data = write_corpus(tmp_path / "notes", {"north": True})
+    only = run_tiny(*EXTRACT, data, "task.tasks=[re]", "federation.rounds=0", out="only")
+    done = predict(only, tmp_path / "note.txt")
+    assert "--input-format: must be a format with mentions" in str(done.exception)
+    mentions = run_tiny(*EXTRACT, data, "task.tasks=[ner]", "federation.rounds=0", out="mentions")
+    done = predict(mentions, tmp_path / "note.txt", "--keep-mentions")
+    assert "--keep-mentions: is for task extract with modifiers" in str(done.exception)
+
+
+@pytest.mark.parametrize("method", ["fedmedlora", "fedmedlora_plus"])
+def test_fed_medlora_extracts(run_tiny: Any, tmp_path: Path, method: str) -> None:
+    """Adapters and documents of the server's own, which are of both kinds of sites."""
+    data = write_corpus(tmp_path / "notes", {"both": True, "mentions": False}, copies=8)
+    asked = (f"method={{name: {method}}}", "data.split.server=6", "adapter={kind: lora, rank: 4}")
+    training = "training={learning_rate: 0.02, batch_size: 4, epochs: 4}"
+    run = run_tiny(*EXTRACT, data, *asked, training, "federation.rounds=2")
+    metrics = run.summary["metrics"]
+    assert {"f1", "ner_f1", "re_f1"} <= metrics["global"].keys()
+    (start,) = run.of("run")
+    assert len(start["server_documents"]) == 6
+    first, last = (event["loss"] for event in run.of("round"))
+    assert last < first
+    if method == "fedmedlora_plus":
+        influence = run.of("round")[-1]["state"]["influence"]
+        assert influence.keys() == {"both", "mentions"}
+        assert sum(own["weight"] for own in influence.values()) == pytest.approx(1.0)
+
+
+def test_documents_of_the_server_without_any_instruction_are_told(run_tiny: Any, tmp_path: Path) -> None:
+    data = write_corpus(tmp_path / "notes", {"north": True, "south": True}, copies=4)
+    asked = ("task.tasks=[re]", "task.modifiers={drug: [frequency]}", "data.split.server=1", "seed=1")
+    with pytest.raises(ConfigurationError, match=r"data.split.server.*none has an example for task extract"):
+        run_tiny(*EXTRACT, data, *PLUS, *asked)
+
+
+def test_a_tokenizer_of_words_is_told_before_anything_starts(run_tiny: Any, tmp_path: Path) -> None:
+    data = write_corpus(tmp_path / "notes", {"north": True})
+    with pytest.raises(ConfigurationError, match=r"model.tokenizer.*does not give back the tags"):
+        run_tiny(*EXTRACT, data, "model.tokenizer={train: words}")
+
+
 def test_a_model_that_knows_its_sentences_finds_everything_in_runs_and_predictions(
     run_tiny: Any, tmp_path: Path
 ) -> None:
     data = write_corpus(tmp_path / "notes", {"north": True, "south": True}, copies=8)
-    training = "training={learning_rate: 0.01, batch_size: 8, epochs: 10, warmup: 0.1}"
-    run = run_tiny(*EXTRACT, data, training, "federation={rounds: 4, evaluate_every: 4}")
+    run = run_tiny(*EXTRACT, data, LEARNT, "federation={rounds: 4, evaluate_every: 4}")
     scores = run.summary["metrics"]["global"]
     assert scores["f1"] == scores["ner_f1"] == scores["re_f1"] == 1.0
     assert scores["unaligned_left_out"] == scores["unfinished_left_out"] == 0.0
@@ -74,11 +165,55 @@ def test_sites_without_relations_learn_and_are_scored_by_mentions(run_tiny: Any,
     run = run_tiny(*EXTRACT, data, "federation.rounds=1")
     clients = run.summary["metrics"]["clients"]
     assert {"ner_f1", "re_f1"} <= clients["both"].keys()
-    exchanges = run.of("client")
-    assert {event["client"] for event in exchanges} == {"both", "mentions"}
+    assert clients["mentions"]["f1"] == clients["mentions"]["ner_f1"]
+    assert "re_f1" not in clients["mentions"]
+    examples = {event["client"]: event["examples"] for event in run.of("client")}
+    assert examples["both"] > examples["mentions"] > 0
     even = write_corpus(tmp_path / "even", {"both": True, "mentions": True})
     same = run_tiny(*EXTRACT, even, "federation.rounds=1", "task.mentions_only=[mentions]", out="same")
     assert_same_tensors(run.state.tensors, same.state.tensors)
+
+
+@pytest.mark.parametrize("task", ["extract", "relations"])
+@pytest.mark.parametrize("by", ["{by: site}", "{by: iid, clients: 2}"])
+def test_whoever_has_a_document_it_says_what_was_looked_for(tmp_path: Path, task: str, by: str) -> None:
+    data = write_corpus(tmp_path / "notes", {"both": True, "mentions": False}, copies=4)
+    settings = (*EXTRACT, data, "data.split.server=4", f"partition={by}")
+    if task == "relations":
+        settings = (*settings, "task={name: relations}")
+    divided = divide(check_settings(read_source(None, [*TINY, *settings]))[0])
+    owned = [*divided.server, *(document for own in divided.clients.values() for document in own.all)]
+    assert {(document.site, document.lacks_relations) for document in owned} == {
+        ("both", False),
+        ("mentions", True),
+    }
+    assert {document.site for document in divided.server} == {"both", "mentions"}
+
+
+def test_relations_that_are_set_aside_are_so_for_the_server_and_leave_the_types_as_they_are(
+    tmp_path: Path,
+) -> None:
+    data = write_corpus(tmp_path / "notes", {"both": True, "mentions": True}, copies=4)
+    settings = (*TINY, *EXTRACT, data, *PLUS)
+    whole = prepare(read_source(None, settings))
+    uneven = prepare(read_source(None, [*settings, "task.mentions_only=[both, mentions]"]))
+    assert (uneven.settings.task.mentions, uneven.settings.task.modifiers) == (
+        whole.settings.task.mentions,
+        whole.settings.task.modifiers,
+    )
+    assert all(document.lacks_relations for document in uneven.server)
+    for name, own in uneven.clients.items():
+        assert all(document.lacks_relations for document in own.train)
+        assert own.test == whole.clients[name].test
+        assert any(document.relations for document in own.test)
+
+
+def test_a_client_without_anything_to_learn_is_told_before_anything_starts(
+    run_tiny: Any, tmp_path: Path
+) -> None:
+    data = write_corpus(tmp_path / "notes", {"both": True, "mentions": False})
+    with pytest.raises(ConfigurationError, match=r"task.tasks.*documents of mentions have no mention whose"):
+        run_tiny(*EXTRACT, data, "task.tasks=[re]")
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(run_tiny: Any, tmp_path: Path) -> None:

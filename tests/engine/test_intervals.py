@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from fedstrata.record.score_columns import column_names, is_external, score_groups, score_of
 
 
@@ -15,7 +17,8 @@ def test_intervals_hold_their_scores_and_change_nothing_else(run_tiny: Any) -> N
     metrics = drawn.summary["metrics"]
     intervals = metrics["intervals"]
     assert intervals == again.summary["metrics"]["intervals"]
-    assert plain.summary["metrics"] == {**metrics, "intervals": None}
+    without = dict.fromkeys(("intervals", "mean_client_intervals", "external_intervals"))
+    assert plain.summary["metrics"] == {**metrics, **without}
     assert {"f1", "precision", "recall"} <= intervals.keys()
     for name in ("f1", "precision", "recall"):
         low, high = intervals[name]
@@ -34,3 +37,35 @@ def test_ends_of_intervals_and_held_out_sites_are_columns(run_tiny: Any) -> None
     assert {"", "low.", "high.", "external.site-2."} <= score_groups([summary]).keys()
     assert {"low.f1", "high.f1"} <= set(column_names(["f1"]))
     assert is_external("external.site-2.f1", ["f1"]) and not is_external("external.f1", ["f1"])
+
+
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_models_of_their_own_have_intervals_too(run_tiny: Any, everywhere: bool) -> None:
+    """Around the scores that a comparison shows: means over models, of documents that are drawn for each."""
+    settings = (
+        "method={name: fedsa_lora}",
+        "adapter={kind: lora, rank: 2}",
+        "federation.rounds=1",
+        "training.learning_rate=1e-9",  # untrained, it finds a little by chance
+        "federation.bootstrap={instances: null, resamples: 60}",
+        "data.split.test_sites=[site-2]",
+        f"federation.score_everywhere={everywhere}",
+    )
+    summary = run_tiny(*settings).summary
+    shown = ["mean_client.f1", *(["f1", "external.site-2.f1"] if everywhere else [])]
+    for column in shown:
+        low, high = score_of(summary, f"low.{column}"), score_of(summary, f"high.{column}")
+        assert low is not None and high is not None
+        assert low <= score_of(summary, column) <= high
+        assert low < high
+    assert bool(summary["metrics"]["intervals"]) == everywhere
+
+
+def test_one_models_intervals_of_every_group(run_tiny: Any) -> None:
+    settings = ("federation.rounds=0", "federation.bootstrap={}", "data.split.test_sites=[site-2]")
+    summary = run_tiny(*settings).summary
+    for column in ("mean_client.f1", "external.site-2.f1"):
+        low, high = score_of(summary, f"low.{column}"), score_of(summary, f"high.{column}")
+        assert low is not None and high is not None
+        assert 0.0 <= low < high <= 1.0
+    assert "low.mean_client.f1" in column_names(["f1"])

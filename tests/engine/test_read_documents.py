@@ -86,7 +86,10 @@ def test_a_hub_id_stays_and_a_file_becomes_absolute(tmp_path: Path, monkeypatch:
         ("{conllu: {text: tokens}}", "data.conllu belongs to data.format 'conllu'"),
         ("{text: {documents: headings}}", "data.text belongs to data.format 'text'"),
         ("{unannotated: skip}", "data.unannotated belongs to data.format 'i2b2' or 'brat'"),
-        ("{format: bioc, path: x}", "'mimic', 'ag_news', 'glue', 'text' or 'datasets', not 'bioc'"),
+        (
+            "{format: bioc, path: x}",
+            "'mimic', 'ag_news', 'glue', 'superglue', 'mts_dialog', 'text' or 'datasets', not 'bioc'",
+        ),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(data: str, says: str) -> None:

@@ -15,7 +15,7 @@ from fedstrata.core.sources import read_source
 from fedstrata.core.types import ClientInfo, Plan, State, Update
 from fedstrata.engine.folder import open_run
 from fedstrata.engine.setup import prepare
-from fedstrata.engine.simulate import sample
+from fedstrata.engine.sites import sample
 from fedstrata.methods import METHODS
 
 SUMMARY_KEYS = {
@@ -25,7 +25,17 @@ SUMMARY_KEYS = {
     "seed": None,
     "rounds": None,
     "clients": None,
-    "metrics": {"global", "best", "clients", "mean_client", "external", "intervals", "trained"},
+    "metrics": {
+        "global",
+        "best",
+        "clients",
+        "mean_client",
+        "external",
+        "intervals",
+        "mean_client_intervals",
+        "external_intervals",
+        "trained",
+    },
     "trainable_parameters": None,
     "state": None,
     "communication": {"bytes_up", "bytes_down", "bytes_up_per_client_round", "percent_of_full_model"},
@@ -39,7 +49,7 @@ SUMMARY_KEYS = {
         "seconds_per_client_round",
         "simulated_seconds",
     },
-    "memory": {"peak_rss_bytes", "peak_gpu_bytes"},
+    "memory": {"peak_rss_bytes", "peak_gpu_bytes", "device_mean_bytes", "device_peak_bytes"},
     "energy_joules": None,
     "privacy": {"epsilon", "delta", "sigma", "mechanism", "clients"},
 }

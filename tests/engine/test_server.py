@@ -6,11 +6,13 @@ import pytest
 import torch
 from support import TINY, RunTiny
 
+from fedstrata.core.errors import ClientsLostError, TrainingError
 from fedstrata.core.sources import read_source
 from fedstrata.core.types import Plan
 from fedstrata.engine.folder import open_run
 from fedstrata.engine.setup import Experiment, prepare
 from fedstrata.engine.simulate import SimulatedCohort
+from fedstrata.train.evaluate import mean_loss
 
 LORA = ("method={name: fedmedlora_plus}", "adapter={kind: lora, rank: 2}", "data.split.server=5")
 
@@ -78,6 +80,24 @@ def test_the_time_it_takes_is_scoring_and_no_training(run_tiny: RunTiny) -> None
     (event,) = run.of("round")
     assert event["evaluate_seconds"] > 0
     assert event["train_seconds"] + event["evaluate_seconds"] <= event["seconds"]
+
+
+def test_a_model_without_a_finite_loss_is_lost_to_the_round(run_tiny: RunTiny) -> None:
+    hostile = "federation.corrupt={share: 0.3, kind: scale, strength: 1.0e30}"
+    run = run_tiny(*LORA, hostile, "federation.min_clients=2", "federation.rounds=1")
+    (lost,) = run.of("client_failed")
+    assert lost["client"] in run.summary["corrupt"]["clients"]
+    assert "has a loss of nan" in lost["message"]
+    assert len(run.summary["state"]["influence"]) == 2
+    assert all(torch.isfinite(tensor).all() for tensor in run.state.tensors.values())
+    with pytest.raises(ClientsLostError, match="has a loss of nan"):
+        run_tiny(*LORA, hostile, "federation.rounds=1", out="strict")
+
+
+def test_a_loss_of_nothing_is_an_error() -> None:
+    experiment = prepare(read_source(None, [*TINY, *LORA]))
+    with pytest.raises(TrainingError, match="0 examples hold nothing that counts"):
+        mean_loss(experiment.model, experiment.task, [], experiment.settings.training)
 
 
 @pytest.mark.parametrize(

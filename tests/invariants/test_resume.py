@@ -30,6 +30,7 @@ METHODS = [
     "{name: fedmedlora_plus, cap: 0.6}",
     "{name: fedsa_lora}",
     "{name: flora, ranks: [2, 5]}",
+    "{name: fl_llama, mode: client_batch, average_ends: never, noise: {scale: 0.1}}",
 ]
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import Finished, RunTiny
+from support import TINY, Finished, RunTiny
 
 from fedstrata.adapters.rank import cut, pad, product_norm, rank_axis, written
 from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.sources import read_source
+from fedstrata.engine.folder import open_run
 
 LORA = "adapter={kind: lora, rank: 4}"
 BOTTLENECK = "adapter={kind: bottleneck, width: 24}"
@@ -68,6 +71,34 @@ def test_each_device_sends_at_its_own_rank(run_tiny: RunTiny) -> None:
     sizes = [up[client] for client in ordered]
     assert sizes == sorted(sizes)
     assert len(set(sizes)) == len(set(first["ranks"].values()))
+
+
+@pytest.mark.parametrize("weighting", ["norm", "examples"])
+def test_devices_count_by_the_norm_of_their_adapters_or_by_their_examples(
+    tmp_path: Path, weighting: str
+) -> None:
+    unequal = ("partition={by: quantity, clients: 3, alpha: 1.0}", "federation.rounds=1")
+    method = f"method={{name: hetlora, ranks: [2, 4], weighting: {weighting}}}"
+    source = read_source(None, [*TINY, method, LORA, *unequal])
+    run = open_run(source, tmp_path / "run", lambda event, facts: None, resume=False)
+    hetlora, model = run.experiment.method, run.experiment.model
+    cohort, state = run._cohort(1, run._trainers), hetlora.start(model)
+    sent, each = [], cohort.each
+
+    def watched(handler: str, plan_of: Any) -> Any:
+        for client, update in each(handler, plan_of):
+            own = {name: tensor.clone() for name, tensor in update.tensors.items()}
+            sent.append((product_norm(own) if weighting == "norm" else client.examples, own))
+            yield client, update
+
+    cohort.each = watched  # type: ignore[method-assign]
+    merged = hetlora.round(state, cohort, run.experiment.seed).tensors
+    total = sum(weight for weight, _ in sent)
+    assert len({round(weight / total, 3) for weight, _ in sent}) > 1
+    for name, tensor in merged.items():
+        if "lora_B" in name:
+            expected = sum(weight / total * pad(own, state.tensors)[name] for weight, own in sent)
+            torch.testing.assert_close(tensor[:, :2], expected[:, :2], rtol=1e-5, atol=1e-7)
 
 
 def test_a_rank_beyond_the_adapter_s_is_refused(run_tiny: RunTiny) -> None:

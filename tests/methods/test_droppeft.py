@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +14,11 @@ from support import TINY, Finished, RunTiny
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.sources import read_source
+from fedstrata.core.types import ClientInfo, Plan, Update
 from fedstrata.engine.checkpoint import ClientStore
+from fedstrata.engine.folder import open_run
 from fedstrata.engine.setup import prepare
+from fedstrata.engine.simulate import SimulatedCohort
 
 LORA = "adapter={kind: lora, rank: 2}"
 PERSONAL = "method={name: droppeft, rates: 0.4, shared_blocks: 2}"
@@ -30,16 +37,68 @@ def store(run: Finished, client: str) -> ClientStore:
 
 
 def test_a_device_sends_its_least_important_blocks_and_keeps_the_others(run_tiny: RunTiny) -> None:
-    run = run_tiny(PERSONAL, LORA, "federation.rounds=1")
-    shares = run.state.values["_shares"]
-    for client, shared in shares.items():
+    run = run_tiny(PERSONAL, LORA, "federation.rounds=1", "training.batch_size=2")
+    sent = []
+    for client, kept in run.state.values["_personal"].items():
         message = store(run, client).read()
         importance = message.values["importance"]
-        assert shared == sorted(sorted(range(3), key=lambda block: (importance[block], block))[:2])
-        (personal,) = set(range(3)) - set(shared)
-        assert set(message.tensors) == set(block_names(run, personal))
+        assert None not in importance  # enough batches for all to run
+        order = sorted(range(3), key=lambda block: (importance[block], block))
+        assert kept == order[2:]
+        assert set(message.tensors) == set(block_names(run, kept[0]))
+        sent += order[:2]
     (state,) = states(run)
-    assert state["shared_by"] == [sum(block in own for own in shares.values()) for block in range(3)]
+    assert state["shared_by"] == [sent.count(block) for block in range(3)]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What went to a device and came back, its tensors copied, and the importance that it then knew."""
+
+    client: ClientInfo
+    plan: Plan
+    update: Update
+    importance: list[float | None]
+
+
+def turns_of(folder: Path, *overrides: str) -> list[Turn]:
+    """Runs rounds and returns each device's turns, in order."""
+    run = open_run(read_source(None, [*TINY, *overrides]), folder, lambda event, facts: None, resume=False)
+    method, state, turns = run.experiment.method, run.experiment.method.start(run.experiment.model), []
+    for number in range(1, run.experiment.settings.federation.rounds + 1):
+        cohort = run._cohort(number, run._trainers)
+        each = cohort.each
+
+        def watched(handler: str, plan_of: Any, each: Any = each, number: int = number) -> Any:
+            for client, update in each(handler, plan_of):
+                tensors = {name: tensor.clone() for name, tensor in update.tensors.items()}
+                kept = ClientStore(folder / "clients" / client.id, number).read().values.get("importance", [])
+                turns.append(Turn(client, plan_of(client), replace(update, tensors=tensors), kept))
+                yield client, update
+
+        cohort.each = watched  # type: ignore[method-assign]
+        state = method.round(state, cohort, run.experiment.seed.child("round", number, "method"))
+    return turns
+
+
+def blocks_in(tensors: Mapping[str, Any]) -> set[int]:
+    return {int(name.split(".layers.")[1].split(".")[0]) for name in tensors if ".layers." in name}
+
+
+def test_blocks_that_did_not_run_are_not_sent_back(tmp_path: Path) -> None:
+    """They hold what the server has: sent, they would only draw the mean back to it."""
+    few = ("training.batch_size=8", "federation.rounds=4")
+    turns = turns_of(tmp_path / "run", "method={name: droppeft, rates: 0.8, shared_blocks: 2}", LORA, *few)
+    assert any(None in turn.importance for turn in turns)
+    assert any(len(blocks_in(turn.update.tensors)) < 2 for turn in turns)
+    for turn in turns:
+        assert blocks_in(turn.update.tensors) == set(turn.update.values["shared"])
+        for name in turn.update.tensors.keys() & turn.plan.tensors.keys():
+            if "lora_B" in name:
+                assert not torch.equal(turn.update.tensors[name], turn.plan.tensors[name])
+        never = {block for block, value in enumerate(turn.importance) if value is None}
+        assert never <= blocks_in(turn.plan.tensors)  # it has nothing of its own there, now or later
+        assert not never & {*turn.update.values["shared"], *turn.update.values["personal"]}
 
 
 def test_a_block_that_fewer_than_two_devices_send_stays_as_it_was(run_tiny: RunTiny) -> None:
@@ -57,10 +116,11 @@ def test_a_block_that_fewer_than_two_devices_send_stays_as_it_was(run_tiny: RunT
     )
 
 
-def test_a_device_downloads_everything_once_and_then_what_it_shares(run_tiny: RunTiny) -> None:
-    run = run_tiny(PERSONAL, LORA, "federation.rounds=3")
+def test_a_device_downloads_everything_once_and_then_all_but_its_personal_blocks(run_tiny: RunTiny) -> None:
+    run = run_tiny(PERSONAL, LORA, "federation.rounds=3", "training.batch_size=2")
     numbers = [sum(run.state.tensors[name].numel() for name in block_names(run, block)) for block in range(3)]
     assert len(set(numbers)) == 1
+    assert all(len(own) == 1 for own in run.state.values["_personal"].values())
     one_block = 4 * numbers[0]
     downs = [[client["bytes_down"] for client in event["exchanges"].values()] for event in run.of("round")]
     for first, later in zip(downs[0], downs[1], strict=True):
@@ -73,7 +133,7 @@ def test_a_device_s_model_is_the_global_one_under_its_personal_blocks(run_tiny: 
     from fedstrata.engine.results.result import open_result
 
     run = run_tiny(PERSONAL, LORA)
-    for client in run.state.values["_shares"]:
+    for client in run.state.values["_personal"]:
         own = store(run, client).read().tensors
         model = open_result(run.folder, client=client).model
         for name, value in model.snapshot(model.layout.all).items():
@@ -81,6 +141,64 @@ def test_a_device_s_model_is_the_global_one_under_its_personal_blocks(run_tiny: 
             assert torch.equal(value, expected)
             if name in own:
                 assert not torch.equal(value, run.state.tensors[name])
+
+
+def test_a_block_that_does_not_run_keeps_the_importance_that_it_had(tmp_path: Path) -> None:
+    few = ("training.batch_size=8", "federation.rounds=4")
+    turns = turns_of(tmp_path / "run", "method={name: droppeft, rates: 0.8, shared_blocks: 2}", LORA, *few)
+    kept = 0
+    for client in {turn.client.id for turn in turns}:
+        own = [turn.importance for turn in turns if turn.client.id == client]
+        for earlier, later in itertools.pairwise(own):
+            for before, after in zip(earlier, later, strict=True):
+                assert before is None or after is not None
+                kept += before is not None and before == after
+    assert kept
+
+
+@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+def test_devices_count_by_their_examples_or_all_the_same(tmp_path: Path, weighting: str) -> None:
+    unequal = ("partition={by: quantity, clients: 3, alpha: 1.0}", "federation.rounds=1")
+    method = f"method={{name: droppeft, rates: 0.0, weighting: {weighting}}}"
+    turns = turns_of(tmp_path / "run", method, LORA, *unequal)
+    assert len({turn.client.examples for turn in turns}) > 1
+    for turn in turns:
+        assert turn.update.weight == (turn.client.examples if weighting == "examples" else 1.0)
+
+
+@pytest.mark.parametrize(("distribution", "always"), [("incremental", 0), ("decremental", 2)])
+def test_the_block_at_one_end_always_runs_at_a_mean_rate_of_one_half(
+    tmp_path: Path, distribution: str, always: int
+) -> None:
+    method = f"method={{name: droppeft, rates: 0.45, distribution: {distribution}, shared_blocks: 2}}"
+    turns = turns_of(tmp_path / "run", method, LORA, "training.batch_size=16", "federation.rounds=2")
+    ran = [[value is not None for value in turn.importance] for turn in turns]
+    assert all(own[always] for own in ran)
+    assert not all(own[2 - always] for own in ran)
+
+
+PHONE = (
+    "devices={profiles: phone, custom: {phone: {teraflops: 0.001, watts: 5}}, utilisation: 1.0, bandwidth: "
+)
+
+
+@pytest.mark.parametrize("bandwidth", [None, 1e6, 0.01])
+def test_a_reward_is_the_gain_in_accuracy_for_each_second(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, bandwidth: float | None
+) -> None:
+    scores = itertools.cycle([0.25, 0.75])
+    monkeypatch.setattr(SimulatedCohort, "_validate", lambda self, site, work: next(scores))
+    devices = [] if bandwidth is None else [f"{PHONE}{bandwidth:f}}}"]
+    run = run_tiny("method={name: droppeft, rates: {rates: [0.0]}}", LORA, "federation.rounds=1", *devices)
+    (state,) = states(run)
+    assert len(state["rewards"]) == 3
+    for event in run.of("client"):
+        seconds = 0.5 / state["rewards"][event["client"]]
+        if bandwidth is None:
+            assert seconds == 1.0  # all blocks ran
+        else:  # a frame has names too, which the reward leaves out
+            assert event["compute_seconds"] < seconds <= event["compute_seconds"] + event["transfer_seconds"]
+            assert seconds > event["compute_seconds"] + 0.5 * event["transfer_seconds"]
 
 
 def test_the_bandit_learns_from_what_devices_gain(run_tiny: RunTiny) -> None:
@@ -99,7 +217,7 @@ def test_the_bandit_learns_from_what_devices_gain(run_tiny: RunTiny) -> None:
 def test_a_bandit_of_each_device_knows_its_own_rewards(run_tiny: RunTiny) -> None:
     run = run_tiny("method={name: droppeft, bandit_of: device}", LORA)
     bandits = run.state.values["_bandits"]
-    assert sorted(bandits) == sorted(run.state.values["_shares"])
+    assert sorted(bandits) == sorted(run.state.values["_personal"])
     assert all(len(bandit["rewards"]) == 2 for bandit in bandits.values())
 
 
@@ -138,7 +256,7 @@ def test_a_corrupt_device_distorts_what_it_sends_and_not_what_it_keeps(run_tiny:
     common = (PERSONAL, LORA, "federation.rounds=1")
     corrupt = "federation.corrupt={share: 0.9, kind: scale, strength: 50.0}"
     honest, scaled = run_tiny(*common, out="honest"), run_tiny(*common, corrupt, out="scaled")
-    for client in honest.state.values["_shares"]:
+    for client in honest.state.values["_personal"]:
         one, other = store(honest, client).read().tensors, store(scaled, client).read().tensors
         assert one.keys() == other.keys()
         assert all(torch.equal(one[name], other[name]) for name in one)
@@ -175,6 +293,8 @@ def test_checkpointing_changes_nothing(run_tiny: RunTiny) -> None:
     [
         (["method={name: droppeft, shared_blocks: 4}"], "method.shared_blocks", "less than 3"),
         (["method={name: droppeft, shared_blocks: 3}"], "method.shared_blocks", "1.0 shares all"),
+        (["method={name: droppeft, shared_blocks: 0.9}"], "method.shared_blocks", "0.9 of the model's 3"),
+        (["method={name: droppeft}", "federation.sample=0.34"], "federation.sample", "at least two devices"),
         (
             ["method={name: droppeft, rates: 0.3, bandit_of: device}"],
             "method",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, Literal
 
-import peft
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
@@ -18,8 +18,17 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
 )
-from transformers.pytorch_utils import Conv1D
 
+from fedstrata.adapters.attach import wrap
+from fedstrata.adapters.rank import held
+from fedstrata.core.adapter_settings import (
+    AdapterSettings,
+    BottleneckSettings,
+    LoraSettings,
+    PrefixSettings,
+)
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.types import AdapterSize
 from fedstrata.metrics.flops import FlopCounter
 from fedstrata.models.blocks import Layout, block_modules, find_layout
 
@@ -67,30 +76,15 @@ def tiny(family: str, kind: str = "token-classification") -> nn.Module:
 
 def count(
     module: nn.Module, layout: Layout, names: Collection[str], rows: int = ROWS, tokens: int = TOKENS
-) -> tuple[float, float]:
-    """What torch counts for a step, and what of our count nobody needs: see `fedstrata.metrics.flops`."""
+) -> float:
+    """What torch counts for a step."""
     trains = set(names)
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(name in trains)
-    needless = 0.0
-
-    def look(layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-        nonlocal needless
-        if not inputs[0].requires_grad and len(inputs[0]) == rows:  # not DeBERTa's positions
-            needless += 2.0 * layer.weight.numel() * inputs[0].shape[:-1].numel()
-
-    lowest = next((index for index, block in enumerate(layout.blocks) if trains & set(block)), None)
-    handles = []
-    if lowest is not None and not trains & set(layout.embedding):
-        layers = block_modules(module, layout)[lowest].modules()
-        own = [layer for layer in layers if isinstance(layer, nn.Linear | Conv1D)]
-        handles = [layer.register_forward_pre_hook(look) for layer in own]
     ids = torch.randint(4, 60, (rows, tokens))
     with FlopCounterMode(display=False) as counted:
         module.train()(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.sum().backward()
-    for handle in handles:
-        handle.remove()
-    return float(counted.get_total_flops()), needless
+    return float(counted.get_total_flops())
 
 
 def everything(module: nn.Module, layout: Layout) -> Collection[str]:
@@ -121,9 +115,8 @@ def test_counts_are_those_of_torch(family: str, kind: str) -> None:
     for choice in (everything, top, small, head):
         names = choice(module, layout)
         if names:  # a head that is tied to the embedding has no names
-            expected, needless = count(module, layout, names)
             counted = FlopCounter(module, layout, names).batch(ROWS, TOKENS)
-            assert counted - needless == expected, choice.__name__
+            assert counted == count(module, layout, names), choice.__name__
 
 
 @given(rows=st.integers(1, 5), tokens=st.integers(2, 40))
@@ -131,19 +124,67 @@ def test_counts_are_those_of_torch_whatever_the_shape(rows: int, tokens: int) ->
     module = tiny("bert")
     layout = find_layout(module)
     names = top(module, layout)
-    expected, needless = count(module, layout, names, rows, tokens)
-    assert FlopCounter(module, layout, names).batch(rows, tokens) - needless == expected
+    expected = count(module, layout, names, rows, tokens)
+    assert FlopCounter(module, layout, names).batch(rows, tokens) == expected
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2", "llama"])
-def test_the_layers_that_peft_adds_are_counted(family: str) -> None:
-    settings = peft.LoraConfig(r=2, target_modules="all-linear", modules_to_save=["classifier", "score"])
-    module = peft.get_peft_model(tiny(family), settings)
-    layout = find_layout(module)
-    names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
-    expected, needless = count(module, layout, names)
-    counted = FlopCounter(module, layout, names).batch(ROWS, TOKENS)
-    assert counted - needless == expected
+ADAPTERS: dict[str, AdapterSettings] = {
+    "lora": LoraSettings(kind="lora", rank=3),
+    "bottleneck": BottleneckSettings(kind="bottleneck", width=5),
+    "prefix": PrefixSettings(kind="prefix", tokens=4),
+}
+
+
+def adapted(
+    family: str, adapter: AdapterSettings, kind: str = "token-classification"
+) -> tuple[nn.Module, Layout]:
+    """A tiny model with an adapter that nothing is zero in, and its layout."""
+    module = tiny(family, kind)
+    new = [name for name, _ in module.named_parameters()]
+    wrapped, learnable = wrap(module, adapter, kind=kind, new=new)
+    return wrapped, find_layout(wrapped, learnable)
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize("kind", ["token-classification", "sequence-classification"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_counts_with_adapters_are_those_of_torch(family: str, kind: str, adapter: str) -> None:
+    try:
+        module, layout = adapted(family, ADAPTERS[adapter], kind)
+    except ConfigurationError:
+        pytest.skip("this adapter does not fit this model")
+    for lowest in range(3):  # and only the upper blocks' adapters train
+        names = [*(name for block in layout.blocks[lowest:] for name in block), *layout.head]
+        counted = FlopCounter(module, layout, names).batch(ROWS, TOKENS)
+        assert counted == count(module, layout, names), lowest
+
+
+@pytest.mark.parametrize("targets", [["q_proj", "v_proj"], ["o_proj"], ["v_proj", "down_proj"]], ids=str)
+def test_counts_with_lora_in_some_layers_are_those_of_torch(targets: list[str]) -> None:
+    module, layout = adapted("llama", LoraSettings(kind="lora", rank=2, targets=targets))
+    assert FlopCounter(module, layout, layout.all).batch(ROWS, TOKENS) == count(module, layout, layout.all)
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "deberta-v2"])
+@pytest.mark.parametrize("kind", ["lora", "bottleneck"])
+@pytest.mark.parametrize("narrow", [1, 2])
+def test_a_device_with_fewer_ranks_is_counted_with_those(
+    family: str, kind: Literal["lora", "bottleneck"], narrow: int
+) -> None:
+    """The model's adapters are wider than the device's and lie in blocks that have none there."""
+    wide, own = (
+        LoraSettings(kind="lora", rank=rank) if kind == "lora" else BottleneckSettings(kind=kind, width=rank)
+        for rank in (4, narrow)
+    )
+    module, layout = adapted(family, wide)
+    names = [*layout.blocks[2], *layout.head]
+    size = AdapterSize(narrow, frozenset(name for block in layout.blocks[:2] for name in block))
+    counter = FlopCounter(module, layout, names, lambda name, tensor: held(name, tensor, size))
+    device, its = adapted(family, own)
+    for name, part in device.named_modules():  # as if the lower blocks had never had an adapter
+        if isinstance(part, BaseTunerLayer) and f"{its.blocks_path}.2." not in name:
+            part.enable_adapters(False)
+    assert counter.batch(ROWS, TOKENS) == count(device, its, [*its.blocks[2], *its.head])
 
 
 def skipped(*blocks: nn.Module) -> None:
@@ -159,7 +200,7 @@ def test_blocks_that_do_not_run_cost_nothing(choice: Callable[..., Any], active:
     names = choice(module, layout)
     counter = FlopCounter(module, layout, names)
     skipped(*(block for index, block in enumerate(block_modules(module, layout)) if index not in active))
-    expected, _ = count(module, layout, names)  # norms come first here and train: nothing is needless
+    expected = count(module, layout, names)
     assert counter.batch(ROWS, TOKENS, active_blocks=active) == expected
 
 
@@ -170,8 +211,7 @@ def test_stored_states_spare_the_frozen_blocks() -> None:
     whole, spared = counter.batch(ROWS, TOKENS), counter.batch(ROWS, TOKENS, stored=2)
     assert whole - spared == counter.prefix(ROWS, TOKENS, 2)
     skipped(*block_modules(module, layout)[:2])
-    expected, needless = count(module, layout, [*layout.blocks[2], *layout.head])
-    assert spared - needless == expected
+    assert spared == count(module, layout, [*layout.blocks[2], *layout.head])
 
 
 def test_checkpointed_blocks_run_forward_once_more() -> None:

@@ -15,7 +15,13 @@ from sklearn.metrics import (
     roc_auc_score,
 )
 
-from fedstrata.metrics.labels import SCORED_SINGLY, multi_label_scores, precision_at, single_label_scores
+from fedstrata.metrics.labels import (
+    SCORED_SINGLY,
+    choice_scores,
+    multi_label_scores,
+    precision_at,
+    single_label_scores,
+)
 
 Case = tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]
 
@@ -124,3 +130,18 @@ def test_thousands_of_labels_are_not_scored_singly() -> None:
     assert not any("/" in name for name in multi_label_scores(gold, gold, gold * 1.0, names))
     few = multi_label_scores(gold[:, 1:], gold[:, 1:], gold[:, 1:] * 1.0, names[1:])
     assert sum("/" in name for name in few) == SCORED_SINGLY
+
+
+CHOICES = st.sets(st.sampled_from(["choice1", "choice2", "choice3", "choice4"]))
+
+
+@settings(max_examples=80)
+@given(pairs=st.lists(st.tuples(CHOICES, CHOICES), min_size=1, max_size=8))
+def test_choices_are_scored_as_one_yes_or_no_each(pairs: list[tuple[set[str], set[str]]]) -> None:
+    """As SuperGLUE scores MultiRC: F1 of all answers together, and the questions without a mistake."""
+    names = ["choice1", "choice2", "choice3", "choice4"]
+    gold = [name in right for right, _ in pairs for name in names]
+    given_choices = [name in own for _, own in pairs for name in names]
+    scores = choice_scores([right for right, _ in pairs], [own for _, own in pairs])
+    assert scores["f1a"] == pytest.approx(f1_score(gold, given_choices, zero_division=0))
+    assert scores["exact_match"] == pytest.approx(np.mean([right == own for right, own in pairs]))

@@ -217,7 +217,16 @@ def test_a_folder_without_config(refusal: Callable[..., Problem], saved: Callabl
     (folder / "config.json").unlink()
     assert "has no config.json" in refusal(ModelSettings(name=str(folder))).message
     (folder / "adapter_config.json").write_text("{}")
-    assert "PEFT adapter: name its base model" in refusal(ModelSettings(name=str(folder))).message
+    assert "holds an adapter" in refusal(ModelSettings(name=str(folder))).message
+
+
+def test_an_adapter_alone_is_no_model(refusal: Callable[..., Problem], saved: Callable[..., Path]) -> None:
+    """As the folder `model` of a run with an adapter, which holds the configuration of the whole."""
+    folder = saved()
+    (folder / "model.safetensors").unlink()
+    (folder / "adapter_config.json").write_text("{}")
+    message = refusal(ModelSettings(name=str(folder))).message
+    assert "holds an adapter" in message and "fedstrata export RUN" in message
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.models.blocks import Layout
-from fedstrata.policies.share import personal_top
+from fedstrata.policies.share import block_count, personal_top, sent_and_kept
 
 LAYOUT = Layout(
     blocks_path="layers",
@@ -31,3 +33,34 @@ def test_more_blocks_than_there_are_and_a_tied_head_are_refused() -> None:
         personal_top(LAYOUT, 3, setting="method.personal_blocks")
     with pytest.raises(ConfigurationError, match="tied"):
         personal_top(replace(LAYOUT, head=()), 0, setting="method.head")
+
+
+def test_the_blocks_with_the_smallest_gradients_are_sent() -> None:
+    assert sent_and_kept([0.5, 0.1, 0.9, 0.1], 2, ()) == ([1, 3], [0, 2])
+    assert sent_and_kept([0.5, 0.1, 0.9, 0.1], 3, ()) == ([0, 1, 3], [2])
+    assert sent_and_kept([0.0, 0.0], 1, ()) == ([0], [1])
+
+
+@given(
+    importance=st.lists(st.one_of(st.none(), st.floats(0, 10)), min_size=1, max_size=8),
+    count=st.integers(1, 8),
+    unchanged=st.sets(st.integers(0, 7)),
+)
+def test_what_never_ran_is_neither_sent_nor_kept(
+    importance: list[float | None], count: int, unchanged: set[int]
+) -> None:
+    sent, kept = sent_and_kept(importance, count, unchanged)
+    known = [block for block, value in enumerate(importance) if value is not None]
+    assert set(sent) | set(kept) | (set(known) & unchanged) == set(known)
+    assert not set(sent) & (set(kept) | unchanged)
+    assert len(kept) == max(0, len(known) - count)
+    assert all(importance[one] <= importance[other] for one in sent for other in kept)  # type: ignore[operator]
+
+
+def test_a_share_that_is_all_blocks_once_rounded_is_refused() -> None:
+    assert block_count(0.5, LAYOUT) == 1
+    assert block_count(1.0, LAYOUT) == 2
+    with pytest.raises(
+        ConfigurationError, match=r"method\.shared_blocks: 0\.9 of the model's 2 blocks is all"
+    ):
+        block_count(0.9, LAYOUT)

@@ -330,13 +330,15 @@ def test_scores_by_simulated_time_are_drawn_where_runs_have_it(write_run, events
     own = events(final=True)
     for event in own:
         if event["event"] == "round":
-            event |= {"simulated_seconds": 3000.0, "joules": 2000.0}
+            memory = {"batches": 2, "mean_bytes": 5e6, "peak_bytes": 8e6}
+            event |= {"simulated_seconds": 3000.0, "joules": 2000.0, "device_memory": memory}
     emulated, plain = write_run(own, "emulated"), write_run(events(), "plain")
     page = report(emulated)
     assert "by simulated time" in page.text
     assert "hours on the simulated clock" in page.text
     assert "2 h 30 min on emulated devices" in page.text
     assert "6.0 kJ for computing" in page.text
+    assert "5.0 MB while it trains, 8.0 MB at the peak" in page.text
     assert "simulated" not in report(plain).text
     both = report(emulated, plain)
     assert "by simulated time" in both.text

@@ -274,7 +274,12 @@ def emulated(seed: int, curve: Sequence[float], seconds: float | None) -> CellRe
     summary = {**plain.summary, "energy_joules": taken and 5.0 * taken}
     summary["time"] = {**summary["time"], "simulated_seconds": taken}
     rounds = [
-        {"round": number, "global": {"f1": score}, "simulated_seconds": seconds}
+        {
+            "round": number,
+            "global": {"f1": score},
+            "simulated_seconds": seconds,
+            "exchanges": {"a": {"bytes_up": 2_000_000, "bytes_down": 1_000_000}},
+        }
         for number, score in enumerate(curve, start=1)
     ]
     return replace(plain, summary=summary, curve=learning_curve(rounds, "f1"))
@@ -285,17 +290,21 @@ def test_time_to_accuracy_is_that_to_the_best_score_that_all_runs_reach() -> Non
         RowResult("slow", (emulated(0, [0.2, 0.4, 0.6], 3600.0), emulated(1, [0.3, 0.5, 0.55], 3600.0))),
         RowResult("fast", (emulated(0, [0.5, 0.7, 0.8], 600.0), emulated(1, [0.6, 0.7, 0.9], 600.0))),
     )
-    assert table["target"] == {"score": 0.55, "of": "global", "falling": False}
+    assert table["target"] == {"of": "global", "falling": False, "by_seed": {"0": 0.6, "1": 0.55}}
     assert values(table, "slow", "seconds_to_target")["by_seed"] == {"0": 10800.0, "1": 10800.0}
     assert values(table, "fast", "seconds_to_target")["by_seed"] == {"0": 1200.0, "1": 600.0}
     assert values(table, "fast", "rounds_to_target")["by_seed"] == {"0": 2, "1": 1}
+    assert values(table, "fast", "megabytes_to_target")["by_seed"] == {"0": 6.0, "1": 3.0}
     assert values(table, "fast", "seconds_to_target")["best"]
     shown = {row[""]: row for row in from_markdown(markdown(table))}
     assert shown["slow"]["time to target"] == "3 h 0 min"
     assert shown["fast"]["time to target"] == "**15 min 0 s ± 7 min 4 s**"
     assert shown["slow"]["simulated time"] == "3 h 0 min"
     assert shown["fast"]["energy, kJ"] == "**9.0**"
-    assert "Target: validation f1 55.0, the highest that every run of the table reaches." in notes(table)
+    target = (
+        "Target: validation f1 60.0 (seed 0), 55.0 (seed 1), the highest that every run of the seed reaches."
+    )
+    assert target in notes(table)
 
 
 def test_a_failed_run_and_other_documents_have_no_part_in_the_target() -> None:
@@ -305,8 +314,30 @@ def test_a_failed_run_and_other_documents_have_no_part_in_the_target() -> None:
         RowResult("first", (emulated(0, [0.3, 0.7], 60.0), CellResult(1, "", message="failed"))),
         RowResult("elsewhere", (other, CellResult(1, "", message="failed"))),
     )
-    assert table["target"]["score"] == 0.7
+    assert table["target"]["by_seed"] == {"0": 0.7}
     assert values(table, "elsewhere", "seconds_to_target") is None
+
+
+def test_a_floor_is_never_the_best_and_makes_no_target_easier() -> None:
+    floor = emulated(0, [0.1, 0.2], 60.0)
+    sent = {**floor.summary["communication"], "bytes_up": 0, "bytes_down": 0}
+    floor = replace(floor, summary={**floor.summary, "communication": sent})
+    rows = [RowResult("method", (emulated(0, [0.3, 0.7], 60.0),)), RowResult("alone", (floor,))]
+    table = table_of(*rows, floors=["alone"])
+    assert table["target"]["by_seed"] == {"0": 0.7}
+    assert values(table, "alone", "seconds_to_target") is None
+    assert values(table, "alone", "megabytes_sent")["mean"] == 0.0
+    assert not values(table, "alone", "megabytes_sent")["best"]
+    assert values(table_of(*rows), "alone", "megabytes_sent")["best"]
+
+
+def test_pooled_training_sends_no_megabytes_to_a_target() -> None:
+    pooled = emulated(0, [0.3, 0.7], None)
+    sent = dict.fromkeys(pooled.summary["communication"])
+    pooled = replace(pooled, summary={**pooled.summary, "communication": sent})
+    table = table_of(RowResult("pooled", (pooled,)))
+    assert values(table, "pooled", "rounds_to_target")["mean"] == 2
+    assert values(table, "pooled", "megabytes_to_target") is None
 
 
 def test_without_emulated_devices_their_columns_are_not_shown() -> None:

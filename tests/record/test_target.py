@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstrata.record.target import Point, Target, common_target, learning_curve
+from fedstrata.record.target import Point, Target, common_targets, learning_curve
 
 
 def rounds(scores: Sequence[float | None], seconds: float | None = 10.0, of: str = "global") -> list[Any]:
@@ -17,7 +17,11 @@ def rounds(scores: Sequence[float | None], seconds: float | None = 10.0, of: str
     events: list[dict[str, Any]] = []
     for number, score in enumerate(scores, start=1):
         groups = {"global": None, "mean_client": None} | ({of: {"f1": score}} if score is not None else {})
-        events.append({"round": number, "simulated_seconds": seconds, **groups})
+        exchanges = {
+            "a": {"bytes_up": 10**6, "bytes_down": 2 * 10**6},
+            "b": {"bytes_up": 0, "bytes_down": 10**6},
+        }
+        events.append({"round": number, "simulated_seconds": seconds, "exchanges": exchanges, **groups})
     return events
 
 
@@ -27,14 +31,36 @@ def curve(
     return learning_curve(rounds(scores, seconds, of), "f1")
 
 
+def common_target(curves: Sequence[tuple[Point, ...]], *, falling: bool) -> Target | None:
+    """The target of one seed."""
+    return common_targets({3: curves}, falling=falling).get(3)
+
+
+def test_every_seed_has_a_target_of_its_own() -> None:
+    """The second is hard for one row; that makes nothing easier on the first."""
+    curves = {0: [curve([0.4, 0.8]), curve([0.5, 0.9])], 1: [curve([0.1, 0.2]), curve([0.6, 0.7])], 2: []}
+    assert common_targets(curves, falling=False) == {
+        0: Target(0.8, "global", falling=False),
+        1: Target(0.2, "global", falling=False),
+    }
+
+
+def test_all_seeds_are_judged_by_the_same_documents() -> None:
+    curves = {0: [curve([0.4, 0.8])], 1: [curve([0.3], of="mean_client")]}
+    assert common_targets(curves, falling=False) == {}
+    both = {"global": {"f1": 0.9}, "mean_client": {"f1": 0.4}, "simulated_seconds": 1.0, "exchanges": {}}
+    curves[0] = [learning_curve([{"round": 1, **both}], "f1")]
+    assert {target.of for target in common_targets(curves, falling=False).values()} == {"mean_client"}
+
+
 def test_the_target_is_the_best_score_that_every_run_reaches() -> None:
     curves = [curve([0.1, 0.5, 0.7, 0.6]), curve([0.2, 0.6], seconds=40.0), curve([0.3, 0.8])]
     target = common_target(curves, falling=False)
     assert target == Target(0.6, "global", falling=False)
     assert [target.reached(own) for own in curves] == [
-        {"seconds_to_target": 30.0, "rounds_to_target": 3},
-        {"seconds_to_target": 80.0, "rounds_to_target": 2},
-        {"seconds_to_target": 20.0, "rounds_to_target": 2},
+        {"seconds_to_target": 30.0, "rounds_to_target": 3, "megabytes_to_target": 12.0},
+        {"seconds_to_target": 80.0, "rounds_to_target": 2, "megabytes_to_target": 8.0},
+        {"seconds_to_target": 20.0, "rounds_to_target": 2, "megabytes_to_target": 8.0},
     ]
 
 
@@ -47,26 +73,37 @@ def test_of_a_score_of_which_less_is_better_the_lowest_that_all_reach() -> None:
 
 def test_who_never_reaches_it_has_none() -> None:
     target = Target(0.9, "global", falling=False)
-    assert target.reached(curve([0.1, 0.8])) == {"seconds_to_target": None, "rounds_to_target": None}
-    assert target.reached(()) == {"seconds_to_target": None, "rounds_to_target": None}
+    never = {"seconds_to_target": None, "rounds_to_target": None, "megabytes_to_target": None}
+    assert target.reached(curve([0.1, 0.8])) == target.reached(()) == never
 
 
 def test_rounds_that_were_not_scored_take_their_time() -> None:
     target = Target(0.5, "global", falling=False)
-    assert target.reached(curve([None, None, 0.6])) == {"seconds_to_target": 30.0, "rounds_to_target": 3}
+    reached = target.reached(curve([None, None, 0.6]))
+    assert reached == {"seconds_to_target": 30.0, "rounds_to_target": 3, "megabytes_to_target": 12.0}
 
 
 def test_without_emulated_devices_there_are_rounds_and_no_seconds() -> None:
     own = curve([0.2, 0.4], seconds=None)
     target = common_target([own], falling=False)
     assert target is not None
-    assert target.reached(own) == {"seconds_to_target": None, "rounds_to_target": 2}
+    reached = target.reached(own)
+    assert reached == {"seconds_to_target": None, "rounds_to_target": 2, "megabytes_to_target": 8.0}
 
 
 def test_like_is_compared_with_like_where_a_run_has_no_score_of_all_documents() -> None:
     """Methods with a model for every client have the mean of their clients; so have all others."""
     both = learning_curve(
-        [{"round": 1, "global": {"f1": 0.9}, "mean_client": {"f1": 0.4}, "simulated_seconds": 1.0}], "f1"
+        [
+            {
+                "round": 1,
+                "global": {"f1": 0.9},
+                "mean_client": {"f1": 0.4},
+                "simulated_seconds": 1.0,
+                "exchanges": {},
+            }
+        ],
+        "f1",
     )
     target = common_target([both, curve([0.6], of="mean_client")], falling=False)
     assert target == Target(0.4, "mean_client", falling=False)

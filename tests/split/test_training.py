@@ -219,6 +219,24 @@ def test_dropout_is_drawn_on_both_sides_and_again_from_the_same_seed(tiny_model:
     assert losses[0] == losses[1] != losses[2]
 
 
+@pytest.mark.parametrize("scores", [False, True], ids=["at once", "scoring between"])
+def test_a_server_may_score_between_the_passes_of_a_step(tiny_model: Tiny, scores: bool) -> None:
+    """With dropout and activations computed again: the gradient is that of what was drawn before."""
+    model, generator = tiny_model("bert", config={"num_hidden_layers": 3}), Seed(0).torch()
+    middle = divided(model, Cut(1, 1)).middle
+    states, direction = torch.randn(2, 4, 9, 32, generator=generator)
+    rows, gradients = Rows(9, (0, 2, 0, 5)), []
+    for again in (False, True):
+        if again:
+            middle.inner.activation_checkpointing_enable({"use_reentrant": False})
+        with Seed(1).everywhere():
+            given = middle.forward("step", states, rows)
+        if scores:
+            assert not torch.equal(middle.run(states, rows), given)  # without dropout
+        gradients.append(middle.backward("step", direction))
+    assert torch.equal(gradients[0], gradients[1])
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bert", "deberta-v2"])
 def test_activations_may_be_computed_again(tiny_model: Tiny, family: str) -> None:
     """With activation checkpointing, as `training.checkpointing` switches it on, on both sides."""

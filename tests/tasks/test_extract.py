@@ -3,47 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from instructed import LACKING, MODIFIERS, NOTE
+from peft import LoraConfig, get_peft_model
 from torch.nn import functional as F
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from fedstrata.core.config import ExtractSettings, TemplateFiles
-from fedstrata.core.documents import Document, Relation, Span
+from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
 from fedstrata.data.split import Split
 from fedstrata.data.synthetic import generate as generate_corpus
 from fedstrata.metrics.relations import triples_of
-from fedstrata.tasks.extract import FAULTS, Extraction
+from fedstrata.tasks.extract import FAULTS, Extracted, Extraction
 from fedstrata.tasks.generate import generate
 from fedstrata.tasks.instruction_examples import Example, budget_of
+from fedstrata.tasks.markup import mark
 from fedstrata.tasks.windows import IGNORED
 
-NOTE = Document(
-    "note",
-    "Denies fever. Severe chest pain since Monday.\nGiven aspirin 81 mg daily.",
-    spans=(
-        Span(0, 6, "negation"),
-        Span(7, 12, "problem"),
-        Span(14, 20, "severity"),
-        Span(21, 31, "problem"),
-        Span(32, 44, "temporal"),
-        Span(52, 59, "drug"),
-        Span(60, 65, "strength"),
-    ),
-    relations=(
-        Relation(1, 0, "negation"),
-        Relation(3, 2, "severity"),
-        Relation(3, 4, "temporal"),
-        Relation(5, 6, "strength"),
-    ),
-)
-MODIFIERS = {"drug": ["strength"], "problem": ["negation", "severity", "temporal"]}
 SHORT = {"templates": "short", "mentions": ["drug", "problem"], "modifiers": MODIFIERS, "max_length": 400}
 
 
@@ -102,7 +86,8 @@ def test_right_answers_give_the_annotations_back(byte_level: Any, corpus: list[D
         ExtractSettings(templates="short", unit=unit, max_length=4000), {"a": Split(train=tuple(corpus))}
     )
     examples = task.encode(corpus, byte_level)
-    answers = task.decode(corpus, examples, [ideal(example) for example in examples])
+    ideals = [ideal(example)[: example.budget] for example in examples]
+    answers = task.decode(corpus, examples, ideals)
     scores = task.score(corpus, answers)
     assert scores["ner_f1"] == scores["re_precision"] == scores["re_lenient_precision"] == 1.0
     assert scores["re_recall"] > 0.98  # the others are in another sentence
@@ -182,6 +167,21 @@ def test_a_batch_generates_what_each_row_would_alone(family: str) -> None:
         assert own.tolist() == expected[: stop[0] + 1 if len(stop) else None].tolist()
 
 
+@pytest.mark.parametrize("adapted", [False, True])
+def test_habits_of_an_instruct_model_do_not_decide(adapted: bool) -> None:
+    """Such as those of Qwen2.5-Instruct; they are still the model's afterwards."""
+    model = tiny("llama")
+    rows = torch.from_numpy(np.random.default_rng(0).integers(3, 400, size=(2, 9)))
+    limits = {"prompts": torch.tensor([9, 9]), "budgets": torch.tensor([30, 30]), "end": 2, "pad": 1}
+    plain = [row.tolist() for row in generate(model, rows, **limits)]
+    habits = {"repetition_penalty": 5.0, "no_repeat_ngram_size": 2, "num_beams": 3, "do_sample": True}
+    own = GenerationConfig(**habits, suppress_tokens=[plain[0][0]], min_new_tokens=3)
+    model.generation_config = own
+    asked: Any = get_peft_model(model, LoraConfig(r=2, task_type="CAUSAL_LM")) if adapted else model
+    assert [row.tolist() for row in generate(asked, rows, **limits)] == plain
+    assert model.generation_config is own
+
+
 def alone(model: Any, row: np.ndarray, budget: int) -> np.ndarray:
     ids = torch.from_numpy(row)
     with torch.no_grad():
@@ -205,8 +205,8 @@ def test_prompts_alone_are_read_in_generation(byte_level: Any) -> None:
 
 
 def test_long_sentences_are_cut_at_blanks(byte_level: Any) -> None:
-    task = task_of(max_length=260)
-    text = "Fever " + "and more " * 60 + "pain."
+    task = task_of(max_length=320)
+    text = "Fever " + "and more " * 80 + "pain."
     document = Document(
         "long", text, spans=(Span(0, 5, "problem"), Span(len(text) - 5, len(text) - 1, "problem"))
     )
@@ -216,54 +216,77 @@ def test_long_sentences_are_cut_at_blanks(byte_level: Any) -> None:
     assert " ".join(text[each.start : each.end] for each in asked) == text
     for example in examples:
         tokens = byte_level(text[example.question.start : example.question.end], add_special_tokens=False)
-        assert example.budget == budget_of(len(tokens["input_ids"]))
-        assert example.prompt + example.budget <= 260
-        assert len(example) <= 260
+        longest = byte_level(mark("x", [Span(0, 1, "negation")]), add_special_tokens=False)["input_ids"]
+        assert example.budget >= budget_of(len(tokens["input_ids"]), len(longest))
+        assert example.prompt + example.budget <= 320
+        assert len(example) <= 320
+
+
+def panel(times: int) -> Document:
+    """A sentence in which nearly every token is a mention."""
+    names = ["K", "a", "P", "d", "c"] * times
+    ends = list(accumulate(len(name) + 1 for name in names))
+    spans = (Span(end - 1 - len(name), end - 1, "test") for end, name in zip(ends, names, strict=True))
+    return Document("panel", " ".join(names), tuple(spans))
+
+
+@pytest.mark.parametrize(("times", "longest"), [(3, 400), (15, 1800)])
+def test_right_answers_that_are_trained_on_can_be_given(byte_level: Any, times: int, longest: int) -> None:
+    """However many mentions there are, and within what a generated answer may have."""
+    document, task = panel(times), task_of(tasks=["ner"], mentions=["test"], max_length=longest)
+    examples = task.training_examples([document], byte_level)
+    assert all(len(ideal(example)) <= example.budget for example in examples)
+    answers = [ideal(example) for example in examples]
+    (found,) = task.decode([document], examples, answers)
+    assert found.spans == document.spans
+
+
+def test_cuts_are_between_mentions_where_they_can_be(byte_level: Any) -> None:
+    text = "Severe chest pain " * 12
+    spans = tuple(Span(start, start + 17, "problem") for start in range(0, len(text), 18))
+    document, task = Document("long", text, spans), task_of(tasks=["ner"], max_length=300)
+    examples = task.training_examples([document], byte_level)
+    assert len(examples) > 1
+    (found,) = task.decode([document], examples, [ideal(example) for example in examples])
+    assert found.spans == spans
+
+
+def test_documents_that_are_scored_are_cut_whatever_is_annotated(byte_level: Any) -> None:
+    """And are no longer than a model may read, though a right answer may be cut off."""
+    document, task = panel(15), task_of(tasks=["ner"], mentions=["test"], max_length=1800)
+    examples = task.encode([document], byte_level)
+    plain = task.encode([replace(document, spans=())], byte_level)
+    assert [example.question for example in examples] == [example.question for example in plain]
+    assert all(len(example) <= 1800 for example in examples)
+    cut = [ideal(example)[: example.budget] for example in examples]
+    scores = task.score([document], task.decode([document], examples, cut))
+    assert scores["ner_precision"] == 1.0
+    assert 0.0 < scores["ner_recall"] < 1.0
+    assert scores["unfinished_left_out"] > 0
+
+
+def test_a_tokenizer_that_garbles_tags_is_told(word_piece: Any) -> None:
+    names = {**word_piece.special_tokens_map, "eos_token": "[SEP]"}
+    ending = type(word_piece)(tokenizer_object=word_piece.backend_tokenizer, **names)
+    with pytest.raises(ConfigurationError, match=r"model.tokenizer.*does not give back the tags"):
+        task_of().encode([], ending)
 
 
 def test_documents_in_which_nobody_looked_for_relations_are_asked_for_mentions_only(byte_level: Any) -> None:
-    task, lacking = task_of(), replace(NOTE, relations=(), lacks_relations=True)
+    task, lacking = task_of(), LACKING
     assert {example.question.kind for example in task.encode([lacking], byte_level)} == {"ner"}
-    empty = task.decode([lacking], [], [])
-    scores = task.score([NOTE, lacking], [*task.decode([NOTE], [], []), *empty])
-    assert scores == task.score([NOTE, lacking], [*empty, *empty]) | {"re_recall": 0.0}
     assert task.scorable(lacking) and not task_of(tasks=["re"]).scorable(lacking)
 
 
-def test_types_come_from_the_training_documents() -> None:
-    clients = {"a": Split(train=(NOTE,))}
-    task = Extraction.from_documents(ExtractSettings(), clients)
-    assert task.settings.mentions == ["drug", "problem"]
-    assert task.settings.modifiers == MODIFIERS
-    assert Extraction.from_labels(task.settings, ()).metric_names == task.metric_names
-    only = Extraction.from_documents(ExtractSettings(tasks=["ner"], mentions=["problem"]), clients)
-    assert only.metric == "ner_f1" and "re_f1" not in only.metrics
-
-
-@pytest.mark.parametrize(
-    ("document", "changes", "path", "text"),
-    [
-        (replace(NOTE, spans=(), relations=()), {"tasks": ["ner"]}, "task.mentions", "finds no mention"),
-        (replace(NOTE, relations=()), {}, "task.modifiers", "finds no relation"),
-        (
-            replace(NOTE, spans=(Span(0, 2, 'a"b'),), relations=()),
-            {"tasks": ["ner"]},
-            "task.mentions",
-            "cannot stand",
-        ),
-        (NOTE, {"templates": TemplateFiles(ner="nowhere.txt")}, "task.templates.ner", "cannot be read"),
-        (NOTE, {"templates": TemplateFiles(re="{input} {where}")}, "task.templates.re", "names {where}"),
-        (NOTE, {"templates": TemplateFiles(re="{input")}, "task.templates.re", "cannot be read"),
-        (NOTE, {"templates": TemplateFiles(ner="{input} {")}, "task.templates.ner", "is no template"),
-        (replace(NOTE, text_pair="x"), {}, "task.name", "pairs of texts"),
-    ],
-)
-def test_bad_settings_are_told(document: Document, changes: dict[str, Any], path: str, text: str) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        Extraction.from_documents(ExtractSettings(**changes), {"a": Split(train=(document,))})
-    (problem,) = caught.value.problems
-    assert problem.path == path
-    assert text in problem.message
+def test_documents_in_which_nobody_looked_for_relations_count_for_mentions_only() -> None:
+    """Whatever modifiers are found in them."""
+    task, lacking = task_of(), LACKING
+    mentions = tuple(span for span in NOTE.spans if span.label in ("problem", "drug"))
+    perfect = Extracted(mentions, triples_of(NOTE))
+    assert task.score([NOTE, lacking], [perfect, perfect])["re_f1"] == 1.0
+    alone = task.score([lacking], [perfect])
+    assert alone["f1"] == alone["ner_f1"] == 1.0
+    assert not [name for name in alone if name.startswith("re_")]
 
 
 def test_a_template_of_ones_own_goes_with_the_model(tmp_path: Path, byte_level: Any) -> None:

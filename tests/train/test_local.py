@@ -15,7 +15,8 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.sources import read_source
 from fedstrata.core.types import Message
 from fedstrata.engine.setup import Experiment, prepare
-from fedstrata.engine.simulate import SimulatedClient, Site
+from fedstrata.engine.simulate import SimulatedClient
+from fedstrata.engine.sites import Site
 from fedstrata.train.evaluate import predict
 from fedstrata.train.local import fit
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from fedstrata.core.seeding import Seed
-    from fedstrata.core.types import ClientInfo
+    from fedstrata.core.types import AdapterSize, ClientInfo
 
 _AXES = {"lora_A": 0, "lora_B": 1, "bottleneck_down": 0, "bottleneck_up": 1}
 """Which axis of a tensor is the rank; the bias of `bottleneck_up` has none."""
@@ -109,6 +109,22 @@ def written(whole: Mapping[str, Tensor], part: Mapping[str, Tensor]) -> dict[str
         result[name] = before.clone()
         result[name].narrow(axis, 0, tensor.shape[axis]).copy_(tensor)
     return result
+
+
+def held(name: str, tensor: Tensor, size: AdapterSize | None) -> float:
+    """Returns the share of a parameter that a device has whose adapters may be smaller than the model's.
+
+    Args:
+        name: The parameter's name.
+        tensor: The parameter in its whole size.
+        size: How much of the adapters the device has; all of them if none.
+    """
+    if size is None:
+        return 1.0
+    if name in size.absent:
+        return 0.0
+    axis = rank_axis(name, tensor)
+    return 1.0 if axis is None else min(size.rank, tensor.shape[axis]) / tensor.shape[axis]
 
 
 def tails(tensors: Mapping[str, Tensor], start: int, end: int) -> list[tuple[Tensor, Tensor]]:

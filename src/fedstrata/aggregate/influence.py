@@ -83,10 +83,7 @@ class InfluenceMean:
         """
         require_weight(update)
         if not math.isfinite(loss):
-            raise TrainingError(
-                f"client {client}: the model it sent has a loss of {loss} on the server's documents and "
-                "cannot be weighed by it: a smaller training.learning_rate may help, or a look at its data"
-            )
+            raise unusable(client, loss)
         self._facts[client] = (update.weight, loss)
         entry = (math.log(update.weight) - loss, client, update)
         if len(self._apart) < self._room:
@@ -125,6 +122,14 @@ class InfluenceMean:
         weight = update.weight * math.exp(self._lowest - loss)
         if weight > 0:  # else too little to be a number
             self._mean.add(replace(update, weight=weight))
+
+
+def unusable(client: str, loss: float) -> TrainingError:
+    """Returns the error that a client's loss is not finite."""
+    return TrainingError(
+        f"client {client}: the model it sent has a loss of {loss} on the server's documents and cannot be "
+        "weighed by it: a smaller training.learning_rate may help, or a look at its data"
+    )
 
 
 def room_for(cap: float | None) -> int:

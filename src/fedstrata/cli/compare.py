@@ -78,6 +78,7 @@ def _execute(sweep: Sweep, folder: Path, jobs: int, display: Any) -> dict[str, A
         rows,
         name=sweep.name,
         columns=sweep.settings.columns,
+        floors=sweep.settings.floors,
         different_data=sweep.settings.allow_different_data,
         machine={**machine(), "jobs": jobs},
     )

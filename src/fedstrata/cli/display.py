@@ -196,4 +196,7 @@ def _cost(summary: Mapping[str, Any]) -> list[str]:
     if (simulated := summary["time"].get("simulated_seconds")) is not None:
         joules = energy(summary["energy_joules"])
         lines.append(f"on the emulated devices {duration(simulated)}; their computing takes {joules}")
+        if (memory := summary["memory"].get("device_mean_bytes")) is not None:
+            peak = decimal(round(summary["memory"]["device_peak_bytes"]))
+            lines.append(f"training takes {decimal(round(memory))} of a device's memory, {peak} at the peak")
     return lines

@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from fedstrata import __version__
-from fedstrata.cli import compare, export, methods, plan, predict, report, run, score, split, synth
+from fedstrata.cli import attack, compare, export, methods, plan, predict, report, run, score, split, synth
 from fedstrata.cli.options import Flags
 from fedstrata.core.errors import FedstrataError
 
@@ -41,6 +41,7 @@ app.command()(compare.compare)
 app.command()(predict.predict)
 app.command()(score.score)
 app.command()(export.export)
+app.command()(attack.attack)
 app.command()(methods.methods)
 app.command()(report.report)
 app.command()(synth.synth)

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from fedstrata.engine.results.predict import Outcome
     from fedstrata.engine.results.result import Result
 
+UNSCORED = {
+    "labels": "the model gives one answer to each, and they have none that it knows, or several",
+    "relations": "nobody looked for relations in them",
+    "text_pair": "they have no text with which the model's could be compared",
+}
+"""Why documents cannot be scored, by the last of what a task gives."""
 SHOWN = 20
 """How many names of unknown types or labels are shown; MIMIC-III has thousands of codes."""
 
@@ -58,6 +64,13 @@ def predict(
     client: Annotated[
         str | None, typer.Option(help="Whose model, where every client has its own.", metavar="ID")
     ] = None,
+    keep_mentions: Annotated[
+        bool,
+        typer.Option(
+            "--keep-mentions",
+            help="Task extract: keep the input's mentions and ask for their modifiers, as a run is scored.",
+        ),
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Find mentions in texts, their relations, labels, or how likely texts are, with a finished run's model.
@@ -72,6 +85,7 @@ def predict(
     from fedstrata.engine.results.predict import (  # noqa: PLC0415
         check_input,
         check_output,
+        keeping_mentions,
         open_inputs,
         predict_files,
     )
@@ -81,6 +95,7 @@ def predict(
     folder = out or free_folder(Path(), "predictions")
     require_new(folder)
     result = open_result(run, overrides or [], client=client)
+    result = keeping_mentions(result) if keep_mentions else result
     check_input(result.task, input_format)
     output = check_output(result.task, format)
     inputs = open_inputs(input, input_format, output, result.settings.data)
@@ -116,10 +131,8 @@ def _show(console: Console, result: Result, outcome: Outcome, folder: Path, outp
         what = f"{len(names):,} types or labels that the model does not know, not scored"
         _say(console, f"the input is also annotated with {what}: {shown}")
     if outcome.unscored and (outcome.scores or outcome.unknown):
-        why = "the model gives one label to each, and they have none that it knows, or several"
-        if "relations" in result.task.gives:
-            why = "nobody looked for relations in them"
-        _say(console, f"{outcome.unscored:,} of {outcome.documents:,} documents are not in the scores: {why}")
+        left_out = f"{outcome.unscored:,} of {outcome.documents:,} documents are not in the scores"
+        _say(console, f"{left_out}: {UNSCORED[result.task.gives[-1]]}")
     if outcome.left_out:
         what = "modifiers, and mentions that became equal"
         _say(console, f"{outcome.left_out:,} mentions were left out: {output} has no place for them ({what})")

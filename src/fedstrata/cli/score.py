@@ -167,6 +167,9 @@ def _notes(system: System, draws: Draws, *, compared: bool) -> Iterator[str]:
     count = len(system.documents)
     drawn = f"{draws.resamples:,} draws of {draws.size(count):,} of {count:,} documents with replacement"
     yield f"intervals of f1 hold {100 * draws.level:g} % of {drawn} (seed {draws.seed})"
+    if system.unrelated:
+        which = f"{system.unrelated:,} documents in which nobody looked for relations"
+        yield f"{which} are not in the scores of these"
     if compared:
         yield "paired p: by exchanging the two systems in documents at random; the one to go by"
         yield "rank-sum p: of the two systems' draws, as in Fed-MedLoRA; more draws alone make it smaller"

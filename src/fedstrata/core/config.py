@@ -19,10 +19,13 @@ from fedstrata.core.model_settings import ModelSettings, TrainedTokenizer
 from fedstrata.core.settings import Count, Fraction, NotNegative, Positive, Settings
 from fedstrata.core.task_settings import (
     ClassifySettings,
+    ClozeSettings,
     ExtractSettings,
+    InstructionSettings,
     LmSettings,
     NerSettings,
     RelationSettings,
+    SummarizeSettings,
     TaskSettings,
     TemplateFiles,
     WindowSettings,
@@ -30,10 +33,12 @@ from fedstrata.core.task_settings import (
 
 __all__ = [
     "ClassifySettings",
+    "ClozeSettings",
     "Count",
     "ExtractSettings",
     "FederationSettings",
     "Fraction",
+    "InstructionSettings",
     "LmSettings",
     "ModelSettings",
     "NerSettings",
@@ -41,6 +46,7 @@ __all__ = [
     "Positive",
     "RelationSettings",
     "Settings",
+    "SummarizeSettings",
     "TaskSettings",
     "TemplateFiles",
     "TrainedTokenizer",
@@ -187,7 +193,7 @@ class CorpusSettings(Settings):
 
     format: Literal[
         "synthetic", "i2b2", "brat", "conll", "conllu", "jsonl", "pubtator", "mtsamples", "mimic", "ag_news",
-        "glue", "text", "datasets",
+        "glue", "superglue", "mts_dialog", "text", "datasets",
     ] = "synthetic"  # fmt: skip
     path: str | None = Field(
         default=None,
@@ -202,7 +208,7 @@ class CorpusSettings(Settings):
     unannotated: Literal["refuse", "skip", "keep"] = Field(
         default="refuse",
         description="Texts without an annotation file where others have one (i2b2, BRAT), and files without "
-        "labels where others have some (GLUE); those that are kept have no annotations.",
+        "labels where others have some (GLUE, SuperGLUE); those that are kept have no annotations.",
     )
     types: dict[str, str] | list[str] | None = Field(
         default=None,
@@ -229,7 +235,7 @@ class CorpusSettings(Settings):
             "text": ("text",),
             "dataset": ("datasets",),
             "columns": ("datasets",),
-            "unannotated": ("i2b2", "brat", "glue"),
+            "unannotated": ("i2b2", "brat", "glue", "superglue"),
         }
         idle = [
             f"data.{name} belongs to data.format {' or '.join(map(repr, formats))} and has no meaning when "
@@ -290,6 +296,11 @@ class TrainingSettings(Settings):
     epochs: Count = 1
     batch_size: Count = 8
     accumulation: Count = Field(default=1, description="Batches whose gradients are summed before a step.")
+    group_by_length: bool = Field(
+        default=False,
+        description="Batches of examples of about the same length: less padding, and less time where lengths "
+        "differ much; which examples meet in a batch is then less a matter of chance.",
+    )
     optimizer: Literal["adamw", "sgd"] = "adamw"
     learning_rate: Positive = 5e-4
     momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
@@ -354,9 +365,15 @@ class RunSettings(Settings):
         description="Small modules that train in place of the model: {kind: lora}, bottleneck or prefix. "
         "What the method works with if null.",
     )
-    task: NerSettings | ClassifySettings | LmSettings | ExtractSettings | RelationSettings = Field(
-        default=NerSettings(), discriminator="name"
-    )
+    task: (
+        NerSettings
+        | ClassifySettings
+        | LmSettings
+        | ExtractSettings
+        | RelationSettings
+        | ClozeSettings
+        | SummarizeSettings
+    ) = Field(default=NerSettings(), discriminator="name")
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "layer_skipping"})
     training: TrainingSettings = TrainingSettings()
     federation: FederationSettings = FederationSettings()

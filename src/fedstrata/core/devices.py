@@ -1,7 +1,7 @@
 """Emulated devices: what a client computes, sends and draws power with, for a simulated clock.
 
-Profiles are NVIDIA Jetson modules, the end devices of DropPEFT (section 5, Table 2) and of the literature it
-follows. A mode is one of a module's power modes (`nvpmodel`), by the name that the module itself gives it;
+Profiles are NVIDIA Jetson modules, the end devices of DropPEFT (section 6.1, Table 2) and of the literature
+it follows. A mode is one of a module's power modes (`nvpmodel`), by the name that the module itself gives it;
 its peak is that of float32 arithmetic on the CUDA cores, 2 x cores x clock (one fused multiply-add a core
 and cycle). The TOPS that Table 2 gives for the two Xaviers are those of int8 inference, which say little of
 training.

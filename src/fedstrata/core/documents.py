@@ -78,13 +78,12 @@ class Document:
         text: The text, exactly as the offsets count it; of a pair the first one.
         spans: Annotated mentions, sorted by `(start, end, label)`.
         relations: Relations between them.
-        lacks_relations: Whether nobody looked for relations in it: that it has none then says nothing.
         labels: Labels of the whole document, for example ICD-9 codes.
         site: The site (hospital) the document belongs to; empty if unknown.
         metadata: Further facts, for example `speciality`.
         text_pair: The second text, which may be empty, of a document that is a pair of texts; none for a
             single text. Spans are of the first.
-        lacks_relations: Whether nobody looked for relations in it: that it has none says nothing.
+        lacks_relations: Whether nobody looked for relations in it: that it has none then says nothing.
     """
 
     id: str

@@ -101,7 +101,7 @@ class FederationSettings(Settings):
     )
     bootstrap: BootstrapSettings | None = Field(
         default=None,
-        description="Intervals around the global test scores of a shared model; {} for Fed-MedLoRA's draws.",
+        description="Intervals around the test scores; {} for Fed-MedLoRA's draws.",
     )
     corrupt: CorruptSettings = CorruptSettings()
 

@@ -56,9 +56,19 @@ class SweepSettings(Settings):
     )
     tune: TuneSettings | None = None
     columns: list[str] | None = Field(default=None, description="Columns to show; a good choice if null.")
+    floors: list[str] = Field(
+        default_factory=list,
+        description="Rows, as the table names them, that show what others must beat: never the best, and "
+        "without a part in the target of time to accuracy.",
+    )
     allow_different_data: bool = Field(
         default=False, description="Whether rows may differ in `data`, `partition` and `task`."
     )
+
+    @field_validator("floors")
+    @classmethod
+    def _no_floor_twice(cls, values: list[str]) -> list[str]:
+        return _distinct(values)
 
     @field_validator("seeds", "columns")
     @classmethod
@@ -144,6 +154,7 @@ def read_sweep(files: Sequence[Path], overrides: Sequence[str]) -> Sweep:
     others = [override for override in overrides if override not in own]
     problems += [wrong for row in rows for text in others if (wrong := apply_override(text, row.source))]
     problems += [*_wrong_names(rows, first), *_own_seeds(settings, choices, others, first)]
+    problems += _wrong_floors(settings, rows, first)
     if problems:
         raise ConfigurationError(list(dict.fromkeys(problems)))
     return Sweep("-".join(row.name for row in bases), settings, tuple(rows), first)
@@ -269,6 +280,17 @@ def _wrong_names(rows: Sequence[Row], file: Source) -> Iterator[Problem]:
             message = f"{row.name!r} and {seen[row.folder.casefold()]!r} would share one folder; rename one"
             yield file.problem(path, message)
         seen.setdefault(row.folder.casefold(), row.name)
+
+
+def _wrong_floors(settings: SweepSettings, rows: Sequence[Row], file: Source) -> Iterator[Problem]:
+    """Yields a problem for every floor that is no row, and one where nothing but floors is compared."""
+    names = [row.name for row in rows]
+    for name in settings.floors:
+        if name not in names:
+            message = f"there is no row {name!r}; there are {', '.join(map(repr, names))}"
+            yield file.problem(f"{SECTION}.floors", message)
+    if rows and set(names) <= set(settings.floors):
+        yield file.problem(f"{SECTION}.floors", "must leave a row that is none")
 
 
 def _copy(source: Source) -> Source:

@@ -113,7 +113,18 @@ class TemplateFiles(Settings):
     )
 
 
-class ExtractSettings(TaskSettings):
+class InstructionSettings(TaskSettings):
+    """Base of the tasks in which a causal language model writes an answer to an instruction."""
+
+    chat: Literal["auto", "never"] = Field(
+        default="auto", description="Whether the tokenizer's chat template is used where it has one."
+    )
+    loss_on: Literal["response", "full"] = Field(
+        default="response", description="Which tokens the loss is taken on: the answer's, or all."
+    )
+
+
+class ExtractSettings(InstructionSettings):
     """Extraction by instruction: a causal language model writes mentions and modifiers into a sentence."""
 
     name: Literal["extract"] = "extract"
@@ -129,12 +140,6 @@ class ExtractSettings(TaskSettings):
         description="How it is asked: with task, markup guide and definitions; in a line, which suits small "
         "models that are fine-tuned; or templates of one's own: {ner: PATH, re: PATH}.",
     )
-    chat: Literal["auto", "never"] = Field(
-        default="auto", description="Whether the tokenizer's chat template is used where it has one."
-    )
-    loss_on: Literal["response", "full"] = Field(
-        default="response", description="Which tokens the loss is taken on: the answer's, or all."
-    )
     mentions: Annotated[list[str], Field(min_length=1)] | Literal["auto"] = Field(
         default="auto",
         description="Mention types that are asked for; auto: those of the training documents that are not "
@@ -149,5 +154,68 @@ class ExtractSettings(TaskSettings):
         default={}, description="What a type means, by its name; those of the paper's types are built in."
     )
     mentions_only: list[str] = Field(
-        default=[], description="Clients whose training documents serve for mentions only (uneven tasks)."
+        default=[], description="Sites whose training documents serve for mentions only (uneven tasks)."
+    )
+
+    @model_validator(mode="after")
+    def _tasks_fit(self) -> ExtractSettings:
+        if len(set(self.tasks)) < len(self.tasks):
+            raise ValueError(f"tasks names one twice: {', '.join(self.tasks)}")
+        if self.mentions_only and len(self.tasks) == 1:
+            raise ValueError(
+                f"mentions_only has no meaning with tasks {self.tasks}: it leaves out the modifiers of some "
+                "sites, where mentions and modifiers are learnt"
+            )
+        return self
+
+
+class SummarizeSettings(InstructionSettings):
+    """Summaries, or other texts, by instruction: a causal language model writes a document's second text."""
+
+    name: Literal["summarize"] = "summarize"
+    max_length: Annotated[int, Field(ge=64)] = Field(
+        default=800, description="Tokens of an instruction with its answer; a longer text is cut at its end."
+    )
+    answer_length: Count = Field(
+        default=200, description="Tokens that an answer may have; a longer one is cut where it is trained on."
+    )
+    template: str | None = Field(
+        default=None,
+        description="An instruction of one's own: a path to a text file, or the text itself if it holds "
+        "{text}; the built-in one if null.",
+    )
+
+    @model_validator(mode="after")
+    def _room_for_a_text(self) -> SummarizeSettings:
+        if self.answer_length > self.max_length // 2:
+            raise ValueError(
+                f"answer_length must be at most half of max_length ({self.max_length}), not "
+                f"{self.answer_length}"
+            )
+        return self
+
+
+class ClozeSettings(TaskSettings):
+    """Cloze questions: a causal language model says which of the answers is the likeliest to follow."""
+
+    name: Literal["cloze"] = "cloze"
+    max_length: Annotated[int, Field(ge=32)] = Field(
+        default=512, description="Tokens of a question with an answer; a longer text is cut at its end."
+    )
+    question: Literal[
+        "auto", "rte", "boolq", "wic", "cb", "multirc", "copa", "record", "wsc", "labels", "choices"
+    ] = Field(
+        default="auto",
+        description="What is asked, one of SuperGLUE's tasks; of documents of one's own, with a template: "
+        "`labels` or `choices`. auto: what the documents say that they are for (format superglue).",
+    )
+    template: str | None = Field(
+        default=None,
+        description="A template of one's own: a path to a text file, or the text itself if it holds "
+        "{answer}; the built-in one if null.",
+    )
+    words: dict[str, str] = Field(
+        default={},
+        description="The word that stands for a label; of others the built-in one (yes, no, maybe), or the "
+        "label itself.",
     )

@@ -69,6 +69,19 @@ class ClientInfo:
     examples: int
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterSize:
+    """How much of the model's adapters a device has, where it is not all of them.
+
+    Attributes:
+        rank: Ranks (or widths) of each adapter; the model's others are zeros that no device would have.
+        absent: Names of the parameters of adapters that the device has not.
+    """
+
+    rank: int
+    absent: frozenset[str] = frozenset()
+
+
 @dataclass(slots=True)
 class Work:
     """What a client has computed in its turn, counted for an emulated device.
@@ -77,7 +90,18 @@ class Work:
         flops: Floating-point operations of its training.
         stored_states: Which output of its frozen blocks the device holds, as a fingerprint: these blocks cost
             nothing while they stay what they are. None if it holds none.
+        adapter: How much of the adapters the device has; all of them if none.
+        batches: On how many batches it has trained.
+        memory_bytes: The memory of training, summed over these batches: the model's weights, the gradients
+            and the optimiser's state of what trains, and the activations kept for the backward pass.
+        peak_memory_bytes: The largest of any batch.
+        activation_bytes: The activations' part of the sum.
     """
 
     flops: float = 0.0
     stored_states: str | None = None
+    adapter: AdapterSize | None = None
+    batches: int = 0
+    memory_bytes: float = 0.0
+    peak_memory_bytes: float = 0.0
+    activation_bytes: float = 0.0

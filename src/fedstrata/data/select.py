@@ -33,6 +33,42 @@ def relation_types(documents: Iterable[Document]) -> tuple[str, ...]:
     return tuple(sorted({relation.label for document in documents for relation in document.relations}))
 
 
+def unknown_mentions(documents: Iterable[Document], types: Sequence[str], part: str = "") -> list[Problem]:
+    """Returns a problem for each mention type of these documents that no training document has.
+
+    Args:
+        documents: The documents.
+        types: The mention types of the training documents.
+        part: The part of the split they are of; empty where that is not known.
+    """
+    found = ((span.label, document.id) for document in documents for span in document.spans)
+    return _unlearnt("data.types", "mention", found, types, part)
+
+
+def unknown_relations(documents: Iterable[Document], types: Sequence[str], part: str = "") -> list[Problem]:
+    """Returns a problem for each type of relations that no training document has; see `unknown_mentions`."""
+    found = ((relation.label, document.id) for document in documents for relation in document.relations)
+    return _unlearnt("data.relations", "relation", found, types, part)
+
+
+def _unlearnt(
+    setting: str, what: str, found: Iterable[tuple[str, str]], types: Sequence[str], part: str
+) -> list[Problem]:
+    first: dict[str, str] = {}
+    for label, document in found:
+        if label not in types:
+            first.setdefault(label, document)
+    problems = []
+    for label, id_ in sorted(first.items()):
+        where = f"{part} document {id_!r}".strip()
+        message = (
+            f"{what} type {label!r} ({where}) occurs in no training document, whose types are: "
+            f"{', '.join(types)}; name the types to keep, or map this one to one of them"
+        )
+        problems.append(Problem(setting, message))
+    return problems
+
+
 def select_types(documents: Sequence[Document], types: Names | None) -> list[Document]:
     """Keeps the spans of some types, and the relations between them.
 

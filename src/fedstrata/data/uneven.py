@@ -1,42 +1,48 @@
-"""Clients that are annotated for some tasks only: which documents say nothing of relations."""
+"""Sites that are annotated for some tasks only: which documents say nothing of relations."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.data.split import Split
 
 
-def mark_unannotated(clients: Mapping[str, Split], mentions_only: Collection[str] = ()) -> dict[str, Split]:
+def mark_unannotated(documents: Sequence[Document]) -> list[Document]:
     """Marks the documents in which nobody looked for relations (`Document.lacks_relations`).
 
-    Those are all documents of a client that has not one relation, and the training documents of those that
-    are to serve for mentions only, whose relations are set aside.
+    Those are all documents of a site that has not one relation. Which client has which documents does not
+    matter, so this comes before they are divided.
 
     Args:
-        clients: The documents of each client, and of sites that are held out.
-        mentions_only: Names of clients.
+        documents: The whole corpus, in any order.
+    """
+    related = {document.site for document in documents if document.relations}
+    return [document if document.site in related else _lacking(document) for document in documents]
+
+
+def require_sites(names: Collection[str], documents: Sequence[Document]) -> None:
+    """Checks the names of sites whose training documents are to serve for mentions only.
+
+    Args:
+        names: As `task.mentions_only` has them.
+        documents: All training documents.
 
     Raises:
-        ConfigurationError: There is no client of such a name.
+        ConfigurationError: A site of such a name has none of them.
     """
-    known = [name for name, own in clients.items() if own.train]
-    if strangers := [name for name in mentions_only if name not in known]:
-        message = f"there is no client {strangers[0]!r}; the clients are {', '.join(known)}"
+    known = sorted({document.site for document in documents})
+    if strangers := [name for name in names if name not in known]:
+        there = ", ".join(map(repr, known))
+        message = f"no training document is of a site {strangers[0]!r}; the sites are {there}"
         raise ConfigurationError([Problem("task.mentions_only", message)])
-    marked = {}
-    for name, own in clients.items():
-        nothing = not any(document.relations for document in own.all)
-        marked[name] = Split(
-            _lacking(own.train) if nothing or name in mentions_only else own.train,
-            _lacking(own.validation) if nothing else own.validation,
-            _lacking(own.test) if nothing else own.test,
-        )
-    return marked
 
 
-def _lacking(documents: Sequence[Document]) -> tuple[Document, ...]:
-    return tuple(replace(document, relations=(), lacks_relations=True) for document in documents)
+def set_relations_aside(documents: Sequence[Document], sites: Collection[str]) -> tuple[Document, ...]:
+    """Returns documents without the relations of some sites, as if nobody had looked for any there."""
+    return tuple(_lacking(document) if document.site in sites else document for document in documents)
+
+
+def _lacking(document: Document) -> Document:
+    return replace(document, relations=(), lacks_relations=True)

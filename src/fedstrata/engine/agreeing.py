@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedstrata.core.method import Method
     from fedstrata.core.types import JSON
     from fedstrata.engine.setup import Experiment
-    from fedstrata.engine.simulate import Site
+    from fedstrata.engine.sites import Site
     from fedstrata.models.state import Model
     from fedstrata.split.transport.hub import Greeting
 

@@ -104,7 +104,7 @@ class Conversation:
     def heard(self, client: str, message: Message) -> None:
         """Brings a client's message to the service, and its answers to the lines."""
         sent = frame.encode(message)
-        self._meter.count_up(client, sent)
+        self._meter.count_said(client, sent, up=True)
         self._say(self._service.hear(client, frame.decode(sent, Message)))
 
     def wait(self, line: SimulatedLine) -> None:
@@ -115,7 +115,7 @@ class Conversation:
     def _say(self, answers: Iterable[tuple[str, Message]]) -> None:
         for client, message in answers:
             sent = frame.encode(message)
-            self._meter.count_down(client, sent)
+            self._meter.count_said(client, sent, up=False)
             if client in self._lines:
                 self._lines[client].inbox.append(frame.decode(sent, Message))
 

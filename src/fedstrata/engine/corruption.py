@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from fedstrata.core.federation import DATA_CORRUPTIONS, CorruptSettings, share_of
 
 if TYPE_CHECKING:
-    from fedstrata.core.method import Task
     from fedstrata.core.seeding import Seed
+    from fedstrata.core.task import Task
 
 
 @dataclass(frozen=True, slots=True)

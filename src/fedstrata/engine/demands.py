@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedstrata.aggregate.rules import AveragingSettings, MeanRule, MultiKrumRule, RobustRule
 from fedstrata.core.errors import Problem
-from fedstrata.engine.simulate import sample_size
+from fedstrata.engine.sites import sample_size
+from fedstrata.methods.droppeft import DropPEFT
 from fedstrata.methods.fedadaopt import CONFIGURATIONS, FedAdaOPT
 from fedstrata.methods.fedmedlora_plus import FedMedLoRAPlus
+from fedstrata.methods.fl_llama import FLLLaMA
 
 if TYPE_CHECKING:
     from fedstrata.core.config import RunSettings
     from fedstrata.core.documents import Document
     from fedstrata.core.federation import FederationSettings
     from fedstrata.core.method import Method
+    from fedstrata.core.task import Task
     from fedstrata.data.split import Split
 
 
@@ -37,6 +40,10 @@ def too_few(settings: RunSettings, method: Method | None, sites: Mapping[str, Sp
     if isinstance(method, FedAdaOPT) and sampled < CONFIGURATIONS:
         needs = f"fedadaopt tries {CONFIGURATIONS} configurations in a round, each on other clients"
         return [Problem("federation.sample", f"{needs}, and {sampled} take part ({why})")]
+    if isinstance(method, DropPEFT) and method.personal and sampled < 2:
+        needs = "droppeft averages a block where at least two devices of a round send it, while blocks stay"
+        message = f"{needs} personal, and {sampled} takes part ({why}); method.shared_blocks 1.0 shares all"
+        return [Problem("federation.sample", message)]
     if isinstance(method, FedMedLoRAPlus) and (cap := method.settings.cap or 1.0) * sampled < 1:
         allowed = f"must be at least 1/{sampled}, the equal share of the clients of a round"
         return [Problem("method.cap", f"{allowed} ({why}), not {cap:g}")]
@@ -60,6 +67,26 @@ def without_server_documents(method: Method | None, documents: Sequence[Document
         return []
     message = f"must be 1 or more with {method.name}, which weighs clients by their loss on such documents"
     return [Problem("data.split.server", f"{message} (its paper has 5)")]
+
+
+def without_whole_models(settings: RunSettings, method: Method | None) -> list[Problem]:
+    """Returns the problem that devices are emulated and none holds the whole model, if so."""
+    if settings.devices is None or not isinstance(method, FLLLaMA):
+        return []
+    message = f"emulated devices compute with the whole model, and {method.name} leaves a part to the server"
+    return [Problem("devices", message)]
+
+
+def without_examples(
+    method: Method, task: Task, documents: Sequence[Document], tokenizer: Any
+) -> list[Problem]:
+    """Returns the problem that the server's documents give no example, and so no loss, if so."""
+    if not isinstance(method, FedMedLoRAPlus) or task.encode(documents, tokenizer):
+        return []
+    message = (
+        f"{method.name} weighs clients by their loss on the {len(documents)} documents of the server, and"
+    )
+    return [Problem("data.split.server", f"{message} none has an example for task {task.settings.name}")]
 
 
 def _too_few_to_judge(

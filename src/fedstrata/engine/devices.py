@@ -72,10 +72,16 @@ class RoundClock:
     Attributes:
         seconds: What each client has taken so far: its transfers and its computing.
         joules: What computing has cost all clients.
+        batches: On how many batches all clients have trained.
+        memory_bytes: The memory of training, summed over these batches.
+        peak_memory_bytes: The largest of any batch.
     """
 
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     joules: float = 0.0
+    batches: int = 0
+    memory_bytes: float = 0.0
+    peak_memory_bytes: float = 0.0
 
     def count(self, client: str, device: Device, work: Work, size: int) -> dict[str, Any]:
         """Adds one turn of a client and returns what the record says of it.
@@ -90,6 +96,9 @@ class RoundClock:
         joules = device.joules(work.flops)
         self.seconds[client] += compute + transfer
         self.joules += joules
+        self.batches += work.batches
+        self.memory_bytes += work.memory_bytes
+        self.peak_memory_bytes = max(self.peak_memory_bytes, work.peak_memory_bytes)
         return {
             "device": device.profile,
             "mode": device.mode,
@@ -99,6 +108,21 @@ class RoundClock:
             "transfer_seconds": transfer,
             "joules": joules,
             "stored_states": work.stored_states,
+            "mean_memory_bytes": work.memory_bytes / work.batches if work.batches else None,
+            "peak_memory_bytes": work.peak_memory_bytes if work.batches else None,
+        }
+
+    def facts(self, lost: Collection[str]) -> dict[str, Any]:
+        """Returns what the record says of the round; `lost` are the clients that are not waited for."""
+        memory = {
+            "batches": self.batches,
+            "mean_bytes": self.memory_bytes / max(1, self.batches),
+            "peak_bytes": self.peak_memory_bytes,
+        }
+        return {
+            "simulated_seconds": self.round_seconds(lost),
+            "joules": self.joules,
+            "device_memory": memory if self.batches else None,
         }
 
     def round_seconds(self, lost: Collection[str]) -> float:

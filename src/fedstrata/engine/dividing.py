@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from fedstrata.core.seeding import Seed
 from fedstrata.data.partition import partition
 from fedstrata.data.select import mention_types, select_labels, select_relations, select_types
 from fedstrata.data.split import Split, hold_out, set_aside, split
-from fedstrata.data.uneven import mark_unannotated
+from fedstrata.data.uneven import mark_unannotated, require_sites, set_relations_aside
 from fedstrata.tasks import TASKS
 
 MIMIC_LABELS = 50
@@ -32,13 +32,26 @@ class Division:
     clients: dict[str, Split]
     server: tuple[Document, ...] = ()
 
+    def with_mentions_only(self, sites: Collection[str]) -> Division:
+        """Returns the division without the relations of these sites' training documents."""
+        clients = {
+            name: replace(own, train=set_relations_aside(own.train, sites))
+            for name, own in self.clients.items()
+        }
+        return Division(clients, set_relations_aside(self.server, sites))
+
 
 def divide(settings: RunSettings) -> Division:
-    """Reads, splits, sets aside what is the server's, then partitions the rest among clients."""
-    documents = _without_idle(settings, read_documents(settings.data, seed := Seed(settings.seed)))
+    """Reads, splits, sets aside what is the server's, then partitions the rest among clients.
+
+    Relations that `task.mentions_only` leaves out are still there: they say what a task's types are.
+    """
+    documents = _prepared(settings, read_documents(settings.data, seed := Seed(settings.seed)))
     types = mention_types(documents)
     documents, held_out = hold_out(documents, settings.data.split)
     parts = split(documents, settings.data.split, seed.child("split"))
+    if isinstance(settings.task, ExtractSettings):
+        require_sites(settings.task.mentions_only, parts.train)
     parts, server = set_aside(parts, settings.data.split, seed.child("server"))
     clients = partition(parts, settings.partition, seed.child("partition"))
     blank = [name for name, own in clients.items() if all(item.is_blank for item in own.train)]
@@ -52,10 +65,7 @@ def divide(settings: RunSettings) -> Division:
     if taken := outside.keys() & (clients.keys() | held_out.keys()):
         message = f"{', '.join(sorted(taken))} is also the name of a client or site; choose another name"
         raise ConfigurationError([Problem("data.external", message)])
-    sites = clients | held_out | outside
-    if isinstance(settings.task, ExtractSettings):
-        sites = mark_unannotated(sites, settings.task.mentions_only)
-    return Division(sites, server)
+    return Division(clients | held_out | outside, server)
 
 
 def read_documents(settings: CorpusSettings, seed: Seed) -> list[Document]:
@@ -97,7 +107,7 @@ def _external(settings: RunSettings, types: Sequence[str]) -> dict[str, Split]:
     for name, corpus in settings.data.external.items():
         # Of a synthetic corpus without a seed of its own: other notes than those of the run.
         seed = Seed(Seed(settings.seed).child("external", name).integer())
-        documents = _without_idle(settings, read_documents(corpus, seed))
+        documents = _prepared(settings, read_documents(corpus, seed))
         found = mention_types(documents)
         if found and corpus.types is None:
             common = [label for label in found if label in types]
@@ -111,11 +121,13 @@ def _external(settings: RunSettings, types: Sequence[str]) -> dict[str, Split]:
     return outside
 
 
-def _without_idle(settings: RunSettings, documents: list[Document]) -> list[Document]:
-    """Returns the documents without mentions and relations where the task reads none.
+def _prepared(settings: RunSettings, documents: list[Document]) -> list[Document]:
+    """Returns a corpus as the task reads it.
 
-    A division by labels is then one by those of whole documents.
+    Without mentions and relations where the task reads none, so that a division by labels is one by those of
+    whole documents; and for a task that learns relations with a mark where nobody looked for any.
     """
-    if TASKS[settings.task.name].reads_spans:
-        return documents
-    return [replace(document, spans=(), relations=()) for document in documents]
+    task = TASKS[settings.task.name]
+    if not task.reads_spans:
+        return [replace(document, spans=(), relations=()) for document in documents]
+    return mark_unannotated(documents) if "relations" in task.gives else documents

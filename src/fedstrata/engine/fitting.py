@@ -13,6 +13,8 @@ from fedstrata.core.config import TrainedTokenizer
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.seeding import Seed
 from fedstrata.methods.fedadaopt import FedAdaOPTSettings
+from fedstrata.methods.fedmedlora import USUAL_ADAPTER, FedMedLoRA
+from fedstrata.methods.fedmedlora_plus import FedMedLoRAPlus
 from fedstrata.methods.flora import FLoRASettings
 from fedstrata.methods.hetlora import HetLoRASettings
 from fedstrata.models.blocks import find_layout, transformers_model
@@ -20,6 +22,7 @@ from fedstrata.models.load import load, read_config, read_tokenizer, skeleton
 from fedstrata.models.prefix import frozen_blocks
 from fedstrata.models.quantize import quantization
 from fedstrata.tasks import TASKS
+from fedstrata.tasks.extract import Extraction
 from fedstrata.tasks.lm import end_id
 from fedstrata.tasks.markers import require_signs
 
@@ -27,7 +30,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from fedstrata.core.config import RunSettings
-    from fedstrata.core.method import Layout, Method, Task
+    from fedstrata.core.method import Layout, Method
+    from fedstrata.core.task import Task
     from fedstrata.models.state import Model
 
 
@@ -46,7 +50,8 @@ def with_adapter(settings: RunSettings, method: Method) -> RunSettings:
     """Returns the settings with the method's usual adapter where it needs one and none is named."""
     if settings.adapter is not None or not method.adapters:
         return settings
-    usual = TypeAdapter[Any](AdapterSettings).validate_python({"kind": method.adapters[0]})
+    own = USUAL_ADAPTER if isinstance(method, FedMedLoRA | FedMedLoRAPlus) else {}
+    usual = TypeAdapter[Any](AdapterSettings).validate_python({"kind": method.adapters[0], **own})
     return settings.model_copy(update={"adapter": usual})
 
 
@@ -66,7 +71,8 @@ def load_model(
         without: Takes parts out of the model before its weights are read.
 
     Raises:
-        ConfigurationError: See `fedstrata.models.load.load` and `fedstrata.adapters.attach.attach`.
+        ConfigurationError: See `fedstrata.models.load.load` and `fedstrata.adapters.attach.attach`; or an
+            extraction cannot be asked for with this tokenizer.
     """
     seed = Seed(settings.seed)
     model = load(
@@ -78,6 +84,8 @@ def load_model(
         tokenizer=tokenizer,
         without=without,
     )
+    if isinstance(task, Extraction):
+        task.encode((), model.tokenizer)  # refuses a tokenizer that does not fit, and too little room
     if settings.adapter is not None:
         model = attach(model, settings.adapter, kind=task.kind, seed=seed.child("adapter"))
     if settings.training.checkpointing:
@@ -127,8 +135,9 @@ def _layout(settings: RunSettings, method: Method | None) -> Layout:
         _check_checkpointing(module, adapter)
     if adapter is None:
         return find_layout(module)
-    if settings.task.name == "extract" and adapter.kind == "prefix":
-        message = "is not there while an answer is generated, as task extract does; use lora or bottleneck"
+    if settings.task.name in ("extract", "summarize") and adapter.kind == "prefix":
+        name = settings.task.name
+        message = f"is not there while an answer is generated, as task {name} does; use lora or bottleneck"
         raise ConfigurationError([Problem("adapter.kind", message)])
     if method is not None and method.adapters and adapter.kind not in method.adapters:
         allowed = " or ".join(method.adapters)
@@ -167,7 +176,7 @@ def _check_tokenizer(settings: RunSettings) -> None:
     if isinstance(settings.model.tokenizer, TrainedTokenizer):
         return
     tokenizer = read_tokenizer(settings.model)
-    if settings.task.name in ("lm", "extract"):
+    if settings.task.name in ("lm", "extract", "summarize"):
         end_id(tokenizer, settings.task.name)
     if settings.task.name == "relations":
         require_signs(tokenizer)

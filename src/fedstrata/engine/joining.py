@@ -20,7 +20,8 @@ from fedstrata.engine.checkpoint import ClientStore, client_folder, discard_unco
 from fedstrata.engine.failures import describe, is_client_failure, release_memory
 from fedstrata.engine.rounds import sites_of
 from fedstrata.engine.setup import prepare
-from fedstrata.engine.simulate import Examples, SimulatedClient, parameters_in
+from fedstrata.engine.simulate import SimulatedClient, parameters_in
+from fedstrata.engine.sites import Examples
 from fedstrata.split.asking import RemoteMiddle
 from fedstrata.split.ends import Ends
 from fedstrata.split.partition import leave_ends

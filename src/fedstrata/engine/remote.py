@@ -134,6 +134,10 @@ class RemoteCohort:
         """Is not there: a server of clients in other processes has no documents."""
         raise NotImplementedError("the server has no documents of its own")
 
+    def reject(self, client: str, error: FedstrataError) -> None:
+        """Does without a client's update; see `core.method.Cohort.reject`."""
+        self.roll.fail(client, error, self.roll.meter.down[client])
+
     def _present(
         self, handler: str, plan_of: Callable[[ClientInfo], Plan]
     ) -> Iterator[tuple[ClientInfo, Frame]]:
@@ -229,12 +233,13 @@ class _Turns:
         if header.kind == Kind.FAILED:
             reason = frame.decode(content, Message).values.get("message")
             raise ClientFailedError(str(reason))
-        self._roll.meter.count_up(client, content)
         if header.kind == Kind.SAID:
+            self._roll.meter.count_said(client, content, up=True)
             self._say(self._service.hear(client, frame.decode(content, Message)))
             return
         if header.kind != Kind.UPDATE:
             raise FrameError(f"client {client!r} sent {header.kind.name} in the middle of a turn")
+        self._roll.meter.count_up(client, content)
         update = frame.decode(content, Update)
         self._roll.trained(client, update)
         self._cohort.train_seconds += header.seconds
@@ -248,7 +253,7 @@ class _Turns:
         for client, message in answers:
             content = frame.encode(message)
             if client in self._turns:
-                self._roll.meter.count_down(client, content)
+                self._roll.meter.count_said(client, content, up=False)
                 self._send(client, Header(Kind.SAID, turn=self._turns[client].number), content)
 
     def _send(self, client: str, header: Header, content: Frame) -> None:

@@ -17,6 +17,7 @@ from fedstrata.adapters.attach import plain_tensors
 from fedstrata.core.errors import ConfigurationError, FedstrataError, Problem
 from fedstrata.core.federation import DATA_CORRUPTIONS, FEW_CLIENTS
 from fedstrata.core.types import State
+from fedstrata.data.choices import choices_of
 from fedstrata.data.split import PARTS, Split
 from fedstrata.engine.caching import ClientCaches
 from fedstrata.engine.checkpoint import Checkpoints, client_folder, discard_uncommitted
@@ -27,7 +28,8 @@ from fedstrata.engine.failures import RoundAbandonedError, drop_outs
 from fedstrata.engine.roll import Listener
 from fedstrata.engine.scoring import Scorer
 from fedstrata.engine.server import ServerDocuments
-from fedstrata.engine.simulate import PooledSite, SimulatedCohort, Site, parameters_in, sample
+from fedstrata.engine.simulate import SimulatedCohort, parameters_in
+from fedstrata.engine.sites import PooledSite, Site, sample
 from fedstrata.metrics.cost import peak_gpu_bytes, peak_rss_bytes
 from fedstrata.record.log import RecordLog, committed_rounds, read_events
 from fedstrata.record.summary import summarise, trained_scores, write_summary
@@ -167,14 +169,10 @@ class Run:
         return state
 
     def _simulated(self, cohort: SimulatedCohort) -> dict[str, Any]:
-        """Returns what a round took on the simulated clock, and its energy; nothing without emulation."""
+        """Returns what a round took on the emulated devices; nothing without any."""
         if self._fleet is None:
-            return {"simulated_seconds": None, "joules": None}
-        clock = cohort.clock
-        return {
-            "simulated_seconds": clock.round_seconds(cohort.attendance.lost),
-            "joules": clock.joules,
-        }
+            return {"simulated_seconds": None, "joules": None, "device_memory": None}
+        return cohort.clock.facts(cohort.attendance.lost)
 
     def _finish(self, state: State) -> dict[str, Any]:
         """Scores the test split, saves what was learnt and writes the summary."""
@@ -341,18 +339,14 @@ def due_for_scoring(number: int, settings: FederationSettings) -> bool:
 def _fingerprint(sites: Sequence[Site], server: Sequence[Document]) -> str:
     """Returns a hash of all documents, their annotations, whose they are and their splits."""
     digest = hashlib.sha256()
-    owned = [
-        (site.id, part, document)
-        for site in sites
-        for part in PARTS
-        for document in getattr(site.documents, part)
-    ]
+    parts = ((site.id, part, getattr(site.documents, part)) for site in sites for part in PARTS)
+    owned = [(owner, part, document) for owner, part, documents in parts for document in documents]
     task = sites[0].task
     for owner, part, document in [*owned, *(("", "server", document) for document in server)]:
         facts = (owner, part, document.id, *document.texts, document.spans, document.labels)
         learnt = task.known(document).relations  # and no others: runs are as old as their data
-        facts += (*learnt, *(() if task.scorable(document) else ("not scored",)))
-        digest.update(repr(facts).encode())
+        told = () if task.scorable(document) else ("not scored",)
+        digest.update(repr((*facts, *learnt, *choices_of(document).items(), *told)).encode())
     return digest.hexdigest()
 
 

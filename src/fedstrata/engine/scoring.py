@@ -16,13 +16,15 @@ if TYPE_CHECKING:
     from fedstrata.core.config import TrainingSettings
     from fedstrata.core.documents import Document
     from fedstrata.core.federation import BootstrapSettings
-    from fedstrata.core.method import Task
     from fedstrata.core.seeding import Seed
+    from fedstrata.core.task import Task
     from fedstrata.core.types import State
-    from fedstrata.engine.simulate import Site
+    from fedstrata.engine.sites import Site
     from fedstrata.models.state import Model
 
 Scores = dict[str, float]
+Answers = Mapping[str, Sequence[Any]]
+"""A model's answers to the documents of each site."""
 
 
 class Scorer:
@@ -34,7 +36,7 @@ class Scorer:
         model: The shared model.
         task: The task.
         settings: Batch size and precision.
-        bootstrap: Draws for intervals around the global scores of a shared model; none without.
+        bootstrap: Draws for intervals around the scores of shared, own and held-out documents; none without.
         rng: Seed of the draws.
     """
 
@@ -65,8 +67,8 @@ class Scorer:
 
         Returns:
             `global` (over all clients' documents), `clients` (null for a client without documents here),
-            `mean_client`, `external`: a held-out site's scores, and `intervals`, where there is a bootstrap:
-            the lower and the upper end of each global score.
+            `mean_client`, `external`: a held-out site's scores; and where there is a bootstrap, what
+            `_intervals` gives.
         """
         self._model.restore()
         self._model.load(parameters_in(state.tensors, self._model))
@@ -78,32 +80,66 @@ class Scorer:
             "clients": clients,
             "mean_client": mean_of(list(clients.values())),
             "external": {site: self._score([site], answers) for site in self._external},
-            **({"intervals": self._intervals(answers)} if self._bootstrap else {}),
+            **self._intervals([answers], answers),
         }
 
-    def _intervals(self, answers: Mapping[str, Sequence[Any]]) -> dict[str, list[float]]:
-        """Returns the ends of the interval of each score over all clients' documents.
+    def _intervals(self, models: Sequence[Answers], own: Answers) -> dict[str, Any]:
+        """Returns the lower and the upper end of each score, none without a bootstrap.
 
-        A score that some draw has not, such as that of a rare type, has no interval.
+        Documents are drawn; a score is the mean over the models of what each scores on those drawn.
+
+        Args:
+            models: What each model answers for everybody's documents; empty where none was asked.
+            own: What the model of each client answers for its own documents.
+
+        Returns:
+            `intervals` of the global scores, `mean_client_intervals` (each client's documents are drawn by
+            themselves), and `external_intervals` by site. A score that some draw has not, such as that of a
+            rare type, has none.
         """
-        bootstrap, rng = self._bootstrap, self._rng
-        pairs = [
-            pair
-            for client in self._clients
-            for pair in zip(self._documents[client], answers[client], strict=True)
-        ]
-        if bootstrap is None or rng is None or not pairs:
+        if self._bootstrap is None or self._rng is None:
             return {}
-        size = min(bootstrap.instances or len(pairs), len(pairs))
-        draws = rng.numpy().integers(len(pairs), size=(bootstrap.resamples, size))
-        scores = [
-            self._task.score([pairs[index][0] for index in draw], [pairs[index][1] for index in draw])
+        rng = self._rng
+        having = [client for client in self._clients if self._documents[client]]
+        by_client = [self._redrawn([client], [own], rng.child("client", client)) for client in having]
+        return {
+            "intervals": self._ends(self._redrawn(self._clients, models, rng)),
+            "mean_client_intervals": self._ends([mean_of(each) for each in zip(*by_client, strict=True)]),
+            "external_intervals": {
+                site: self._ends(self._redrawn([site], models, rng.child("external", site)))
+                for site in self._external
+            },
+        }
+
+    def _redrawn(self, sites: Sequence[str], models: Sequence[Answers], rng: Seed) -> list[Scores | None]:
+        """Returns the mean scores of these models on each draw of these sites' documents."""
+        documents = [document for site in sites for document in self._documents[site]]
+        bootstrap = self._bootstrap
+        if bootstrap is None or not documents or not models:
+            return []
+        found = [[answer for site in sites for answer in answers[site]] for answers in models]
+        size = min(bootstrap.instances or len(documents), len(documents))
+        draws = rng.numpy().integers(len(documents), size=(bootstrap.resamples, size))
+        return [
+            mean_of(
+                [
+                    self._task.score([documents[index] for index in draw], [own[index] for index in draw])
+                    for own in found
+                ]
+            )
             for draw in draws
         ]
+
+    def _ends(self, scores: Sequence[Scores | None]) -> dict[str, list[float]]:
+        """Returns the ends of the interval of each score that all draws have."""
+        drawn = [own or {} for own in scores]
+        if self._bootstrap is None or not drawn:
+            return {}
+        level = self._bootstrap.level
         ends = {
-            name: interval(np.array([own[name] for own in scores]), bootstrap.level)
-            for name in scores[0]
-            if all(name in own for own in scores)
+            name: interval(np.array([own[name] for own in drawn]), level)
+            for name in drawn[0]
+            if all(name in own for own in drawn)
         }
         return {name: [own.low, own.high] for name, own in ends.items()}
 
@@ -121,12 +157,17 @@ class Scorer:
         """
         clients: dict[str, Scores | None] = {}
         everywhere = []
+        own: dict[str, list[Any]] = {}
+        models: list[Answers] = []
         outside: dict[str, list[Scores | None]] = {site: [] for site in self._external}
         for client in self._clients:
             enter(client)
             answers = self._answers(self._clients if pooled else [client])
             answers |= self._answers(self._external if pooled else ())
             clients[client] = self._score([client], answers)
+            if self._bootstrap is not None:
+                own[client] = answers[client]
+                models += [answers] if pooled else []
             everywhere.append(self._score(self._clients, answers) if pooled else None)
             for site in self._external if pooled else ():
                 outside[site].append(self._score([site], answers))
@@ -135,13 +176,14 @@ class Scorer:
             "clients": clients,
             "mean_client": mean_of(list(clients.values())),
             "external": {site: mean_of(scores) for site, scores in outside.items()},
+            **self._intervals(models, own),
         }
 
     def _answers(self, sites: Iterable[str]) -> dict[str, list[Any]]:
         documents = {site: self._documents[site] for site in sites}
         return answer_owners(self._model, self._task, documents, self._settings)
 
-    def _score(self, clients: Sequence[str], answers: Mapping[str, Sequence[Any]]) -> Scores | None:
+    def _score(self, clients: Sequence[str], answers: Answers) -> Scores | None:
         documents = [document for client in clients for document in self._documents[client]]
         found = [answer for client in clients for answer in answers[client]]
         return self._task.score(documents, found) if documents else None

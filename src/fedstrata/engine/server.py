@@ -11,7 +11,7 @@ from fedstrata.train.evaluate import mean_loss
 if TYPE_CHECKING:
     from fedstrata.core.config import TrainingSettings
     from fedstrata.core.documents import Document
-    from fedstrata.core.method import Task
+    from fedstrata.core.task import Task
     from fedstrata.core.types import Tensors
     from fedstrata.models.state import Model
 

@@ -27,7 +27,7 @@ from fedstrata.engine.processor import use_processor
 from fedstrata.engine.remote import RemoteCohort
 from fedstrata.engine.rounds import RECORDED, due_for_scoring
 from fedstrata.engine.setup import Experiment, check_settings, device_of, machine_problems, prepare
-from fedstrata.engine.simulate import sample
+from fedstrata.engine.sites import sample
 from fedstrata.metrics.cost import peak_gpu_bytes, peak_rss_bytes
 from fedstrata.record.log import RecordLog, committed_rounds, read_events
 from fedstrata.record.summary import mean_of, summarise, write_summary

@@ -12,12 +12,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from fedstrata.core.config import CorpusSettings, ModelSettings, RunSettings, TrainedTokenizer
+from fedstrata.core.config import (
+    CorpusSettings,
+    ExtractSettings,
+    ModelSettings,
+    RunSettings,
+    TrainedTokenizer,
+)
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
 from fedstrata.core.seeding import Seed
 from fedstrata.core.sources import Source, validate
 from fedstrata.data.split import Split
-from fedstrata.engine.demands import too_few, without_server_documents, without_validation
+from fedstrata.engine.demands import (
+    too_few,
+    without_examples,
+    without_server_documents,
+    without_validation,
+    without_whole_models,
+)
 from fedstrata.engine.dividing import divide
 from fedstrata.engine.fitting import check_model, load_model, refusals, with_adapter
 from fedstrata.engine.processor import use_processor
@@ -31,7 +43,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from fedstrata.core.documents import Document
-    from fedstrata.core.method import Method, Task
+    from fedstrata.core.method import Method
+    from fedstrata.core.task import Task
     from fedstrata.models.state import Model
 
 
@@ -41,6 +54,8 @@ _LEARNT = {
     "ner": "mentions (data.types)",
     "classify": "labels of documents (data.labels)",
     "lm": "the next token of a text",
+    "cloze": "which answer follows a question (labels of documents)",
+    "summarize": "the second text of a document",
 }
 """What tasks learn that have no use for relations; those that read no mentions have none for these either."""
 
@@ -104,9 +119,13 @@ def prepare(
             problems += source.located(too_few(settings, method, clients))
             problems += source.located(without_validation(method, clients))
             task = TASKS[settings.task.name].from_documents(settings.task, clients)
+            if isinstance(task.settings, ExtractSettings):
+                divided = divided.with_mentions_only(task.settings.mentions_only)
+                clients = divided.clients
             known = map(task.known, divided.server)
             server = tuple(document for document in known if task.scorable(document))
             problems += source.located(without_server_documents(method, server))
+            problems += source.located(without_whole_models(settings, method))
     if sound("task", "federation"):
         problems += source.located(refusals(lambda: check_metric(settings, task)))
     if sound("model", "task"):
@@ -119,7 +138,9 @@ def prepare(
     with _collecting(problems, source):
         tokenizer = _trained_tokenizer(settings, clients, tokenizer_folder)
         model = load_model(settings, task, tokenizer, without=without_of(method))
-        return Experiment(settings, method, task, model.to(device_of(settings)), clients, seed, server)
+        problems += source.located(without_examples(method, task, server, model.tokenizer))
+        if not problems:
+            return Experiment(settings, method, task, model.to(device_of(settings)), clients, seed, server)
     raise ConfigurationError(problems)
 
 

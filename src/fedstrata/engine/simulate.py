@@ -11,9 +11,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from fedstrata.aggregate.mean import MeanResult, StreamingMean
 from fedstrata.core.types import ClientInfo, Plan, State, Tensors, Update, Work
@@ -21,7 +21,8 @@ from fedstrata.engine.checkpoint import ClientStore, client_folder
 from fedstrata.engine.conversation import Conversation, SimulatedLine
 from fedstrata.engine.devices import RoundClock
 from fedstrata.engine.failures import Attendance, is_client_failure, release_memory
-from fedstrata.engine.roll import Exchanged, Listener, Roll
+from fedstrata.engine.roll import Listener, Roll
+from fedstrata.engine.sites import Examples, Site
 from fedstrata.split.partition import ends_of, middle_of
 from fedstrata.train.evaluate import answer
 from fedstrata.train.work import counted_passes
@@ -33,85 +34,15 @@ if TYPE_CHECKING:
     from fedstrata.core.config import TrainingSettings
     from fedstrata.core.cut import Cut
     from fedstrata.core.devices import Device
-    from fedstrata.core.documents import Document
+    from fedstrata.core.errors import FedstrataError
     from fedstrata.core.federation import CorruptSettings
-    from fedstrata.core.method import Line, Method, PrefixCache, Service, Task
+    from fedstrata.core.method import Line, Method, PrefixCache, Service
     from fedstrata.core.seeding import Seed
-    from fedstrata.data.split import Split
-    from fedstrata.engine.corruption import Corruption
+    from fedstrata.core.task import Task
     from fedstrata.engine.server import ServerDocuments
     from fedstrata.models.state import Model
     from fedstrata.wire.frame import Frame
     from fedstrata.wire.meter import Meter
-
-
-Sampled = TypeVar("Sampled")
-
-
-@dataclass
-class Site:
-    """One client's documents; they are encoded for its turn and not kept encoded.
-
-    Attributes:
-        id: The client's name.
-        documents: Its documents by split.
-        task: What encodes them.
-        tokenizer: The model's tokenizer.
-        corruption: What is wrong with the client; none if it is honest.
-    """
-
-    id: str
-    documents: Split
-    task: Task
-    tokenizer: Any
-    corruption: Corruption | None = None
-
-    def encode(self) -> list[Any]:
-        """Returns the training examples, as the client uses them."""
-        examples = self.task.training_examples(self.documents.train, self.tokenizer)
-        return (
-            self.corruption.of_examples(self.task, examples, self.tokenizer) if self.corruption else examples
-        )
-
-    def scored(self, part: str) -> list[Document]:
-        """Returns its documents of a part of the split that answers can be scored against."""
-        return [document for document in getattr(self.documents, part) if self.task.scorable(document)]
-
-    @cached_property
-    def count(self) -> int:
-        """Its number of training examples, n_k."""
-        return len(self.encode())
-
-
-class Examples(Sequence[Any]):
-    """A site's training examples, encoded when the first is asked for: not every turn trains."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
-        self._encoded: list[Any] | None = None
-
-    def __len__(self) -> int:
-        return self._site.count
-
-    def __getitem__(self, index: Any) -> Any:
-        if self._encoded is None:
-            self._encoded = self._site.encode()
-        return self._encoded[index]
-
-
-@dataclass
-class PooledSite(Site):
-    """One client that holds what several would; scores stay those of the sites.
-
-    Attributes:
-        parts: Those whose training examples it has, each of them as corrupt as it would be.
-    """
-
-    parts: Sequence[Site] = ()
-
-    def encode(self) -> list[Any]:
-        """Returns the training examples of all parts."""
-        return [example for part in self.parts for example in part.encode()]
 
 
 @dataclass
@@ -282,6 +213,11 @@ class SimulatedCohort:
         self.score_seconds += time.perf_counter() - started
         return loss
 
+    def reject(self, client: str, error: FedstrataError) -> None:
+        """Undoes a client's turn; see `core.method.Cohort.reject`."""
+        (site,) = (site for site in self.sites if site.id == client)
+        self._fail(site, error, self.meter.down[client])
+
     def _turn(
         self,
         handler: str,
@@ -307,12 +243,13 @@ class SimulatedCohort:
             finally:
                 seconds = time.perf_counter() - started - (line.waited if line else 0.0)
                 self.train_seconds += seconds
-            self.trained_parameters = sum(client.model.layout.sizes[name] for name in client.model.trainable)
+            trained = self.model.trainable if cut is None else self._learnt  # there, and at the server
+            self.trained_parameters = sum(self.model.layout.sizes[name] for name in trained)
             received = frame.encode(update)
         except Exception as error:
             if not is_client_failure(error):
                 raise
-            self._fail(site, error, exchanged)
+            self._fail(site, error, exchanged.down)
             return None
         # A distorted model is no result of any training.
         if self.roll.trained(info.id, update) is not None and client.corruption is None:
@@ -351,13 +288,13 @@ class SimulatedCohort:
         self.trained_scores[client] = self.score_trained()
         self.score_seconds += time.perf_counter() - started
 
-    def _fail(self, site: Site, error: Exception, exchanged: Exchanged) -> None:
+    def _fail(self, site: Site, error: Exception, bytes_down: int) -> None:
         """Undoes what a client that failed has left behind; ends the run if the round needs the client."""
         self.model.restore()
         release_memory(error)
         ClientStore(client_folder(self.folder, site.id), self.number).discard()
         self.trained_scores.pop(site.id, None)
-        self.roll.fail(site.id, error, exchanged.down)
+        self.roll.fail(site.id, error, bytes_down)
 
     def enter(self, site: Site, state: State | None = None) -> ClientStore:
         """Makes the shared model this client's own: base weights, the global state, if given, and its store.
@@ -400,20 +337,3 @@ class SimulatedCohort:
 def parameters_in(tensors: Tensors, model: Model) -> dict[str, Tensor]:
     """Returns those of some tensors that are parameters of the model; a state or a store may hold others."""
     return {name: value for name, value in tensors.items() if name in model.layout.sizes}
-
-
-def sample(sites: Sequence[Sampled], share: float, rng: Seed) -> list[Sampled]:
-    """Draws the clients of a round without replacement, in their usual order.
-
-    Args:
-        sites: All clients.
-        share: Share of them that takes part; at least one does.
-        rng: Seed of the draw.
-    """
-    chosen = rng.numpy().choice(len(sites), size=sample_size(len(sites), share), replace=False)
-    return [sites[index] for index in sorted(chosen.tolist())]
-
-
-def sample_size(clients: int, share: float) -> int:
-    """Returns how many of all clients take part in a round."""
-    return max(1, round(share * clients))

@@ -3,20 +3,21 @@
 Source: Wang et al., "Efficient Federated Fine-Tuning of Large Language Models with Layer Dropout", sections
     3.2 (stochastic layer dropout, equations 2 to 4), 3.3 (the choice of rates, equation 5) and 4 (personal
     layers, equation 6).
-Travels: up, the adapters of the k blocks with the smallest gradients and the task head; down, what the device
-    sent when it last took part, the whole adapter at first; a mean rate down, a reward up.
+Travels: up, the adapters of the k blocks with the smallest gradients and the task head; down, all but the
+    device's personal blocks, so the whole adapter at first; a mean rate down, a reward up.
 Server half: every block is averaged over the devices that sent it, if at least two did; else it stays as it
     was. The bandit chooses each device's mean rate and learns its reward. Needs single updates: which blocks
     a device shares, and its reward, are its own.
 Client half: in each batch block l is left out with probability P_l, forward and backward. A block's
     importance is its mean gradient norm over the steps in which it ran (with `training.accumulation`: of all
-    their batches together). The more important blocks stay in
-    the device's store. The reward is the gain in accuracy on the device's validation documents for each
-    second of computing and transfer.
+    their batches together). The more important blocks stay in the device's store. The reward is the gain in
+    accuracy on the device's validation documents for each second of computing and transfer.
 Reduces to: FedLoRA (FedAdapter) with `rates: 0` and `shared_blocks: 1.0`.
 Deviations: the paper's Algorithm 1 did not survive in its text; the bandit's rules, the rates over the depth
-    (linear) and the place of the head (always shared) are ours. Without emulated devices (`devices`) a second
-    is the share of the blocks that ran.
+    (linear) and the place of the head (always shared) are ours. So is what becomes of blocks that did not
+    run: one that has never run at the device has no importance and is neither sent nor personal, and one that
+    came down in this turn is not sent back if it did not run: it holds nothing new, and would dilute the
+    mean. Without emulated devices (`devices`) a second is the share of the blocks that ran.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from fedstrata.aggregate.mean import MeanResult, StreamingMean, replace
 from fedstrata.core.config import MethodSettings
 from fedstrata.core.settings import Count, Fraction
 from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Update
-from fedstrata.policies.bandit import Bandit, BanditSettings, Rate
-from fedstrata.policies.dropout import Distribution, LayerDropout, block_rates, least_important
-from fedstrata.policies.share import block_count, keeps_some, names_outside
+from fedstrata.policies.bandit import Bandits, BanditSettings, Rate
+from fedstrata.policies.dropout import Distribution, LayerDropout, block_rates
+from fedstrata.policies.share import block_count, keeps_some, names_outside, sent_and_kept
 from fedstrata.train.local import fit
 
 if TYPE_CHECKING:
@@ -40,9 +41,6 @@ if TYPE_CHECKING:
 
     from fedstrata.core.method import Client, Cohort, Layout, Model
     from fedstrata.core.seeding import Seed
-
-EVERYBODY = ""
-"""Under which the bandit that all devices share is kept; no client has this name."""
 
 
 class DropPEFTSettings(MethodSettings):
@@ -62,7 +60,8 @@ class DropPEFTSettings(MethodSettings):
         description="Whose rewards a bandit learns from; each device's own needs many rounds.",
     )
     shared_blocks: Count | Fraction = Field(
-        default=0.5, description="Blocks that a device sends, a count or a share; 1.0 keeps none personal."
+        default=0.5,
+        description="Blocks that a device sends at most, a count or a share; 1.0 keeps none personal.",
     )
     weighting: Literal["examples", "uniform"] = Field(
         default="examples", description="How much a device counts: its training examples, or all the same."
@@ -109,71 +108,82 @@ class DropPEFT:
     def start(self, model: Model) -> State:
         """The adapter, which changes nothing yet, and the head."""
         blocks = [list(names) for names in model.layout.blocks]
-        values: dict[str, Any] = {"_blocks": blocks, "_round": 0, "_shares": {}, "_bandits": {}}
+        values: dict[str, Any] = {"_blocks": blocks, "_round": 0, "_personal": {}, "_bandits": {}}
         return State(model.snapshot(model.layout.all), values)
 
     def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
         """Averages each block over the devices that send it."""
         number = cast("int", state.values["_round"]) + 1
-        shares = dict(cast("dict[str, list[int]]", state.values["_shares"]))
-        bandits, rates = self._choose(state, cohort.clients, number, rng)
+        personal = cast("dict[str, list[int]]", state.values["_personal"])
+        bandits, rates = self._choose(state, [client.id for client in cohort.clients], number, rng)
 
         def plan_of(client: ClientInfo) -> Plan:
-            return Plan(self._wanted(state, shares.get(client.id)), {"rate": rates[client.id]})
+            return Plan(self._wanted(state, personal.get(client.id, ())), {"rate": rates[client.id]})
 
-        mean, rewards, sent = StreamingMean(), {}, {}
+        mean, rewards = StreamingMean(), {}
+        sent: dict[str, list[int]] = {}
+        kept: dict[str, list[int]] = {}
         for client, update in cohort.each("train", plan_of):
             mean.add(update)
             sent[client.id] = cast("list[int]", update.values["shared"])
+            kept[client.id] = cast("list[int]", update.values["personal"])
             if isinstance(reward := update.values.get("reward"), float):
                 rewards[client.id] = (rates[client.id], reward)
-        merged = self._merged(state, mean.finish())
         values: dict[str, Any] = {
             **state.values,
             "_round": number,
-            "_shares": shares | sent,
-            "_bandits": self._learn(bandits, rewards, number),
+            "_personal": personal | kept,
+            "_bandits": bandits.rewarded(rewards, number).to_json() if bandits else {},
             "rates": {client: rates[client] for client in sent},
             "rewards": {client: reward for client, (_, reward) in rewards.items()},
             "shared_by": [
                 sum(block in own for own in sent.values()) for block in range(len(self._blocks(state)))
             ],
         }
-        return State(merged, values)
+        return State(self._merged(state, mean.finish()), values)
 
     def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
         """Trains with blocks left out; keeps the important ones and sends the others."""
         model, layout = client.model, client.model.layout
         model.load(plan.tensors)  # its personal blocks are in it
-        before = client.validate() if isinstance(self._bandit, BanditSettings) else None
+        before = client.validate() if self.validates else None
         rate = cast("float", plan.values["rate"])
         rates = block_rates(rate, len(layout.blocks), self.settings.distribution)
         dropout = LayerDropout(rates, rng.child("blocks"))
-        known = cast("list[float] | None", client.store.read().values.get("importance"))
+        known = cast("list[float | None] | None", client.store.read().values.get("importance"))
         k = block_count(self.settings.shared_blocks, layout)
+        came = [
+            block for block, names in enumerate(layout.blocks) if not plan.tensors.keys().isdisjoint(names)
+        ]
 
-        def kept() -> list[str]:
-            """Returns the names of the blocks that stay, which is known once the training is over."""
-            return names_outside(layout.blocks, least_important(dropout.importance(known), k))
+        def divided() -> tuple[list[int], list[int]]:
+            """Returns the blocks that are sent and those that stay, which is known once training is over."""
+            unchanged = [block for block in came if not dropout.batches[block]]
+            return sent_and_kept(dropout.importance(known), k, unchanged)
 
-        result = fit(client, layout.all, rng, private=kept, dropout=dropout)
-        importance, own = dropout.importance(known), set(kept())
-        if own:
-            stored = [name for name in layout.all if name in own]
-            client.store.write(Message(model.tensors(stored), {"importance": list[JSON](importance)}))
-        sent = model.tensors([name for name in layout.all if name not in own])
-        values: dict[str, JSON] = {"loss": result.loss, "shared": list[JSON](least_important(importance, k))}
+        def unsent() -> list[str]:
+            return names_outside(layout.blocks, divided()[0])
+
+        result = fit(client, layout.all, rng, private=unsent, dropout=dropout)
+        shared, own = divided()
+        if self.personal:
+            stored = model.tensors([name for block in own for name in layout.blocks[block]])
+            client.store.write(Message(stored, {"importance": list[JSON](dropout.importance(known))}))
+        sent = model.tensors([name for name in layout.all if name not in set(unsent())])
+        values: dict[str, JSON] = {
+            "loss": result.loss,
+            "shared": list[JSON](shared),
+            "personal": list[JSON](own),
+        }
         if before is not None and (after := client.validate()) is not None:
             moved = [*plan.tensors.values(), *sent.values()]
             values["reward"] = (after - before) / _seconds(client, dropout, moved)
         weight = float(len(client.examples)) if self.settings.weighting == "examples" else 1.0
         return Update(sent, values, weight)
 
-    def _wanted(self, state: State, shared: Sequence[int] | None) -> Mapping[str, Any]:
+    def _wanted(self, state: State, personal: Sequence[int]) -> Mapping[str, Any]:
         """Returns what a device downloads: all but its personal blocks."""
-        if shared is None or not self.personal:
-            return state.tensors
-        own = set(names_outside(self._blocks(state), shared))
+        own = {name for block in personal for name in self._blocks(state)[block]}
         return {name: tensor for name, tensor in state.tensors.items() if name not in own}
 
     def _merged(self, state: State, mean: MeanResult) -> dict[str, Any]:
@@ -188,44 +198,15 @@ class DropPEFT:
         return replace(state.tensors, enough)
 
     def _choose(
-        self, state: State, clients: Sequence[ClientInfo], number: int, rng: Seed
-    ) -> tuple[dict[str, Bandit], dict[str, float]]:
-        """Returns the bandits and the mean rate of each device of the round."""
+        self, state: State, clients: Sequence[str], number: int, rng: Seed
+    ) -> tuple[Bandits | None, dict[str, float]]:
+        """Returns the bandits, if there are any, and the mean rate of each device of the round."""
         settings = self._bandit
         if not isinstance(settings, BanditSettings):
-            return {}, dict.fromkeys((client.id for client in clients), settings)
+            return None, dict.fromkeys(clients, settings)
         stored = cast("dict[str, JSON]", state.values["_bandits"])
-        bandits = {name: Bandit.from_json(values, settings) for name, values in stored.items()}
-        rates: dict[str, float] = {}
-        groups: dict[str, list[str]] = {}
-        for client in clients:
-            groups.setdefault(self._owner(client.id), []).append(client.id)
-        for owner, members in groups.items():
-            known = bandits.get(owner) or Bandit.from_json(None, settings)
-            draws = rng.child("rates", owner).numpy()
-            turn = _turn(owner, known, number)
-            bandits[owner], chosen = known.choose(settings, turn, len(members), draws)
-            rates |= dict(zip(members, chosen, strict=True))
-        return bandits, rates
-
-    def _learn(
-        self, bandits: dict[str, Bandit], rewards: Mapping[str, tuple[float, float]], number: int
-    ) -> dict[str, Any]:
-        """Returns the bandits after a round, as JSON."""
-        settings = self._bandit
-        if not isinstance(settings, BanditSettings):
-            return {}
-        given: dict[str, list[tuple[float, float]]] = {}
-        for client, reward in rewards.items():
-            given.setdefault(self._owner(client), []).append(reward)
-        learnt = {
-            owner: bandits[owner].rewarded(settings, _turn(owner, bandits[owner], number, after=1), own)
-            for owner, own in given.items()
-        }
-        return {owner: bandit.to_json() for owner, bandit in (bandits | learnt).items()}
-
-    def _owner(self, client: str) -> str:
-        return client if self.settings.bandit_of == "device" else EVERYBODY
+        bandits = Bandits.from_json(stored, settings, each=self.settings.bandit_of == "device")
+        return bandits.choose(clients, number, rng)
 
     @property
     def _bandit(self) -> BanditSettings | float:
@@ -234,18 +215,6 @@ class DropPEFT:
 
     def _blocks(self, state: State) -> list[list[str]]:
         return cast("list[list[str]]", state.values["_blocks"])
-
-
-def _turn(owner: str, bandit: Bandit, number: int, after: int = 0) -> int:
-    """Returns what a bandit's memory counts in: rounds; a device's own counts that device's turns.
-
-    Args:
-        owner: Whose it is.
-        bandit: The bandit.
-        number: The round.
-        after: How many choices it has made in this round.
-    """
-    return number if owner == EVERYBODY else bandit.choices - after + 1
 
 
 def _seconds(client: Client, dropout: LayerDropout, moved: Sequence[Tensor]) -> float:

@@ -10,8 +10,9 @@ Server half: every round tries three configurations on a third of its devices ea
 Client half: local training of the adapters of its configuration and the head.
 Reduces to: FedAdapter on the top blocks, once neither depth nor width can grow.
 Deviations: it starts at depth 0 (the head alone) and width 8 and judges by accuracy, as DropPEFT describes
-    it; Cai et al. judge by accuracy over time and try only every few rounds. A round that has lost
-    too many devices tries nothing.
+    it; Cai et al. judge by accuracy over time and try only every few rounds. Sizes that are the same are
+    tried once: two at depth 0, where a width means nothing, and wherever one cannot grow. A configuration
+    that has lost all its devices, or whose devices have no validation documents, is not judged.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.settings import Count
 from fedstrata.core.types import JSON, ClientInfo, Plan, State, Update
 from fedstrata.train.local import fit
+from fedstrata.train.work import adapter_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -129,6 +131,7 @@ class FedAdaOPT:
         width = cast("int", plan.values["width"])
         names = [name for name in model.layout.all if name in plan.tensors]
         model.load(pad(plan.tensors, model.tensors(names)))
+        adapter_of(client, width, absent=[name for name in model.layout.all if name not in plan.tensors])
         result = fit(client, names, rng)
         values: dict[str, JSON] = {"loss": result.loss}
         if (score := client.validate()) is not None:

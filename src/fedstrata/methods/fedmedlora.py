@@ -12,8 +12,9 @@ Deviations: the printed formulas multiply the mean by 1/m, m being the sites of 
     m-fold every round and their product with the square. Only `literal: true` does that here, and warns. The
     printed N counts the examples of all sites and not those of the round's, which is the same where every
     site takes part. The mean of A and that of B multiply to something else than the mean of B A; `flora` and
-    `ffa_lora` are about that. The paper's numbers (rank 16, alpha 64 ...) are settings of `adapter` and
-    `training`.
+    `ffa_lora` are about that. `literal` keeps the weights of the round's sites: with `federation.sample`
+    below 1 the printed N would shrink the mean further. Without `adapter` there is the paper's (rank 16,
+    alpha 64, dropout 0.05); its other numbers are settings of `training`.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from fedstrata.core.seeding import Seed
 
 logger = logging.getLogger(__name__)
+
+USUAL_ADAPTER: Mapping[str, float] = {"rank": 16, "alpha": 64, "dropout": 0.05}
+"""The paper's adapter, where none is named."""
 
 
 class FedMedLoRASettings(AveragingSettings):

@@ -10,7 +10,8 @@ Server half: the loss l_k of the base model with each site's adapter and head on
     `cap` on a site's share. No secure aggregation, which hides all but the sum.
 Client half: local training of the adapter and the head.
 Reduces to: Fed-MedLoRA with equal losses, to the last bit.
-Deviations: the printed 1/m is left out but with `literal: true` (see `fedmedlora`). l_k is the mean over the
+Deviations: the printed 1/m is left out but with `literal: true` (see `fedmedlora`). A site whose model has no
+    finite loss is lost to the round like one that fails (`federation.min_clients`). l_k is the mean over the
     loss terms (tokens, in token tasks) of all the server's documents; the paper prints one over records. It
     subtracts the least of the -l_i for stability, which is the wrong end; here it is the greatest, as the
     softmax needs. `cap` is ours.
@@ -18,12 +19,13 @@ Deviations: the printed 1/m is left out but with `literal: true` (see `fedmedlor
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from fedstrata.aggregate.influence import InfluenceMean
+from fedstrata.aggregate.influence import InfluenceMean, unusable
 from fedstrata.aggregate.mean import replace
 from fedstrata.core.config import MethodSettings
 from fedstrata.core.settings import Fraction
@@ -79,7 +81,11 @@ class FedMedLoRAPlus:
         """Tries each update on the server's documents, and averages them by what that gave."""
         plan, mean = Plan(state.tensors), InfluenceMean(self.settings.cap)
         for client, update in cohort.each("train", lambda _: plan):
-            mean.add(client.id, update, cohort.server_loss(update.tensors))
+            loss = cohort.server_loss(update.tensors)
+            if math.isfinite(loss):
+                mean.add(client.id, update, loss)
+            else:
+                cohort.reject(client.id, unusable(client.id, loss))
         result, influences = mean.finish()
         merged = replace(state.tensors, result.tensors)
         if self.settings.literal:

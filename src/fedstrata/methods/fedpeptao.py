@@ -11,8 +11,12 @@ Client half: local training of the whole prefix and the head with an optimiser t
     the blocks that are not shared persist in the device's store.
 Reduces to: FedAvg over prefixes with `shared_blocks: 1.0`, `momentum: 0` and `server_learning_rate: 1`.
 Deviations: the paper finds k and the scores from the Hessian's spectrum; here k is set and a score is a
-    gradient norm. Its control variates, a tensor for each device at the server, are left out: such a state
-    grows with the number of devices. The correction of the momentum's start, 1 - beta^t, is Adam's.
+    gradient norm. The paper scores for each client; here all share the same blocks, those of the largest mean
+    over the devices of the first round, so that every shared block is averaged over all who take part. The
+    server's learning rate is 1 by default and not the paper's 0.05: with the momentum's start corrected a
+    step is then the clients' mean change, of which 0.05 would take a twentieth a round. Its
+    control variates, a tensor for each device at the server, are left out: such a state grows with the number
+    of devices. The correction of the momentum's start, 1 - beta^t, is Adam's.
 """
 
 from __future__ import annotations

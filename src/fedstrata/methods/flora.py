@@ -32,6 +32,7 @@ from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.settings import Count
 from fedstrata.core.types import ClientInfo, Message, Plan, State, Update
 from fedstrata.train.local import train_and_send
+from fedstrata.train.work import adapter_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -133,6 +134,7 @@ class FLoRA:
         names = self.trainable(model.layout)
         whole = model.tensors([name for name in names if is_lora(name)])
         adapter = pad(cut(fresh(whole, rng.child("adapter").torch()), rank), whole)
+        adapter_of(client, rank)
         update = train_and_send(Plan(adapter), client, rng, trainable=names)
         if model.is_changed(weights):
             client.store.write(Message(model.tensors(weights)))

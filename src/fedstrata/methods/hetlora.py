@@ -29,6 +29,7 @@ from fedstrata.core.config import MethodSettings
 from fedstrata.core.settings import Count, Positive, Settings
 from fedstrata.core.types import JSON, ClientInfo, Plan, State, Update
 from fedstrata.train.local import fit
+from fedstrata.train.work import adapter_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -117,6 +118,7 @@ class HetLoRA:
         model, names = client.model, client.model.layout.all
         rank = cast("int", plan.values["rank"])
         model.load(pad(plan.tensors, model.tensors(names)))
+        adapter_of(client, rank)
         penalty = _Penalty.of(model, rank, self.settings.prune)
         result = fit(client, names, rng, penalty=penalty.add if penalty else None)
         if penalty and penalty.has_fallen():

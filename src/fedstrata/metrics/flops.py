@@ -6,16 +6,15 @@ values, for a row of T tokens. Not counted are element-wise operations (softmax,
 lookups, the loss and the optimiser's step. Padding is counted: it is computed.
 
 A backward pass takes a product for the gradient of each weight that trains, and one for the gradient of each
-layer's input wherever something below it trains; attention, both of whose factors are inputs, takes twice its
-forward pass. The gradient stops at the lowest block that trains and ran. Of that block the gradients of all
-layers' inputs are counted, also of its first ones, which nobody needs: 3 h^2 of about 36 h^2 where that block
-has the weights of BERT and all of them train. But for that, `tests/metrics/test_flops.py` holds the counts
-equal to those of `torch.utils.flop_counter`.
+layer's input, and of each factor of attention's products, wherever something below it trains. The gradient
+stops at the lowest block that trains and ran; what of that block's own it passes is looked up in the model
+(`fedstrata.metrics.gradients`). `tests/metrics/test_flops.py` holds the counts equal to those of
+`torch.utils.flop_counter`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +22,19 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from fedstrata.metrics.gradients import Passed, passed_by_lowest
+
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fedstrata.core.method import Layout
 
 _POOLED = ("pooler", "pre_classifier", "classifier", "head")
 """What a sequence classifier applies to one vector a row; decoders have a `score`, applied to every token."""
+_SHARED_PROJECTIONS = ("key_proj", "query_proj")
+_OWN_PROJECTIONS = ("pos_key_proj", "pos_query_proj")
+"""What DeBERTa projects relative positions by: the layers that tokens go through too (`share_att_key`), or
+others."""
 _UNUSED = "original_module"
 """In the path of what PEFT keeps beside the copy that it trains and runs (`modules_to_save`)."""
 
@@ -40,28 +47,50 @@ class Part:
         trains: Whether anything of it trains.
         linear: Of its linear layers, a token.
         trained: Of those of them whose weights train, a token.
+        passed: Of those of them whose inputs have a gradient when nothing below the part trains, a token.
         attention: Of attention's two products, a pair of tokens of a row.
         relative: Of DeBERTa's products of tokens and relative positions, a token.
         positions: Of DeBERTa's projections of relative positions, a batch.
+        positions_back: Of the backward pass through these, a batch.
+        prefix: Keys and values of a trained prefix, which the tokens of a row attend to besides each other.
+        attention_passed: Gradients of attention's factors when nothing below the part trains, of the two of
+            each product.
+        relative_passed: Gradients of the tokens' factor of products with relative positions, likewise.
+        relative_learnt: Gradients of the other factor, whatever is below.
     """
 
     trains: bool = False
     linear: float = 0.0
     trained: float = 0.0
+    passed: float = 0.0
     attention: float = 0.0
     relative: float = 0.0
     positions: float = 0.0
+    positions_back: float = 0.0
+    prefix: int = 0
+    attention_passed: float = 2.0
+    relative_passed: float = 1.0
+    relative_learnt: float = 1.0
 
     def forward(self, rows: int, tokens: int) -> float:
         """Returns the operations of a forward pass."""
-        return rows * tokens * (self.linear + self.relative + tokens * self.attention) + self.positions
+        products = self.relative + (tokens + self.prefix) * self.attention
+        return rows * tokens * (self.linear + products) + self.positions
 
-    def backward(self, rows: int, tokens: int, *, embedding_trains: bool) -> float:
-        """Returns the operations of a backward pass that hands the gradient on to what lies below."""
-        products = 2 * (self.relative + tokens * self.attention)
-        # Positions are projected by layers that tokens go through too; they are themselves an embedding.
-        projected = self.positions * ((self.trained > 0) + embedding_trains)
-        return rows * tokens * (self.linear + products + self.trained) + projected
+    def backward(self, rows: int, tokens: int, *, lowest: bool = False) -> float:
+        """Returns the operations of a backward pass.
+
+        Args:
+            rows: Rows of the batch.
+            tokens: Tokens of each row.
+            lowest: Whether nothing below trains, so that no gradient is handed on.
+        """
+        attended, related = (self.attention_passed, self.relative_passed) if lowest else (2.0, 1.0)
+        products = (related + self.relative_learnt) * self.relative + attended * (
+            tokens + self.prefix
+        ) * self.attention
+        linear = self.passed if lowest else self.linear
+        return rows * tokens * (linear + products + self.trained) + self.positions_back
 
 
 @dataclass(slots=True)
@@ -86,12 +115,20 @@ class FlopCounter:
         module: The transformers model, or a wrapper such as PEFT's around one.
         layout: Its parameters by part.
         trainable: Names of the parameters that train.
+        share_of: Returns, of a parameter's name and values, the share of it that the device has; all of it if
+            none. Of an adapter that is narrower than the model's a layer costs so much less.
 
     Example:
         `FlopCounter(model.module, model.layout, names).batch(rows=8, tokens=128)`
     """
 
-    def __init__(self, module: nn.Module, layout: Layout, trainable: Collection[str]) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        layout: Layout,
+        trainable: Collection[str],
+        share_of: Callable[[str, Tensor], float] | None = None,
+    ) -> None:
         inner = next(part for part in module.modules() if isinstance(part, PreTrainedModel))
         names = set(trainable)
         self._checkpoints = bool(inner.is_activation_checkpointing)
@@ -100,8 +137,9 @@ class FlopCounter:
         self._norm_trains = not names.isdisjoint(layout.final_norm)
         self._head, self._pooled = Head(), Head()  # of every token; of one vector a row
         training = {id(parameter) for name, parameter in module.named_parameters() if name in names}
-        self._add_layers(module, layout, inner, training)
-        self._add_attention(inner.config.get_text_config())
+        passed = passed_by_lowest(module, layout, names)
+        self._add_layers(module, layout, inner, training, passed, share_of or (lambda name, tensor: 1.0))
+        self._add_attention(inner.config.get_text_config(), passed, _prefix_length(module))
 
     def batch(
         self, rows: int, tokens: int, active_blocks: Collection[int] | None = None, *, stored: int = 0
@@ -119,13 +157,13 @@ class FlopCounter:
         lowest = self._lowest(ran)
         total = self._embedding.forward(rows, tokens)
         if lowest < 0:
-            total += self._embedding.backward(rows, tokens, embedding_trains=True)
+            total += self._embedding.backward(rows, tokens)
         for index in ran:
             block = self._blocks[index]
             forward = block.forward(rows, tokens)
             total += forward
             if index >= lowest:
-                total += block.backward(rows, tokens, embedding_trains=lowest < 0)
+                total += block.backward(rows, tokens, lowest=index == lowest)
                 total += forward * self._checkpoints
         below_trains = lowest < len(self._blocks) or self._norm_trains
         for head, vectors in ((self._head, rows * tokens), (self._pooled, rows)):
@@ -149,7 +187,13 @@ class FlopCounter:
         return next((index for index in ran if self._blocks[index].trains), len(self._blocks))
 
     def _add_layers(
-        self, module: nn.Module, layout: Layout, inner: PreTrainedModel, training: set[int]
+        self,
+        module: nn.Module,
+        layout: Layout,
+        inner: PreTrainedModel,
+        training: set[int],
+        passed: Passed,
+        share_of: Callable[[str, Tensor], float],
     ) -> None:
         """Adds every layer to its part.
 
@@ -158,16 +202,22 @@ class FlopCounter:
             layout: Its parameters by part.
             inner: The transformers model in it.
             training: The identities of the parameters that train.
+            passed: What gradients the lowest block that trains passes.
+            share_of: As above.
         """
         base = next(path for path, part in module.named_modules() if part is inner.base_model)
         once = "SequenceClassification" in type(inner).__name__
         below = False  # whether anything of the head trains below the layer at hand
         experts = getattr(inner.config.get_text_config(), "num_experts_per_tok", 1)
+        span, shared = _relative_span(inner.config), getattr(inner.config, "share_att_key", False)
+        projections = set(_SHARED_PROJECTIONS if shared else _OWN_PROJECTIONS)
         for path, layer in module.named_modules():
             cost = _cost(layer, experts)
             if not cost or _UNUSED in path:
                 continue
             own = [id(parameter) for parameter in layer.parameters(recurse=False)]
+            name, weight = next(layer.named_parameters(recurse=False))
+            cost *= share_of(f"{path}.{name}", weight)
             trained = cost * (own[0] in training)
             inside = path.startswith(f"{base}.") or inner.base_model is inner
             if not inside or path.startswith(f"{base}.pooler."):
@@ -177,26 +227,34 @@ class FlopCounter:
                 head.passed += cost * (not below)
                 below = below or not training.isdisjoint(own)
                 continue
-            part = self._embedding
-            if path.startswith(f"{layout.blocks_path}."):
-                part = self._blocks[int(path.removeprefix(f"{layout.blocks_path}.").split(".")[0])]
+            part = self._part_of(path, f"{layout.blocks_path}.")
+            if positions := span * (not projections.isdisjoint(path.split("."))):
+                part.positions += positions * cost
+                part.positions_back += positions * (trained + cost * (id(layer) in passed.positions))
+                if not shared:
+                    continue
             part.linear += cost
             part.trained += trained
+            part.passed += cost * (id(layer) in passed.layers)
 
-    def _add_attention(self, config: Any) -> None:
+    def _part_of(self, path: str, blocks: str) -> Part:
+        """Returns the block that a layer of the base model is in, or the embedding."""
+        inside = path.startswith(blocks)
+        return self._blocks[int(path.removeprefix(blocks).split(".")[0])] if inside else self._embedding
+
+    def _add_attention(self, config: Any, passed: Passed, prefix: int) -> None:
         """Adds attention's products, whose shapes are in the model's configuration alone."""
         hidden = getattr(config, "true_hidden_size", config.hidden_size)  # MobileBERT's blocks are narrower
         heads = config.num_attention_heads
         width = heads * (getattr(config, "head_dim", None) or hidden // heads)
-        for block in self._blocks:
-            block.attention = 4.0 * width
-        if config.model_type == "deberta-v2" and config.relative_attention:
-            buckets = getattr(config, "position_buckets", -1)
-            limit = config.max_relative_positions
-            span = buckets if buckets > 0 else limit if limit > 0 else config.max_position_embeddings
-            for block in self._blocks:
-                block.relative = 2.0 * 2 * span * width * len(config.pos_att_type)
-                block.positions = 2.0 * 2 * span * width * hidden * len(config.pos_att_type)
+        # A prefix is put together of all blocks' parts, so that one of them that trains is looked for in all.
+        prefix_trains = bool(prefix) and any(block.trains for block in self._blocks)
+        for block, (attended, tokens, positions) in zip(self._blocks, passed.products, strict=True):
+            block.attention, block.prefix = 4.0 * width, prefix
+            block.trains = block.trains or prefix_trains
+            block.attention_passed = attended
+            block.relative_passed, block.relative_learnt = tokens, positions
+            block.relative = 2.0 * _relative_span(config) * width * len(getattr(config, "pos_att_type", ()))
 
 
 def _cost(layer: nn.Module, experts: int) -> float:
@@ -212,6 +270,22 @@ def _cost(layer: nn.Module, experts: int) -> float:
         return 2.0 * layer.weight.numel()
     stacked = [parameter for parameter in layer.parameters(recurse=False) if parameter.ndim == 3]
     return sum(2.0 * parameter.numel() / len(parameter) * experts for parameter in stacked)
+
+
+def _relative_span(config: Any) -> int:
+    """Returns how many relative positions DeBERTa has; 0 of other models."""
+    if config.model_type != "deberta-v2" or not config.relative_attention:
+        return 0
+    buckets = getattr(config, "position_buckets", -1)
+    limit = config.max_relative_positions
+    return 2 * (buckets if buckets > 0 else limit if limit > 0 else config.max_position_embeddings)
+
+
+def _prefix_length(module: nn.Module) -> int:
+    """Returns how many keys and values PEFT puts before those of the tokens."""
+    adapter: Any = getattr(module, "peft_config", {}).get("default")
+    kind = getattr(adapter, "peft_type", "")
+    return int(adapter.num_virtual_tokens) if str(getattr(kind, "value", kind)) == "PREFIX_TUNING" else 0
 
 
 def _once_a_row(path: str) -> bool:

@@ -14,7 +14,7 @@ A ratio of nothing is 0, as in `fedstrata.metrics.counts`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,21 @@ CUTS = (5, 8)
 
 SCORED_SINGLY = 100
 """Most labels for which each one's F1 is given; thousands of codes would fill the record."""
+
+SINGLE_LABEL = ("accuracy", "macro_f1", "macro_precision", "macro_recall")
+"""The scores that documents with one label each always have."""
+
+
+def names_of(labels: Sequence[str], cuts: Sequence[int] = ()) -> tuple[str, ...]:
+    """Returns the names of the scores that documents may have besides: AUC, cuts, and each label's F1.
+
+    Args:
+        labels: The labels.
+        cuts: The numbers of labels at which precision is taken.
+    """
+    ranked = [f"precision_at_{cut}" for cut in cuts if cut < len(labels)]
+    singles = [f"f1/{label}" for label in labels] if len(labels) <= SCORED_SINGLY else []
+    return ("micro_auc", "macro_auc", *ranked, *singles)
 
 
 def multi_label_scores(
@@ -99,6 +114,26 @@ def single_label_scores(
         **left_out,
         **_each(counts, labels),
     }
+
+
+def choice_scores(gold: Sequence[Collection[str]], given: Sequence[Collection[str]]) -> dict[str, float]:
+    """Scores questions with any number of right answers among their choices, as SuperGLUE scores MultiRC.
+
+    Args:
+        gold: The right choices of each question; at least one question.
+        given: Those that were taken for right.
+
+    Returns:
+        `f1a`, the F1 of right choices over all questions together; `exact_match`, the share of questions
+        whose choices were all told rightly.
+
+    Example:
+        >>> choice_scores([{"a", "b"}, {"c"}], [{"a", "b"}, set()])
+        {'f1a': 0.8, 'exact_match': 0.5}
+    """
+    pairs = [(set(right), set(own)) for right, own in zip(gold, given, strict=True)]
+    counts = total(Counts(len(right), len(own), len(right & own)) for right, own in pairs)
+    return {"f1a": counts.f1, "exact_match": sum(right == own for right, own in pairs) / len(pairs)}
 
 
 def precision_at(cut: int, gold: NDArray[np.bool_], probabilities: NDArray[np.float64]) -> float:

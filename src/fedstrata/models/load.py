@@ -34,7 +34,7 @@ from fedstrata.core.config import ModelSettings, TrainedTokenizer
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.seeding import Seed
 from fedstrata.models.blocks import HEAD, block_count, find_layout
-from fedstrata.models.locate import check_weights, locate, refused
+from fedstrata.models.locate import check_weights, locate, refuse_adapter, refused
 from fedstrata.models.quantize import check_quantized, quantization
 from fedstrata.models.state import Model, quiet
 
@@ -191,8 +191,9 @@ def read_tokenizer(settings: ModelSettings) -> Any:
 
 def _config_of_folder(folder: Path, name: str, overrides: dict[str, Any]) -> PretrainedConfig:
     if not (folder / "config.json").is_file():
-        adapter = (folder / "adapter_config.json").is_file()
-        found = "; it holds a PEFT adapter: name its base model" if adapter else ""
+        refuse_adapter(folder, name)
+        run = (folder / "record.jsonl").is_file()
+        found = "; it is a run: name what `fedstrata export RUN --out FOLDER` writes" if run else ""
         raise refused("model.name", f"{name!r} has no config.json{found}")
     with _explained("model.name", f"the config.json of {name!r} is not usable"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)

@@ -54,6 +54,20 @@ def locate(name: str, *, revision: str | None = None, weights: bool, setting: st
     return _from_hub(name, revision, weights, setting)
 
 
+def refuse_adapter(folder: Path, name: str) -> None:
+    """Refuses a folder that holds an adapter: it is no model without the one it was trained on.
+
+    Raises:
+        ConfigurationError: It does.
+    """
+    if (folder / "adapter_config.json").is_file():
+        message = (
+            f"{name!r} holds an adapter and not the model that it was trained on; `fedstrata export RUN "
+            "--out FOLDER` writes both as one model, which can be named here"
+        )
+        raise refused("model.name", message)
+
+
 def check_weights(folder: Path, name: str, auto_class: str) -> None:
     """Checks that a folder holds complete safetensors weights.
 
@@ -67,6 +81,7 @@ def check_weights(folder: Path, name: str, auto_class: str) -> None:
     """
     if (folder / WEIGHTS).is_file():
         return
+    refuse_adapter(folder, name)
     index = folder / WEIGHTS_INDEX
     if index.is_file():
         _check_shards(index, name)

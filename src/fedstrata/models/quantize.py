@@ -36,7 +36,8 @@ def quantization(settings: ModelSettings) -> dict[str, Any]:
         import bitsandbytes  # noqa: F401, PLC0415 - an extra
     except (ImportError, OSError, RuntimeError) as error:
         missing = isinstance(error, ModuleNotFoundError)
-        what = "is not installed" if missing else f"does not work here: {str(error).splitlines()[0]}"
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        what = "is not installed" if missing else f"does not work here: {reason}"
         message = f"needs bitsandbytes, which {what}; pip install 'fedstrata[quantized]', or leave it null"
         raise refused("model.quantization", message) from error
     return {

@@ -9,7 +9,7 @@ given up once all were tried twice.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
@@ -22,7 +22,11 @@ from fedstrata.policies.dropout import CAP
 if TYPE_CHECKING:
     import numpy as np
 
+    from fedstrata.core.seeding import Seed
     from fedstrata.core.types import JSON
+
+EVERYBODY = ""
+"""Under which the bandit that all devices share is kept; no client has this name."""
 
 Rate = Annotated[float, Field(ge=0.0, le=CAP)]
 
@@ -167,3 +171,71 @@ class Bandit:
             known["choices"],
             {rate: count for rate, count in known["pulls"]},  # noqa: C416 - says what the pairs are
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Bandits:
+    """The bandits of a federation: one that all devices share, or one for each of them.
+
+    Attributes:
+        settings: The rules.
+        each: Whether every device has its own, which counts that device's turns and not rounds.
+        known: Those that have made a choice, by whose they are.
+    """
+
+    settings: BanditSettings
+    each: bool
+    known: Mapping[str, Bandit] = field(default_factory=dict)
+
+    def choose(self, clients: Sequence[str], number: int, rng: Seed) -> tuple[Bandits, dict[str, float]]:
+        """Chooses the mean rate of each device of a round.
+
+        Args:
+            clients: The devices.
+            number: The round, counted from 1.
+            rng: Seed of the draws.
+
+        Returns:
+            The bandits that know of the choices, and each device's rate.
+        """
+        known, rates = dict(self.known), dict[str, float]()
+        groups: dict[str, list[str]] = {}
+        for client in clients:
+            groups.setdefault(self._owner(client), []).append(client)
+        for owner, members in groups.items():
+            own = known.get(owner) or Bandit.from_json(None, self.settings)
+            draws = rng.child("rates", owner).numpy()
+            turn = own.choices + 1 if self.each else number
+            known[owner], chosen = own.choose(self.settings, turn, len(members), draws)
+            rates |= dict(zip(members, chosen, strict=True))
+        return replace(self, known=known), rates
+
+    def rewarded(self, given: Mapping[str, tuple[float, float]], number: int) -> Bandits:
+        """Returns the bandits that have learnt of a round.
+
+        Args:
+            given: The rate and the reward of each device that has one.
+            number: The round, counted from 1.
+        """
+        groups: dict[str, list[tuple[float, float]]] = {}
+        for client, reward in given.items():
+            groups.setdefault(self._owner(client), []).append(reward)
+        learnt = {
+            owner: (own := self.known[owner]).rewarded(
+                self.settings, own.choices if self.each else number, rewards
+            )
+            for owner, rewards in groups.items()
+        }
+        return replace(self, known={**self.known, **learnt})
+
+    def to_json(self) -> dict[str, JSON]:
+        """Returns what is known as JSON."""
+        return {owner: bandit.to_json() for owner, bandit in self.known.items()}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, JSON], settings: BanditSettings, *, each: bool) -> Bandits:
+        """Returns what `to_json` gave."""
+        return cls(settings, each, {owner: Bandit.from_json(own, settings) for owner, own in values.items()})
+
+    def _owner(self, client: str) -> str:
+        return client if self.each else EVERYBODY

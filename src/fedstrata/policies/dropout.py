@@ -101,25 +101,14 @@ class LayerDropout:
                 self._sums[block] += norm
                 self.batches[block] += 1
 
-    def importance(self, before: Sequence[float] | None = None) -> list[float]:
+    def importance(self, before: Sequence[float | None] | None = None) -> list[float | None]:
         """Returns each block's mean gradient norm over the steps in which it ran (equation 6).
 
         Args:
-            before: What a block that never ran keeps; 0 if none.
+            before: What a block that never ran keeps; if none it has no importance.
         """
-        known = before or [0.0] * len(self._rates)
+        known = before or [None] * len(self._rates)
         return [
-            float(total / count) if count else float(old)
+            float(total / count) if count else old
             for total, count, old in zip(self._sums, self.batches, known, strict=True)
         ]
-
-
-def least_important(importance: Sequence[float], count: int) -> list[int]:
-    """Returns the blocks with the smallest gradients, in order; of equal ones the lower (section 4).
-
-    Example:
-        >>> least_important([3.0, 1.0, 2.0, 1.0], 2)
-        [1, 3]
-    """
-    order = sorted(range(len(importance)), key=lambda block: (importance[block], block))
-    return sorted(order[:count])

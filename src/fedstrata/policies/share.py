@@ -30,14 +30,39 @@ def block_count(shared: int | float, layout: Layout) -> int:
         layout: The model's parameters by part.
 
     Raises:
-        ConfigurationError: The model has no more blocks than the count.
+        ConfigurationError: The model has no more blocks than that, and not all were asked for by 1.0.
     """
     blocks = len(layout.blocks)
     k = top_count(shared, blocks)
-    if k > blocks or (isinstance(shared, int) and k == blocks):
+    if k >= blocks and keeps_some(shared):
         message = f"must be less than {blocks}, the number of blocks of the model, not {k}; 1.0 shares all"
+        if isinstance(shared, float):
+            message = f"{shared:g} of the model's {blocks} blocks is all of them, rounded; 1.0 shares all"
         raise ConfigurationError([Problem("method.shared_blocks", message)])
     return k
+
+
+def sent_and_kept(
+    importance: Sequence[float | None], count: int, unchanged: Collection[int]
+) -> tuple[list[int], list[int]]:
+    """Divides a device's blocks by their importance (DropPEFT, section 4).
+
+    Args:
+        importance: That of each block; none of one that has never run at the device.
+        count: How many of the least important ones are shared; fewer where fewer have an importance.
+        unchanged: Blocks that came down and did not run: the server has them as they are.
+
+    Returns:
+        The blocks that are sent: the shared ones but for the unchanged. And those that stay: all that have an
+        importance and are not shared. A block that has never run is neither.
+
+    Example:
+        >>> sent_and_kept([3.0, 1.0, None, 1.0, 2.0], 3, [2, 3])
+        ([1, 4], [0])
+    """
+    known = sorted((value, block) for block, value in enumerate(importance) if value is not None)
+    blocks = [block for _, block in known]
+    return sorted(set(blocks[:count]).difference(unchanged)), sorted(blocks[count:])
 
 
 def names_outside(blocks: Sequence[Sequence[str]], chosen: Collection[int]) -> list[str]:

@@ -85,10 +85,23 @@ COSTS: dict[str, tuple[Column, Callable[[Summary], float | None]]] = {
         Column("energy, kJ", "lower", factor=1e-3),
         lambda summary: summary.get("energy_joules"),
     ),
+    "device_memory_megabytes": (
+        Column("device memory, MB", "lower"),
+        lambda summary: _scaled(summary["memory"].get("device_mean_bytes"), 1e-6),
+    ),
+    "device_peak_memory_megabytes": (
+        Column("device peak memory, MB", "lower"),
+        lambda summary: _scaled(summary["memory"].get("device_peak_bytes"), 1e-6),
+    ),
 }
 """Figures that every run has beside its scores: how to show them, and where a summary holds them."""
 
-EMULATED_COSTS = ("simulated_seconds", "energy_joules")
+EMULATED_COSTS = (
+    "simulated_seconds",
+    "energy_joules",
+    "device_memory_megabytes",
+    "device_peak_memory_megabytes",
+)
 """Those of them that only runs on emulated devices have; null in others."""
 SHOWN_COSTS = (
     "percent_of_full_model",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fedstrata.record.costs import COSTS, Summary
 from fedstrata.record.target import TARGETS
@@ -12,7 +13,7 @@ CLIENTS = "mean_client."
 TRAINED = "trained."
 """What stands before a score's name for the mean of clients' models after their last local training."""
 LOW, HIGH = "low.", "high."
-"""What stands before a score's name for the ends of its interval."""
+"""What stands before a score's name, and before what stands there already, for the ends of its interval."""
 EXTERNAL = "external."
 """What stands, with a site's name and a dot, before a score's name on a site or corpus that is held out."""
 _DOUBLED = {ord(brace): brace * 2 for brace in "{}"}  # a name of a site is no field of a title
@@ -23,7 +24,7 @@ def column_names(metrics: Sequence[str]) -> list[str]:
 
     Besides, there are those of sites that are held out, which `is_external` knows.
     """
-    groups = (CLIENTS, TRAINED, LOW, HIGH)
+    groups = (CLIENTS, TRAINED, LOW, HIGH, LOW + CLIENTS, HIGH + CLIENTS)
     return [*metrics, *(prefix + name for prefix in groups for name in metrics), *COSTS, *TARGETS]
 
 
@@ -45,11 +46,13 @@ def score_groups(summaries: Sequence[Summary]) -> dict[str, str]:
         summaries: Of the runs.
     """
     sites = {site for summary in summaries for site in summary["metrics"].get("external") or {}}
+    outside = {f"{EXTERNAL}{site}.": f"{{}}, {site.translate(_DOUBLED)}" for site in sorted(sites)}
+    drawn = {"": "{}", CLIENTS: "{}, mean of clients", **outside}
     seldom = {
         TRAINED: "{}, clients' own models",
-        LOW: "{}, lower end",
-        HIGH: "{}, upper end",
-        **{f"{EXTERNAL}{site}.": f"{{}}, {site.translate(_DOUBLED)}" for site in sorted(sites)},
+        **{f"{LOW}{prefix}": f"{title}, lower end" for prefix, title in drawn.items()},
+        **{f"{HIGH}{prefix}": f"{title}, upper end" for prefix, title in drawn.items()},
+        **outside,
     }
     having = (prefix for prefix in seldom if any(scores_of(summary, prefix) for summary in summaries))
     return {"": "{}", CLIENTS: "{}, mean of clients", **{prefix: seldom[prefix] for prefix in having}}
@@ -67,9 +70,16 @@ def scores_of(summary: Summary, prefix: str) -> Mapping[str, float]:
     metrics = summary["metrics"]
     if prefix.startswith(EXTERNAL):
         return (metrics.get("external") or {}).get(prefix.removeprefix(EXTERNAL)[:-1]) or {}
-    if prefix in (LOW, HIGH):
-        ends = metrics.get("intervals") or {}
-        return {name: own[prefix == HIGH] for name, own in ends.items()}
+    if prefix.startswith((LOW, HIGH)):
+        ends = _intervals(metrics, prefix.partition(".")[2])
+        return {name: own[prefix.startswith(HIGH)] for name, own in ends.items()}
     if prefix == TRAINED:
         return (metrics.get("trained") or {}).get("mean") or {}
     return metrics.get("mean_client" if prefix == CLIENTS else "global") or {}
+
+
+def _intervals(metrics: Mapping[str, Any], prefix: str) -> Mapping[str, Sequence[float]]:
+    """Returns the ends of the intervals of the scores that begin with this."""
+    if prefix.startswith(EXTERNAL):
+        return (metrics.get("external_intervals") or {}).get(prefix.removeprefix(EXTERNAL)[:-1]) or {}
+    return metrics.get("mean_client_intervals" if prefix == CLIENTS else "intervals") or {}

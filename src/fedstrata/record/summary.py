@@ -43,6 +43,8 @@ def summarise(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "mean_client": mean_of(list(final["clients"].values())),
             "external": final.get("external") or None,
             "intervals": final.get("intervals") or None,
+            "mean_client_intervals": final.get("mean_client_intervals") or None,
+            "external_intervals": final.get("external_intervals") or None,
             "trained": _trained(rounds, metric, falling=falling),
         },
         "trainable_parameters": max(
@@ -60,6 +62,7 @@ def summarise(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "memory": {
             "peak_rss_bytes": final["peak_rss_bytes"],
             "peak_gpu_bytes": final["peak_gpu_bytes"],
+            **_device_memory(rounds),
         },
         "energy_joules": total_of(rounds, "joules"),
         "privacy": {"epsilon": None, "delta": None, "sigma": None, "mechanism": None, "clients": None},
@@ -113,6 +116,18 @@ def total_of(rounds: Sequence[Mapping[str, Any]], key: str) -> float | None:
     """Returns the sum of a figure over rounds; none where they have it not, as without emulated devices."""
     values = [value for event in rounds if (value := event.get(key)) is not None]
     return sum(values) if values else None
+
+
+def _device_memory(rounds: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Returns the memory of training on emulated devices: the mean over all batches, and the largest."""
+    known = [memory for event in rounds if (memory := event.get("device_memory"))]
+    if not known:
+        return {"device_mean_bytes": None, "device_peak_bytes": None}
+    batches = sum(memory["batches"] for memory in known)
+    return {
+        "device_mean_bytes": sum(memory["mean_bytes"] * memory["batches"] for memory in known) / batches,
+        "device_peak_bytes": max(memory["peak_bytes"] for memory in known),
+    }
 
 
 def headline(scores: Mapping[str, Any], metric: str) -> float | None:

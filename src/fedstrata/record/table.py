@@ -24,7 +24,7 @@ from fedstrata.record.score_columns import (
     scores_of,
 )
 from fedstrata.record.scores import headings
-from fedstrata.record.target import TARGETS, Point, Target, common_target
+from fedstrata.record.target import TARGETS, Point, Target, common_targets
 from fedstrata.record.words import COUNTED
 
 
@@ -116,6 +116,7 @@ def tabulate(
     *,
     name: str,
     columns: Sequence[str] | None = None,
+    floors: Collection[str] = (),
     different_data: bool = False,
     machine: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -125,6 +126,7 @@ def tabulate(
         rows: At least one row.
         name: The comparison's name.
         columns: Columns people see; a default choice if none.
+        floors: Rows that show what others must beat: never the best, and without a part in the target.
         different_data: Whether rows were allowed to be on different documents. If not, a row on others than
             the first row's is marked and never the best.
         machine: What the runs ran on.
@@ -136,13 +138,13 @@ def tabulate(
     metric = runs[0]["metric"] if runs else None
     described = _columns(rows)
     others = _on_other_documents(rows)
-    target = _target(rows, metric, frozenset() if different_data else others)
+    targets = _targets(rows, metric, {*floors, *(() if different_data else others)})
     table: dict[str, Any] = {
         "name": name,
         "seeds": [cell.seed for cell in rows[0].cells],
         "metric": metric,
         "lower_is_better": sorted(_falling(rows)),
-        "target": target and asdict(target),
+        "target": _described(targets),
         "columns": {key: asdict(column) for key, column in described.items()},
         "shown": list(columns)
         if columns is not None
@@ -153,9 +155,10 @@ def tabulate(
                 "cells": [_cell(cell) for cell in row.cells],
                 "same_data": row.name not in others,
                 "competes": all(cell.summary for cell in row.cells)
+                and row.name not in floors
                 and (different_data or row.name not in others),
                 "tuning": row.tuning and _tuning(row.tuning),
-                "values": {key: _statistics(row, key, target) for key in described},
+                "values": {key: _statistics(row, key, targets) for key in described},
             }
             for row in rows
         ],
@@ -182,10 +185,23 @@ def _columns(rows: Sequence[RowResult]) -> dict[str, Column]:
     return {**described, **{key: column for key, (column, _) in COSTS.items()}, **TARGETS}
 
 
-def _target(rows: Sequence[RowResult], metric: str | None, others: Collection[str]) -> Target | None:
-    """Returns the score that all finished runs reach, but for those on other documents; none without one."""
-    cells = [cell for row in rows if row.name not in others for cell in row.cells if cell.summary is not None]
-    return common_target([cell.curve for cell in cells], falling=metric in _falling(rows))
+def _targets(rows: Sequence[RowResult], metric: str | None, others: Collection[str]) -> dict[int, Target]:
+    """Returns the score that all finished runs of a seed reach, but for those on other documents, by seed."""
+    curves: dict[int, list[tuple[Point, ...]]] = {}
+    for row in rows:
+        for cell in row.cells if row.name not in others else ():
+            if cell.summary is not None:
+                curves.setdefault(cell.seed, []).append(cell.curve)
+    return common_targets(curves, falling=metric in _falling(rows))
+
+
+def _described(targets: Mapping[int, Target]) -> dict[str, Any] | None:
+    """Returns what `table.json` says of the targets; null where there are none."""
+    if not targets:
+        return None
+    one = next(iter(targets.values()))
+    scores = {str(seed): target.score for seed, target in targets.items()}
+    return {"of": one.of, "falling": one.falling, "by_seed": scores}
 
 
 def _falling(rows: Sequence[RowResult]) -> set[str]:
@@ -207,28 +223,32 @@ def _default_columns(described: Mapping[str, Column], metric: str | None, *, emu
 def _emulated(rows: Sequence[RowResult]) -> bool:
     """Whether any run was on emulated devices."""
     return any(
-        cell.summary is not None and _value(cell, key, None) is not None
+        cell.summary is not None and _value(cell, key, {}) is not None
         for row in rows
         for cell in row.cells
         for key in EMULATED_COSTS
     )
 
 
-def _value(cell: CellResult, key: str, target: Target | None) -> float | None:
+def _value(cell: CellResult, key: str, targets: Mapping[int, Target]) -> float | None:
     """Returns one figure of a run; none where it has it not, or has failed."""
     summary = cell.summary
     if summary is None:
         return None
     if key in TARGETS:
-        return target.reached(cell.curve)[key] if target else None
+        sends = summary["communication"]["bytes_up"] is not None or key != "megabytes_to_target"
+        target = targets.get(cell.seed)
+        return target.reached(cell.curve)[key] if target and sends else None
     if key in COSTS:
         return COSTS[key][1](summary)
     return score_of(summary, key)
 
 
-def _statistics(row: RowResult, key: str, target: Target | None) -> dict[str, Any] | None:
+def _statistics(row: RowResult, key: str, targets: Mapping[int, Target]) -> dict[str, Any] | None:
     """Returns a row's values of one column with their mean and spread; none if no run has any."""
-    values = {str(cell.seed): value for cell in row.cells if (value := _value(cell, key, target)) is not None}
+    values = {
+        str(cell.seed): value for cell in row.cells if (value := _value(cell, key, targets)) is not None
+    }
     if not values:
         return None
     numbers = list(values.values())

@@ -132,10 +132,11 @@ def _target(table: Mapping[str, Any]) -> str:
     target, metric = table["target"], table["metric"]
     if target is None:
         return "Target: there is none, since a run was never scored on the validation split."
-    shown = score_column(metric, metric, table["lower_is_better"]).text(target["score"])
+    column = score_column(metric, metric, table["lower_is_better"])
+    shown = ", ".join(f"{column.text(score)} (seed {seed})" for seed, score in target["by_seed"].items())
     whose = ", mean of clients" if target["of"] == MEAN_OF_CLIENTS else ""
     best = "lowest" if target["falling"] else "highest"
-    return f"Target: validation {metric}{whose} {shown}, the {best} that every run of the table reaches."
+    return f"Target: validation {metric}{whose} {shown}, the {best} that every run of the seed reaches."
 
 
 def _units(table: Mapping[str, Any]) -> str:

@@ -76,7 +76,7 @@ class Exchange:
             parameters: What trains at the client.
             feed: Nothing stands in for blocks here.
             leave_out: No block is left out here.
-            tally: Told each batch once it is done.
+            tally: Nothing is counted here.
 
         Returns:
             The loss and its number of terms.
@@ -91,9 +91,6 @@ class Exchange:
             while step.begun < len(batches) and step.begun - step.finished < self.in_flight:
                 step.begin()
             step.take(self.line.receive())
-        if tally is not None:
-            for batch in batches:
-                tally(batch, stored=0, active_blocks=None)
         self._steps += 1
         terms = max(float(torch.stack(step.counts).sum()), 1.0)
         found = [parameter.grad for parameter in parameters if parameter.grad is not None]

@@ -165,6 +165,7 @@ class Middle:
         self.drop(step)
         if waiting.version != self._version():
             raise StepLostError(f"the server's weights have changed since step {step!r} began; run it again")
+        train_mode(self.model)  # for what is computed again, should anything have run since
         torch.autograd.backward(waiting.output, gradient.to(waiting.output))
         return waiting.leaf.grad
 
@@ -193,7 +194,9 @@ class Middle:
                 # To the end: the empty blocks above note in the cache which tokens went by.
                 found = run_prefix(self.model.module, self.model.layout, middle.stop, call, stop=False)
             except (AttributeError, RuntimeError, TypeError) as error:  # of an `Absent`
-                raise error if self._trusted else self._undividable() from error
+                if self._trusted:
+                    raise
+                raise self._undividable() from error
         assert found is not None  # noqa: S101 - every block of a model runs
         if not self._trusted and torch.isfinite(states).all() and not torch.isfinite(found.states).all():
             raise self._undividable()

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedstrata.tasks.classify import DocumentClassification
+from fedstrata.tasks.cloze import ClozeQuestions
 from fedstrata.tasks.extract import Extraction
 from fedstrata.tasks.lm import LanguageModelling
 from fedstrata.tasks.ner import NamedEntityRecognition
 from fedstrata.tasks.relations import RelationClassification
+from fedstrata.tasks.summarize import Summarization
 
 if TYPE_CHECKING:
-    from fedstrata.core.method import Task
+    from fedstrata.core.task import Task
 
 TASKS: dict[str, type[Task]] = {
     "ner": NamedEntityRecognition,
@@ -19,5 +21,7 @@ TASKS: dict[str, type[Task]] = {
     "lm": LanguageModelling,
     "extract": Extraction,
     "relations": RelationClassification,
+    "cloze": ClozeQuestions,
+    "summarize": Summarization,
 }
 """Every task by its name in a configuration."""

@@ -24,7 +24,13 @@ from torch.nn import functional as F
 from fedstrata.core.config import ClassifySettings
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.sources import Source, validate
-from fedstrata.metrics.labels import CUTS, SCORED_SINGLY, multi_label_scores, single_label_scores
+from fedstrata.metrics.labels import (
+    CUTS,
+    SINGLE_LABEL,
+    multi_label_scores,
+    names_of,
+    single_label_scores,
+)
 from fedstrata.tasks.corrupt import shuffled_windows
 from fedstrata.tasks.pairs import padded_types, text_windows
 from fedstrata.tasks.windows import IGNORED, pad_ids, padding_id, run_model
@@ -154,17 +160,14 @@ class DocumentClassification:
     @property
     def metrics(self) -> tuple[str, ...]:
         """The scores that are always present; AUC needs labels that some documents have and some lack."""
-        macro = ("macro_f1", "macro_precision", "macro_recall")
         if self._one_each:
-            return ("accuracy", *macro)
-        return ("micro_f1", "micro_precision", "micro_recall", *macro)
+            return SINGLE_LABEL
+        return ("micro_f1", "micro_precision", "micro_recall", *SINGLE_LABEL[1:])
 
     @property
     def metric_names(self) -> tuple[str, ...]:
         """`metrics`, those that may be undefined, and one F1 a label where there are not too many."""
-        cuts = [f"precision_at_{cut}" for cut in CUTS if cut < len(self.labels) and not self._one_each]
-        singles = [f"f1/{label}" for label in self.labels] if len(self.labels) <= SCORED_SINGLY else []
-        return (*self.metrics, "micro_auc", "macro_auc", *cuts, *singles)
+        return (*self.metrics, *names_of(self.labels, () if self._one_each else CUTS))
 
     def encode(self, documents: Sequence[Document], tokenizer: Any) -> list[LabelledDocument]:
         """Tokenizes documents; each one is an example, one without tokens too.
@@ -192,7 +195,7 @@ class DocumentClassification:
     def corrupt(
         self, examples: Sequence[LabelledDocument], kind: str, tokenizer: Any, rng: Seed
     ) -> list[LabelledDocument]:
-        """Returns the documents of a corrupt client; see `core.method.Task.corrupt`.
+        """Returns the documents of a corrupt client; see `core.task.Task.corrupt`.
 
         The target of a document is the set of its labels, and classes are labels. To have the only label
         becomes to lack it, and the other way round.

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from fedstrata.tasks.windows import IGNORED
 
 if TYPE_CHECKING:
     from fedstrata.core.seeding import Seed
@@ -41,4 +44,31 @@ def shuffled_windows(windows: Sequence[np.ndarray], tokenizer: Any, rng: Seed) -
     return [
         permuted([window], [~np.isin(window, special)], rng.child(index))[0]
         for index, window in enumerate(windows)
+    ]
+
+
+def corrupted_targets(examples: Sequence[Any], kind: str, tokenizer: Any, rng: Seed) -> list[Any]:
+    """Returns the examples of a corrupt client of a language model; see `core.task.Task.corrupt`.
+
+    Targets are the tokens that follow, and classes are the tokens of the vocabulary. Shuffled tokens are what
+    is read, the targets stay: either way what follows has nothing to do with what was read.
+
+    Args:
+        examples: Dataclasses with `input_ids` and `targets`, (tokens,) int32 each.
+        kind: As for `Task.corrupt`.
+        tokenizer: As for `Task.corrupt`.
+        rng: Seed of the permutations.
+    """
+    inputs, targets = [each.input_ids for each in examples], [each.targets for each in examples]
+    counted = [each != IGNORED for each in targets]
+    if kind == "shuffled_tokens":
+        inputs = shuffled_windows(inputs, tokenizer, rng)
+    elif kind == "shuffled_labels":
+        targets = permuted(targets, counted, rng)
+    else:
+        flipped = ((each + 1) % len(tokenizer) for each in targets)
+        targets = [np.where(own, new, IGNORED) for own, new in zip(counted, flipped, strict=True)]
+    return [
+        replace(example, input_ids=read, targets=follows.astype(np.int32))
+        for example, read, follows in zip(examples, inputs, targets, strict=True)
     ]

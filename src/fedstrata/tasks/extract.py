@@ -15,25 +15,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-import torch
-
 from fedstrata.core.documents import Relation, Span
-from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.data.select import mention_types
 from fedstrata.metrics.relations import Triple, relation_scores, triples_of
 from fedstrata.metrics.spans import OVERALL, score_names, span_scores
-from fedstrata.tasks.corrupt import permuted, shuffled_windows
-from fedstrata.tasks.generate import generate
-from fedstrata.tasks.instruction_examples import Example, InstructionTokenizer, pad_examples
-from fedstrata.tasks.instructions import Instructions, questions, template_texts
-from fedstrata.tasks.lm import cross_entropies
-from fedstrata.tasks.markup import NO_FAULTS, Faults, read, unusable_types
-from fedstrata.tasks.windows import IGNORED, require_single_texts, run_model
+from fedstrata.tasks.corrupt import corrupted_targets
+from fedstrata.tasks.extraction_types import with_types
+from fedstrata.tasks.instruction_examples import (
+    Example,
+    InstructionTokenizer,
+    answer_text,
+    generate_answers,
+    pad_examples,
+)
+from fedstrata.tasks.instructions import Instructions, Kind, Question, questions, template_texts
+from fedstrata.tasks.lm import counted_loss
+from fedstrata.tasks.markup import NO_FAULTS, Faults, read
+from fedstrata.tasks.windows import require_single_texts
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor, nn
 
     from fedstrata.core.config import ExtractSettings
@@ -73,7 +76,7 @@ class Extraction:
     """
 
     kind: ClassVar[str] = "causal-lm"
-    lower_is_better: ClassVar[frozenset[str]] = frozenset()
+    lower_is_better: ClassVar[frozenset[str]] = frozenset(FAULTS)
     needs_annotations: ClassVar[bool] = True
     gives: ClassVar[tuple[str, ...]] = ("spans", "relations")
     reads_spans: ClassVar[bool] = True
@@ -90,36 +93,16 @@ class Extraction:
         """Makes the task for a corpus: its types are those of all clients' training documents.
 
         Raises:
-            ConfigurationError: The training documents have nothing to be asked for, a type cannot stand in
-                markup, a template cannot be used, or documents are pairs of texts.
+            ConfigurationError: See `fedstrata.tasks.extraction_types.with_types`; or a template cannot be
+                used, or documents are pairs of texts.
         """
         require_single_texts((document for own in clients.values() for document in own.all), "extract")
-        train = [document for own in clients.values() for document in own.train]
-        modifiers = _modifier_types(train) if settings.modifiers == "auto" else dict(settings.modifiers)
-        mentions = (
-            _mention_types(train, modifiers) if settings.mentions == "auto" else list(settings.mentions)
-        )
-        problems = []
-        if "ner" in settings.tasks and not mentions:
-            message = f"'auto' finds no mention in the {len(train)} training documents"
-            problems.append(Problem("task.mentions", message))
-        if "re" in settings.tasks and not any(modifiers.values()):
-            message = (
-                f"'auto' finds no relation in the {len(train)} training documents; task.tasks: [ner] asks "
-                "for mentions only"
-            )
-            problems.append(Problem("task.modifiers", message))
-        names = {*mentions, *modifiers, *chain.from_iterable(modifiers.values())}
-        if unusable := unusable_types(sorted(names)):
-            message = f"the type {unusable[0]!r} cannot stand in markup; rename it by data.types"
-            problems.append(Problem("task.mentions", message))
-        if problems:
-            raise ConfigurationError(problems)
-        update: dict[str, Any] = {"mentions": mentions, "modifiers": modifiers}
+        settings = with_types(settings, clients)
         if not isinstance(settings.templates, str):  # so that a saved model does not need the files again
             texts = dict[str, str](**template_texts(settings))
-            update["templates"] = settings.templates.model_copy(update=texts)
-        return cls(settings.model_copy(update=update))
+            own = settings.templates.model_copy(update=texts)
+            settings = settings.model_copy(update={"templates": own})
+        return cls(settings)
 
     @classmethod
     def from_labels(cls, settings: ExtractSettings, labels: Sequence[str]) -> Extraction:
@@ -156,16 +139,43 @@ class Extraction:
         """Makes the instructions of documents.
 
         Raises:
-            ConfigurationError: The tokenizer has no token that ends a text, the instruction alone is too
-                long, or a document is a pair of texts.
+            ConfigurationError: The tokenizer has no token that ends a text or does not give tags back, the
+                instruction alone is too long, or a document is a pair of texts.
         """
         require_single_texts(documents, "extract")
-        words = InstructionTokenizer(tokenizer, self.settings, self._instructions.bare())
+        words = self._words(tokenizer)
+
+        def fits(sentence: str, asked: Sequence[Question]) -> bool:
+            return words.fits(sentence)
+
         asked = [
             (question, document)
             for index, document in enumerate(documents)
-            for question in questions(index, document, self.settings, words.fits)
+            for question in questions(index, document, self.settings, fits)
         ]
+        return self._examples(asked, words)
+
+    def training_examples(self, documents: Sequence[Document], tokenizer: Any) -> list[Example]:
+        """Makes the instructions of documents; a sentence is also cut where a right answer is too long."""
+        require_single_texts(documents, "extract")
+        words = self._words(tokenizer)
+        asked: list[tuple[Question, Document]] = []
+        for index, document in enumerate(documents):
+
+            def fits(sentence: str, found: Sequence[Question], document: Document = document) -> bool:
+                return words.fits(sentence, [self._instructions.answer(each, document) for each in found])
+
+            own = questions(index, document, self.settings, fits, whole=document.spans)
+            asked += [(question, document) for question in own]
+        return self._examples(asked, words)
+
+    def _words(self, tokenizer: Any) -> InstructionTokenizer:
+        types = [label for task in self.settings.tasks for label in self._types[task]]
+        return InstructionTokenizer(tokenizer, self.settings, self._instructions.bare(), types)
+
+    def _examples(
+        self, asked: Sequence[tuple[Question, Document]], words: InstructionTokenizer
+    ) -> list[Example]:
         return words.examples(
             [question for question, _ in asked],
             [self._instructions.prompt(question, document.text) for question, document in asked],
@@ -173,54 +183,21 @@ class Extraction:
             [document.text[question.start : question.end] for question, document in asked],
         )
 
-    def training_examples(self, documents: Sequence[Document], tokenizer: Any) -> list[Example]:
-        """Makes the instructions of documents: all of them."""
-        return self.encode(documents, tokenizer)
-
     def corrupt(self, examples: Sequence[Example], kind: str, tokenizer: Any, rng: Seed) -> list[Example]:
-        """Returns the instructions of a corrupt client; see `core.method.Task.corrupt`.
-
-        Targets are the tokens that follow, and classes are the tokens of the vocabulary, as in task `lm`:
-        what is answered then has nothing to do with what was asked.
-        """
-        inputs, targets = [each.input_ids for each in examples], [each.targets for each in examples]
-        counted = [each != IGNORED for each in targets]
-        if kind == "shuffled_tokens":
-            inputs = shuffled_windows(inputs, tokenizer, rng)
-        elif kind == "shuffled_labels":
-            targets = permuted(targets, counted, rng)
-        else:
-            flipped = ((each + 1) % len(tokenizer) for each in targets)
-            targets = [np.where(own, new, IGNORED) for own, new in zip(counted, flipped, strict=True)]
-        return [
-            replace(example, input_ids=read_ids, targets=follows.astype(np.int32))
-            for example, read_ids, follows in zip(examples, inputs, targets, strict=True)
-        ]
+        """Returns the instructions of a corrupt client; see `fedstrata.tasks.corrupt.corrupted_targets`."""
+        return corrupted_targets(examples, kind, tokenizer, rng)
 
     def collate(self, examples: Sequence[Example]) -> dict[str, Tensor]:
         """Pads instructions on the right; see `fedstrata.tasks.instruction_examples.pad_examples`."""
         return pad_examples(examples)
 
     def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Returns the sum of the cross entropies of all tokens that count, float32, and their number."""
-        labels = batch["labels"]
-        counted = labels != IGNORED
-        # Of the tokens before the first that counts in any row no logits are needed.
-        first = int(counted.any(dim=0).int().argmax())
-        logits = run_model(module, batch, logits_from=first)
-        parts = cross_entropies(logits, labels[:, first:])
-        return torch.stack([part.sum() for part in parts]).sum(), counted.sum()
+        """Returns the summed loss of the tokens that count, and their number; see `tasks.lm.counted_loss`."""
+        return counted_loss(module, batch)
 
     def predict(self, module: nn.Module, batch: Mapping[str, Tensor]) -> list[np.ndarray]:
         """Returns the generated answer to each instruction, (tokens,) int32; see `tasks.generate`."""
-        return generate(
-            module,
-            batch["input_ids"],
-            prompts=batch["prompt"],
-            budgets=batch["budget"],
-            end=int(batch["end_id"][0]),
-            pad=int(batch["pad_id"][0]),
-        )
+        return generate_answers(module, batch)
 
     def decode(
         self, documents: Sequence[Document], examples: Sequence[Example], predictions: Sequence[np.ndarray]
@@ -240,10 +217,11 @@ class Extraction:
         faults = [NO_FAULTS for _ in documents]
         for example, ids in zip(examples, predictions, strict=True):
             question, index = example.question, example.document
-            finished = len(ids) > 0 and ids[-1] == example.end_id
-            text = example.tokenizer.decode(ids[:-1] if finished else ids, clean_up_tokenization_spaces=False)
+            if question is None:
+                raise ValueError("an example of another task: it has no question")
+            text, finished = answer_text(example, ids)
             sentence = documents[index].text[question.start : question.end]
-            found, own = read(sentence, text, self._instructions.types(question))
+            found, own = read(sentence, text, self._instructions.types(question), finished=finished)
             faults[index] += replace(own, unfinished=int(not finished))
             if question.main is None:
                 spans[index].update(map(question.outside, found))
@@ -261,7 +239,8 @@ class Extraction:
     def score(self, documents: Sequence[Document], answers: Sequence[Extracted]) -> dict[str, float]:
         """Scores mentions and modifiers; see `fedstrata.metrics.spans` and `fedstrata.metrics.relations`.
 
-        Documents in which nobody looked for relations do not count in the scores of modifiers.
+        Documents in which nobody looked for relations do not count in the scores of modifiers; where that is
+        all of them there are none of these, and `f1` is that of mentions.
         """
         scores: dict[str, float] = {}
         if "ner" in self.settings.tasks:
@@ -273,10 +252,12 @@ class Extraction:
                 for document, answer in zip(documents, answers, strict=True)
                 if not document.lacks_relations
             ]
-            expected, found = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-            scores |= relation_scores(expected, found, self._types["re"], "re_")
+            if pairs:
+                expected, found = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+                scores |= relation_scores(expected, found, self._types["re"], "re_")
         if len(self.settings.tasks) > 1:
-            scores = {"f1": (scores["ner_f1"] + scores["re_f1"]) / 2.0, **scores}
+            there = [scores[name] for name in ("ner_f1", "re_f1") if name in scores]
+            scores = {"f1": fmean(there), **scores}
         faults = sum((answer.faults for answer in answers), NO_FAULTS)
         return scores | {name: float(getattr(faults, key)) for name, key in FAULTS.items()}
 
@@ -319,6 +300,10 @@ class Extraction:
         """The names of all mentions and modifiers that are asked for."""
         return tuple(sorted({*self._types["ner"], *self._types["re"]}))
 
+    def only(self, kind: Kind) -> Extraction:
+        """Returns the task that asks for mentions alone, or for the modifiers of given mentions alone."""
+        return Extraction(self.settings.model_copy(update={"tasks": [kind], "mentions_only": []}))
+
     def joined(
         self, ask: Callable[[Extraction, Sequence[Document]], list[Extracted]], documents: Sequence[Document]
     ) -> list[Extracted]:
@@ -331,7 +316,7 @@ class Extraction:
         found = [Extracted() for _ in documents]
         texts = [replace(document, lacks_relations=False) for document in documents]
         for kind in sorted(self.settings.tasks):  # mentions come first
-            stage = Extraction(self.settings.model_copy(update={"tasks": [kind]}))
+            stage = self.only(kind)
             answers = ask(stage, texts)
             texts = [
                 replace(stage.annotate(*pair), lacks_relations=False)
@@ -352,23 +337,6 @@ class Extraction:
         """Returns the relations that are asked for."""
         asked = tuple(each for each in document.relations if self._asked(document, each))
         return list(triples_of(replace(document, relations=asked)))
-
-
-def _modifier_types(documents: Sequence[Document]) -> dict[str, list[str]]:
-    """Returns the types of the relations of each mention type that has any, sorted."""
-    found: dict[str, set[str]] = {}
-    for document in documents:
-        for relation in document.relations:
-            found.setdefault(document.spans[relation.head].label, set()).add(relation.label)
-    return {main: sorted(types) for main, types in sorted(found.items())}
-
-
-def _mention_types(documents: Sequence[Document], modifiers: Mapping[str, Sequence[str]]) -> list[str]:
-    """Returns the types of spans but for those that only modify, sorted: no relation has one as its main."""
-    only_modify = {
-        document.spans[relation.tail].label for document in documents for relation in document.relations
-    }
-    return [label for label in mention_types(documents) if label not in only_modify or label in modifiers]
 
 
 def _order(span: Span) -> tuple[int, int, str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ def generate(
     """Continues each row with its likeliest tokens, or with drawn ones, with a key-value cache.
 
     Rows are padded on the left, so that all go on at one place; a row that has ended waits for the others.
+    What the model's own generation settings say, such as a penalty of repetition, is left out.
 
     Args:
         module: A causal language model of transformers.
@@ -46,10 +48,9 @@ def generate(
     """
     from transformers import GenerationConfig  # noqa: PLC0415 - seconds to import, and every task is imported
 
-    longest = int(prompts.max())
-    columns = torch.arange(longest, device=input_ids.device) - (longest - prompts)[:, None]
-    mask = columns >= 0
-    rows = torch.where(mask, input_ids.gather(1, columns.clamp(min=0)), pad)
+    if temperature > 0 and seed is None:
+        raise ValueError("a temperature above 0 needs a seed")
+    rows, mask = left_padded(input_ids, prompts, pad)
     drawn = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     settings = GenerationConfig(
         max_new_tokens=int(budgets.max()),
@@ -58,14 +59,47 @@ def generate(
         use_cache=True,
         **(drawn if temperature > 0 else {"do_sample": False}),
     )
-    if temperature > 0 and seed is None:
-        raise ValueError("a temperature above 0 needs a seed")
-    with seed.everywhere() if seed is not None else nullcontext():
+    with _without_habits(module), seed.everywhere() if seed is not None else nullcontext():
         output = module.generate(  # type: ignore[operator]  # torch's modules have no such attribute
-            input_ids=rows, attention_mask=mask.long(), generation_config=settings
+            input_ids=rows, attention_mask=mask, generation_config=settings
         )
-    answers = output[:, longest:].cpu().numpy().astype(np.int32)
+    answers = output[:, rows.shape[1] :].cpu().numpy().astype(np.int32)
     return [_ended(row[:budget], end) for row, budget in zip(answers, budgets.tolist(), strict=True)]
+
+
+def left_padded(input_ids: Tensor, prompts: Tensor, pad: int) -> tuple[Tensor, Tensor]:
+    """Returns prompts padded on the left, and their attention mask, both (rows, longest prompt) int64.
+
+    Args:
+        input_ids: (rows, tokens) int64, each beginning with its prompt.
+        prompts: The tokens of each prompt, at least one; (rows,) int64.
+        pad: What rows are padded with.
+    """
+    longest = int(prompts.max())
+    columns = torch.arange(longest, device=input_ids.device) - (longest - prompts)[:, None]
+    mask = columns >= 0
+    return torch.where(mask, input_ids.gather(1, columns.clamp(min=0)), pad), mask.long()
+
+
+@contextmanager
+def _without_habits(module: nn.Module) -> Iterator[None]:
+    """Sets aside what a model's own generation_config.json says.
+
+    Transformers takes from there whatever it is not told. Instruct models come with penalties of repetition,
+    which are no greedy decoding and would keep a model from repeating its input.
+    """
+    from transformers import GenerationConfig  # noqa: PLC0415 - see `generate`
+
+    # An adapter's wrapper may hold one of its own and hands it to the model within.
+    holders: list[Any] = [each for each in module.modules() if "generation_config" in vars(each)]
+    kept = [each.generation_config for each in holders]
+    try:
+        for each in holders:
+            each.generation_config = GenerationConfig()
+        yield
+    finally:
+        for each, own in zip(holders, kept, strict=True):
+            each.generation_config = own
 
 
 def _ended(row: np.ndarray, end: int) -> np.ndarray:

@@ -9,12 +9,8 @@ Source: Fed-MedLoRA (Li et al.), section 5.1 and its annotation of modifiers: th
 
 from __future__ import annotations
 
-import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fedstrata.core.config import TemplateFiles
@@ -23,6 +19,7 @@ from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.data.sentences import lines, sentences
 from fedstrata.tasks.definitions import DEFINITIONS
 from fedstrata.tasks.markup import mark
+from fedstrata.tasks.prompts import builtin, faults, filled, read_template
 
 if TYPE_CHECKING:
     from fedstrata.core.config import ExtractSettings
@@ -131,7 +128,7 @@ class Instructions:
     def _filled(self, kind: Kind, sentence: str, main: str, types: Sequence[str]) -> str:
         definitions = "\n".join(map(self._defined, types))
         values = {"input": sentence, "main": main, "types": ", ".join(types), "definitions": definitions}
-        return self._templates[kind].format_map(values)
+        return filled(self._templates[kind], values)
 
     def _defined(self, label: str) -> str:
         known = self._definitions.get(label)
@@ -148,44 +145,26 @@ def template_texts(settings: ExtractSettings) -> dict[Kind, str]:
     for kind in settings.tasks:
         given = getattr(own, kind) if isinstance(own, TemplateFiles) else None
         if given is None:
-            texts[kind] = _builtin(kind if own != "short" else f"{kind}_short")
+            texts[kind] = builtin(kind if own != "short" else f"{kind}_short")
             continue
         path = f"task.templates.{kind}"
         try:
-            # What holds the one field that every template has is the template itself.
-            texts[kind] = (
-                given if "{input}" in given else Path(given).expanduser().read_text(encoding="utf-8")
-            )
-            problems += [Problem(path, message) for message in _faults(kind, texts[kind])]
-        except (OSError, UnicodeDecodeError) as error:
-            problems.append(Problem(path, f"{given!r} cannot be read: {error}"))
+            texts[kind] = read_template(given, "input", path)
+            problems += [Problem(path, fault) for fault in faults(texts[kind], "input", FIELDS[kind])]
+        except ConfigurationError as error:
+            problems += error.problems
     if problems:
         raise ConfigurationError(problems)
     return texts
-
-
-@cache
-def _builtin(name: str) -> str:
-    return (resources.files("fedstrata.tasks") / "templates" / f"{name}.txt").read_text(encoding="utf-8")
-
-
-def _faults(kind: Kind, text: str) -> list[str]:
-    """Returns what is wrong with a template."""
-    fields = ", ".join(f"{{{name}}}" for name in FIELDS[kind])
-    try:
-        names = [name for _, name, _, _ in string.Formatter().parse(text) if name is not None]
-    except ValueError as error:
-        return [f"is no template: {error}; a brace of the text itself is written twice"]
-    unknown = [name for name in dict.fromkeys(names) if name not in FIELDS[kind]]
-    faults = [f"names {{{name}}}; there are {fields}" for name in unknown]
-    return faults if "input" in names else [*faults, "does not name {input}"]
 
 
 def questions(
     index: int,
     document: Document,
     settings: ExtractSettings,
-    fits: Callable[[str], bool],
+    fits: Callable[[str, Sequence[Question]], bool],
+    *,
+    whole: Sequence[Span] = (),
 ) -> Iterator[Question]:
     """Yields what is asked of a document: sentence by sentence its mentions, then the modifiers of each.
 
@@ -193,32 +172,56 @@ def questions(
         index: The document's index.
         document: The document; its mentions are those whose modifiers are asked for.
         settings: As for `Instructions`.
-        fits: Whether a sentence is short enough. One that is not is cut at the blank nearest to its middle.
+        fits: Whether a sentence is short enough, given it and what is asked of it. One that is not is cut at
+            the blank nearest to its middle.
+        whole: Mentions that are not to be cut where there is another blank.
     """
     cut = sentences if settings.unit == "sentence" else lines
-    modifiers: Mapping[str, Sequence[str]] = dict(settings.modifiers)  # type: ignore[arg-type]
-    mains = [span for span in document.spans if modifiers.get(span.label)]
     for start, end in cut(document.text):
-        for part_start, part_end in _parts(document, start, end, fits):
-            if "ner" in settings.tasks:
-                yield Question(index, part_start, part_end)
-            if "re" in settings.tasks and not document.lacks_relations:
-                own = (span for span in mains if part_start <= span.start and span.end <= part_end)
-                yield from (Question(index, part_start, part_end, main) for main in own)
+        yield from _parts(_Asked(index, document, settings), start, end, fits, whole)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A document, and what may be asked of a stretch of it."""
+
+    index: int
+    document: Document
+    settings: ExtractSettings
+
+    def about(self, start: int, end: int) -> list[Question]:
+        """Returns the questions about a stretch."""
+        found = [Question(self.index, start, end)] if "ner" in self.settings.tasks else []
+        if "re" not in self.settings.tasks or self.document.lacks_relations:
+            return found
+        modifiers: Mapping[str, Sequence[str]] = dict(self.settings.modifiers)  # type: ignore[arg-type]
+        own = (
+            span
+            for span in self.document.spans
+            if modifiers.get(span.label) and start <= span.start and span.end <= end
+        )
+        return [*found, *(Question(self.index, start, end, main) for main in own)]
 
 
 def _parts(
-    document: Document, start: int, end: int, fits: Callable[[str], bool]
-) -> Iterator[tuple[int, int]]:
-    """Yields a stretch of a text, or where it is too long its halves, without the blanks around them."""
-    text = document.text[start:end]
-    if not text.strip():
+    asked: _Asked,
+    start: int,
+    end: int,
+    fits: Callable[[str, Sequence[Question]], bool],
+    whole: Sequence[Span],
+) -> Iterator[Question]:
+    """Yields what is asked of a stretch, or where it is too long of its halves, without the blanks around."""
+    text = asked.document.text[start:end]
+    start, end = start + len(text) - len(text.lstrip()), start + len(text.rstrip())
+    if start >= end:
         return
-    if fits(text) or len(text) < 2:
-        yield start + len(text) - len(text.lstrip()), start + len(text.rstrip())
+    text, found = text.strip(), asked.about(start, end)
+    if len(text) < 2 or fits(text, found):
+        yield from found
         return
+    blanks = [place for place, character in enumerate(text) if character.isspace()]
+    between = [at for at in blanks if not any(span.start < start + at < span.end for span in whole)]
     middle = len(text) // 2
-    blanks = [place for place, character in enumerate(text[1:-1], start=1) if character.isspace()]
-    at = start + (min(blanks, key=lambda place: abs(place - middle)) if blanks else middle)
-    yield from _parts(document, start, at, fits)
-    yield from _parts(document, at, end, fits)
+    at = start + min(between or blanks or [middle], key=lambda place: abs(place - middle))
+    yield from _parts(asked, start, at, fits, whole)
+    yield from _parts(asked, at, end, fits, whole)

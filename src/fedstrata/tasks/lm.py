@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.metrics.lm import TextLikelihood, language_scores
-from fedstrata.tasks.corrupt import permuted, shuffled_windows
+from fedstrata.tasks.corrupt import corrupted_targets
 from fedstrata.tasks.windows import (
     IGNORED,
     pad_ids,
@@ -71,6 +71,22 @@ class Passage:
     def windows(self) -> tuple[np.ndarray, ...]:
         """The rows of a batch this example fills: what it reads."""
         return (self.input_ids,)
+
+
+class Predicting(Protocol):
+    """An example in which tokens follow others."""
+
+    @property
+    def input_ids(self) -> np.ndarray:
+        """The tokens that are read, (tokens,) int32."""
+
+    @property
+    def targets(self) -> np.ndarray:
+        """What follows each of them, (tokens,) int32; -100 where it counts in no loss."""
+
+    @property
+    def pad_id(self) -> int:
+        """The id with which the example is padded."""
 
 
 class LanguageModelling:
@@ -135,35 +151,12 @@ class LanguageModelling:
         return self.encode(documents, tokenizer)
 
     def corrupt(self, examples: Sequence[Passage], kind: str, tokenizer: Any, rng: Seed) -> list[Passage]:
-        """Returns the windows of a corrupt client; see `core.method.Task.corrupt`.
-
-        Targets are the tokens that follow, and classes are the tokens of the vocabulary. Shuffled tokens are
-        what is read, the targets stay: either way what follows has nothing to do with what was read.
-        """
-        inputs, targets = [each.input_ids for each in examples], [each.targets for each in examples]
-        if kind == "shuffled_tokens":
-            inputs = shuffled_windows(inputs, tokenizer, rng)
-        elif kind == "shuffled_labels":
-            targets = permuted(targets, [np.ones(len(each), dtype=bool) for each in targets], rng)
-        else:
-            targets = [(each + 1) % len(tokenizer) for each in targets]
-        return [
-            replace(example, input_ids=read, targets=follows)
-            for example, read, follows in zip(examples, inputs, targets, strict=True)
-        ]
+        """Returns the windows of a corrupt client; see `fedstrata.tasks.corrupt.corrupted_targets`."""
+        return corrupted_targets(examples, kind, tokenizer, rng)
 
     def collate(self, examples: Sequence[Passage]) -> dict[str, Tensor]:
-        """Pads windows on the right to the longest one.
-
-        Returns:
-            `input_ids`, `attention_mask` and `labels`, (windows, tokens) int64: a label is the token that
-            follows, and -100 where the window is padded.
-        """
-        batch = pad_ids([each.input_ids for each in examples], [each.pad_id for each in examples])
-        labels = np.full(tuple(batch["input_ids"].shape), IGNORED, dtype=np.int64)
-        for row, example in enumerate(examples):
-            labels[row, : len(example)] = example.targets
-        return {**batch, "labels": torch.from_numpy(labels)}
+        """Pads windows on the right to the longest one; see `pad_targets`."""
+        return pad_targets(examples)
 
     def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Returns the sum of the cross entropies of all predicted tokens, float32, and their number."""
@@ -239,6 +232,34 @@ def end_id(tokenizer: Any, task: str = "lm") -> int:
         message = f"task {task} needs a tokenizer with an end-of-sequence token, which ends a text"
         raise ConfigurationError([Problem("model.tokenizer", message)])
     return end
+
+
+def pad_targets(examples: Sequence[Predicting]) -> dict[str, Tensor]:
+    """Pads examples on the right to the longest one.
+
+    Returns:
+        `input_ids`, `attention_mask` and `labels`, (rows, tokens) int64: a label is the token that follows,
+        and -100 where it counts in no loss, as where a row is padded.
+    """
+    batch = pad_ids([each.input_ids for each in examples], [each.pad_id for each in examples])
+    labels = np.full(tuple(batch["input_ids"].shape), IGNORED, dtype=np.int64)
+    for row, example in enumerate(examples):
+        labels[row, : len(example.targets)] = example.targets
+    return {**batch, "labels": torch.from_numpy(labels)}
+
+
+def counted_loss(module: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Returns the sum of the cross entropies of all tokens that count, float32, and their number.
+
+    For batches of `pad_targets` in which most tokens count in no loss: no logits are made of the tokens that
+    count in no row.
+    """
+    labels = batch["labels"]
+    counted = labels != IGNORED
+    columns = counted.any(dim=0).nonzero().flatten()
+    logits = run_model(module, batch, columns=columns)
+    parts = cross_entropies(logits, labels[:, columns])
+    return torch.stack([part.sum() for part in parts]).sum(), counted.sum()
 
 
 def _windows(

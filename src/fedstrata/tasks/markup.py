@@ -1,6 +1,7 @@
 """Mentions as markup in a text, `<span class="problem">chest pain</span>`, and back to character offsets.
 
-Writing is exact: what `mark` writes, `read` gives back. Reading also survives what a language model makes of
+Writing is exact: what `mark` writes, `read` gives back, but for blanks at the ends of a mention, which do not
+belong to it. Reading also survives what a language model makes of
 it: tags that are not closed, text that was changed, left out, repeated or made up. The text between the tags
 is aligned with the source; a mention is kept where every cheapest alignment puts all its characters on the
 same stretch of the source, and is else counted and left out. None is guessed.
@@ -16,14 +17,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedstrata.core.documents import Span
+from fedstrata.tasks.alignment import unique_matches
 
-_TAG = re.compile(r"""<span\s+class\s*=\s*(?:"([^"<>]*)"|'([^'<>]*)')\s*>|</span\s*>""")
-_LITERAL = re.compile(r"<(?=/?span)")
+_TAG = re.compile(r"""<span\s+class\s*=\s*(?:"([^"<>]*)"|'([^'<>]*)')\s*>|</span\s*>""", re.IGNORECASE)
+_LITERAL = re.compile(r"<(?=/?span)", re.IGNORECASE)
 """What would be taken for a tag if it stood in a note."""
+_CUT_OFF = re.compile(r"</?(?:s|sp|spa|span[^<>]*)?\Z", re.IGNORECASE)
+"""The beginning of a tag at the end of a text."""
 _ESCAPED = "&lt;"
 _FORBIDDEN = re.compile(r"""["'<>]""")
-_MOST_CELLS = 2**23
-"""Cells of an alignment at most; an output of that many letters has little to do with its input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,31 +112,62 @@ def escape(text: str) -> str:
     return _LITERAL.sub(_ESCAPED, text)
 
 
-def read(source: str, marked: str, types: Collection[str]) -> tuple[tuple[Span, ...], Faults]:
+def read(
+    source: str, marked: str, types: Collection[str], *, finished: bool = True
+) -> tuple[tuple[Span, ...], Faults]:
     """Reads mentions off a marked-up text.
 
     Args:
         source: The text that was to be marked.
         marked: What was made of it.
         types: The types that were asked for.
+        finished: Whether that is all of it. Of one that was cut off, and repeats the source from its
+            beginning so far, the end of the source is what is missing.
 
     Returns:
-        The mentions with offsets in the source, sorted, each once; and what could not be used.
+        The mentions with offsets in the source, sorted, each once and without blanks at its ends; and what
+        could not be used.
     """
     plain, found, broken = _without_tags(marked)
     known = [(start, end, label) for start, end, label in found if label in types]
-    places, bounds = _places(plain, escape(source)), _bounds(source)
+    output, whole = _Characters(plain), _Characters(escape(source))
+    places, bounds = _places(output, whole, plain, finished=finished), _bounds(source)
     spans, unaligned = set(), 0
     for start, end, label in known:
-        stretch = places[start:end]
-        if start < end and stretch[0] >= 0 and (np.diff(stretch) == 1).all():
-            first, last = int(bounds[stretch[0]]), int(bounds[stretch[-1] + 1])
-            if first >= 0 and last >= 0 and source[first:last].strip():
-                spans.add(Span(first, last, label))
+        text = plain[start:end]
+        first, last = start + len(text) - len(text.lstrip()), start + len(text.rstrip())
+        stretch = places[output.order[first] : output.order[last - 1] + 1] if first < last else places[:0]
+        if len(stretch) and stretch[0] >= 0 and (np.diff(stretch) == 1).all():
+            begin, stop = bounds[whole.at[stretch[0]]], bounds[whole.at[stretch[-1]] + 1]
+            if begin >= 0 and stop >= 0:
+                spans.add(Span(int(begin), int(stop), label))
                 continue
         unaligned += 1
     ordered = tuple(sorted(spans, key=lambda span: (span.start, span.end, span.label)))
     return ordered, Faults(broken=broken, unknown=len(found) - len(known), unaligned=unaligned)
+
+
+class _Characters:
+    """The characters of a text with blanks all alike, as they look: a row of them is one.
+
+    Args:
+        text: The text.
+
+    Attributes:
+        codes: Code points, (characters,) uint32.
+        at: Where each stands in the text, the first of a row of blanks, (characters,).
+        order: Which of them each character of the text is, (characters of the text,).
+    """
+
+    def __init__(self, text: str) -> None:
+        blank = np.array([character.isspace() for character in text], dtype=bool)
+        kept = ~blank
+        kept[:1] = True
+        kept[1:] |= ~blank[:-1]
+        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+        self.codes = np.where(blank, np.uint32(ord(" ")), codes)[kept]
+        self.at = np.flatnonzero(kept)
+        self.order = np.cumsum(kept) - 1
 
 
 def _bounds(source: str) -> np.ndarray:
@@ -170,69 +203,16 @@ def _without_tags(marked: str) -> tuple[str, list[tuple[int, int, str]], int]:
     return plain, found, broken + len(opened) + len(_LITERAL.findall(plain))
 
 
-def _places(plain: str, source: str) -> np.ndarray:
+def _places(output: _Characters, source: _Characters, plain: str, *, finished: bool) -> np.ndarray:
     """Returns where each character of an output stands in the source, (characters,) int64; -1 for nowhere.
 
-    What the output repeats from the beginning of the source, and then from its end, is at its place. In
-    between, a character has a place if it is matched, and with the same one, in all cheapest alignments.
+    A character has a place if it is matched, and with the same one, in all cheapest alignments of the whole.
     """
-    one, other = _codes(plain), _codes(source)
-    first = _common(one, other)
-    last = _common(one[first:][::-1], other[first:][::-1])
-    places = np.full(len(one), -1, dtype=np.int64)
-    places[:first] = np.arange(first)
-    places[len(one) - last :] = np.arange(len(other) - last, len(other))
-    inner = _unique_matches(one[first : len(one) - last], other[first : len(other) - last])
-    places[first : len(one) - last] = np.where(inner >= 0, inner + first, -1)
-    return places
-
-
-def _codes(text: str) -> np.ndarray:
-    """Returns the code points of a text, (characters,) uint32; blanks are all alike, as they look alike."""
-    alike = "".join(" " if character.isspace() else character for character in text)
-    return np.frombuffer(alike.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-
-
-def _common(one: np.ndarray, other: np.ndarray) -> int:
-    """Returns how many elements two arrays begin with in common."""
-    length = min(len(one), len(other))
-    different = np.flatnonzero(one[:length] != other[:length])
-    return int(different[0]) if len(different) else length
-
-
-def _unique_matches(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Aligns two arrays at the least number of insertions, deletions and substitutions (Levenshtein).
-
-    Args:
-        one: (n,) code points.
-        other: (m,) code points.
-
-    Returns:
-        Of each element of `one` the index of the element of `other` with which every cheapest alignment
-        matches it; -1 where there is none, (n,) int64.
-    """
-    nowhere = np.full(len(one), -1, dtype=np.int64)
-    if not len(one) or not len(other) or len(one) * len(other) > _MOST_CELLS:
-        return nowhere
-    before = _distances(one, other)
-    behind = _distances(one[::-1], other[::-1])[::-1, ::-1]
-    least = before[-1, -1]
-    equal = one[:, None] == other[None, :]
-    # Element i of `one` is paired with element j of `other`, or dropped between j - 1 and j.
-    paired = before[:-1, :-1] + ~equal + behind[1:, 1:] == least
-    dropped = before[:-1] + 1 + behind[1:] == least
-    unique = (paired.sum(axis=1) == 1) & ~dropped.any(axis=1) & (paired & equal).any(axis=1)
-    return np.where(unique, paired.argmax(axis=1), nowhere)
-
-
-def _distances(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Returns the edit distances between all beginnings of two arrays, (n + 1, m + 1) int32."""
-    steps = np.arange(len(other) + 1, dtype=np.int32)
-    table = np.empty((len(one) + 1, len(other) + 1), dtype=np.int32)
-    table[0] = steps
-    for row, element in enumerate(one, start=1):
-        cheapest = table[row - 1] + 1
-        cheapest[1:] = np.minimum(cheapest[1:], table[row - 1, :-1] + (other != element))
-        # Insertions chain along the row: the least of what any earlier cell costs plus the steps from it.
-        table[row] = np.minimum.accumulate(cheapest - steps) + steps
-    return table
+    if not finished:
+        whole_tags = len(_CUT_OFF.sub("", plain))
+        so_far = int((output.at < whole_tags).sum())
+        if np.array_equal(output.codes[:so_far], source.codes[:so_far]):
+            places = np.full(len(output.codes), -1, dtype=np.int64)
+            places[:so_far] = np.arange(so_far)
+            return places
+    return unique_matches(output.codes, source.codes)

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.data.select import mention_types
+from fedstrata.data.select import mention_types, unknown_mentions
 from fedstrata.metrics.spans import OVERALL, score_names, span_scores
 from fedstrata.tasks.corrupt import permuted, shuffled_windows
 from fedstrata.tasks.windows import IGNORED, Window, encode_windows, pad, require_single_texts, run_model
@@ -104,7 +104,9 @@ class NamedEntityRecognition:
                 [Problem("data.types", f"none of the {count} training documents has a mention")]
             )
         problems = [
-            problem for part, documents in parts.items() for problem in _unknown(documents, types, f"{part} ")
+            problem
+            for part, documents in parts.items()
+            for problem in unknown_mentions(documents, types, part)
         ]
         if problems:
             raise ConfigurationError(problems)
@@ -144,7 +146,7 @@ class NamedEntityRecognition:
             ConfigurationError: If a document has a type that the task does not know, or is a pair of texts.
         """
         require_single_texts(documents, "ner")
-        problems = _unknown(documents, self.types)
+        problems = unknown_mentions(documents, self.types)
         if problems:
             raise ConfigurationError(problems)
         return encode_windows(documents, tokenizer, self.settings, self._tags)
@@ -154,7 +156,7 @@ class NamedEntityRecognition:
         return self.encode(documents, tokenizer)
 
     def corrupt(self, examples: Sequence[Window], kind: str, tokenizer: Any, rng: Seed) -> list[Window]:
-        """Returns the windows of a corrupt client; see `core.method.Task.corrupt`.
+        """Returns the windows of a corrupt client; see `core.task.Task.corrupt`.
 
         Targets are the tags of owned tokens, and classes are tags: O becomes the B- of the first type.
         """
@@ -315,20 +317,3 @@ def _by_first_of_word(tags: np.ndarray, begins: np.ndarray) -> np.ndarray:
 def _precedence(span: Span) -> tuple[bool, int, int, str]:
     """Sorts continuous spans first, since no other can be decoded, and then the longest."""
     return bool(span.fragments), span.start - span.end, span.start, span.label
-
-
-def _unknown(documents: Sequence[Document], types: Sequence[str], part: str = "") -> list[Problem]:
-    """Returns a problem for each mention type of these documents that is not among `types`."""
-    found: dict[str, str] = {}
-    for document in documents:
-        for span in document.spans:
-            if span.label not in types:
-                found.setdefault(span.label, document.id)
-    return [
-        Problem(
-            "data.types",
-            f"mention type {label!r} ({part}document {id_!r}) occurs in no training document, whose types "
-            f"are: {', '.join(types)}; name the types to keep, or map this one to one of them",
-        )
-        for label, id_ in sorted(found.items())
-    ]

@@ -16,7 +16,7 @@ about all of them. Documents that lack relations are neither trained on nor scor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from fedstrata.core.documents import Document, Relation
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.seeding import Seed
-from fedstrata.data.select import relation_types
+from fedstrata.data.select import relation_types, unknown_relations
 from fedstrata.metrics.relations import relation_scores, triples_of
 from fedstrata.metrics.spans import OVERALL, score_names
 from fedstrata.tasks.candidates import candidate_pairs, related_types
@@ -131,7 +131,8 @@ class RelationClassification:
         task = cls(settings, types)
         problems: list[Problem] = []
         for part in ("validation", "test"):
-            problems += task._unknown((item for own in clients.values() for item in getattr(own, part)), part)
+            scored = (item for own in clients.values() for item in getattr(own, part))
+            problems += unknown_relations(scored, types, part)
         for name, own in clients.items():
             if own.train and not any(task._learnt(document) for document in own.train):
                 message = f"the training documents of {name} have no two mentions to learn relations from"
@@ -193,7 +194,7 @@ class RelationClassification:
     def corrupt(
         self, examples: Sequence[MarkedPair], kind: str, tokenizer: Any, rng: Seed
     ) -> list[MarkedPair]:
-        """Returns the pairs of a corrupt client; see `core.method.Task.corrupt`.
+        """Returns the pairs of a corrupt client; see `core.task.Task.corrupt`.
 
         The target of a pair is its class; the weight stays with the text. `none` becomes the first type.
         """
@@ -302,7 +303,7 @@ class RelationClassification:
     ) -> list[MarkedPair]:
         """Makes the examples of these pairs of each document."""
         require_single_texts(documents, "relations")
-        if problems := list(self._unknown(documents)):
+        if problems := unknown_relations(documents, self.types):
             raise ConfigurationError(problems)
         marker, pad_id = PairMarker(tokenizer, self.settings.max_length), padding_id(tokenizer)
         asked = [index for index, own in enumerate(pairs) if own]
@@ -317,18 +318,3 @@ class RelationClassification:
                 window = marker.window(text, document.spans, *pair)
                 examples.append(MarkedPair(index, *pair, window, target, weight, pad_id))
         return examples
-
-    def _unknown(self, documents: Iterable[Document], part: str = "") -> Iterator[Problem]:
-        """Yields a problem for each type of relations of these documents that the task does not know."""
-        found: dict[str, str] = {}
-        for document in documents:
-            for relation in document.relations:
-                if relation.label not in self.types:
-                    found.setdefault(relation.label, document.id)
-        for label, id_ in sorted(found.items()):
-            where = f"{part} document {id_!r}".strip()
-            message = (
-                f"relation type {label!r} ({where}) occurs in no training document, whose types are: "
-                f"{', '.join(self.types)}; name the types to keep, or map this one to one of them"
-            )
-            yield Problem("data.relations", message)

@@ -225,14 +225,14 @@ def pad_ids(windows: Sequence[np.ndarray], pad_ids: Sequence[int]) -> dict[str, 
     return {"input_ids": torch.from_numpy(input_ids), "attention_mask": torch.from_numpy(attention_mask)}
 
 
-def run_model(module: nn.Module, batch: Mapping[str, Tensor], *, logits_from: int = 0) -> Tensor:
+def run_model(module: nn.Module, batch: Mapping[str, Tensor], *, columns: Tensor | None = None) -> Tensor:
     """Returns the model's logits for the windows of a batch, (windows, ...).
 
     Args:
         module: The model.
         batch: The windows.
-        logits_from: The first token whose logits are wanted of a causal language model; the layer that gives
-            those of a large vocabulary then runs for the others only.
+        columns: Which tokens of each window logits are wanted of, of a causal language model, (columns,)
+            int64; the layer that gives those of a large vocabulary then runs for these only. All if none.
     """
     unwrap = getattr(module, "get_base_model", lambda: module)  # PEFT's wrapper hides the signature
     inner = unwrap()
@@ -243,11 +243,11 @@ def run_model(module: nn.Module, batch: Mapping[str, Tensor], *, logits_from: in
     # GPT-2 takes types too, but as further words: only a model that was given some knows them (not RoBERTa).
     if "token_type_ids" in batch and "token_type_ids" in taken and _token_types(inner) > 1:
         further["token_type_ids"] = batch["token_type_ids"]
-    if spared := logits_from and "logits_to_keep" in taken:
-        further["logits_to_keep"] = batch["input_ids"].shape[1] - logits_from
+    if spared := columns is not None and "logits_to_keep" in taken:
+        further["logits_to_keep"] = columns
     output = module(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], **further)
     logits: Tensor = output.logits
-    return logits if spared or not logits_from else logits[:, logits_from:]
+    return logits if spared or columns is None else logits[:, columns]
 
 
 def _token_types(module: Any) -> int:

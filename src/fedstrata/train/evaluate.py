@@ -15,7 +15,8 @@ from fedstrata.train.local import autocast, to_device
 if TYPE_CHECKING:
     from fedstrata.core.config import TrainingSettings
     from fedstrata.core.documents import Document
-    from fedstrata.core.method import Model, Task
+    from fedstrata.core.method import Model
+    from fedstrata.core.task import Task
     from fedstrata.models.state import Model as LoadedModel
 
 
@@ -76,6 +77,9 @@ def mean_loss(model: Model, task: Task, examples: Sequence[Any], settings: Train
         task: The task that made the examples.
         examples: Encoded examples.
         settings: Batch size and precision.
+
+    Raises:
+        TrainingError: They have no term at all.
     """
     module = model.module
     module.train(False)
@@ -86,7 +90,9 @@ def mean_loss(model: Model, task: Task, examples: Sequence[Any], settings: Train
         with autocast(settings, device):
             loss, count = task.loss(module, batch)
         total, terms = total + float(loss), terms + float(count)
-    return total / max(terms, 1.0)
+    if not terms:
+        raise TrainingError(f"there is no loss: {len(examples)} examples hold nothing that counts in it")
+    return total / terms
 
 
 def answer(

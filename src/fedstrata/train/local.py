@@ -7,7 +7,7 @@ determinism are decided in one place. `train_and_send` is the client half that F
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.utils.data import DataLoader
 
 from fedstrata.core.errors import TrainingError
 from fedstrata.core.types import Message, Plan, Update
 from fedstrata.models.blocks import transformers_model
 from fedstrata.models.prefix import frozen_blocks
 from fedstrata.models.skip import skippable_blocks
+from fedstrata.train.batches import training_batches
 from fedstrata.train.corrupt import distort
 from fedstrata.train.work import Tally, counted_states, counting
 
@@ -151,7 +151,7 @@ def _descend(
     model.train_only(trainable)
     parameters = model.parameters(trainable)
     blocks = [model.parameters(names) for names in model.layout.blocks]
-    loader = shuffled_batches(client, rng)
+    loader = training_batches(client, rng)
     steps_per_epoch = math.ceil(len(loader) / settings.accumulation)
     steps = steps_per_epoch * settings.epochs
     optimizer = optimizer_of(parameters, settings)
@@ -311,21 +311,10 @@ def clip(parameters: Sequence[Parameter], settings: TrainingSettings) -> float:
     return float(torch.nn.utils.clip_grad_norm_(parameters, limit))
 
 
-def _groups(loader: DataLoader[Any], size: int) -> Iterator[list[Mapping[str, Tensor]]]:
+def _groups(loader: Iterable[Mapping[str, Tensor]], size: int) -> Iterator[list[Mapping[str, Tensor]]]:
     batches = iter(loader)
     while group := list(islice(batches, size)):
         yield group
-
-
-def shuffled_batches(client: Client, rng: Seed) -> DataLoader[Any]:
-    """Returns the client's examples in batches; their order is drawn anew each time they are gone through."""
-    return DataLoader(
-        client.examples,  # type: ignore[arg-type]  # a sequence serves as a dataset
-        batch_size=client.training.batch_size,
-        shuffle=True,
-        generator=rng.child("order").torch(),
-        collate_fn=client.task.collate,
-    )
 
 
 def accumulate(
@@ -344,18 +333,18 @@ def accumulate(
         parameters: What it is the gradient of.
         feed: Told each batch before the model sees it.
         leave_out: Draws the blocks that a batch does without, before it runs; returns the others.
-        tally: Told each batch once it is done.
+        tally: Counts the batches.
     """
     device = parameters[0].device
     losses, counts = [], []
     for batch in batches:
         stored = feed(batch) if feed is not None else 0
         active = leave_out()
-        with autocast(client.training, device):
+        with autocast(client.training, device), tally.watching() if tally else nullcontext():
             loss, count = client.task.loss(client.model.module, to_device(batch, device))
         loss.backward()  # type: ignore[no-untyped-call]
         if tally is not None:
-            tally(batch, stored=stored, active_blocks=active)
+            tally.add(batch, stored=stored, active_blocks=active)
         losses.append(loss.detach())
         counts.append(count)
     terms = max(float(torch.stack(counts).sum()), 1.0)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fedstrata.core.errors import TrainingError
-from fedstrata.train.local import accumulate, block_gradient_norms, shuffled_batches
+from fedstrata.train.batches import training_batches
+from fedstrata.train.local import accumulate, block_gradient_norms
 from fedstrata.train.work import counting
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ def mean_gradient_norms(client: Client, batches: int, rng: Seed) -> Tensor:
     model.train_only(names)
     model.module.train(False)
     everything = [parameter for block in blocks for parameter in block]
-    norms, tally = [], counting(client, names)
-    for batch in islice(shuffled_batches(client, rng), batches):
+    norms, tally = [], counting(client, names, steps=False)
+    for batch in islice(training_batches(client, rng), batches):
         accumulate(client, [batch], everything, tally=tally)
         norms.append(torch.tensor([norm or 0.0 for norm in block_gradient_norms(blocks)]))
         for parameter in everything:

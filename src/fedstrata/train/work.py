@@ -4,46 +4,110 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from fedstrata.adapters.rank import held
+from fedstrata.core.types import AdapterSize
 from fedstrata.metrics.flops import FlopCounter
+from fedstrata.metrics.memory import SavedActivations
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fedstrata.core.config import TrainingSettings
     from fedstrata.core.method import Client, Feed, Model
     from fedstrata.core.types import Work
 
+_COPIES = ".original_module."
+"""In the names of what PEFT keeps beside the copy that it trains and runs; a device has no need of it."""
 
-class Tally(Protocol):
-    """Told each batch that was trained on."""
 
-    def __call__(
+class Tally:
+    """Counts the batches that a client trains on.
+
+    Args:
+        client: The client.
+        work: What is counted so far.
+        trainable: Names of the parameters that train.
+        steps: Whether the optimiser takes steps, so that it has a state.
+    """
+
+    def __init__(self, client: Client, work: Work, trainable: Collection[str], *, steps: bool) -> None:
+        model = client.model
+        self._work = work
+        self._counter = _counter(model, trainable, work)
+        self._activations = SavedActivations(model.module)
+        shares = {
+            name: held(name, parameter, work.adapter)
+            for name, parameter in model.module.named_parameters()
+            if _COPIES not in name
+        }
+        weights = {name: tensor.nbytes * shares[name] for name, tensor in model.tensors(shares).items()}
+        self._trained = [
+            (parameter, shares[name])
+            for name, parameter in zip(trainable, model.parameters(trainable), strict=True)
+        ]
+        states = _optimizer_states(client.training) if steps else 0
+        self._fixed = sum(weights.values()) + states * sum(weights[name] for name in trainable)
+
+    def watching(self) -> AbstractContextManager[None]:
+        """Returns the context in which a batch goes forward."""
+        return self._activations.counted()
+
+    def add(
         self, batch: Mapping[str, Tensor], *, stored: int = 0, active_blocks: Collection[int] | None = None
     ) -> None:
-        """Adds the operations of a batch to the client's work.
+        """Adds a batch that has gone forward and backward to the client's work.
 
         Args:
             batch: The batch.
             stored: How many of the lowest blocks stored states stood in for.
             active_blocks: The blocks that ran, where some were skipped; all when none.
         """
-
-
-def counting(client: Client, trainable: Collection[str]) -> Tally | None:
-    """Returns what counts a client's batches while these parameters train; none without emulation."""
-    work = client.work
-    if work is None:
-        return None
-    counter = FlopCounter(client.model.module, client.model.layout, trainable)
-
-    def tally(
-        batch: Mapping[str, Tensor], *, stored: int = 0, active_blocks: Collection[int] | None = None
-    ) -> None:
+        work = self._work
         rows, tokens = batch["input_ids"].shape
-        work.flops += counter.batch(rows, tokens, active_blocks, stored=stored)
+        work.flops += self._counter.batch(rows, tokens, active_blocks, stored=stored)
+        gradients = sum(own.grad.nbytes * share for own, share in self._trained if own.grad is not None)
+        memory = self._fixed + gradients + self._activations.bytes
+        work.batches += 1
+        work.memory_bytes += memory
+        work.peak_memory_bytes = max(work.peak_memory_bytes, memory)
+        work.activation_bytes += self._activations.bytes
 
-    return tally
+
+def counting(client: Client, trainable: Collection[str], *, steps: bool = True) -> Tally | None:
+    """Returns what counts a client's batches while these parameters train; none without emulation.
+
+    Args:
+        client: The client.
+        trainable: Names of the parameters that train.
+        steps: Whether the optimiser takes steps.
+    """
+    return None if client.work is None else Tally(client, client.work, trainable, steps=steps)
+
+
+def _optimizer_states(settings: TrainingSettings) -> int:
+    """Returns how many numbers the optimiser keeps for each that trains."""
+    return 2 if settings.optimizer == "adamw" else int(settings.momentum > 0)
+
+
+def adapter_of(client: Client, rank: int, absent: Collection[str] = ()) -> None:
+    """Says how much of the model's adapters the client's emulated device has; it is counted with no more.
+
+    Args:
+        client: The client.
+        rank: Ranks (or widths) of each adapter.
+        absent: Names of the parameters of adapters that the device has not.
+    """
+    if client.work is not None:
+        client.work.adapter = AdapterSize(rank, frozenset(absent))
+
+
+def _counter(model: Model, trainable: Collection[str], work: Work) -> FlopCounter:
+    """Returns the counter of a device's operations."""
+    return FlopCounter(
+        model.module, model.layout, trainable, lambda name, tensor: held(name, tensor, work.adapter)
+    )
 
 
 @contextmanager
@@ -52,7 +116,7 @@ def counted_passes(model: Model, work: Work | None) -> Iterator[None]:
     if work is None:
         yield
         return
-    counter = FlopCounter(model.module, model.layout, ())
+    counter = _counter(model, (), work)
 
     def count(module: Any, arguments: Any, named: Mapping[str, Tensor]) -> None:
         rows, tokens = named["input_ids"].shape
@@ -86,7 +150,7 @@ def counted_states(
     with served as feed:
         work, serving = client.work, client.cache.serving if client.cache else None
         if work is not None and serving is not None and work.stored_states != serving:
-            counter = FlopCounter(client.model.module, client.model.layout, ())
+            counter = _counter(client.model, (), work)
             for batch in batches():
                 rows, tokens = batch["input_ids"].shape
                 work.flops += counter.prefix(rows, tokens, cut)

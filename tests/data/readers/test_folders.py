@@ -203,8 +203,9 @@ def test_bytes_that_are_not_utf8_are_found(tmp_path: Path, format: str) -> None:
         "mimic": b"SUBJECT_ID,HADM_ID,CATEGORY,TEXT",
         "ag_news": b"1,SECRET,b",
         "glue": b"sentence\tlabel",
+        "mts_dialog": b"dialogue",
     }
-    path = tmp_path / f"note{FORMATS[format].suffixes[0]}"
+    path = tmp_path / f"rte-note{FORMATS[format].suffixes[0]}"
     first = header.get(format, b"SECRET")
     path.write_bytes(first + b"\n\nna\xefve")
     (tmp_path / "DIAGNOSES_ICD.csv").write_text("SUBJECT_ID,HADM_ID,SEQ_NUM,ICD9_CODE\n")

@@ -10,6 +10,7 @@ import pytest
 
 from fedstrata.core.config import ColumnSettings, DataSettings
 from fedstrata.core.documents import Document
+from fedstrata.data.choices import choices_of
 from fedstrata.data.readers import read
 from fedstrata.data.readers.mimic import read_codes
 from fedstrata.data.select import select_relations, select_types
@@ -180,3 +181,47 @@ def test_glue(data_root: Path, name: str, train: int, validation: int, labels: s
     assert splits == {"train": train, "validation": validation}
     assert {document.labels for document in documents} == {(label,) for label in labels}
     assert all(document.text and document.text_pair for document in documents)
+
+
+@pytest.mark.parametrize(
+    ("name", "train", "validation", "labels"),
+    [
+        ("RTE", 1000, 277, {"entailment": 647, "not_entailment": 630}),
+        ("CB", 250, 56, {"contradiction": 147, "entailment": 138, "neutral": 21}),
+        ("BoolQ", 1000, 3270, {"true": 2657, "false": 1613}),
+        ("COPA", 400, 100, {"choice1": 250, "choice2": 250}),
+        ("fewglue/WiC", 32, 0, {"true": 17, "false": 15}),
+        ("fewglue/WSC", 32, 0, {"choice1": 32}),
+    ],
+)
+def test_superglue(data_root: Path, name: str, train: int, validation: int, labels: dict[str, int]) -> None:
+    documents = read(data_root / "superglue" / name, "superglue")
+    splits = Counter(document.metadata["split"] for document in documents)
+    assert splits == Counter(train=train, validation=validation)
+    assert Counter(document.labels[0] for document in documents) == labels
+    if name == "fewglue/WSC":
+        assert all(f"*{own.metadata['pronoun']}*".lower() in own.text.lower() for own in documents)
+
+
+def test_the_questions_of_superglue_with_choices(data_root: Path) -> None:
+    documents = read(data_root / "superglue" / "MultiRC", "superglue")
+    parts = {
+        split: [own for own in documents if own.metadata["split"] == split]
+        for split in ("train", "validation")
+    }
+    answers = {split: sum(len(choices_of(own)) for own in own_part) for split, own_part in parts.items()}
+    assert {split: len(own_part) for split, own_part in parts.items()} == {"train": 5131, "validation": 953}
+    assert answers == {"train": 27243, "validation": 4848}
+    assert sum(own.labels == ("none",) for own in documents) == 26
+    record = read(data_root / "superglue" / "fewglue" / "ReCoRD", "superglue")
+    assert len(record) == 32
+    assert all(own.labels and set(own.labels) <= choices_of(own).keys() for own in record)
+    assert sum(len(choices_of(own)) for own in record) == 397
+
+
+def test_mts_dialog(data_root: Path) -> None:
+    documents = read(data_root / "mts_dialog", "mts_dialog")
+    splits = Counter(document.metadata["split"] for document in documents)
+    assert splits == {"train": 1201, "validation": 100, "test": 400}
+    assert len({document.labels for document in documents if document.metadata["split"] == "train"}) == 20
+    assert all(document.text_pair for document in documents)

@@ -29,8 +29,10 @@ from fedstrata.data.readers import (
     i2b2,
     jsonl,
     mimic,
+    mts_dialog,
     mtsamples,
     pubtator,
+    superglue,
     texts,
 )
 from fedstrata.data.readers.files import Format, Source
@@ -48,6 +50,8 @@ FORMATS: dict[str, Format] = {
     "mimic": mimic.FORMAT,
     "ag_news": ag_news.FORMAT,
     "glue": glue.FORMAT,
+    "superglue": superglue.FORMAT,
+    "mts_dialog": mts_dialog.FORMAT,
 }
 """Every format whose documents lie in files; `datasets` may also be an id of the hub."""
 
@@ -117,8 +121,8 @@ def read(
         path: A folder, or one file of it; for `datasets` also an id of the hub.
         format: One of `FORMATS`, or `datasets`.
         unannotated: In formats with annotations in files of their own, whether to `skip` or to `keep` texts
-            that have none where others have some; in `glue`, files without labels. By default such a text is
-            refused: its annotations could be lost.
+            that have none where others have some; in `glue` and `superglue`, files without labels. By default
+            such a text is refused: its annotations could be lost.
         formats: How each format is read, where other than by default (`formats_of`).
         dataset: Which part of a data set (`datasets`).
         columns: What its columns hold (`datasets`).

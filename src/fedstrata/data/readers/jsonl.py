@@ -11,8 +11,9 @@ stands for, which then prefixes the id. Unknown keys are refused.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -22,6 +23,7 @@ from fedstrata.data.readers.files import Format, Source, numbered_lines, read_te
 
 Offset = Annotated[int, Field(ge=0)]
 Name = Annotated[str, Field(min_length=1)]
+Record = TypeVar("Record", bound=BaseModel)
 
 
 class _Strict(BaseModel):
@@ -114,17 +116,33 @@ class DocumentRecord(_Strict):
         )
 
 
-def _parse(path: Path, number: int, line: str) -> DocumentRecord:
+def parse_line(record: type[Record], path: Path, number: int, line: str) -> Record:
+    """Reads one line as one object.
+
+    Args:
+        record: What it should be.
+        path: The file, for messages.
+        number: The number of the line.
+        line: The line.
+
+    Raises:
+        DataError: It is no such object.
+    """
     try:
-        return DocumentRecord.model_validate_json(line)
+        return record.model_validate_json(line)
     except ValidationError as error:
         # Only where and why: pydantic's own message would quote the value, and so the note.
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         reason = first["msg"].removeprefix("Value error, ")
         message = f"{where}: {reason}" if where else reason
-        keys = ", ".join(DocumentRecord.model_fields)
+        keys = ", ".join(record.model_fields)
         raise DataError(path, message, line=number, expected=f"one object of {keys}") from None
+
+
+def filled_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields the lines of a file that are not blank, each with its number; `.gz` is decompressed."""
+    return (item for item in numbered_lines(read_text(path)) if item[1].strip())
 
 
 def read(source: Source) -> list[Document]:
@@ -140,10 +158,9 @@ def read(source: Source) -> list[Document]:
         DataError: A line is no JSON, or not an object of the form above.
     """
     name = stem(source.path, FORMAT.suffixes)
-    lines = [item for item in numbered_lines(read_text(source.path)) if item[1].strip()]
     return [
-        _parse(source.path, number, line).document(f"{name}-{count}")
-        for count, (number, line) in enumerate(lines, start=1)
+        parse_line(DocumentRecord, source.path, number, line).document(f"{name}-{count}")
+        for count, (number, line) in enumerate(filled_lines(source.path), start=1)
     ]
 
 

@@ -12,8 +12,8 @@ from typing import Any
 from fedstrata.core.config import RunSettings
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
-from fedstrata.core.method import Task
 from fedstrata.core.sweep import SECTION, Row, Sweep, folder_name, label, with_value
+from fedstrata.core.task import Task
 from fedstrata.data.split import Split
 from fedstrata.engine.comparing.cells import Cell
 from fedstrata.engine.comparing.compare import LOCK, Comparison, RowPlan
@@ -24,7 +24,7 @@ from fedstrata.engine.folder import differences
 from fedstrata.engine.roll import Listener
 from fedstrata.engine.setup import check_metric, check_settings, machine_problems
 from fedstrata.metrics.cost import cores
-from fedstrata.record.score_columns import column_names, is_external
+from fedstrata.record.score_columns import HIGH, LOW, column_names, is_external
 from fedstrata.tasks import TASKS
 
 DATA_SECTIONS = frozenset({"data", "partition", "task"})
@@ -148,7 +148,7 @@ def _wrong_scores(sweep: Sweep, metrics: Sequence[str]) -> Iterator[Problem]:
     whole = [name for name in metrics if "/" not in name]
     allowed, shown = column_names(metrics), column_names(whole)
     for name in sweep.settings.columns or ():
-        if name not in allowed and not is_external(name, metrics):
+        if name not in allowed and not is_external(name.removeprefix(LOW).removeprefix(HIGH), metrics):
             message = (
                 f"there is no column {name!r}; there are {', '.join(shown)}, and scores of single labels"
             )

@@ -24,7 +24,8 @@ from fedstrata.core.types import Message
 from fedstrata.engine.checkpoint import KEEP
 from fedstrata.engine.planning.stacks import Stacks, count_stacks
 from fedstrata.engine.rounds import dropped, due_for_scoring, scores_everywhere, sites_of
-from fedstrata.engine.simulate import sample
+from fedstrata.engine.sites import sample
+from fedstrata.methods.droppeft import DropPEFT
 from fedstrata.methods.fedmedlora_plus import FedMedLoRAPlus, FedMedLoRAPlusSettings
 from fedstrata.methods.flora import FLoRA, FLoRASettings
 from fedstrata.wire import frame
@@ -101,6 +102,13 @@ class Estimate:
             + fmean(getattr(cost, key) for cost in later) * sum(map(len, clients[1:]))
             for key, clients in (("bytes_up", self.delivered), ("bytes_down", self.sampled))
         )
+        if isinstance(self.experiment.method, DropPEFT):
+            down += self._late_beginners() * (first.bytes_down - fmean(cost.bytes_down for cost in later))
+        tokens = self.training.epochs * sum(
+            count * sum(self.workloads[client].batches) for client, count in self.turns.items()
+        )
+        up += tokens * fmean(cost.said_up for cost in later)
+        down += tokens * fmean(cost.said_down for cost in later)
         if self._stacks is not None:
             run, rehearsed = self._stacks
             each = rehearsed.sent[-1] // REHEARSED_CLIENTS
@@ -108,6 +116,17 @@ class Estimate:
         full, each = self.model_bytes(), max(1, turns)
         values = (round(up), round(down), up / each, down / each, 100.0 * up / each / full, full * turns)
         return dict(zip(COMMUNICATION, values, strict=True))
+
+    def _late_beginners(self) -> int:
+        """Returns how often, after the first round, a client is sent everything for having nothing yet.
+
+        With DropPEFT that is until it has delivered once.
+        """
+        times, begun = 0, set(self.delivered[0]) if self.delivered else set()
+        for sampled, delivered in zip(self.sampled[1:], self.delivered[1:], strict=True):
+            times += len(set(sampled) - begun)
+            begun.update(delivered)
+        return times
 
     def time(self) -> dict[str, float]:
         """Returns seconds by purpose, as `summary.json` divides them; `finish` scores the test and saves."""

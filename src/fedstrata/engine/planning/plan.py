@@ -26,6 +26,7 @@ from fedstrata.engine.planning.rehearsal import SECONDS, rehearse
 from fedstrata.engine.planning.survey import survey
 from fedstrata.engine.rounds import sites_of
 from fedstrata.engine.setup import prepare
+from fedstrata.methods.droppeft import DropPEFT
 from fedstrata.methods.fedadaopt import FedAdaOPT
 from fedstrata.methods.flora import FLoRA
 from fedstrata.methods.hetlora import HetLoRA
@@ -263,6 +264,11 @@ def _warnings(estimate: Estimate, memory: Mapping[str, int | None], disk: Mappin
         found.append(
             f"with {name} clients send adapters of several sizes, which the run decides: bytes and times are "
             "those of the two clients that were rehearsed"
+        )
+    if isinstance(method, DropPEFT) and method.settings.rates != 0.0:
+        found.append(
+            "with droppeft a device sends only blocks that have run, which the run's draws decide: bytes and "
+            "times are those of the two clients that were rehearsed"
         )
     idle = [client for client in estimate.workloads if client not in estimate.turns]
     if idle:

@@ -16,8 +16,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
-
 from fedstrata.aggregate.rules import AveragingSettings, MeanRule
 from fedstrata.core.config import RunSettings
 from fedstrata.core.documents import Document
@@ -25,18 +23,18 @@ from fedstrata.core.errors import ClientsLostError
 from fedstrata.core.federation import FederationSettings
 from fedstrata.core.types import State
 from fedstrata.data.split import Split
-from fedstrata.engine.planning.survey import Samples, padded_tokens
+from fedstrata.engine.planning.survey import Samples
+from fedstrata.engine.planning.watching import WatchedTask
 from fedstrata.engine.rounds import Run
-from fedstrata.engine.simulate import SimulatedCohort, Site
+from fedstrata.engine.simulate import SimulatedCohort
+from fedstrata.engine.sites import Site
 from fedstrata.record.log import read_events
 from fedstrata.wire import frame
 from fedstrata.wire.meter import Meter
 
 if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor, nn
-
-    from fedstrata.core.method import Method, Task
+    from fedstrata.core.method import Method
+    from fedstrata.core.task import Task
     from fedstrata.engine.scoring import Scorer
     from fedstrata.engine.setup import Experiment
 
@@ -78,16 +76,20 @@ class RoundCost:
     """What one rehearsed round sent, and its time besides the client half of the method and scoring.
 
     Attributes:
-        bytes_up: From a client, on average.
-        bytes_down: To a client, on average.
+        bytes_up: Of a client's updates, on average.
+        bytes_down: Of the plans for a client, on average.
         client_seconds: The engine's own work for each client: frames, the mean, putting the model back.
         round_seconds: The engine's own work for the round: the checkpoint and the record.
+        said_up: What a client says of each padded token it trains on, on average, while it does.
+        said_down: What is said to it of each.
     """
 
     bytes_up: float
     bytes_down: float
     client_seconds: float
     round_seconds: float
+    said_up: float = 0.0
+    said_down: float = 0.0
 
 
 @dataclass(slots=True)
@@ -165,48 +167,6 @@ def _with_mean(method: Method) -> Method:
     if not isinstance(settings, AveragingSettings):
         return method
     return type(method)(settings.model_copy(update={"aggregation": MeanRule()}))
-
-
-class WatchedTask:
-    """The task, and a count of the padded tokens that the model trains on and is asked about.
-
-    What a cache runs through the model without a gradient, to fill itself, is not counted.
-
-    Args:
-        task: The task.
-
-    Attributes:
-        tokens: Padded tokens since `reset`.
-        began: When the first batch since then was begun; none before it.
-    """
-
-    def __init__(self, task: Task) -> None:
-        self._task = task
-        self.tokens = 0
-        self.began: float | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._task, name)
-
-    def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Returns the task's loss; counts the batch if the model trains on it."""
-        if torch.is_grad_enabled():
-            self._count(batch)
-        return self._task.loss(module, batch)
-
-    def predict(self, module: nn.Module, batch: Mapping[str, Tensor]) -> list[np.ndarray]:
-        """Returns the task's predictions and counts the batch."""
-        self._count(batch)
-        return self._task.predict(module, batch)
-
-    def _count(self, batch: Mapping[str, Tensor]) -> None:
-        if self.began is None:
-            self.began = time.perf_counter()
-        self.tokens += padded_tokens(batch)
-
-    def reset(self) -> None:
-        """Starts to count from 0."""
-        self.tokens, self.began = 0, None
 
 
 @dataclass
@@ -326,6 +286,10 @@ class Rehearsal(Run):
         elif event == "round":
             self._note_round(facts)
 
+    @property
+    def _of_all_parts(self) -> tuple[str, ...]:
+        return self.experiment.method.trainable(self.experiment.model.layout)
+
     def _begin_turn(self, number: int) -> None:
         self._turn, self._marked, self._counted = Turn(number), 0.0, 0
         self._watched.reset()
@@ -337,7 +301,8 @@ class Rehearsal(Run):
 
     def _end_turn(self, facts: Mapping[str, Any]) -> None:
         self._turn.client = facts["client"]
-        self._trained = self.experiment.model.trainable
+        # Where the model is divided the parts of it train, and it does not.
+        self._trained = self.experiment.model.trainable or self._of_all_parts
         self._turn.fixed_seconds = facts["seconds"] - sum(step.seconds for step in self._turn.steps)
         self.measured.turns.append(self._turn)
         self._begin_turn(facts["round"])
@@ -347,11 +312,16 @@ class Rehearsal(Run):
         clients = max(1, len(exchanges))
         per_client = (self._last_client - self._round_began - facts["train_seconds"]) / clients
         engine = facts["seconds"] - facts["train_seconds"] - facts["evaluate_seconds"]
+        turns = [turn for turn in self.measured.turns if turn.round == facts["round"]]
+        tokens = max(1, sum(step.tokens for turn in turns for step in turn.steps))
+        meter = self._meter
         cost = RoundCost(
-            sum(client["bytes_up"] for client in exchanges) / clients,
-            sum(client["bytes_down"] for client in exchanges) / clients,
+            (sum(client["bytes_up"] for client in exchanges) - meter.said_up) / clients,
+            (sum(client["bytes_down"] for client in exchanges) - meter.said_down) / clients,
             max(0.0, per_client),
             max(0.0, engine - per_client * clients),
+            meter.said_up / tokens,
+            meter.said_down / tokens,
         )
         self.measured.rounds.append(cost)
         self.measured.up, self.measured.down = self._meter.sizes_up, self._meter.sizes_down

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader
-
 from fedstrata.engine.rounds import scores_everywhere, sites_of
+from fedstrata.train.batches import loader
 from fedstrata.train.evaluate import batches_by_length, encoded_groups
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from fedstrata.core.documents import Document
     from fedstrata.core.seeding import Seed
     from fedstrata.engine.setup import Experiment
-    from fedstrata.engine.simulate import Site
+    from fedstrata.engine.sites import Site
 
 BATCHES = 6
 """Batches of a rehearsed client's turn, all epochs together."""
@@ -127,14 +126,7 @@ def survey(experiment: Experiment) -> Survey:
 
 def _epoch(examples: Sequence[Any], experiment: Experiment, seed: Seed) -> list[list[Any]]:
     """Returns the examples of each batch of one epoch, divided as the training loop divides them."""
-    loader: DataLoader[Any] = DataLoader(
-        examples,  # type: ignore[arg-type]  # a sequence serves as a dataset
-        batch_size=experiment.settings.training.batch_size,
-        shuffle=True,
-        generator=seed.torch(),
-        collate_fn=list,
-    )
-    return list(loader)
+    return list(loader(examples, experiment.settings.training, seed, list))
 
 
 def _until_second_step(batches: int, experiment: Experiment) -> int:

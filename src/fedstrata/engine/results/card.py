@@ -47,6 +47,30 @@ generator = pipeline("text-generation", model=".")
 text = generator("The patient has", max_new_tokens=40)[0]["generated_text"]""",
 }
 
+LANGUAGE_MODELS = {
+    "lm": (
+        "Says how likely a text is, and goes on with one: a language model.",
+        "cuts longer texts into such windows",
+        "the scores above are those of texts packed into such windows one after the other",
+    ),
+    "extract": (
+        "Marks mentions and their modifiers in a sentence, as it is told to: a language model.",
+        "asks it about one sentence at a time",
+        "the pipeline above goes on with any text, and knows nothing of these instructions",
+    ),
+    "cloze": (
+        "Answers questions with the likeliest of given answers: a language model.",
+        "cuts longer texts at their end",
+        "the pipeline above goes on with any text, and compares no answers",
+    ),
+    "summarize": (
+        "Writes what a text comes to: a language model.",
+        "cuts longer texts at their end",
+        "the pipeline above goes on with any text, and knows nothing of the instruction",
+    ),
+}
+"""What a language model of each task does; what becomes of long texts; what the pipeline does not."""
+
 AUTO = {
     "token-classification": "AutoModelForTokenClassification",
     "sequence-classification": "AutoModelForSequenceClassification",
@@ -67,6 +91,8 @@ FORMAT_NAMES = {
     "text": "as plain text",
     "ag_news": "in the form of AG News",
     "glue": "in the form of GLUE",
+    "superglue": "in the form of SuperGLUE",
+    "mts_dialog": "in the form of MTS-Dialog",
 }
 
 SCORED_AS = (
@@ -184,7 +210,7 @@ def _description(facts: Facts) -> dict[str, Any]:
     result = facts.result
     labels = result.task.labels
     limits = f"It was trained on windows of {result.settings.task.max_length} tokens"
-    cut = f"cuts longer texts into {'overlapping' if result.task.needs_annotations else 'such'} windows"
+    cut = "cuts longer texts into overlapping windows"
     if isinstance(result.task, RelationClassification):
         what = f"Says how two mentions of a text are related: the likeliest of {', '.join(labels)}. They are "
         what += "marked as below, the main mention by `@ * type * ... @`, its modifier by `# ^ type ^ ... #`."
@@ -198,8 +224,7 @@ def _description(facts: Facts) -> dict[str, Any]:
         if isinstance(result.settings.task, NerSettings) and result.settings.task.whole_words:
             long += ", and finds pieces of words where `fedstrata predict` finds whole words"
     elif result.task.kind == "causal-lm":
-        what = "Says how likely a text is, and goes on with one: a language model."
-        long = "the scores above are those of texts packed into such windows one after the other"
+        what, cut, long = LANGUAGE_MODELS[result.settings.task.name]
     else:
         what = f"Labels texts, with {_how_many(facts)} these {len(labels)} labels: {', '.join(labels)}."
         long = "the pipeline above takes them as one window, longer than any it was trained on"

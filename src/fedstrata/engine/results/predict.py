@@ -23,14 +23,16 @@ from fedstrata.data.readers.folders import find_sources
 from fedstrata.data.select import relation_types, rename_relations, rename_types
 from fedstrata.data.writers import brat, i2b2, jsonl
 from fedstrata.data.writers.layout import FileLabels, by_folder, file_name_of
+from fedstrata.tasks.cloze import ClozeQuestions
 from fedstrata.tasks.extract import Extraction
 from fedstrata.tasks.ner import NamedEntityRecognition
 from fedstrata.tasks.relations import RelationClassification
+from fedstrata.tasks.summarize import Summarization
 from fedstrata.train.evaluate import answer
 
 if TYPE_CHECKING:
     from fedstrata.core.documents import Document
-    from fedstrata.core.method import Task
+    from fedstrata.core.task import Task
     from fedstrata.engine.results.result import Result
 
 TEXT = "text"
@@ -42,6 +44,8 @@ OUTPUTS: Mapping[str, tuple[str, ...]] = {
     "extract": ("brat", "jsonl"),
     "classify": ("jsonl",),
     "lm": ("jsonl",),
+    "cloze": ("jsonl",),
+    "summarize": ("jsonl",),
 }
 """The formats that can hold the answers of each task; the first is the default."""
 
@@ -146,15 +150,34 @@ def check_output(task: Task, output: str | None) -> str:
 
 
 def check_input(task: Task, form: str) -> None:
-    """Refuses texts alone for a task that reads mentions and finds none.
+    """Refuses texts alone for a task that reads mentions and finds none, or asks about more than a text.
 
     Raises:
-        ConfigurationError: The format holds no mentions, and the task needs them.
+        ConfigurationError: The format does not hold what the task reads.
     """
-    if form == TEXT and task.reads_spans and "spans" not in task.gives:
+    if form == TEXT and task.reads_spans and "spans" not in _finds(task):
         message = f"must be a format with mentions (brat, i2b2, jsonl ...), not {form!r}: task "
-        message += f"{task.settings.name} says how mentions that are marked already are related"
+        what = "looks for modifiers of mentions that are marked already"
+        if not isinstance(task, Extraction):
+            what = "says how mentions that are marked already are related"
+        message += f"{task.settings.name} {what}"
         raise ConfigurationError([Problem("--input-format", message)])
+    if form == TEXT and isinstance(task, ClozeQuestions | Summarization) and not task.reads_texts_alone:
+        message = f"must be a format with the fields of task.template (superglue, jsonl ...), not {form!r}"
+        raise ConfigurationError([Problem("--input-format", message)])
+
+
+def keeping_mentions(result: Result) -> Result:
+    """Returns a result whose task keeps the mentions of its input, and asks for their modifiers.
+
+    Raises:
+        ConfigurationError: Its task does not ask for modifiers.
+    """
+    task = result.task
+    if isinstance(task, Extraction) and "re" in task.settings.tasks:
+        return replace(result, task=task.only("re"))
+    message = f"is for task extract with modifiers (task.tasks: [ner, re]), not {task.settings.name}"
+    raise ConfigurationError([Problem("--keep-mentions", message)])
 
 
 def open_inputs(path: Path, form: str, output: str, settings: DataSettings | None = None) -> Inputs:
@@ -262,7 +285,15 @@ def _answers(result: Result, documents: Sequence[Document]) -> list[Any]:
 
 def _count(document: Document, task: Task) -> int:
     """Returns how many annotations of the kind that the task finds the document has."""
-    return sum(len(getattr(document, kind)) for kind in task.gives)
+    found = (getattr(document, kind) for kind in _finds(task))
+    return sum(bool(own) if isinstance(own, str | None) else len(own) for own in found)
+
+
+def _finds(task: Task) -> tuple[str, ...]:
+    """Returns the kinds of annotations that the task finds itself; others of an answer were given to it."""
+    if isinstance(task, Extraction) and "ner" not in task.settings.tasks:
+        return ("relations",)
+    return task.gives
 
 
 def _chunks(

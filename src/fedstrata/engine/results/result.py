@@ -22,7 +22,8 @@ from fedstrata.record.summary import summarise
 from fedstrata.tasks import TASKS
 
 if TYPE_CHECKING:
-    from fedstrata.core.method import Method, Task
+    from fedstrata.core.method import Method
+    from fedstrata.core.task import Task
     from fedstrata.models.state import Model
 
 ADAPTER = "adapter_config.json"

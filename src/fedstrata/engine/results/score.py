@@ -85,12 +85,14 @@ class System:
         mentions: Of its mentions.
         relations: Of its relations; none where no relation is annotated or predicted.
         errors: What is wrong with its mentions.
+        unrelated: Documents that say nothing of relations and are in no score of these.
     """
 
     documents: tuple[str, ...]
     mentions: Scored
     relations: Scored | None
     errors: tuple[MentionError, ...]
+    unrelated: int = 0
 
     @property
     def parts(self) -> dict[str, Scored]:
@@ -115,6 +117,7 @@ class System:
         counts = {category: asdict(count) for category, count in count_errors(self.errors).items()}
         return {
             "relations": None,
+            "documents_without_relations": self.unrelated,
             **own,
             "error_counts": counts,
             "errors": list(map(self._error, self.errors)),
@@ -151,6 +154,8 @@ def score_systems(
 ) -> list[System]:
     """Scores each system's documents against the annotated ones, in the same order.
 
+    Documents in which nobody looked for relations are in no score of relations, as in a run.
+
     Raises:
         ConfigurationError: No document has any mention.
     """
@@ -158,18 +163,21 @@ def score_systems(
     if not any(document.spans for document in everything):
         message = "no document has a mention, annotated or predicted: there is nothing to score"
         raise ConfigurationError([Problem("GOLD", message)])
-    with_relations = any(document.relations for document in everything)
+    looked = [index for index, document in enumerate(gold) if not document.lacks_relations]
+    with_relations = any(side[index].relations for side in (gold, *systems) for index in looked)
     scored = []
     for number, predicted in enumerate(systems):
         seed = Seed(draws.seed).child("bootstrap", number)
         mentions = match_spans(*([document.spans for document in side] for side in (gold, predicted)))
-        relations = match_relations(*(list(map(triples_of, side)) for side in (gold, predicted)))
+        sides = ([triples_of(side[index]) for index in looked] for side in (gold, predicted))
+        relations = match_relations(*sides)
         scored.append(
             System(
                 tuple(document.id for document in gold),
                 _scored(mentions, draws, seed),
                 _scored(relations, draws, seed) if with_relations else None,
                 errors_of(mentions),
+                len(gold) - len(looked) if with_relations else 0,
             )
         )
     return scored

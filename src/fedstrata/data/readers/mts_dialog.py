@@ -1,0 +1,50 @@
+"""MTS-Dialog (Ben Abacha et al., 2023): dialogues of doctors and patients, and what a note says of each.
+
+    ID,section_header,section_text,dialogue
+    0,GENHX,"The patient is a 76-year-old ...","Doctor: What brings you back into the clinic today, miss? ..."
+
+A document is a dialogue with the text of the note's section as its second text, for task `summarize`. The
+section's header is its label and `metadata["section"]`. Files without `section_text` are dialogues alone.
+"""
+
+from __future__ import annotations
+
+from fedstrata.core.documents import Document
+from fedstrata.core.errors import DataError
+from fedstrata.data.readers.files import Format, Source, stem
+from fedstrata.data.readers.tables import read_rows
+
+SECTION = "section"
+"""The name, in a document's metadata, of the section that its dialogue gives."""
+
+
+def read(source: Source) -> list[Document]:
+    """Reads one table of dialogues.
+
+    Args:
+        source: The file; `.gz` is decompressed.
+
+    Returns:
+        A document for each row, called by its `ID` or else after the file and the number of the row.
+
+    Raises:
+        DataError: The table is malformed, or a row has no dialogue.
+    """
+    name, documents = stem(source.path, FORMAT.suffixes), []
+    for number, (line, row) in enumerate(read_rows(source.path, required=["dialogue"], fold_case=True), 1):
+        if not row["dialogue"].strip():
+            raise DataError(source.path, "a row without a dialogue", line=line)
+        section = row.get("section_header", "").strip()
+        documents.append(
+            Document(
+                row.get("id", "").strip() or f"{name}-{number}",
+                row["dialogue"],
+                labels=(section,) if section else (),
+                metadata={SECTION: section} if section else {},
+                text_pair=row.get("section_text"),
+            )
+        )
+    return documents
+
+
+FORMAT = Format(read, suffixes=(".csv", ".csv.gz"))

@@ -1,0 +1,327 @@
+r"""SuperGLUE (Wang et al., 2019), as it is published: a JSON object a line, told by the name of its task.
+
+    RTE/train.jsonl             {"premise": ..., "hypothesis": ..., "label": "entailment", "idx": 0}
+    CB/cb_validation.jsonl.gz   the same, with labels of its own
+    BoolQ/boolq_train.jsonl     {"question": ..., "passage": ..., "label": true}
+    WiC/val.jsonl               {"word": ..., "sentence1": ..., "sentence2": ..., "label": false}
+    COPA/train.jsonl            {"premise": ..., "choice1": ..., "choice2": ..., "question": "cause", ...}
+    MultiRC/train.jsonl         {"passage": {"text": ..., "questions": [{"question": ..., "answers": [...]}]}}
+    ReCoRD/train.jsonl          {"passage": {"text": ..., "entities": [...]}, "qas": [{"query": ..., ...}]}
+    WSC/train.jsonl             {"text": ..., "target": {"span1_text": ..., "span2_text": ..., ...}, ...}
+
+A file is of the task that its name, its folder's or the one's above names (`TASKS`). Labels are names, as
+published; numbers, as in the copies of the Hugging Face hub, stand for them in the order of `_NAMES`, and -1
+for none.
+
+Every document's `metadata` name its task (`superglue`).
+
+| task | `text` | `text_pair` | `metadata` | `labels` |
+|---|---|---|---|---|
+| RTE, CB | premise | hypothesis | | the class |
+| BoolQ | passage | question | | `true` or `false` |
+| WiC | sentence | sentence | `word` | `true` or `false` |
+| COPA | premise | | `question`: cause or effect; two choices | the right choice |
+| MultiRC | passage | question | its answers as choices | the right choices |
+| ReCoRD | passage | query | the passage's entities as choices | the right choices |
+| WSC | text, its pronoun as \*it\* | | `pronoun`; the nouns as choices | the right choices |
+
+A document of MultiRC and ReCoRD is one question. One of WSC is a sentence with a pronoun, and all nouns that
+the rows of the file ask about; nouns in a row's `candidates`, which some copies have, are rivals of these.
+What choices and rivals are is said in `fedstrata.data.choices`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from fedstrata.core.documents import Document
+from fedstrata.core.errors import DataError
+from fedstrata.data.choices import NONE_RIGHT, PRONOUN, TASK, named
+from fedstrata.data.readers.files import Format, Source, stem
+from fedstrata.data.readers.jsonl import filled_lines, parse_line
+
+_SUFFIXES = (".jsonl", ".jsonl.gz")
+_NAMES: Mapping[str, tuple[str, ...]] = {
+    "rte": ("entailment", "not_entailment"),
+    "cb": ("entailment", "contradiction", "neutral"),
+    "boolq": ("false", "true"),
+    "wic": ("false", "true"),
+    "copa": ("choice1", "choice2"),
+}
+"""The labels of each task that has a fixed set, in the order in which numbers count them."""
+
+_Label = bool | int | str | None
+
+
+class _Row(BaseModel):
+    """A line of a file; what it holds besides is passed over."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+
+class _Pair(_Row):
+    premise: str
+    hypothesis: str
+    label: _Label = None
+
+
+class _YesNo(_Row):
+    question: str
+    passage: str
+    label: _Label = None
+    answer: bool | None = None
+
+
+class _Senses(_Row):
+    word: str
+    sentence1: str
+    sentence2: str
+    label: _Label = None
+
+
+class _Alternatives(_Row):
+    premise: str
+    choice1: str
+    choice2: str
+    question: str
+    label: _Label = None
+
+
+class _Answer(_Row):
+    text: str
+    label: bool | int | None = None
+
+
+class _Question(_Row):
+    question: str
+    answers: tuple[_Answer, ...]
+
+
+class _Questions(_Row):
+    text: str
+    questions: tuple[_Question, ...]
+
+
+class _Reading(_Row):
+    passage: _Questions
+
+
+class _Place(_Row):
+    start: int
+    end: int
+
+
+class _Name(_Row):
+    text: str
+
+
+class _Passage(_Row):
+    text: str
+    entities: tuple[_Place, ...]
+
+
+class _Query(_Row):
+    query: str
+    answers: tuple[_Name, ...] | None = None
+
+
+class _Record(_Row):
+    passage: _Passage
+    qas: tuple[_Query, ...]
+
+
+class _Target(_Row):
+    span1_text: str
+    span2_text: str
+    span2_index: int
+
+
+class _Sentence(_Row):
+    text: str
+    target: _Target
+    label: _Label = None
+    candidates: tuple[str, ...] = ()
+
+
+Lines = Iterator[tuple[int, str]]
+
+
+def _label(task: str, given: _Label, path: Path, number: int) -> tuple[str, ...]:
+    """Returns the label of a row by its name; nothing where it has none."""
+    names = _NAMES[task]
+    if given is None or given == "" or (given == -1 and not isinstance(given, bool)):
+        return ()
+    if isinstance(given, int) and 0 <= given < len(names):
+        return (names[int(given)],)
+    if isinstance(given, str) and given in names:
+        return (given,)
+    allowed = ", ".join(f"{place} or {name}" for place, name in enumerate(names))
+    raise DataError(path, "the label is none of this task", line=number, expected=allowed)
+
+
+def _pairs(task: str, path: Path, lines: Lines) -> Iterator[Document]:
+    for number, line in lines:
+        row = parse_line(_Pair, path, number, line)
+        label = _label(task, row.label, path, number)
+        yield Document("", row.premise, labels=label, text_pair=row.hypothesis)
+
+
+def _boolq(task: str, path: Path, lines: Lines) -> Iterator[Document]:
+    for number, line in lines:
+        row = parse_line(_YesNo, path, number, line)
+        label = _label(task, row.answer if row.label is None else row.label, path, number)
+        yield Document("", row.passage, labels=label, text_pair=row.question)
+
+
+def _wic(task: str, path: Path, lines: Lines) -> Iterator[Document]:
+    for number, line in lines:
+        row = parse_line(_Senses, path, number, line)
+        label = _label(task, row.label, path, number)
+        yield Document("", row.sentence1, labels=label, metadata={"word": row.word}, text_pair=row.sentence2)
+
+
+def _copa(task: str, path: Path, lines: Lines) -> Iterator[Document]:
+    for number, line in lines:
+        row = parse_line(_Alternatives, path, number, line)
+        label = _label(task, row.label, path, number)
+        choices = named("choice", [row.choice1, row.choice2])
+        yield Document("", row.premise, labels=label, metadata={"question": row.question, **choices})
+
+
+def _multirc(task: str, path: Path, lines: Lines) -> Iterator[Document]:
+    for number, line in lines:
+        passage = parse_line(_Reading, path, number, line).passage
+        for question in passage.questions:
+            choices = named("choice", (answer.text for answer in question.answers))
+            truths = [answer.label for answer in question.answers]
+            yield Document(
+                "",
+                passage.text,
+                labels=_right(choices, truths),
+                metadata=choices,
+                text_pair=question.question,
+            )
+
+
+def _record(task: str, path: Path, lines: Lines) -> Iterator[Document]:
+    for number, line in lines:
+        row = parse_line(_Record, path, number, line)
+        text = row.passage.text
+        # The ends of entities are those of their last characters.
+        entities = dict.fromkeys(text[place.start : place.end + 1] for place in row.passage.entities)
+        choices = named("choice", filter(None, entities))
+        for query in row.qas:
+            answers = {answer.text for answer in query.answers or ()}
+            truths = [text in answers if query.answers else None for text in choices.values()]
+            yield Document("", text, labels=_right(choices, truths), metadata=choices, text_pair=query.query)
+
+
+def _wsc(task: str, path: Path, lines: Lines) -> Iterator[Document]:
+    rows: dict[tuple[str, int], list[_Sentence]] = {}
+    for number, line in lines:
+        row = parse_line(_Sentence, path, number, line)
+        words = row.text.split(" ")
+        if not 0 <= row.target.span2_index < len(words):
+            expected = f"one of the text's {len(words)} words, from 0"
+            raise DataError(path, "target.span2_index is outside the text", line=number, expected=expected)
+        rows.setdefault((row.text, row.target.span2_index), []).append(row)
+    for (text, _), together in rows.items():
+        truths = {row.target.span1_text: row.label for row in together}
+        asked = {name.casefold() for name in truths}
+        further = dict.fromkeys(name for row in together for name in row.candidates)
+        rivals = [name for name in further if name.casefold() not in asked]
+        choices = named("choice", truths)
+        pronoun = {PRONOUN: together[0].target.span2_text}
+        yield Document(
+            "",
+            _marked(text, together[0].target),
+            labels=_right(choices, list(truths.values())),
+            metadata={**pronoun, **choices, **named("rival", rivals)},
+        )
+
+
+def _marked(text: str, target: _Target) -> str:
+    """Returns a text with asterisks around its pronoun, and not around a comma behind it."""
+    words = text.split(" ")
+    word = words[target.span2_index]
+    at = word.casefold().find(target.span2_text.casefold())
+    start, end = (at, at + len(target.span2_text)) if at >= 0 else (0, len(word))
+    words[target.span2_index] = f"{word[:start]}*{word[start:end]}*{word[end:]}"
+    return " ".join(words)
+
+
+def _right(choices: Mapping[str, str], truths: Sequence[_Label]) -> tuple[str, ...]:
+    """Returns the labels of a question: nothing where it is not known of every choice whether it is right."""
+    if not choices or any(truth not in (True, False) for truth in truths):
+        return ()
+    return tuple(name for name, truth in zip(choices, truths, strict=True) if truth) or (NONE_RIGHT,)
+
+
+TASKS: Mapping[str, Callable[[str, Path, Lines], Iterator[Document]]] = {
+    "rte": _pairs,
+    "cb": _pairs,
+    "boolq": _boolq,
+    "wic": _wic,
+    "copa": _copa,
+    "multirc": _multirc,
+    "record": _record,
+    "wsc": _wsc,
+}
+"""What reads the files of each task, by the name that files or folders have it under, in any case."""
+
+
+def task_of(path: Path) -> str:
+    """Returns the task that a file's name, its folder or the folder above names.
+
+    Raises:
+        DataError: None of them names one.
+    """
+    names = [stem(path, _SUFFIXES), *(folder.name for folder in path.absolute().parents[:2])]
+    for name in names:
+        found = [part for part in re.split(r"[^a-z]+", name.lower()) if part in TASKS]
+        if found:
+            return found[0]
+    expected = f"a file or folder named after its task: {', '.join(TASKS)}, in any case"
+    raise DataError(path, "is of no task that is known", expected=expected)
+
+
+def _documents(path: Path) -> Iterator[Document]:
+    task, name = task_of(path), stem(path, _SUFFIXES)
+    for number, document in enumerate(TASKS[task](task, path, filled_lines(path)), start=1):
+        yield replace(document, id=f"{name}-{number}", metadata={TASK: task, **document.metadata})
+
+
+def has_labels(source: Source) -> bool:
+    """Whether the questions of a file have right answers, judged by the first ones.
+
+    Args:
+        source: The file.
+
+    Raises:
+        DataError: It cannot be read.
+    """
+    return any(document.labels for document in islice(_documents(source.path), 100))
+
+
+def read(source: Source) -> list[Document]:
+    """Reads one file.
+
+    Args:
+        source: The file; `.gz` is decompressed.
+
+    Returns:
+        A document for each question, called after the file and its number.
+
+    Raises:
+        DataError: It is of no task that is known, or a line is not what the task's lines are.
+    """
+    return list(_documents(source.path))
+
+
+FORMAT = Format(read, suffixes=_SUFFIXES, has_labels=has_labels)

@@ -1,0 +1,100 @@
+"""The clients of a simulation: their documents, encoded when needed, and who is drawn for a round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from fedstrata.core.documents import Document
+    from fedstrata.core.seeding import Seed
+    from fedstrata.core.task import Task
+    from fedstrata.data.split import Split
+    from fedstrata.engine.corruption import Corruption
+
+Sampled = TypeVar("Sampled")
+
+
+@dataclass
+class Site:
+    """One client's documents; they are encoded for its turn and not kept encoded.
+
+    Attributes:
+        id: The client's name.
+        documents: Its documents by split.
+        task: What encodes them.
+        tokenizer: The model's tokenizer.
+        corruption: What is wrong with the client; none if it is honest.
+    """
+
+    id: str
+    documents: Split
+    task: Task
+    tokenizer: Any
+    corruption: Corruption | None = None
+
+    def encode(self) -> list[Any]:
+        """Returns the training examples, as the client uses them."""
+        examples = self.task.training_examples(self.documents.train, self.tokenizer)
+        return (
+            self.corruption.of_examples(self.task, examples, self.tokenizer) if self.corruption else examples
+        )
+
+    def scored(self, part: str) -> list[Document]:
+        """Returns its documents of a part of the split that answers can be scored against."""
+        return [document for document in getattr(self.documents, part) if self.task.scorable(document)]
+
+    @cached_property
+    def count(self) -> int:
+        """Its number of training examples, n_k."""
+        return len(self.encode())
+
+
+class Examples(Sequence[Any]):
+    """A site's training examples, encoded when the first is asked for: not every turn trains."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._encoded: list[Any] | None = None
+
+    def __len__(self) -> int:
+        return self._site.count
+
+    def __getitem__(self, index: Any) -> Any:
+        if self._encoded is None:
+            self._encoded = self._site.encode()
+        return self._encoded[index]
+
+
+@dataclass
+class PooledSite(Site):
+    """One client that holds what several would; scores stay those of the sites.
+
+    Attributes:
+        parts: Those whose training examples it has, each of them as corrupt as it would be.
+    """
+
+    parts: Sequence[Site] = ()
+
+    def encode(self) -> list[Any]:
+        """Returns the training examples of all parts."""
+        return [example for part in self.parts for example in part.encode()]
+
+
+def sample(sites: Sequence[Sampled], share: float, rng: Seed) -> list[Sampled]:
+    """Draws the clients of a round without replacement, in their usual order.
+
+    Args:
+        sites: All clients.
+        share: Share of them that takes part; at least one does.
+        rng: Seed of the draw.
+    """
+    chosen = rng.numpy().choice(len(sites), size=sample_size(len(sites), share), replace=False)
+    return [sites[index] for index in sorted(chosen.tolist())]
+
+
+def sample_size(clients: int, share: float) -> int:
+    """Returns how many of all clients take part in a round."""
+    return max(1, round(share * clients))

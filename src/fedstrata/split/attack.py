@@ -1,0 +1,200 @@
+"""How much of a text can be read back from the hidden states that leave a client.
+
+Source: FL-LLaMA, sections 3.2.1 (figure 3) and 4.2.4: the server colludes with one client. It has that
+client's texts and the hidden states they give, trains a decoder from states to tokens on them, and reads
+other clients' states with it. The decoder is p blocks of the architecture that is attacked, initialised at
+random, and a head over the vocabulary; with p = 0 it is a head alone. The paper trains it at a rate of 2e-5;
+here it is given a rate at which it learns.
+
+The second attack needs no training: the token whose input embedding is nearest to a hidden state. A server
+that knows the pretrained model has these embeddings.
+
+Padding is left out of everything. Special tokens count as tokens, and are no part of the texts that are
+compared.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+from transformers import AutoModel
+
+from fedstrata.metrics.text import overlap_scores
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from fedstrata.core.seeding import Seed
+
+IGNORED = -100
+_EMBEDDINGS_AT_A_TIME = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What the server saw of one text, and the text.
+
+    Attributes:
+        states: The hidden states as they were sent, (tokens, hidden) float32.
+        tokens: The tokens that gave them, (tokens,) int64.
+    """
+
+    states: Tensor
+    tokens: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttackSettings:
+    """How hard the attacker tries.
+
+    Attributes:
+        blocks: Blocks of its decoder.
+        epochs: How often it goes through the colluding client's texts.
+        batch_size: Texts in a step.
+        learning_rate: Of AdamW.
+    """
+
+    blocks: int
+    epochs: int = 20
+    batch_size: int = 16
+    learning_rate: float = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Leakage:
+    """What was read back of texts that the attacker had not seen; from 0 to 1 each.
+
+    Attributes:
+        tokens: Share of the tokens that the decoder names.
+        nearest: Share of the tokens whose embedding is nearest to their hidden state.
+        rouge2: Of the decoder's texts.
+        bleu4: Of the decoder's texts.
+    """
+
+    tokens: float
+    nearest: float
+    rouge2: float
+    bleu4: float
+
+
+class Decoder(nn.Module):
+    """The attacker's model: blocks of the architecture that it attacks, and a head over the vocabulary.
+
+    Args:
+        config: The attacked model's configuration.
+        blocks: How many blocks.
+        seed: Of its initial weights.
+    """
+
+    def __init__(self, config: Any, blocks: int, seed: Seed) -> None:
+        super().__init__()
+        text = copy.deepcopy(config.get_text_config())
+        with seed.everywhere():
+            self.body: nn.Module | None = None
+            if blocks:
+                text.update({text.attribute_map.get("num_hidden_layers", "num_hidden_layers"): blocks})
+                self.body = AutoModel.from_config(text)
+            self.norm = nn.LayerNorm(text.hidden_size)
+            self.head = nn.Linear(text.hidden_size, text.vocab_size)
+
+    def forward(self, states: Tensor, mask: Tensor) -> Tensor:
+        """Returns logits, (texts, tokens, vocabulary), for hidden states (texts, tokens, hidden)."""
+        if self.body is not None:
+            states = self.body(inputs_embeds=states, attention_mask=mask).last_hidden_state
+        logits: Tensor = self.head(self.norm(states))
+        return logits
+
+
+def attack(
+    known: Sequence[Observed],
+    unseen: Sequence[Observed],
+    model: PreTrainedModel,
+    tokenizer: Any,
+    settings: AttackSettings,
+    seed: Seed,
+) -> Leakage:
+    """Trains the attacker on one client's texts and lets it read others'.
+
+    Args:
+        known: Texts of the colluding client with their states; at least one.
+        unseen: Those to be read back; at least one.
+        model: The model under attack, for its architecture and its input embeddings.
+        tokenizer: What made the tokens.
+        settings: How hard it tries.
+        seed: Of the decoder's weights and the order of the texts.
+    """
+    decoder = Decoder(model.config, settings.blocks, seed.child("weights")).to(known[0].states.device)
+    train(decoder, known, settings, seed)
+    guesses = [guess for batch in _batches(unseen, settings.batch_size) for guess in read(decoder, batch)]
+    vectors = model.get_input_embeddings().weight.detach()
+    right = sum(int((guess == each.tokens).sum()) for guess, each in zip(guesses, unseen, strict=True))
+    near = sum(int((nearest(each.states, vectors) == each.tokens).sum()) for each in unseen)
+    total = sum(len(each.tokens) for each in unseen)
+    texts, truth = (
+        tokenizer.batch_decode(list(tokens), skip_special_tokens=True)
+        for tokens in (guesses, [each.tokens for each in unseen])
+    )
+    overlap = overlap_scores(texts, truth, rouge=["rouge2"])
+    return Leakage(right / total, near / total, overlap["rouge2"], overlap["bleu4"])
+
+
+def train(decoder: Decoder, known: Sequence[Observed], settings: AttackSettings, seed: Seed) -> None:
+    """Trains the decoder to name the tokens behind hidden states, by cross entropy."""
+    loader: DataLoader[Any] = DataLoader(
+        known,  # type: ignore[arg-type]  # a sequence serves as a dataset
+        batch_size=settings.batch_size,
+        shuffle=True,
+        generator=seed.child("order").torch(),
+        collate_fn=_padded,
+    )
+    optimizer = torch.optim.AdamW(decoder.parameters(), lr=settings.learning_rate, fused=True)
+    decoder.train()
+    with seed.child("dropout").everywhere():
+        for _ in range(settings.epochs):
+            for states, mask, tokens in loader:
+                logits = decoder(states, mask)
+                F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), ignore_index=IGNORED).backward()  # type: ignore[no-untyped-call]
+                torch.nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+
+
+@torch.inference_mode()
+def read(decoder: Decoder, observed: Sequence[Observed]) -> list[Tensor]:
+    """Returns the tokens that the decoder takes each text for, (tokens,) int64 each."""
+    decoder.eval()
+    states, mask, _ = _padded(observed)
+    found = decoder(states, mask).argmax(dim=-1)
+    return [row[: len(each.tokens)] for row, each in zip(found, observed, strict=True)]
+
+
+@torch.inference_mode()
+def nearest(states: Tensor, vectors: Tensor) -> Tensor:
+    """Returns for each hidden state the token with the nearest input embedding, (tokens,) int64.
+
+    Args:
+        states: (tokens, hidden).
+        vectors: (vocabulary, hidden).
+    """
+    parts = torch.split(states.to(vectors), _EMBEDDINGS_AT_A_TIME)
+    return torch.cat([torch.cdist(part, vectors).argmin(dim=-1) for part in parts])
+
+
+def _batches(observed: Sequence[Observed], size: int) -> Iterable[Sequence[Observed]]:
+    return (observed[start : start + size] for start in range(0, len(observed), size))
+
+
+def _padded(observed: Sequence[Observed]) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns states, mask and tokens of several texts, padded on the right."""
+    states = nn.utils.rnn.pad_sequence([each.states for each in observed], batch_first=True)
+    tokens = nn.utils.rnn.pad_sequence(
+        [each.tokens for each in observed], batch_first=True, padding_value=IGNORED
+    )
+    return states, (tokens != IGNORED).long(), tokens

@@ -1,0 +1,330 @@
+"""Cloze questions: the answer that a causal language model finds likeliest to follow a question.
+
+Source: FL-LLaMA, section 4.1.2: RTE, BoolQ, WiC, CB and MultiRC by the normalised probability of a word,
+    ReCoRD, COPA and WSC by the summed log-probability of a candidate's tokens.
+
+An example is one question with all its answers (`fedstrata.tasks.cloze_questions`). The loss is taken on the
+right answer's tokens alone, over the whole vocabulary; a question whose right answer is not known, or is none
+of its answers, is not trained on. The probability of a word of several tokens is the product of theirs.
+
+Scores are SuperGLUE's (Wang et al., 2019): accuracy, with macro F1 for CB; F1 over all answers (`f1a`) and
+exact match of questions for MultiRC; token F1 and exact match for ReCoRD; the share of the nouns that are
+told rightly for WSC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from scipy.special import softmax
+
+from fedstrata.core.config import ClozeSettings
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.data.choices import NONE_RIGHT, TASK, choices_of
+from fedstrata.metrics.labels import SINGLE_LABEL, choice_scores, names_of, single_label_scores
+from fedstrata.metrics.text import answer_scores
+from fedstrata.tasks.cloze_examples import ClozeExample, QuestionTokenizer, pad_questions
+from fedstrata.tasks.cloze_questions import FORMS, OWN, TRUTH, WORDS, Questions, template_faults, template_of
+from fedstrata.tasks.continuations import log_likelihoods
+from fedstrata.tasks.corrupt import shuffled_windows
+from fedstrata.tasks.lm import counted_loss
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from fedstrata.core.documents import Document
+    from fedstrata.core.seeding import Seed
+    from fedstrata.data.split import Split
+
+_METRICS: Mapping[str, tuple[str, ...]] = {"multirc": ("f1a", "exact_match"), "record": ("f1", "exact_match")}
+"""The scores of questions that are not scored by accuracy; the first one is what a run is judged by."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClozeAnswer:
+    """What the model answers to a document.
+
+    Attributes:
+        labels: The labels that its answer stands for.
+        probabilities: Of every label that it might stand for; they sum to one, but where each choice is asked
+            about.
+    """
+
+    labels: tuple[str, ...]
+    probabilities: Mapping[str, float]
+
+
+class ClozeQuestions:
+    """Answers questions by the likeliest of their answers.
+
+    Args:
+        settings: The questions, of which nothing is `auto`, with the word of every label.
+    """
+
+    kind: ClassVar[str] = "causal-lm"
+    lower_is_better: ClassVar[frozenset[str]] = frozenset()
+    needs_annotations: ClassVar[bool] = True
+    gives: ClassVar[tuple[str, ...]] = ("labels",)
+    reads_spans: ClassVar[bool] = False
+    packed: ClassVar[bool] = False
+    problem_type: ClassVar[None] = None
+    labels: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, settings: ClozeSettings) -> None:
+        if settings.question == "auto":
+            raise ValueError("question must be resolved; `from_documents` does that")
+        self.settings = settings
+        self._questions = Questions(settings)
+
+    @classmethod
+    def from_documents(cls, settings: ClozeSettings, clients: Mapping[str, Split]) -> ClozeQuestions:
+        """Makes the task for a corpus; its labels are those of all documents, as with task `classify`.
+
+        Raises:
+            ConfigurationError: It is not clear what is asked, a template does not fit the documents, words
+                are missing or equal, or a client has no question whose right answer is known.
+        """
+        documents = [document for own in clients.values() for document in own.all]
+        settings = _with_question(settings, documents)
+        template, form = template_of(settings), FORMS[settings.question]
+        problems = list(template_faults(template, form, documents))
+        words: dict[str, str] = {}
+        if form in ("label", "each"):
+            words, wrong = _words_of(settings, documents)
+            problems += wrong
+        elif settings.words:
+            message = f"have no meaning with question {settings.question}, whose answers the documents have"
+            problems.append(Problem("task.words", message))
+        if problems:
+            raise ConfigurationError(problems)
+        update: dict[str, Any] = {"words": words}
+        if settings.template is not None:  # so that a saved model does not need the file again
+            update["template"] = template
+        task = cls(settings.model_copy(update=update))
+        task._require_questions(clients)
+        return task
+
+    @classmethod
+    def from_labels(cls, settings: ClozeSettings, labels: Sequence[str]) -> ClozeQuestions:
+        """Makes the task again for a saved model; its settings say what it was trained for.
+
+        Raises:
+            ConfigurationError: They do not.
+        """
+        if settings.question == "auto":
+            message = "must be named for a model that is trained already, not 'auto'"
+            raise ConfigurationError([Problem("task.question", message)])
+        return cls(settings)
+
+    @property
+    def metric(self) -> str:
+        """Accuracy, or the first of what is scored by F1."""
+        return self.metrics[0]
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The scores that are always present."""
+        usual = SINGLE_LABEL if self._questions.form == "label" else ("accuracy",)
+        return _METRICS.get(self.settings.question, usual)
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """`metrics`, and with labels those that may be undefined, as with task `classify`."""
+        labels = self._questions.form == "label"
+        return (*self.metrics, *(names_of(tuple(self.settings.words)) if labels else ()))
+
+    @property
+    def reads_texts_alone(self) -> bool:
+        """Whether a question needs nothing of a document but its text."""
+        return self._questions.form == "label" and self._questions.fields <= {"text"}
+
+    def encode(self, documents: Sequence[Document], tokenizer: Any) -> list[ClozeExample]:
+        """Makes the questions of documents.
+
+        Raises:
+            ConfigurationError: A document has not what is asked for, or the questions do not go with the
+                tokenizer: see `fedstrata.tasks.cloze_examples.QuestionTokenizer.examples`.
+        """
+        asked = [each for index, own in enumerate(documents) for each in self._questions.of(index, own)]
+        return QuestionTokenizer(tokenizer, self._questions, self.settings.max_length).examples(
+            documents, asked
+        )
+
+    def training_examples(self, documents: Sequence[Document], tokenizer: Any) -> list[ClozeExample]:
+        """Makes the questions of documents whose right answers are known."""
+        return [each for each in self.encode(documents, tokenizer) if each.right >= 0]
+
+    def corrupt(
+        self, examples: Sequence[ClozeExample], kind: str, tokenizer: Any, rng: Seed
+    ) -> list[ClozeExample]:
+        """Returns the questions of a corrupt client; see `core.task.Task.corrupt`.
+
+        The target of a question is which of its answers is right, and the answers are its classes.
+        """
+        if kind == "shuffled_tokens":
+            prompts = shuffled_windows([each.prompt for each in examples], tokenizer, rng)
+            return [replace(each, prompt=prompt) for each, prompt in zip(examples, prompts, strict=True)]
+        rights = np.array([each.right for each in examples])
+        rights = rng.numpy().permutation(rights) if kind == "shuffled_labels" else rights + 1
+        return [
+            replace(each, right=right % len(each.answers))
+            for each, right in zip(examples, rights.tolist(), strict=True)
+        ]
+
+    def collate(self, examples: Sequence[ClozeExample]) -> dict[str, Tensor]:
+        """Pads questions on the right; see `fedstrata.tasks.cloze_examples.pad_questions`."""
+        return pad_questions(examples)
+
+    def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Returns the summed loss of the right answers' tokens, and their number."""
+        return counted_loss(module, batch)
+
+    def predict(self, module: nn.Module, batch: Mapping[str, Tensor]) -> list[np.ndarray]:
+        """Returns the log-likelihoods of the answers to each question, (answers,) float32."""
+        found = log_likelihoods(module, batch).cpu().numpy()
+        counts = np.bincount(batch["owner"].cpu().numpy(), minlength=len(batch["prompt"]))
+        return np.split(found, np.cumsum(counts)[:-1])
+
+    def decode(
+        self,
+        documents: Sequence[Document],
+        examples: Sequence[ClozeExample],
+        predictions: Sequence[np.ndarray],
+    ) -> list[ClozeAnswer]:
+        """Reads the answers off their log-likelihoods.
+
+        Args:
+            documents: The documents that were encoded.
+            examples: All their questions.
+            predictions: The log-likelihoods of the answers to each, (answers,).
+
+        Returns:
+            An answer for each document.
+        """
+        single = self._questions.form == "each"
+        labels: list[list[str]] = [[] for _ in documents]
+        probabilities: list[dict[str, float]] = [{} for _ in documents]
+        for example, own in zip(examples, predictions, strict=True):
+            shares = softmax(own.astype(np.float64))
+            best = example.names[int(own.argmax())]
+            if single:
+                probabilities[example.document][example.choice] = float(shares[TRUTH.index("true")])
+                best = example.choice if best == "true" else ""
+            else:
+                named = zip(example.names, shares.tolist(), strict=True)
+                probabilities[example.document] |= {name: share for name, share in named if name}
+            labels[example.document] += [best] if best else []
+        return [
+            ClozeAnswer(tuple(own) or (NONE_RIGHT,), shares)
+            for own, shares in zip(labels, probabilities, strict=True)
+        ]
+
+    def score(self, documents: Sequence[Document], answers: Sequence[ClozeAnswer]) -> dict[str, float]:
+        """Scores documents together, as SuperGLUE does."""
+        pairs = list(zip(documents, answers, strict=True))
+        if self._questions.form == "label":
+            return self._label_scores(documents, answers)
+        if self._questions.form == "each":
+            right = [set(document.labels) - {NONE_RIGHT} for document in documents]
+            return choice_scores(right, [set(answer.labels) - {NONE_RIGHT} for answer in answers])
+        if self.settings.question == "record":
+            texts = [choices_of(document) for document in documents]
+            given = [own[answer.labels[0]] for own, answer in zip(texts, answers, strict=True)]
+            right_texts = [
+                [own[label] for label in document.labels if label in own]
+                for own, document in zip(texts, documents, strict=True)
+            ]
+            return {name: answer_scores(given, right_texts)[name] for name in self.metrics}
+        if self._questions.form == "choice":
+            hits = [answer.labels[0] in document.labels for document, answer in pairs]
+        else:  # every noun is asked about on its own: it is what the pronoun means, or is not
+            hits = [
+                (name in document.labels) == (name in answer.labels)
+                for document, answer in pairs
+                for name in choices_of(document)
+            ]
+        return {"accuracy": sum(hits) / len(hits)}
+
+    def known(self, document: Document) -> Document:
+        """Returns the document with those of its labels that an answer can stand for, and nothing else."""
+        labels = self.settings.words if self._questions.form == "label" else choices_of(document)
+        known = tuple(label for label in document.labels if label in labels or self._is_none(label))
+        return replace(document, spans=(), relations=(), labels=known)
+
+    def scorable(self, document: Document) -> bool:
+        """Whether it is known which answer is right; where one must be, whether one is."""
+        if self._questions.form == "label":
+            return len(set(document.labels)) == 1
+        return bool(set(document.labels) - ({NONE_RIGHT} if self._questions.form == "choice" else set()))
+
+    def annotate(self, document: Document, answer: ClozeAnswer) -> Document:
+        """Returns the document with this answer; the metadata say each label's probability."""
+        shares = {f"probability/{label}": f"{value:.4f}" for label, value in answer.probabilities.items()}
+        metadata = {**document.metadata, **shares}
+        return replace(document, spans=(), relations=(), labels=answer.labels, metadata=metadata)
+
+    def _is_none(self, label: str) -> bool:
+        return label == NONE_RIGHT and self._questions.form != "label"
+
+    def _label_scores(
+        self, documents: Sequence[Document], answers: Sequence[ClozeAnswer]
+    ) -> dict[str, float]:
+        labels = list(self.settings.words)
+        given = np.array([[label in answer.labels for label in labels] for answer in answers])
+        gold = np.array([[label in document.labels for label in labels] for document in documents])
+        shares = np.array([[answer.probabilities[label] for label in labels] for answer in answers])
+        return single_label_scores(gold, given, shares, labels)
+
+    def _require_questions(self, clients: Mapping[str, Split]) -> None:
+        """Refuses documents that have not what is asked for, and clients with nothing to train on."""
+        lacking = []
+        for client, own in clients.items():
+            asked = [self._questions.of(0, document) for document in own.all]
+            if own.train and all(each.right < 0 for some in asked[: len(own.train)] for each in some):
+                lacking.append(client)
+        if lacking:
+            message = f"no training document of {', '.join(lacking)} has a right answer in its labels"
+            raise ConfigurationError([Problem("data.path", message)])
+
+
+def _with_question(settings: ClozeSettings, documents: Sequence[Document]) -> ClozeSettings:
+    """Returns the settings with the kind of question that the documents are for, if none is named."""
+    if settings.question != "auto":
+        return settings
+    found = sorted({document.metadata.get(TASK, "") for document in documents})
+    allowed = [name for name in FORMS if name not in OWN]
+    if len(found) == 1 and found[0] in allowed:
+        return settings.model_copy(update={"question": found[0]})
+    named = ", ".join(filter(None, found))
+    message = f"'auto' finds no documents that say what is asked; name it, one of {', '.join(FORMS)}"
+    if len(found) > 1 and named:
+        message = (
+            f"'auto' finds documents of {named}, and a run asks one kind of question: choose by data.path"
+        )
+    raise ConfigurationError([Problem("task.question", message)])
+
+
+def _words_of(settings: ClozeSettings, documents: Sequence[Document]) -> tuple[dict[str, str], list[Problem]]:
+    """Returns the word of each label, and what is wrong with them."""
+    found = {label for document in documents for label in document.labels}
+    labels = TRUTH if FORMS[settings.question] == "each" else tuple(sorted(found))
+    words = {label: settings.words.get(label, WORDS.get(label, label)) for label in labels}
+    problems = [
+        Problem("task.words", f"{label!r} is none of the labels: {', '.join(labels) or '(none)'}")
+        for label in settings.words
+        if label not in labels
+    ]
+    if len(labels) < 2:
+        message = f"the {len(documents)} documents have {len(labels)} different labels; at least 2 are needed"
+        problems.append(Problem("data.labels", message))
+    first: dict[str, str] = {}
+    for label, word in words.items():
+        if first.setdefault(word.strip(), label) != label:
+            message = f"{word!r} stands for {first[word.strip()]!r} and for {label!r}"
+            problems.append(Problem("task.words", message))
+        if not word.strip():
+            problems.append(Problem("task.words", f"the word for {label!r} is blank"))
+    return words, problems

@@ -1,0 +1,190 @@
+"""Prompts: templates with fields, and what a causal language model reads before it answers, as tokens."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.tasks.windows import padding_id, require_offsets, separator_id
+
+if TYPE_CHECKING:
+    from fedstrata.core.documents import Document
+
+TEXTS_PER_CALL = 1024
+"""Texts given to the tokenizer at a time."""
+
+
+class PromptTokenizer:
+    """A tokenizer for prompts and for what follows them.
+
+    Args:
+        tokenizer: The model's.
+        chats: Whether a prompt is the first turn of a chat, where the tokenizer has a template for chats.
+
+    Attributes:
+        pad_id: The token that rows are padded with.
+    """
+
+    def __init__(self, tokenizer: Any, *, chats: bool) -> None:
+        self.tokenizer, self.pad_id = tokenizer, padding_id(tokenizer)
+        self._chats = chats and bool(getattr(tokenizer, "chat_template", None))
+
+    def prompts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Returns the tokens of each prompt."""
+        if self._chats:
+            turns = [[{"role": "user", "content": text}] for text in texts]
+            chats = self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+            return self.ids(chats)  # the chat template has written the special tokens
+        # Of the special tokens those at the beginning belong to a prompt, and not one that ends it.
+        end = separator_id(self.tokenizer)
+        rows = self.ids(texts, special=True)
+        return [row[:-1] if row and row[-1] == end else row for row in rows]
+
+    def ids(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
+        """Returns the tokens of each text, without special ones unless they are asked for."""
+        ids: list[list[int]] = []
+        for start in range(0, len(texts), TEXTS_PER_CALL):
+            call = self.tokenizer(
+                list(texts[start : start + TEXTS_PER_CALL]),
+                add_special_tokens=special,
+                return_attention_mask=False,
+                return_token_type_ids=False,
+                verbose=False,  # longer texts are cut later
+            )
+            ids += call["input_ids"]
+        return ids
+
+    def continuations(self, befores: Sequence[str], texts: Sequence[str]) -> list[list[int]]:
+        """Returns the tokens of each text as they are behind another, as far as a tokenizer has such.
+
+        SentencePiece tells the word that begins a text from one behind a blank by nothing but the blank
+        before it, which it puts there itself: what stands before decides.
+
+        Args:
+            befores: What stands before each text.
+            texts: The texts, with the blank that may be between the two.
+        """
+        lasts = [before[-1:] for before in befores]
+        together = self.ids([last + text for last, text in zip(lasts, texts, strict=True)])
+        alone = dict(zip(dict.fromkeys(lasts), self.ids(list(dict.fromkeys(lasts))), strict=True))
+        rows = []
+        for last, row, text in zip(lasts, together, texts, strict=True):
+            own = alone[last]
+            rows.append(row[len(own) :] if row[: len(own)] == own else self.ids([text])[0])
+        return rows
+
+    def shortened(
+        self,
+        prompt: list[int],
+        document: Document,
+        fill: Callable[[str], str],
+        *,
+        max_length: int,
+        spared: int,
+    ) -> list[int]:
+        """Returns a prompt about as much of a document's text, from its beginning, as there is room for.
+
+        Args:
+            prompt: The tokens of the prompt about all of the text, which is returned if it fits.
+            document: The document.
+            fill: Returns the prompt about a text in place of the document's.
+            max_length: Tokens that the prompt and an answer may have (`task.max_length`).
+            spared: Those of an answer.
+
+        Returns:
+            Its tokens, at least one.
+
+        Raises:
+            ConfigurationError: The prompt is too long without any text; or the text must be cut, and the
+                tokenizer does not say where its tokens end.
+        """
+        room = max_length - spared
+        if len(prompt) > room:
+            prompt = self._cut(prompt, document.text, fill, room)
+        if not 0 < len(prompt) <= room:
+            message = (
+                f"{max_length} leaves {room} tokens besides an answer, and what is asked of document "
+                f"{document.id!r} has {len(prompt)} without its text"
+            )
+            raise ConfigurationError([Problem("task.max_length", message)])
+        return prompt
+
+    def _cut(self, prompt: list[int], text: str, fill: Callable[[str], str], room: int) -> list[int]:
+        require_offsets(self.tokenizer)
+        encoded = self.tokenizer(
+            text,
+            add_special_tokens=False,
+            return_offsets_mapping=True,
+            return_attention_mask=False,
+            verbose=False,
+        )
+        ends = [end for _, end in encoded["offset_mapping"]]
+        kept = len(ends)
+        while len(prompt) > room and kept > 0:
+            # Where a word is cut the tokens before the cut may become others, and more.
+            kept = max(kept - (len(prompt) - room), 0)
+            (prompt,) = self.prompts([fill(text[: ends[kept - 1]] if kept else "")])
+        return prompt
+
+
+def fields_of(template: str) -> list[str]:
+    """Returns the fields that a template names, each once.
+
+    Raises:
+        ValueError: A brace of it is neither part of a field nor doubled.
+    """
+    names = (name for _, name, _, _ in string.Formatter().parse(template) if name is not None)
+    return list(dict.fromkeys(names))
+
+
+def filled(template: str, values: Mapping[str, str]) -> str:
+    """Returns a template with the values of its fields."""
+    return template.format_map(values)
+
+
+def read_template(given: str, mark: str, path: str) -> str:
+    """Returns a template of the user's own.
+
+    Args:
+        given: The path to a text file; or the template itself if it holds the field that every such template
+            has.
+        mark: That field.
+        path: The setting it was given by, for messages.
+
+    Raises:
+        ConfigurationError: The file cannot be read.
+    """
+    if f"{{{mark}}}" in given:
+        return given
+    try:
+        return Path(given).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError([Problem(path, f"{given!r} cannot be read: {error}")]) from None
+
+
+@cache
+def builtin(name: str) -> str:
+    """Returns a template that comes with the package."""
+    return (resources.files("fedstrata.tasks") / "templates" / f"{name}.txt").read_text(encoding="utf-8")
+
+
+def faults(template: str, mark: str, known: Sequence[str]) -> list[str]:
+    """Returns what is wrong with a template.
+
+    Args:
+        template: The template.
+        mark: The field that it must name.
+        known: All fields that it may name.
+    """
+    fields = ", ".join(f"{{{name}}}" for name in known)
+    try:
+        names = fields_of(template)
+    except ValueError as error:
+        return [f"is no template: {error}; a brace of the text itself is written twice"]
+    found = [f"names {{{name}}}; there are {fields}" for name in names if name not in known]
+    return found if mark in names else [*found, f"does not name {{{mark}}}"]

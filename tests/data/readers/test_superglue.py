@@ -1,0 +1,207 @@
+"""SuperGLUE's files: what becomes of the fields of each task, and which task a file is of."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedstrata.core.documents import Document
+from fedstrata.core.errors import DataError
+from fedstrata.data.readers import read
+
+
+def write(path: Path, *rows: dict[str, Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    path.write_bytes(gzip.compress(data) if path.name.endswith(".gz") else data)
+    return path
+
+
+PASSAGE = "Ann met Bo Li.\nBo paid."
+RECORD = {
+    "source": "x",
+    "passage": {
+        "text": PASSAGE,
+        "entities": [{"start": 8, "end": 12}, {"start": 0, "end": 2}, {"start": 0, "end": 2}],
+    },
+    "qas": [
+        {"query": "@placeholder paid.", "answers": [{"start": 8, "end": 12, "text": "Bo Li"}], "idx": 1},
+        {"query": "Who is @placeholder?", "answers": [{"start": 0, "end": 2, "text": "Somebody"}], "idx": 2},
+    ],
+}
+MULTIRC = {
+    "idx": 3,
+    "passage": {
+        "text": PASSAGE,
+        "questions": [
+            {"question": "Who paid?", "answers": [{"text": "Ann", "label": 0}, {"text": "Bo", "label": 1}]},
+            {"question": "Who left?", "answers": [{"text": "", "label": 0}]},
+        ],
+    },
+}
+
+
+def wsc(noun: str, label: bool | None, **more: Any) -> dict[str, Any]:
+    target = {"span1_text": noun, "span1_index": 0, "span2_text": "He", "span2_index": 4}
+    return {"text": "Al saw Bo. Then he, who left.", "target": target, "label": label, **more}
+
+
+@pytest.mark.parametrize(
+    ("task", "rows", "expected"),
+    [
+        (
+            "RTE",
+            [{"premise": "A dog.", "hypothesis": "A pet.", "label": 0, "idx": 9}],
+            [Document("x-1", "A dog.", labels=("entailment",), text_pair="A pet.")],
+        ),
+        (
+            "CB",
+            [{"premise": "A dog.", "hypothesis": "A cat.", "label": label} for label in (1, "neutral", -1)],
+            [
+                Document(f"x-{number}", "A dog.", labels=labels, text_pair="A cat.")
+                for number, labels in enumerate([("contradiction",), ("neutral",), ()], start=1)
+            ],
+        ),
+        (
+            "BoolQ",
+            [
+                {"question": "is it", "passage": "It is.", "label": True},
+                {"question": "is it", "passage": "It is not.", "answer": False, "title": "x"},
+            ],
+            [
+                Document("x-1", "It is.", labels=("true",), text_pair="is it"),
+                Document("x-2", "It is not.", labels=("false",), text_pair="is it"),
+            ],
+        ),
+        (
+            "WiC",
+            [{"word": "feel", "sentence1": "I feel.", "sentence2": "Feel it.", "label": False, "start1": 2}],
+            [Document("x-1", "I feel.", labels=("false",), metadata={"word": "feel"}, text_pair="Feel it.")],
+        ),
+        (
+            "COPA",
+            [{"premise": "It fell.", "choice1": "a", "choice2": "b", "question": "cause", "label": 1}],
+            [
+                Document(
+                    "x-1",
+                    "It fell.",
+                    labels=("choice2",),
+                    metadata={"question": "cause", "choice1": "a", "choice2": "b"},
+                )
+            ],
+        ),
+        (
+            "MultiRC",
+            [MULTIRC],
+            [
+                Document(
+                    "x-1",
+                    PASSAGE,
+                    labels=("choice2",),
+                    metadata={"choice1": "Ann", "choice2": "Bo"},
+                    text_pair="Who paid?",
+                ),
+                Document("x-2", PASSAGE, labels=("none",), metadata={"choice1": ""}, text_pair="Who left?"),
+            ],
+        ),
+        (
+            "ReCoRD",
+            [RECORD],
+            [
+                Document(
+                    "x-1",
+                    PASSAGE,
+                    labels=("choice1",),
+                    metadata={"choice1": "Bo Li", "choice2": "Ann"},
+                    text_pair="@placeholder paid.",
+                ),
+                Document(
+                    "x-2",
+                    PASSAGE,
+                    labels=("none",),
+                    metadata={"choice1": "Bo Li", "choice2": "Ann"},
+                    text_pair="Who is @placeholder?",
+                ),
+            ],
+        ),
+        (
+            "WSC",
+            [
+                wsc("Al", False),
+                wsc("Bo", True, candidates=["al", "Al's cat"]),
+                wsc("Cy", None) | {"text": "No one but *a b* saw him."},
+            ],
+            [
+                Document(
+                    "x-1",
+                    "Al saw Bo. Then *he*, who left.",
+                    labels=("choice2",),
+                    metadata={"pronoun": "He", "choice1": "Al", "choice2": "Bo", "rival1": "Al's cat"},
+                ),
+                Document("x-2", "No one but *a *b** saw him.", metadata={"pronoun": "He", "choice1": "Cy"}),
+            ],
+        ),
+    ],
+)
+def test_the_fields_of_each_task(
+    tmp_path: Path, task: str, rows: list[dict[str, Any]], expected: list[Document]
+) -> None:
+    found = read(write(tmp_path / task / "x.jsonl", *rows), "superglue")
+    assert all(next(iter(own.metadata)) == "superglue" for own in found)
+    assert [(own.id, own.texts, own.labels, {**own.metadata}) for own in found] == [
+        (own.id, own.texts, own.labels, {"superglue": task.lower(), **own.metadata}) for own in expected
+    ]
+
+
+COPA = {"premise": "It fell.", "choice1": "a", "choice2": "b", "question": "cause", "label": 1}
+
+
+@pytest.mark.parametrize(
+    "name", ["copa_train.jsonl", "COPA/train.jsonl.gz", "COPA/a/train.jsonl", "rte/Copa-train.jsonl"]
+)
+def test_a_task_is_told_by_the_nearest_name(tmp_path: Path, name: str) -> None:
+    (document,) = read(write(tmp_path / name, COPA), "superglue")
+    assert document.metadata["superglue"] == "copa"
+
+
+def test_files_are_splits_and_those_without_labels_what_the_settings_say(tmp_path: Path) -> None:
+    unlabelled = {key: value for key, value in COPA.items() if key != "label"}
+    for name in ("train", "val"):
+        write(tmp_path / "COPA" / f"{name}.jsonl", COPA)
+    test = write(tmp_path / "COPA" / "test.jsonl", unlabelled)
+    with pytest.raises(DataError, match=r"has no labels.*data\.unannotated: skip"):
+        read(tmp_path / "COPA", "superglue")
+    splits = [own.metadata["split"] for own in read(tmp_path / "COPA", "superglue", unannotated="skip")]
+    assert splits == ["train", "validation"]
+    kept = {own.id: own.labels for own in read(tmp_path / "COPA", "superglue", unannotated="keep")}
+    assert kept == {"test/test-1": (), "train/train-1": ("choice2",), "val/val-1": ("choice2",)}
+    assert read(test, "superglue")[0].labels == ()  # the input of a prediction
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line", "says"),
+    [
+        ("other/x.jsonl", "{}", None, "no task that is known"),
+        ("RTE/x.jsonl", '{"premise": "SECRET"}', 1, "hypothesis: Field required"),
+        ("RTE/x.jsonl", '{"premise": "a", "hypothesis": "SECRET", "label": 2}', 1, "none of this task"),
+        ("RTE/x.jsonl", '{"premise": "a", "hypothesis": "b", "label": "SECRET"}', 1, "none of this task"),
+        ("BoolQ/x.jsonl", '{"question": "a", "passage": 3}', 1, "passage: Input should be a valid string"),
+        ("CB/x.jsonl", "\nSECRET", 2, "Invalid JSON"),
+        ("MultiRC/x.jsonl", '{"passage": {"text": "SECRET"}}', 1, "passage.questions: Field required"),
+        ("WSC/x.jsonl", json.dumps(wsc("Al", True) | {"text": "SECRET"}), 1, "outside the text"),
+    ],
+)
+def test_files_that_cannot_be_used(
+    tmp_path: Path, name: str, content: str, line: int | None, says: str
+) -> None:
+    path = tmp_path / name
+    path.parent.mkdir()
+    path.write_text(content)
+    with pytest.raises(DataError, match=says) as raised:
+        read(path, "superglue")
+    assert (raised.value.path, raised.value.line) == (path, line)
+    assert "SECRET" not in str(raised.value)

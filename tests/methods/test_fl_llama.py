@@ -1,0 +1,112 @@
+"""A divided model in whole runs: what travels, what noise and rounding do, and clients that are lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import TINY, RunTiny, assert_same_tensors
+
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.method import Client
+from fedstrata.core.sources import read_source
+from fedstrata.core.types import Plan, Update
+from fedstrata.engine.planning.plan import make_plan
+from fedstrata.engine.setup import prepare
+from fedstrata.split.exchange import Exchange
+from fedstrata.wire import frame
+
+LM = (
+    "data.types=null", "data.synthetic.sites=1", "data.synthetic.notes=3", "task={name: lm, max_length: 128}",
+    "federation.rounds=1", "training.batch_size=1000",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("wire", "size"), [("float32", 4), ("bfloat16", 2), ("int8", 1)])
+def test_a_step_sends_four_tensors_and_little_else(run_tiny: RunTiny, wire: str, size: int) -> None:
+    run = run_tiny(f"method={{name: fl_llama, average_ends: never, wire: {wire}}}", *LM)
+    event = run.of("client")[0]
+    windows = event["examples"] * 128
+    scales = 4 if wire == "int8" else 0  # one number a token
+    tensors = 4 * windows * (32 * size + scales)  # the model is 32 wide, and the last window is padded
+    around = frame.size(Plan()) + frame.size(Update({}, {"loss": event["loss"]}, weight=event["examples"]))
+    assert 0 < event["bytes_up"] + event["bytes_down"] - around - tensors < 1024
+
+
+@pytest.mark.parametrize("wire", ["bfloat16", "int8"])
+def test_fewer_bits_on_the_wire_change_little(run_tiny: RunTiny, wire: str) -> None:
+    exact = run_tiny("method={name: fl_llama}", *LM[:5], out="exact").of("round")[0]["loss"]
+    rounded = run_tiny(f"method={{name: fl_llama, wire: {wire}}}", *LM[:5], out="rounded").of("round")[0][
+        "loss"
+    ]
+    assert rounded != exact
+    assert rounded == pytest.approx(exact, rel=5e-3)
+
+
+def test_noise_is_the_same_every_time_and_more_of_it_hurts_more(run_tiny: RunTiny) -> None:
+    def loss(noise: str, out: str) -> float:
+        return run_tiny(f"method={{name: fl_llama, noise: {noise}}}", *LM[:5], out=out).of("round")[0]["loss"]
+
+    none, little = loss("null", "none"), loss("{scale: 0.01}", "little")
+    assert little == loss("{scale: 0.01}", "again")
+    assert none != little
+    assert loss("{scale: 100.0, kind: std}", "much") > little > 0.9 * none
+
+
+@pytest.mark.parametrize(
+    "mode", ["sequential, turns: step", "client_batch", "hierarchical, average_every: 1"]
+)
+def test_a_client_lost_in_the_middle_of_a_step_holds_nobody_up(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    back = Exchange.gradients
+
+    def failing(self: Exchange, client: Client, *args: Any) -> Any:
+        if client.id == "site-2" and self._steps == 1:
+            monkeypatch.setattr(self.line, "receive", lambda: (_ for _ in ()).throw(OSError(5, "gone")))
+        return back(self, client, *args)
+
+    monkeypatch.setattr(Exchange, "gradients", failing)
+    run = run_tiny(
+        f"method={{name: fl_llama, mode: {mode}}}", "federation.min_clients=2", "federation.rounds=1"
+    )
+    assert [event["client"] for event in run.of("client_failed")] == ["site-2"]
+    assert {event["client"] for event in run.of("client")} == {"site-1", "site-3"}
+    assert run.summary["metrics"]["global"]["f1"] >= 0.0
+
+
+def test_clients_in_lockstep_run_the_same_every_time(run_tiny: RunTiny) -> None:
+    dropout = "adapter={kind: lora, rank: 4, dropout: 0.5}"
+    runs = [run_tiny("method={name: fl_llama, mode: client_batch}", dropout, out=out) for out in "ab"]
+    assert_same_tensors(runs[0].state.tensors, runs[1].state.tensors)
+
+
+def test_a_plan_says_what_training_will_send(run_tiny: RunTiny, tmp_path: Path) -> None:
+    method = "method={name: fl_llama, mode: client_batch}"
+    planned = make_plan(read_source(None, [*TINY, method]), folder=tmp_path, seconds=0.1)
+    found = run_tiny(method).summary["communication"]
+    assert planned.communication["bytes_up"] == pytest.approx(found["bytes_up"], rel=0.03)
+    assert planned.communication["bytes_down"] == pytest.approx(found["bytes_down"], rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("front: 2, back: 1", "leave none of the model's 3"),
+        ("cuts: {site-2: {front: 3, back: 0}}", "leave none of the model's 3"),
+        ("mode: client_batch, in_flight: 2", "in_flight=2"),
+        ("average_every: 3", "average_every=3 has no meaning"),
+        ("average_ends: 3", "average_ends=3 needs clients"),
+        ("mode: client_batch, cuts: {site-1: {front: 0, back: 0}}", "divided at one place"),
+        ("noise: {scale: -1}", "scale"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        prepare(read_source(None, [*TINY, f"method={{name: fl_llama, {settings}}}"]))
+
+
+def test_devices_that_hold_the_whole_model_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="devices: emulated devices compute with the whole model"):
+        prepare(read_source(None, [*TINY, "method={name: fl_llama}", "devices={}"]))

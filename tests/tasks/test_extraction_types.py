@@ -1,0 +1,103 @@
+"""What an extraction asks for: the types of a corpus, or those that are named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from instructed import LACKING, MODIFIERS, NOTE
+
+from fedstrata.core.config import ExtractSettings, TemplateFiles
+from fedstrata.core.documents import Document, Relation, Span
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.data.split import Split
+from fedstrata.tasks.extract import FAULTS, Extraction
+
+
+def test_types_come_from_the_training_documents() -> None:
+    clients = {"a": Split(train=(NOTE,))}
+    task = Extraction.from_documents(ExtractSettings(), clients)
+    assert task.settings.mentions == ["drug", "problem"]
+    assert task.settings.modifiers == MODIFIERS
+    assert Extraction.from_labels(task.settings, ()).metric_names == task.metric_names
+    assert task.lower_is_better == set(FAULTS)
+    only = Extraction.from_documents(ExtractSettings(tasks=["ner"], mentions=["problem"]), clients)
+    assert only.metric == "ner_f1" and "re_f1" not in only.metrics
+
+
+@pytest.mark.parametrize(
+    ("document", "changes", "path", "text"),
+    [
+        (replace(NOTE, spans=(), relations=()), {"tasks": ["ner"]}, "task.mentions", "finds no mention"),
+        (replace(NOTE, relations=()), {}, "task.modifiers", "finds no relation"),
+        (
+            replace(NOTE, spans=(Span(0, 2, 'a"b'),), relations=()),
+            {"tasks": ["ner"]},
+            "task.mentions",
+            "cannot stand",
+        ),
+        (NOTE, {"templates": TemplateFiles(ner="nowhere.txt")}, "task.templates.ner", "cannot be read"),
+        (NOTE, {"templates": TemplateFiles(re="{input} {where}")}, "task.templates.re", "names {where}"),
+        (NOTE, {"templates": TemplateFiles(re="{input")}, "task.templates.re", "cannot be read"),
+        (NOTE, {"templates": TemplateFiles(ner="{input} {")}, "task.templates.ner", "is no template"),
+        (replace(NOTE, text_pair="x"), {}, "task.name", "pairs of texts"),
+        (NOTE, {"modifiers": {"problem": []}}, "task.modifiers", "names no modifier"),
+        (
+            NOTE,
+            {"mentions": ["problm"]},
+            "task.mentions",
+            "'problm' occurs nowhere in the data; did you mean",
+        ),
+        (NOTE, {"modifiers": {"problm": ["severity"]}}, "task.modifiers", "did you mean 'problem'?"),
+        (NOTE, {"modifiers": {"problem": ["severty"]}}, "task.modifiers", "did you mean 'severity'?"),
+        (NOTE, {"definitions": {"problm": "x"}}, "task.definitions", "did you mean 'problem'?"),
+        (
+            LACKING,
+            {"tasks": ["re"], "modifiers": MODIFIERS},
+            "task.tasks",
+            "documents of a have no mention whose",
+        ),
+    ],
+)
+def test_bad_settings_are_told(document: Document, changes: dict[str, Any], path: str, text: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Extraction.from_documents(ExtractSettings(**changes), {"a": Split(train=(document,))})
+    (problem,) = caught.value.problems
+    assert problem.path == path
+    assert text in problem.message
+
+
+def test_a_type_with_a_definition_need_not_occur() -> None:
+    """A few notes of a new site do not hold everything that a model was trained for."""
+    settings = ExtractSettings(mentions=["problem", "device"], definitions={"device": "an implant"})
+    task = Extraction.from_documents(settings, {"a": Split(train=(NOTE,))})
+    assert task.settings.mentions == ["problem", "device"]
+    Extraction.from_documents(ExtractSettings(mentions=["problem", "treatment"]), {"a": Split(train=(NOTE,))})
+
+
+def test_what_is_asked_for_twice_or_in_vain_is_told() -> None:
+    with pytest.raises(ValueError, match="names one twice: ner, ner"):
+        ExtractSettings(tasks=["ner", "ner"])
+    with pytest.raises(ValueError, match=r"mentions_only has no meaning with tasks \['re'\]"):
+        ExtractSettings(tasks=["re"], mentions_only=["a"])
+
+
+def test_a_type_of_test_documents_that_none_is_trained_on_is_told() -> None:
+    label = replace(NOTE, spans=(*NOTE.spans, Span(46, 51, "device")))
+    other = replace(NOTE, relations=(*NOTE.relations, Relation(3, 4, "duration")))
+    for document, path in ((label, "data.types"), (other, "data.relations")):
+        clients = {"a": Split(train=(NOTE,)), "b": Split(test=(document,))}
+        with pytest.raises(ConfigurationError, match=rf"{path}.*test document 'note'"):
+            Extraction.from_documents(ExtractSettings(), clients)
+        named = ExtractSettings(mentions=["problem"], modifiers=MODIFIERS)
+        assert Extraction.from_documents(named, clients).settings.modifiers == MODIFIERS
+
+
+def test_relations_between_types_that_no_training_document_relates_are_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    other = replace(NOTE, relations=(*NOTE.relations, Relation(5, 4, "temporal")))
+    Extraction.from_documents(ExtractSettings(), {"a": Split(train=(NOTE,), test=(other,))})
+    assert "1 of 5 relations of test documents" in caplog.text
+    assert "temporal of drug" in caplog.text

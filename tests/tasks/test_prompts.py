@@ -1,0 +1,91 @@
+"""Prompts as tokens: what stands before an answer, answers behind it, and texts cut to fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from fedstrata.core.config import ModelSettings
+from fedstrata.core.documents import Document
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.models.load import read_tokenizer
+from fedstrata.tasks.prompts import PromptTokenizer, faults, read_template
+
+
+@pytest.fixture(scope="module")
+def words() -> PromptTokenizer:
+    return PromptTokenizer(read_tokenizer(ModelSettings()), chats=False)
+
+
+@pytest.fixture(scope="module")
+def metaspace() -> Any:
+    """A tokenizer as SentencePiece's: the blank before a word is part of it, and put before the first one."""
+    special = ["<unk>", "</s>"]
+    tokenizer = Tokenizer(models.BPE(unk_token=special[0]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
+    trainer = trainers.BpeTrainer(vocab_size=80, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator(["Answer: yes no maybe yes no"], trainer)
+    names = dict(zip(["unk_token", "eos_token"], special, strict=True))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "word_piece", "metaspace"])
+@pytest.mark.parametrize("answer", [" yes", " no fever", "\nmaybe"])
+def test_an_answer_has_the_tokens_it_has_behind_its_prompt(
+    request: pytest.FixtureRequest, kind: str, answer: str
+) -> None:
+    words = PromptTokenizer(request.getfixturevalue(kind), chats=False)
+    before = "Is it so? Answer:"
+    (prompt,) = words.ids([before])
+    (own,) = words.continuations([before], [answer])
+    assert words.ids([before + answer]) == [prompt + own]
+
+
+def test_the_end_token_that_a_tokenizer_adds_is_no_part_of_a_prompt(word_piece: Any) -> None:
+    (prompt,) = PromptTokenizer(word_piece, chats=False).prompts(["chest pain"])
+    assert prompt[0] == word_piece.cls_token_id
+    assert word_piece.sep_token_id not in prompt
+
+
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="{}"), max_size=60)
+
+
+@given(text=TEXTS, room=st.integers(6, 40))
+def test_a_shortened_prompt_fits_and_holds_a_beginning_of_its_text(
+    words: PromptTokenizer, text: str, room: int
+) -> None:
+    (whole,) = words.prompts([f"<{text}> ?"])
+    ids = words.shortened(whole, Document("x", text), lambda own: f"<{own}> ?", max_length=room + 3, spared=3)
+    shown = words.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    assert len(ids) <= room
+    assert (ids == whole) == (len(whole) <= room)
+    assert shown.startswith("<")
+    assert shown.endswith("> ?")
+    assert text.startswith(shown[1:-3])
+
+
+def test_no_more_is_cut_than_must_be(words: PromptTokenizer) -> None:
+    text = "The patient has severe chest pain radiating to the left arm and denies fever. " * 5
+    (whole,) = words.prompts([f"{text}?"])
+    for room in (20, 47, len(whole) - 1):
+        ids = words.shortened(whole, Document("x", text), "{}?".format, max_length=room, spared=0)
+        assert room - 2 <= len(ids) <= room
+    with pytest.raises(ConfigurationError, match=r"9 leaves -1 tokens besides an answer.* 'x' has 2 without"):
+        words.shortened(whole, Document("x", text), "{}?".format, max_length=9, spared=10)
+
+
+def test_faults_of_templates() -> None:
+    known = ["answer", "text"]
+    assert faults("{text} {answer}", "answer", known) == []
+    assert faults("{text}", "answer", known) == ["does not name {answer}"]
+    assert faults("{answer} {who}", "answer", known) == ["names {who}; there are {answer}, {text}"]
+    assert faults("{text.__class__}{answer}", "answer", known)[0].startswith("names {text.__class__}")
+    assert faults("{answer} {", "answer", known)[0].startswith("is no template")
+    with pytest.raises(ConfigurationError, match=r"task\.template: 'nowhere\.txt' cannot be read"):
+        read_template("nowhere.txt", "answer", "task.template")

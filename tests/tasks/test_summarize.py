@@ -1,0 +1,167 @@
+"""Summaries by instruction: prompts, losses against loops, texts read back and scored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from fedstrata.core.config import SummarizeSettings
+from fedstrata.core.documents import Document
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.seeding import Seed
+from fedstrata.data.split import Split
+from fedstrata.metrics.text import overlap_scores
+from fedstrata.tasks.instruction_examples import Example
+from fedstrata.tasks.summarize import Summarization, Written
+
+DIALOGUES = [
+    Document(
+        "1", "Doctor: Any pain?\nPatient: In my chest.", metadata={"section": "CC"}, text_pair="Chest pain."
+    ),
+    Document("2", "Doctor: Allergies?\nPatient: No.", metadata={"section": "ALLERGY"}, text_pair="None."),
+]
+SHORT = {"max_length": 200, "answer_length": 40}
+
+
+def task_of(documents: Sequence[Document] = DIALOGUES, **changes: Any) -> Summarization:
+    settings = SummarizeSettings(**{**SHORT, **changes})
+    return Summarization.from_documents(settings, {"a": Split(train=tuple(documents))})
+
+
+def ideal(example: Example) -> np.ndarray:
+    """The tokens of the right answer, the end token included."""
+    return example.targets[example.prompt - 1 :]
+
+
+def prompt_of(example: Example) -> str:
+    ids = example.input_ids[: example.prompt]
+    return example.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def test_a_dialogue_is_asked_for_its_section_and_a_text_for_a_summary(byte_level: Any) -> None:
+    asked = prompt_of(task_of().encode(DIALOGUES, byte_level)[0])
+    assert asked == f"### Dialogue\n{DIALOGUES[0].text}\n\n### Section of the note: CC\n"
+    plain = [replace(document, metadata={}) for document in DIALOGUES]
+    task = task_of(plain)
+    assert prompt_of(task.encode(plain, byte_level)[0]) == f"### Text\n{plain[0].text}\n\n### Summary\n"
+    assert task.reads_texts_alone and not task_of().reads_texts_alone
+
+
+def test_right_answers_have_every_score(byte_level: Any) -> None:
+    task = task_of()
+    examples = task.encode(DIALOGUES, byte_level)
+    answers = task.decode(DIALOGUES, examples, [ideal(example) for example in examples])
+    assert answers == [Written("Chest pain.", True), Written("None.", True)]
+    assert [task.annotate(*pair) for pair in zip(DIALOGUES, answers, strict=True)] == DIALOGUES
+    scores = task.score(DIALOGUES, answers)
+    assert scores.keys() == {*task.metric_names}
+    # Of one word there is no pair, and of three no four.
+    assert {name for name, value in scores.items() if value == 1.0} == {*scores} - {"rouge2", "bleu4"}
+
+
+def test_scores_are_those_of_the_texts() -> None:
+    answers = [Written("Pain in the chest.", True), Written("", False)]
+    scores = task_of().score(DIALOGUES, answers)
+    assert scores["finished"] == 0.5
+    assert scores["exact_match"] == 0.0
+    assert scores["f1"] == pytest.approx((2 * 2 / 5) / 2)
+    expected = overlap_scores(["Pain in the chest.", ""], ["Chest pain.", "None."])
+    assert {name: scores[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("loss_on", ["response", "full"])
+def test_the_loss_is_that_of_the_tokens_that_count(byte_level: Any, loss_on: str) -> None:
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=400, **shape)).eval()
+    task = task_of(loss_on=loss_on)
+    examples = task.encode(DIALOGUES, byte_level)
+    total, count = task.loss(model, task.collate(examples))
+    expected, terms = 0.0, 0
+    for example in examples:
+        ids = torch.tensor([*example.input_ids, example.end_id])
+        first = example.prompt if loss_on == "response" else 1
+        logits = model(input_ids=ids[None]).logits[0, first - 1 : -1]
+        expected += F.cross_entropy(logits, ids[first:], reduction="sum").item()
+        terms += len(ids) - first
+    assert int(count) == terms
+    assert total.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_what_is_too_long_is_cut_at_its_end(byte_level: Any) -> None:
+    long = replace(DIALOGUES[0], text="Doctor: Any pain? " * 40, text_pair="Severe chest pain " * 20)
+    task = task_of([long])
+    (example,) = task.encode([long], byte_level)
+    assert 157 <= example.prompt <= 160
+    assert example.budget == 40
+    assert prompt_of(example).endswith("\n\n### Section of the note: CC\n")
+    answer = ideal(example)
+    assert len(answer) == 40
+    assert example.end_id not in answer  # it goes on, and its end is not learnt
+    assert long.text_pair.startswith(byte_level.decode(answer)) if long.text_pair else False
+
+
+def test_documents_without_a_second_text_are_answered_and_not_learnt_or_scored(byte_level: Any) -> None:
+    alone = replace(DIALOGUES[0], text_pair=None)
+    task = task_of([DIALOGUES[0], alone])
+    assert len(task.encode([DIALOGUES[0], alone], byte_level)) == 2
+    assert len(task.training_examples([DIALOGUES[0], alone], byte_level)) == 1
+    assert [task.scorable(own) for own in (DIALOGUES[0], alone)] == [True, False]
+
+
+def test_a_template_of_ones_own_goes_with_the_model(tmp_path: Path, byte_level: Any) -> None:
+    (tmp_path / "own.txt").write_text("{section}? {{{text}}}\n", encoding="utf-8")
+    task = task_of(template=str(tmp_path / "own.txt"))
+    (tmp_path / "own.txt").unlink()
+    again = Summarization.from_labels(task.settings, ())
+    assert prompt_of(again.encode(DIALOGUES, byte_level)[1]) == f"ALLERGY? {{{DIALOGUES[1].text}}}\n"
+
+
+@pytest.mark.parametrize(
+    ("documents", "changes", "path", "text"),
+    [
+        ([replace(DIALOGUES[0], text_pair=" ")], {}, "data.path", "training document of a has a second"),
+        (DIALOGUES, {"template": "nowhere.txt"}, "task.template", "cannot be read"),
+        (
+            DIALOGUES,
+            {"template": "{text} {who}"},
+            "task.template",
+            "names {who}; there are {section}, {text}",
+        ),
+        (DIALOGUES, {"template": "{text} {"}, "task.template", "is no template"),
+    ],
+)
+def test_bad_settings_are_told(
+    documents: list[Document], changes: dict[str, Any], path: str, text: str
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        task_of(documents, **changes)
+    (problem,) = caught.value.problems
+    assert problem.path == path
+    assert text in problem.message
+
+
+def test_too_little_room_is_told(byte_level: Any) -> None:
+    task = task_of(max_length=64, answer_length=32, template="{text}" + " and more" * 20)
+    with pytest.raises(ConfigurationError, match=r"64 leaves 32 tokens besides an answer.* document '1'"):
+        task.encode(DIALOGUES, byte_level)
+    with pytest.raises(ConfigurationError, match=r"names \{section\}, which document '1' lacks"):
+        task_of().encode([replace(DIALOGUES[0], metadata={})], byte_level)
+
+
+@pytest.mark.parametrize("kind", ["shuffled_labels", "shuffled_tokens", "label_flips"])
+def test_a_corrupt_client_trains_on_disorder(byte_level: Any, kind: str) -> None:
+    task = task_of()
+    examples = task.encode(DIALOGUES, byte_level)
+    changed = "input_ids" if kind == "shuffled_tokens" else "targets"
+    for one, other in zip(examples, task.corrupt(examples, kind, byte_level, Seed(0)), strict=True):
+        assert len(one) == len(other)
+        assert (getattr(one, changed) != getattr(other, changed)).any()
