@@ -8,14 +8,18 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from divided import Tiny, deeper
 from safetensors.torch import load_file, save_file
 from tiny_models import LABELS
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from fedstrata.adapters.attach import attach
+from fedstrata.core.adapter_settings import BottleneckSettings, LoraSettings
 from fedstrata.core.config import ModelSettings
 from fedstrata.core.cut import Cut
 from fedstrata.core.errors import ConfigurationError
@@ -139,10 +143,36 @@ def test_a_model_from_scratch_has_the_numbers_of_the_whole_one(
         assert all(torch.equal(value, whole.snapshot([name])[name]) for name, value in values.items())
 
 
+@pytest.mark.parametrize(
+    "settings", [LoraSettings(rank=2), BottleneckSettings(width=4)], ids=lambda own: own.kind
+)
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [("llama", "causal-lm"), ("gpt2", "causal-lm"), ("bert", "token-classification")],
+)
+def test_adapters_begin_alike_on_every_side(tiny_model: Tiny, family: str, kind: str, settings: Any) -> None:
+    """A client that holds the ends, and a server that holds the middle, draw what the whole model would."""
+
+    def adapted(model: Model) -> dict[str, Tensor]:
+        found = attach(model, settings, kind=kind, seed=Seed(5))
+        return found.snapshot(found.layout.all)
+
+    whole = adapted(tiny_model(family, kind, config=deeper(family)))
+    drawn = {name for name, value in whole.items() if value.any()}
+    assert drawn
+    sides = [adapted(side) for side in divide(tiny_model(family, kind, config=deeper(family)), Cut(1, 1))]
+    assert sides[0].keys() | sides[1].keys() == whole.keys()
+    for side in sides:
+        assert drawn & side.keys()
+        assert all(torch.equal(value, whole[name]) for name, value in side.items())
+
+
 MEASURE = """
 import ctypes, sys
 from functools import partial
 from pathlib import Path
+from fedstrata.adapters.attach import attach
+from fedstrata.core.adapter_settings import BottleneckSettings, LoraSettings
 from fedstrata.core.config import ModelSettings
 from fedstrata.core.seeding import Seed
 from fedstrata.models.load import load

@@ -60,15 +60,13 @@ def agreement_of(experiment: Experiment, ends: Model, cut: Cut, blocks: int, row
         if path.startswith(_COMPARED) and not path.startswith(_LOCAL)
     }
     compared["labels"] = list(experiment.task.labels)
-    # What an adapter begins with is drawn by each side for itself; plans bring what is shared of it.
-    base = ends.layout.frozen or [name for name, _ in ends.module.named_parameters()]
     config: Any = ends.module.config
     return Agreement.of(
         compared,
         run=settings.name,
         cut=cut,
         blocks=blocks,
-        fingerprint=ends.fingerprint(base),
+        fingerprint=ends.fingerprint([name for name, _ in ends.module.named_parameters()]),
         form=method.settings.wire,
         hidden=config.get_text_config().hidden_size,
         rows=rows,

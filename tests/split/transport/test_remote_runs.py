@@ -13,6 +13,7 @@ from support import Finished, RunTiny
 
 from fedstrata.core.errors import ClientsLostError
 from fedstrata.core.types import State
+from fedstrata.engine.checkpoint import ClientStore, client_folder
 from fedstrata.split.transport.timing import Timing
 
 ONE_EACH = ("training.batch_size=8", "data.synthetic.notes=12")
@@ -45,6 +46,25 @@ def test_a_run_between_processes_gives_the_weights_of_a_simulation(
     for client in CLIENTS:
         server.start(client)
     assert_same_run(server, server.run(2), simulated)
+
+
+def test_clients_that_keep_their_adapters_learn_what_they_would_in_a_simulation(
+    run_tiny: RunTiny, serve: Serve
+) -> None:
+    """Each process draws what its own adapters begin with."""
+    overrides = ("method={name: fl_llama, average_ends: never}", "adapter={kind: lora, rank: 4}", *ONE_EACH)
+    simulated, server = run_tiny(*overrides), serve(*overrides)
+    for client in CLIENTS:
+        server.start(client)
+    state = server.run(2)
+    assert server.cohort.roll.loss == pytest.approx(simulated.of("round")[-1]["loss"], rel=1e-5)
+    assert_same_run(server, state, simulated)
+    for client in CLIENTS:
+        homes = (server.folder / f"home of {client}", simulated.folder)
+        own, expected = (ClientStore(client_folder(home, client), 2).read().tensors for home in homes)
+        assert own.keys() == expected.keys()
+        for name, tensor in own.items():
+            torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5)
 
 
 def test_connections_that_are_cut_lose_nothing_and_repeat_nothing(run_tiny: RunTiny, serve: Serve) -> None:
