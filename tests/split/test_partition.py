@@ -187,7 +187,22 @@ def read(folder, ends):
     without = partial(getattr(partition, take), cut=cut)
     return load(ModelSettings(name=folder), kind="causal-lm", seed=Seed(0), without=without)
 
+def serve(folder, ends):
+    # as `fedstrata split serve` begins
+    from fedstrata.core.sources import read_source
+    from fedstrata.engine.agreeing import Agreements
+    from fedstrata.engine.serving import prepare_server
+
+    method = f"method={{name: fl_llama, front: {ends}, back: {ends}}}"
+    given = [method, f"model.name={folder}", "task={name: lm, max_length: 16}", "adapter.kind=lora"]
+    experiment = prepare_server(read_source(None, given), ["north"])
+    Agreements(experiment, ("north",), 2**20)
+    assert experiment.method.start(experiment.model).tensors
+    return experiment.model
+
 take, ends, small, large = sys.argv[1:]
+if take == "serve":
+    read = serve
 read(small, 1)  # what the libraries load is not counted
 ctypes.CDLL(None).malloc_trim(0)
 Path("/proc/self/clear_refs").write_text("5")
@@ -215,7 +230,7 @@ def large(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> t
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is measured by Linux's /proc")
-@pytest.mark.parametrize(("take", "ends"), [("leave_ends", 1), ("leave_middle", 6)])
+@pytest.mark.parametrize(("take", "ends"), [("leave_ends", 1), ("leave_middle", 6), ("serve", 6)])
 def test_a_process_never_holds_the_other_sides_tensors(
     large: tuple[Path, Path], take: str, ends: int
 ) -> None:
@@ -224,5 +239,5 @@ def test_a_process_never_holds_the_other_sides_tensors(
     found = subprocess.run(command, check=True, capture_output=True, text=True)
     grown, held = map(int, found.stdout.split())
     block = 4 * (4 * 512**2 + 3 * 512 * 2048)
-    assert held == pytest.approx(2 * block, rel=0.02)
+    assert held == pytest.approx(2 * block, rel=0.02 if take != "serve" else 0.05)  # and a small adapter
     assert grown < 4 * block

@@ -113,7 +113,7 @@ def wrap(
 
 
 def _draw_by_name(module: nn.Module, seed: Seed) -> None:
-    """Draws each layer's adapter anew, from a seed of its own; as PEFT does, and zero where that begins so."""
+    """Draws each layer's adapter anew, from a seed of its own, in the way in which it was drawn before."""
     for path, layer in module.named_modules():
         if hasattr(layer, "reset_lora_parameters"):
             with seed.child(path).everywhere():

@@ -97,11 +97,11 @@ def serve(
     display = Display()
     display.say("preparing the model ...")
     source, folder = serving_folder(configuration_of(arguments, out, resume=resume), out, resume=resume)
-    experiment = prepare_server(source)
+    experiment = prepare_server(source, names)
     serving = Serving(experiment, names, folder, display)
     largest = megabytes * 2**20
     hub = Hub(
-        Agreements(experiment, names, largest),
+        Agreements(experiment, names, largest, known=serving.weights),
         largest=largest,
         clients=names,
         tokens=known,

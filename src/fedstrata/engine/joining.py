@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fedstrata.core.errors import ConfigurationError, FrameError, LineError, Problem
 from fedstrata.core.types import Message, Plan, Update
 from fedstrata.data.split import PARTS
-from fedstrata.engine.agreeing import SCORE, agreement_of, divided_method, largest_batch
+from fedstrata.engine.agreeing import SCORE, TRAINING, agreement_of, divided_method, held, largest_batch
 from fedstrata.engine.checkpoint import ClientStore, client_folder, discard_uncommitted
 from fedstrata.engine.failures import describe, is_client_failure, release_memory
 from fedstrata.engine.rounds import sites_of
@@ -25,6 +25,7 @@ from fedstrata.engine.sites import Examples
 from fedstrata.split.asking import RemoteMiddle
 from fedstrata.split.ends import Ends
 from fedstrata.split.partition import leave_ends
+from fedstrata.split.transport.agreement import shapes_of
 from fedstrata.split.transport.header import Header, Kind
 from fedstrata.split.transport.membership import GrpcLine, TurnOverError
 from fedstrata.train.evaluate import answer
@@ -88,12 +89,16 @@ class RemoteClient:
         training = experiment.settings.training
         rows = largest_batch(self._site, training.batch_size, training.eval_batch_size)
         cut, model = divided_method(experiment.method).cut_of(client), experiment.model
-        self.agreement = agreement_of(experiment, model, cut, len(model.layout.blocks), rows)
+        length = experiment.settings.task.max_length
+        ends = shapes_of(model.tensors(model.layout.all))
+        self.agreement = agreement_of(experiment, cut, ends, rows, length, TRAINING)
         documents: dict[str, JSON] = {part: len(getattr(self._site.documents, part)) for part in PARTS}
         self.greeting: Mapping[str, JSON] = {
             "examples": self._site.count,
             "rows": rows,
+            "length": length,
             "documents": documents,
+            **held(model),
         }
 
     def serve(self, membership: Membership) -> None:

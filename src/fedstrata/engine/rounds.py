@@ -271,7 +271,7 @@ class Run:
         """What the record's `run` event says of the whole run."""
         experiment = self.experiment
         return {
-            **model_facts(experiment),
+            **model_facts(experiment, experiment.model),
             "data": _fingerprint(self._sites, experiment.server),
             "server_documents": [document.id for document in experiment.server],
             "corrupt": self._corrupt(),

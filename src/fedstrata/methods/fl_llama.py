@@ -16,6 +16,7 @@ Deviations: optimisers begin anew in every round, as all methods' do here. The p
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import ceil
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -133,13 +134,13 @@ class FLLLaMA:
         return layout.all
 
     def start(self, model: Model) -> State:
-        """All weights that train, as they are."""
+        """All weights that train, as they are: those of the middle if the model holds no more."""
         return State(model.snapshot(self.trainable(model.layout)))
 
     def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
         """Serves the clients' training; averages their ends where that is wanted."""
         cuts = {client.id: self.cut_of(client.id) for client in cohort.clients}
-        widest = Cut(min(cut.front for cut in cuts.values()), min(cut.back for cut in cuts.values()))
+        widest = self.widest(cuts)
         blocks = cohort.middle(widest).layout.blocks
         service = self._service(state, cohort, widest, rng)
         mean, arrived = StreamingMean(), list[ClientInfo]()
@@ -159,7 +160,9 @@ class FLLLaMA:
             served = sum(each.examples for each in arrived if index in cuts[each.id].middle(len(blocks)))
             if served:
                 mean.add(Update({name: learnt[name] for name in names}, weight=float(served)))
-        return State(replace(state.tensors, mean.finish().tensors), state.values)
+        found = mean.finish().tensors
+        # A server that holds the middle alone begins without the ends: they come with the first updates.
+        return State(replace({**found, **state.tensors}, found), state.values)
 
     def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
         """Trains the ends through the server."""
@@ -211,6 +214,11 @@ class FLLLaMA:
         """Returns where a client's model is divided."""
         own = self.settings.cuts.get(client, self.settings)
         return Cut(own.front, own.back)
+
+    def widest(self, clients: Iterable[str]) -> Cut:
+        """Returns where the server's model is divided, which has all that any of these clients lacks."""
+        cuts = [self.cut_of(client) for client in clients]
+        return Cut(min(cut.front for cut in cuts), min(cut.back for cut in cuts))
 
 
 def _steps(examples: int, training: TrainingSettings) -> int:

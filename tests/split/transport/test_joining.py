@@ -39,7 +39,6 @@ AGREED = Agreement.of(
     run="demo",
     cut=Cut(1, 1),
     blocks=4,
-    fingerprint="abc",
     form="bfloat16",
     hidden=8,
     rows=4,
@@ -156,7 +155,6 @@ def test_states_are_taken_if_and_only_if_they_are_as_agreed(
         ({"protocol": 9}, "protocol is 9 at client 'north', 1 at the server"),
         ({"training.learning_rate": 0.1}, "training.learning_rate is 0.1 at client 'north', 0.01 at"),
         ({"front": 2, "back": 0}, "front is 2 at client 'north', 1 at the server; back is 0 at"),
-        ({"weights of the ends": "abd"}, "weights of the ends is 'abd' at client 'north', 'abc' at"),
         ({"run": None}, "run is None at client 'north', 'demo' at the server"),
     ],
 )
