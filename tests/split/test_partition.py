@@ -191,7 +191,7 @@ def serve(folder, ends):
     # as `fedstrata split serve` begins
     from fedstrata.core.sources import read_source
     from fedstrata.engine.agreeing import Agreements
-    from fedstrata.engine.serving import prepare_server
+    from fedstrata.engine.sides import prepare_server
 
     method = f"method={{name: fl_llama, front: {ends}, back: {ends}}}"
     given = [method, f"model.name={folder}", "task={name: lm, max_length: 16}", "adapter.kind=lora"]

@@ -66,6 +66,8 @@ def agreement_of(
         purpose: What they come together for, `TRAINING` or `ANSWERS`.
     """
     settings, model = experiment.settings, experiment.model
+    if experiment.task.kind == "causal-lm":  # what else a task is, is found in documents, and some have none
+        settings = settings.model_copy(update={"task": experiment.asked or settings.task})
     every = dict(flatten(settings.model_dump(mode="json")))
     compared: dict[str, JSON] = {
         path: value

@@ -9,81 +9,33 @@ since no side has all of it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstrata.core.config import TrainedTokenizer
 from fedstrata.core.errors import ConfigurationError, FedstrataError, LineError, Problem
-from fedstrata.core.seeding import Seed
 from fedstrata.core.types import ClientInfo, Plan, State
 from fedstrata.engine.agreeing import SCORE, divided_method, info_of
 from fedstrata.engine.checkpoint import Checkpoints
 from fedstrata.engine.facts import model_facts
 from fedstrata.engine.failures import RoundAbandonedError
-from fedstrata.engine.fitting import check_model, load_model, outline, refusals
-from fedstrata.engine.processor import use_processor
+from fedstrata.engine.fitting import outline
 from fedstrata.engine.remote import RemoteCohort
 from fedstrata.engine.rounds import RECORDED, due_for_scoring
-from fedstrata.engine.setup import Experiment, check_settings, device_of, machine_problems, prepare
 from fedstrata.engine.sites import sample
 from fedstrata.metrics.cost import peak_gpu_bytes, peak_rss_bytes
 from fedstrata.record.log import RecordLog, committed_rounds, read_events
 from fedstrata.record.summary import mean_of, summarise, write_summary
 from fedstrata.split.asking import Answering
-from fedstrata.split.kvcache import Sessions
+from fedstrata.split.kvcache import SESSION_BYTES, Sessions
 from fedstrata.split.middle import Middle
-from fedstrata.split.partition import leave_middle
-from fedstrata.tasks import TASKS
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from fedstrata.core.method import Method
-    from fedstrata.core.sources import Source
     from fedstrata.engine.roll import Listener
+    from fedstrata.engine.setup import Experiment
     from fedstrata.split.transport.hub import Hub
 
 Scores = Mapping[str, float]
-_SESSION_BYTES = 2**30
-"""Bytes of keys and values of all clients together."""
-
-
-def prepare_server(source: Source, clients: Sequence[str]) -> Experiment:
-    """Checks a configuration and loads what a server needs of it: the middle of the model, and few documents.
-
-    A causal language model is served without any data. A model with classes needs to know them, and takes
-    them from the data of the configuration, which may be any documents with the same labels. Of the model's
-    file no more is read than what any of the clients lacks.
-
-    Args:
-        source: The configuration.
-        clients: Who may join.
-
-    Raises:
-        ConfigurationError: With every problem that could be found.
-    """
-
-    def without_of(method: Method) -> Callable[[PreTrainedModel], None]:
-        return partial(leave_middle, cut=divided_method(method).widest(clients))
-
-    settings, method, problems = check_settings(source)
-    if method is not None:
-        problems += source.located(refusals(lambda: divided_method(method)))
-    if TASKS[settings.task.name].kind != "causal-lm" and not problems:
-        return prepare(source, without_of=without_of)
-    problems += source.located(machine_problems(settings))
-    problems += source.located(refusals(lambda: check_model(settings, method)))
-    if isinstance(settings.model.tokenizer, TrainedTokenizer):
-        message = "must be one that is there already: the server has no texts to build one from"
-        problems.append(source.problem("model.tokenizer", message))
-    if problems or method is None:
-        raise ConfigurationError(problems)
-    use_processor(settings.threads)
-    task = TASKS[settings.task.name].from_labels(settings.task, ())
-    model = load_model(settings, task, None, without=without_of(method))
-    return Experiment(settings, method, task, model.to(device_of(settings)), {}, Seed(settings.seed))
 
 
 class Serving:
@@ -226,7 +178,7 @@ class Serving:
         cohort.listen = cohort.roll.listen = lambda event, facts: None
         model = cohort.middle(widest)
         model.load({name: self._state.tensors[name] for name in model.layout.all})
-        service = Answering(Sessions(Middle(model, widest), _SESSION_BYTES), self._method.settings.wire)
+        service = Answering(Sessions(Middle(model, widest), SESSION_BYTES), self._method.settings.wire)
 
         def plan_of(info: ClientInfo) -> Plan:
             if self._method.personal:

@@ -25,6 +25,7 @@ from pydantic import Field, model_validator
 from fedstrata.aggregate.mean import StreamingMean, replace
 from fedstrata.core.config import MethodSettings
 from fedstrata.core.cut import Cut
+from fedstrata.core.seeding import Seed
 from fedstrata.core.settings import Settings
 from fedstrata.core.types import ClientInfo, Message, Plan, State, Update
 from fedstrata.split.ends import Ends
@@ -39,7 +40,6 @@ from fedstrata.train.local import fit
 if TYPE_CHECKING:
     from fedstrata.core.config import TrainingSettings
     from fedstrata.core.method import Client, Cohort, Layout, Model
-    from fedstrata.core.seeding import Seed
 
 Blocks = Annotated[int, Field(ge=0)]
 Steps = Annotated[int, Field(ge=1)]
@@ -53,6 +53,9 @@ class NoiseSettings(Settings):
         default="mean_abs", description="What the scale is: the noise's mean absolute value or its deviation."
     )
     relative: bool = Field(default=False, description="Whether in units of the hidden states.")
+    inference: bool = Field(
+        default=False, description="Whether it is also added when documents are scored and texts generated."
+    )
 
 
 class CutSettings(Settings):
@@ -169,8 +172,7 @@ class FLLLaMA:
         model: Any = client.model
         settings, cut, names = self.settings, self.cut_of(client.id), model.layout.all
         model.load(plan.tensors)
-        own = settings.noise
-        noise = Noise(own.scale, rng.child("noise"), own.kind, own.relative) if own else None
+        noise = self.noise(rng if client.secret is None else Seed(client.secret, rng.path))
         if client.line is None:
             raise TypeError("a divided model is trained in a conversation")
         exchange = Exchange(
@@ -214,6 +216,13 @@ class FLLLaMA:
         """Returns where a client's model is divided."""
         own = self.settings.cuts.get(client, self.settings)
         return Cut(own.front, own.back)
+
+    def noise(self, rng: Seed) -> Noise | None:
+        """Returns the noise on what leaves a client, drawn from a seed; none if there is to be none."""
+        own = self.settings.noise
+        if own is None:
+            return None
+        return Noise(own.scale, rng.child("noise"), own.kind, own.relative, own.inference)
 
     def widest(self, clients: Iterable[str]) -> Cut:
         """Returns where the server's model is divided, which has all that any of these clients lacks."""

@@ -19,8 +19,8 @@ from fedstrata.core.sources import read_source
 from fedstrata.core.types import State
 from fedstrata.engine.agreeing import Agreements, info_of
 from fedstrata.engine.remote import RemoteCohort
-from fedstrata.engine.serving import prepare_server
 from fedstrata.engine.setup import Experiment
+from fedstrata.engine.sides import prepare_server
 from fedstrata.split.transport.hub import Hub
 from fedstrata.split.transport.timing import Timing
 

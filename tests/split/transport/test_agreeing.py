@@ -11,8 +11,8 @@ from support import TINY
 from fedstrata.core.errors import RefusedError
 from fedstrata.core.sources import read_source
 from fedstrata.engine.agreeing import Agreements
-from fedstrata.engine.joining import RemoteClient, prepare_client
-from fedstrata.engine.serving import prepare_server
+from fedstrata.engine.joining import RemoteClient
+from fedstrata.engine.sides import prepare_client, prepare_server
 
 EMBEDDING, LOWEST = "model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight"
 CLIENTS = ("site-1", "site-2")

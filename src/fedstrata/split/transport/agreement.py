@@ -1,8 +1,8 @@
 """What client and server must agree on before they speak, and what a message may then hold.
 
 Both sides work it out by themselves from their own configuration and their own part of the model. The client
-says its part in its greeting; the server compares and refuses, naming both values. Afterwards either side looks at the
-header of every frame before it touches a tensor.
+says its part in its greeting; the server compares and refuses, naming both values. Afterwards either side
+looks at the header of every frame before it touches a tensor.
 """
 
 from __future__ import annotations
