@@ -14,6 +14,7 @@ from fedstrata.core.errors import ConfigurationError, FedstrataError, LineError,
 from fedstrata.core.types import Message, State
 from fedstrata.engine.agreeing import ANSWERS, Agreements, divided_method
 from fedstrata.engine.checkpoint import Checkpoints
+from fedstrata.engine.failures import describe, is_client_failure, message_of, release_memory
 from fedstrata.engine.folder import resumable
 from fedstrata.engine.sides import prepare_server
 from fedstrata.record.log import committed_rounds, read_events
@@ -100,9 +101,12 @@ class Answers:
             if header.kind != Kind.SAID:
                 raise RefusedError(f"client {client!r} says {header.kind.name}, and here nothing is learnt")
             self._say(hub, self._service.hear(client, frame.decode(content, Message)))
-        except FedstrataError as error:
-            final = error if isinstance(error, LineError) else RefusedError(str(error))
-            hub.drop(client, final)
+        except Exception as error:
+            if not isinstance(error, FedstrataError) and not is_client_failure(error):
+                raise
+            told = message_of(error) or describe(error)
+            hub.drop(client, error if isinstance(error, LineError) else RefusedError(told))
+            release_memory(error)
             self._say(hub, self._service.leave(client))
 
     def _say(self, hub: Hub, answers: Any) -> None:

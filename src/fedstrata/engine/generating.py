@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from fedstrata.core.task import Task
     from fedstrata.engine.setup import Experiment
     from fedstrata.split.rows import Rows
     from fedstrata.split.transport.membership import Membership
@@ -113,12 +112,12 @@ class Generating:
         self._documents = prompts if prompts is not None else self._own_documents()
         if not self._documents:
             raise ConfigurationError([Problem("--prompts", "there is nothing to answer")])
-        self._examples = self._encoded(experiment.task, self._documents)
+        self._examples = self._encoded()
         training = experiment.settings.training
         windows = max(len(example.windows) for example in self._examples)
         length = max(self._longest(example) for example in self._examples)
         ends = shapes_of(self._model.tensors(self._model.layout.all))
-        rows = windows * training.eval_batch_size
+        rows = windows * min(training.eval_batch_size, len(self._examples))
         self.agreement = agreement_of(experiment, self._cut, ends, rows, length, ANSWERS)
         self.greeting: Mapping[str, Any] = {"rows": rows, "length": length, **held(self._model)}
         if self._method.personal:
@@ -160,22 +159,16 @@ class Generating:
         return found
 
     def _scored(self) -> list[Document]:
-        """Answers the documents as the task would, and scores the answers."""
+        """Answers the documents as for the scores of a run, and scores the answers."""
         task, documents = self._experiment.task, self._documents
-        if isinstance(task, Extraction):
-            answers = task.joined(self._answers, documents)
-        elif isinstance(task, Summarization):
-            answers = self._answers(task, documents)
+        if isinstance(task, Extraction | Summarization):
+            rows = self._generated(self._examples, *task.gives)
+            answers: list[Any] = [*task.decode(documents, self._examples, rows)]
         else:
             answers = answer(self._model, task, documents, self._experiment.settings.training)
             self._advance(len(documents))
         self.scores = task.score(documents, answers)
         return [task.annotate(document, own) for document, own in zip(documents, answers, strict=True)]
-
-    def _answers(self, task: Task, documents: Sequence[Document]) -> list[Any]:
-        """Returns a task's answers to documents, generated."""
-        examples = self._encoded(task, documents)
-        return task.decode(documents, examples, self._generated(examples, *task.gives))
 
     def _generated(self, examples: Sequence[Example], *purpose: str) -> list[np.ndarray]:
         """Returns the tokens that follow each prompt, (tokens,) int32."""
@@ -212,11 +205,12 @@ class Generating:
             raise ConfigurationError([Problem("--max-new-tokens, --temperature", message)])
         return [each for each in self._experiment.clients[self.id].test if task.scorable(each)]
 
-    def _encoded(self, task: Task, documents: Sequence[Document]) -> list[Any]:
-        """Returns examples of documents, or of the prompts that they are."""
+    def _encoded(self) -> list[Any]:
+        """Returns examples of the documents, or of the prompts that they are."""
         if self._prompts is not None:
-            return self._continued(documents)
-        examples, tokens = task.encode(documents, self._model.tokenizer), self._drawing.tokens
+            return self._continued(self._prompts)
+        examples = self._experiment.task.encode(self._documents, self._model.tokenizer)
+        tokens = self._drawing.tokens
         if tokens is None:
             return list(examples)
         return [replace(example, budget=min(example.budget, tokens)) for example in examples]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support import TINY
 
-from fedstrata.core.errors import RefusedError
+from fedstrata.core.errors import ConfigurationError, RefusedError
 from fedstrata.core.sources import read_source
 from fedstrata.engine.agreeing import Agreements
 from fedstrata.engine.joining import RemoteClient
@@ -54,6 +55,25 @@ def test_what_clients_hold_is_agreed_on_though_the_server_has_it_not(
         assert EMBEDDING in agreed.ends
     assert LOWEST not in agreed.ends  # of the second client; the server has it
     assert agreed.rows == greetings["site-2"]["rows"]
+
+
+EXTRACT = "task={name: extract, templates: short, max_length: 320, tasks: [ner], mentions: %s}"
+
+
+def test_a_server_without_documents_agrees_on_what_was_set_and_not_on_what_clients_found(
+    tmp_path: Path,
+) -> None:
+    """Templates and types that are left open are filled in by each client from its documents."""
+    given = (*TINY, METHOD, "data.synthetic.notes=12")
+    source = read_source(None, [*given, EXTRACT % "[problem, drug]"])
+    agree = Agreements(prepare_server(source, CLIENTS), CLIENTS, 2**26)
+    remote = RemoteClient(prepare_client(source, "site-1"), "site-1", tmp_path, lambda event, facts: None)
+    assert agree("site-1", {**remote.greeting, "facts": dict(remote.agreement.facts)})
+    other = {**remote.agreement.facts, "task.mentions": ["problem"]}
+    with pytest.raises(RefusedError, match=r"task\.mentions is \['problem'\] at client"):
+        agree("site-1", {**remote.greeting, "facts": other})
+    with pytest.raises(ConfigurationError, match=r"task\.mentions: must be named, not 'auto'"):
+        prepare_server(read_source(None, [*given, EXTRACT % "auto"]), CLIENTS)
 
 
 def test_clients_with_other_weights_than_each_other_are_refused(
