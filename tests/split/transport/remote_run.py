@@ -19,7 +19,8 @@ from fedstrata.core.sources import read_source
 from fedstrata.core.types import State
 from fedstrata.engine.agreeing import Agreements, info_of
 from fedstrata.engine.remote import RemoteCohort
-from fedstrata.engine.setup import Experiment, prepare
+from fedstrata.engine.setup import Experiment
+from fedstrata.engine.sides import prepare_server
 from fedstrata.split.transport.hub import Hub
 from fedstrata.split.transport.timing import Timing
 
@@ -141,7 +142,7 @@ def serving(folder: Path, clients: Clients) -> Iterator[Serve]:
     with ExitStack() as stack:
 
         def serve(*overrides: str, timing: Timing = PATIENT) -> Server:
-            experiment = prepare(read_source(None, [*TINY, *overrides]))
+            experiment = prepare_server(read_source(None, [*TINY, *overrides]), CLIENTS)
             agreements = Agreements(experiment, CLIENTS, LARGEST)
             hub = Hub(agreements, largest=LARGEST, clients=CLIENTS, timing=timing)
             address = hub.listen("127.0.0.1:0")
