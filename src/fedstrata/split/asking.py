@@ -81,9 +81,11 @@ class Answering:
 
     Attributes:
         together: Clients ask at once, and each is answered at once.
+        ordered: None waits for another.
     """
 
     together: ClassVar[bool] = True
+    ordered: ClassVar[bool] = False
 
     def __init__(self, sessions: Sessions, form: Form) -> None:
         self._sessions, self._form = sessions, form
