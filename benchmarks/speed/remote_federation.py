@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,7 +14,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import yaml
 from split_line import random_decoder
 
 from fedstrata.core.cut import Cut
@@ -81,7 +81,7 @@ class Setting:
             "threads": 1,
         }
         path = folder / "run.yaml"
-        path.write_text(yaml.safe_dump(values))
+        path.write_text(json.dumps(values))  # which is YAML
         return path
 
     @property

@@ -48,7 +48,7 @@ from fedstrata.engine.rounds import sites_of
 from fedstrata.engine.setup import prepare
 from fedstrata.engine.simulate import SimulatedClient
 from fedstrata.engine.sites import Examples
-from fedstrata.metrics.cost import cores, peak_rss_bytes
+from fedstrata.metrics.cost import peak_rss_bytes
 from fedstrata.split.partition import ends_of
 from fedstrata.train.local import fit
 
@@ -107,7 +107,7 @@ def memory(options: argparse.Namespace, adapter: Mapping[str, Any] | None, folde
     }
     above = client - peaks["tiny"], peaks["whole"] - peaks["tiny"]
     return {
-        "share": round(above[0] / above[1], 4),
+        "share": round(above[0] / max(above[1], 1), 4),
         "parameter_share": round(share, 4),
         "client_megabytes": round(above[0] / 1e6, 1),
         "whole_megabytes": round(above[1] / 1e6, 1),
@@ -198,7 +198,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--memory-blocks", type=int, default=16)
     parser.add_argument("--memory-hidden", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=cores(), help="of the server")
+    parser.add_argument("--threads", type=int, default=1, help="of the server; a client has one")
     parser.add_argument("--whole", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
 
