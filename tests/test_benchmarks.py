@@ -64,6 +64,34 @@ SCRIPTS = [
         ],
         {"swap_fraction_of_step"},
     ),
+    pytest.param(
+        "split_wire.py",
+        [
+            *("--blocks", "3", "--hidden", "8", "--rows", "2", "--columns", "8", "--steps", "1"),
+        ],
+        {"step_bytes", "four_tensors_bytes", "mask_bytes_over_length_bytes"},
+    ),
+    pytest.param(
+        "split_generation.py",
+        [
+            *("--blocks", "3", "--hidden", "8", "--contexts", "8", "12", "--tokens", "3", "--repeats", "1"),
+        ],
+        {"cached_over_uncached", "bytes_per_token", "context"},
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        "split_training.py",
+        [
+            *("--clients", "2", "--blocks", "3", "--hidden", "8", "--tokens", "8", "--batches", "1"),
+            *("--accumulation", "1", "--delay", "0.001", "--repeats", "1"),
+            *("--memory-blocks", "4", "--memory-hidden", "32"),
+        ],
+        {"client_batch_over_sequential", "overlap_on_over_off", "parameter_share"},
+        marks=[
+            pytest.mark.slow,
+            pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of /proc/PID/status"),
+        ],
+    ),
     pytest.param("engine_overhead.py", ["--rounds", "1"], {"overhead_fraction"}, marks=pytest.mark.slow),
     pytest.param(
         "client_memory.py",

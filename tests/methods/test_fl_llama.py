@@ -13,6 +13,7 @@ from fedstrata.core.method import Client
 from fedstrata.core.sources import read_source
 from fedstrata.core.types import Plan, Update
 from fedstrata.engine.planning.plan import make_plan
+from fedstrata.engine.rounds import sites_of
 from fedstrata.engine.setup import prepare
 from fedstrata.split.exchange import Exchange
 from fedstrata.wire import frame
@@ -21,6 +22,9 @@ LM = (
     "data.types=null", "data.synthetic.sites=1", "data.synthetic.notes=3", "task={name: lm, max_length: 128}",
     "federation.rounds=1", "training.batch_size=1000",
 )  # fmt: skip
+
+ALONE = ("data.synthetic.sites=1", "data.synthetic.notes=4", "federation.rounds=1", "training.batch_size=1")
+SPLITNN = "method={name: fl_llama, front: 1, back: 0}"
 
 
 @pytest.mark.parametrize(("wire", "size"), [("float32", 4), ("bfloat16", 2), ("int8", 1)])
@@ -32,6 +36,22 @@ def test_a_step_sends_four_tensors_and_little_else(run_tiny: RunTiny, wire: str,
     tensors = 4 * windows * (32 * size + scales)  # the model is 32 wide, and the last window is padded
     around = frame.size(Plan()) + frame.size(Update({}, {"loss": event["loss"]}, weight=event["examples"]))
     assert 0 < event["bytes_up"] + event["bytes_down"] - around - tensors < 1024
+
+
+def test_splitnn_sends_its_lower_half_and_four_tensors_a_step(run_tiny: RunTiny) -> None:
+    """The head, and with it the labels, at the client; all blocks above the cut at the server."""
+    run = run_tiny(SPLITNN, *ALONE)
+    site = sites_of(prepare(read_source(None, [*TINY, SPLITNN, *ALONE])))[1][0]
+    tokens = sum(len(window.input_ids) for window in site.encode())
+    served = (".layers.1.", ".layers.2.")
+    ends = {name: own for name, own in run.state.tensors.items() if not any(part in name for part in served)}
+    event = run.of("client")[0]
+    update = Update(ends, {"loss": event["loss"]}, weight=event["examples"])
+    expected = frame.size(Plan(ends)) + frame.size(update) + 4 * tokens * 32 * 4  # the model is 32 wide
+    assert 0 < event["bytes_up"] + event["bytes_down"] - expected < 1024 * event["examples"]
+    whole = sum(tensor.nbytes for tensor in run.state.tensors.values())
+    sent = run.summary["communication"]["percent_of_full_model"]
+    assert sent == pytest.approx(100 * event["bytes_up"] / whole, rel=0.01)
 
 
 @pytest.mark.parametrize("wire", ["bfloat16", "int8"])

@@ -146,6 +146,10 @@ class Service(Protocol):
     def together(self) -> bool:
         """Whether an answer may wait for messages of other clients, so that all must be there at once."""
 
+    @property
+    def ordered(self) -> bool:
+        """Whether what a client hears depends on those before it, so that each must end before the next."""
+
     def hear(self, client: str, message: Message) -> Iterable[tuple[str, Message]]:
         """Takes a client's message; returns what is now said, and to whom.
 

@@ -40,6 +40,7 @@ class NobodySpeaks:
     """The service of handlers that only take a plan and give an update; implements `core.method.Service`."""
 
     together = True
+    ordered = False
 
     def hear(self, client: str, message: Message) -> Iterable[tuple[str, Message]]:
         """Refuses to hear anything."""
@@ -122,7 +123,7 @@ class RemoteCohort:
             ClientsLostError: As `each` does.
         """
         present = list(self._present(handler, plan_of))
-        for group in [present] if service.together else [[one] for one in present]:
+        for group in [[one] for one in present] if service.ordered else [present]:
             yield from self._take_turns(handler, group, service)
 
     def middle(self, cut: Cut) -> Model:

@@ -93,9 +93,11 @@ class Answering:
 
     Attributes:
         together: Clients ask at once, and each is answered at once.
+        ordered: None waits for another.
     """
 
     together: ClassVar[bool] = True
+    ordered: ClassVar[bool] = False
 
     def __init__(
         self, sessions: Sessions, form: Form, ends_of: Callable[[str], Tensors] | None = None

@@ -47,10 +47,12 @@ class Sequential:
 
     Attributes:
         together: Whether clients must be there at once.
+        ordered: Whether each trains to its end before the next.
     """
 
     def __init__(self, replica: Replica, clients: Sequence[str], form: Form, *, by_step: bool) -> None:
-        self._replica, self._form, self.together = replica, form, by_step
+        self._replica, self._form = replica, form
+        self.together, self.ordered = by_step, not by_step
         self._order = list(clients)
         self._waiting: dict[str, deque[Message]] = {client: deque() for client in clients}
         self._terms = 0
@@ -110,6 +112,7 @@ class ClientBatch:
     """
 
     together: ClassVar[bool] = True
+    ordered: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -225,7 +228,10 @@ class Hierarchical:
 
     Attributes:
         together: Whether clients must be there at once.
+        ordered: Never: no copy depends on another client's before an average.
     """
+
+    ordered: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -48,6 +48,7 @@ def assert_same_run(server: Server, state: State, simulated: Finished) -> None:
         ),
         (BATCH, "adapter={kind: lora, rank: 4}"),
         ("method={name: fl_llama, average_ends: never, turns: step, wire: bfloat16}",),
+        ("method={name: fl_llama, mode: hierarchical}",),
     ],
 )
 def test_a_run_between_processes_gives_the_weights_of_a_simulation(

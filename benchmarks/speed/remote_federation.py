@@ -1,0 +1,195 @@
+"""A server in this process and clients of `fedstrata split join` in others, whose rounds can be timed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from split_line import random_decoder
+
+from fedstrata.core.cut import Cut
+from fedstrata.core.seeding import Seed
+from fedstrata.core.sources import read_source
+from fedstrata.core.types import ClientInfo, State
+from fedstrata.engine.agreeing import agreement_of, info_of
+from fedstrata.engine.remote import RemoteCohort
+from fedstrata.engine.setup import Experiment, prepare
+from fedstrata.methods.fl_llama import FLLLaMA, FLLLaMASettings
+from fedstrata.split.partition import ends_of
+from fedstrata.split.transport.agreement import Agreement
+from fedstrata.split.transport.hub import Greeting, Hub
+from fedstrata.split.transport.timing import Timing
+
+_LARGEST = 2**28
+_PATIENCE = 600.0
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is trained: random texts of equal length for every client, by a decoder with random weights.
+
+    Attributes:
+        blocks: Of the model.
+        hidden: Its width.
+        front: p.
+        back: q.
+        tokens: Of a row.
+        batch: Rows of a batch.
+        batches: Of a client in a round.
+        adapter: The adapter, as in a configuration; none to train all weights.
+        accumulation: Batches of a step.
+    """
+
+    blocks: int
+    hidden: int
+    front: int
+    back: int
+    tokens: int
+    batch: int
+    batches: int
+    adapter: Mapping[str, Any] | None = None
+    accumulation: int = 1
+
+    def write(self, folder: Path, clients: Sequence[str], method: Mapping[str, Any]) -> Path:
+        """Writes the model, the texts and a configuration; returns the latter."""
+        folder.mkdir(parents=True)
+        random_decoder(self.blocks, self.hidden, self.tokens).save(folder / "model")
+        digits = Seed(0).numpy()  # mini's tokenizer takes digits one by one
+        for client in clients:
+            (folder / "texts" / client).mkdir(parents=True)
+            length = self.tokens * self.batch * self.batches - 1  # and an end
+            text = "".join(map(str, digits.integers(10, size=length)))
+            (folder / "texts" / client / "text.txt").write_text(text)
+        shares = {"train": 1.0, "validation": 0.0, "test": 0.0}
+        values = {
+            "data": {"format": "text", "path": str(folder / "texts"), "split": shares},
+            "partition": {"by": "site"},
+            "model": {"name": str(folder / "model")},
+            "task": {"name": "lm", "max_length": self.tokens},
+            "adapter": None if self.adapter is None else dict(self.adapter),
+            "training": {"batch_size": self.batch, "accumulation": self.accumulation},
+            "method": dict(method),
+            "threads": 1,
+        }
+        path = folder / "run.yaml"
+        path.write_text(json.dumps(values))  # which is YAML
+        return path
+
+    @property
+    def method(self) -> dict[str, Any]:
+        """The settings of the method that clients are started with."""
+        return {"name": "fl_llama", "front": self.front, "back": self.back}
+
+
+@dataclass
+class Federation:
+    """A server with its clients.
+
+    Attributes:
+        experiment: What is trained, as the server has it.
+        hub: The lines.
+        clients: The clients' processes, by name.
+    """
+
+    experiment: Experiment
+    hub: Hub
+    clients: Mapping[str, subprocess.Popen[str]]
+    _state: State = field(init=False)
+    _rounds: Iterator[int] = field(default_factory=lambda: count(1), init=False)
+
+    def __post_init__(self) -> None:
+        self._state = self.experiment.method.start(self.experiment.model)
+
+    def round(self, clients: Sequence[str] = (), **method: Any) -> float:
+        """Runs a round from the first state; returns its seconds.
+
+        Args:
+            clients: Who takes part; everybody if empty.
+            method: Settings of the method that only the server needs.
+        """
+        infos: list[ClientInfo] = [info_of(each, self.hub.greeting(each)) for each in clients or self.clients]
+        own: Any = self.experiment.method.settings
+        chosen = FLLLaMA(FLLLaMASettings.model_validate({**own.model_dump(), **method}))
+        number = next(self._rounds)
+        cohort = RemoteCohort(
+            method=chosen,
+            model=self.experiment.model,
+            hub=self.hub,
+            infos=infos,
+            training=self.experiment.settings.training,
+            folder=Path(),
+            number=number,
+            listen=lambda event, facts: None,
+        )
+        started = time.perf_counter()
+        chosen.round(self._state, cohort, Seed(0).child("round", number))
+        return time.perf_counter() - started
+
+
+@contextmanager
+def federation(
+    setting: Setting,
+    clients: Mapping[str, Sequence[str]],
+    folder: Path,
+    *,
+    delay: float = 0.0,
+    threads: int | None = None,
+) -> Iterator[Federation]:
+    """Starts a server and its clients, and ends them.
+
+    Args:
+        setting: What is trained.
+        clients: Overrides of each client's own settings, by its name.
+        folder: For the texts, the model and what clients keep.
+        delay: Seconds for which either side holds every message back.
+        threads: Of the server; a client has one.
+    """
+    path = setting.write(folder, list(clients), setting.method)
+    own = [] if threads is None else [f"threads={threads}"]
+    experiment = prepare(read_source(path, own))
+    timing = Timing(answer=_PATIENCE, delay=delay)
+    hub = Hub(_agree(experiment, setting), largest=_LARGEST, clients=list(clients), timing=timing)
+    with ExitStack() as stack:
+        stack.callback(hub.stop, 2.0)
+        address = hub.listen("127.0.0.1:0")
+        processes = {}
+        for name, overrides in clients.items():
+            command = [
+                *(sys.executable, "-m", "fedstrata", "split", "join", str(path), *overrides),
+                *("--insecure", "--client", name, "--server", address),
+                *("--delay", str(delay), "--home", str(folder / f"home of {name}")),
+            ]
+            processes[name] = stack.enter_context(_process(command))
+        hub.wait_for(list(clients), _PATIENCE)
+        yield Federation(experiment, hub, processes)
+
+
+def _agree(experiment: Experiment, setting: Setting) -> Callable[[str, Greeting], Agreement]:
+    """Returns what agrees with every client: settings are not compared, for they are what is measured."""
+    cut = Cut(setting.front, setting.back)
+    ends = ends_of(experiment.model, cut)
+    known = agreement_of(experiment, ends, cut, setting.blocks, 1)
+
+    def agree(client: str, greeting: Greeting) -> Agreement:
+        return known.with_rows(int(str(greeting["rows"])))
+
+    return agree
+
+
+@contextmanager
+def _process(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, text=True, env=environment) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
