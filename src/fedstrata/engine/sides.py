@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedstrata.core.config import ExtractSettings, SummarizeSettings, TrainedTokenizer
 from fedstrata.core.errors import ConfigurationError, Problem
@@ -108,10 +108,13 @@ def _task(settings: RunSettings) -> Task:
         ConfigurationError: A setting is `auto`, for which there would have to be documents.
     """
     own = settings.task
-    if isinstance(own, ExtractSettings) and "auto" in (own.mentions, own.modifiers):
-        name = "mentions" if own.mentions == "auto" else "modifiers"
+    if isinstance(own, ExtractSettings):
+        wanted: dict[str, Any] = {"mentions": "ner" in own.tasks, "modifiers": "re" in own.tasks}
+        left_open = [name for name in wanted if getattr(own, name) == "auto"]
         message = "must be named, not 'auto': no documents are read here in which they could be found"
-        raise ConfigurationError([Problem(f"task.{name}", message)])
+        if problems := [Problem(f"task.{name}", message) for name in left_open if wanted[name]]:
+            raise ConfigurationError(problems)
+        own = own.model_copy(update=dict.fromkeys(left_open, ()))
     if isinstance(own, SummarizeSettings) and own.template is None:
         own = own.model_copy(update={"template": builtin("summarize")})  # who asks fills in its own
     return TASKS[own.name].from_labels(own, ())

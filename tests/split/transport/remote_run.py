@@ -109,7 +109,7 @@ class Server:
     def run(self, rounds: int = 1, *, min_clients: int | None = None) -> State:
         """Runs rounds once all clients are there."""
         experiment = self.experiment
-        self.hub.wait_for(CLIENTS, 120)
+        self.hub.wait_for(CLIENTS, 600)
         infos = [info_of(client, self.hub.greeting(client)) for client in CLIENTS]
         state = experiment.method.start(experiment.model)
         for number in range(1, rounds + 1):
