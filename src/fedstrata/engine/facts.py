@@ -44,7 +44,7 @@ def model_facts(experiment: Experiment, model: Model) -> dict[str, Any]:
         "seed": experiment.settings.seed,
         "rounds": experiment.settings.federation.rounds,
         "model": {
-            "name": experiment.settings.model.name,
+            "name": experiment.settings.model.title,
             "parameters": model.parameter_count,
             "blocks": len(layout.blocks),
             "bytes": frame.size(Message(model.tensors(model.whole))),
