@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -97,10 +97,6 @@ class Agreement:
             **settings,
         }
         return cls(facts, form, hidden, rows, length, ends)
-
-    def with_rows(self, rows: int) -> Agreement:
-        """Returns the same with another largest batch."""
-        return replace(self, rows=rows, facts={**self.facts, "largest batch": rows})
 
     @property
     def largest(self) -> int:
