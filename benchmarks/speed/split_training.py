@@ -16,9 +16,9 @@ repeats. LoRA on the attention's query and value, as in FL-LLaMA, but for the me
 - `overlap_on_over_off`: one client's texts a second with two batches of a step in flight over those with one,
   with that delay.
 - `client_memory_share`: peak memory of a client with the first and the last of 16 blocks over that of a
-  process that trains the whole model, both above a process that has done the same with a tiny model; full
-  training with AdamW. `client_memory_share_lora`: with LoRA (FL-LLaMA, figure 6). `parameter_share`: the
-  client's part of the parameters.
+  process that trains the whole model, each above its like with a tiny model, which has imported and done the
+  same; full training with AdamW. `client_memory_share_lora`: with LoRA (FL-LLaMA, figure 6).
+  `parameter_share`: the client's part of the parameters.
 
 Last line: one JSON object.
 """
@@ -93,25 +93,24 @@ def time_flights(options: argparse.Namespace, folder: Path) -> Seconds:
 
 
 def memory(options: argparse.Namespace, adapter: Mapping[str, Any] | None, folder: Path) -> dict[str, float]:
-    """Returns the peaks of a client, of the whole model and of a tiny one, and the client's parameters."""
+    """Returns what a client and a process with the whole model need beyond their like with a tiny model."""
     size = {"blocks": options.memory_blocks, "hidden": options.memory_hidden, "batches": 2}
     setting = replace(setting_of(options, adapter=adapter), **size, front=1, back=1)
-    with federation(setting, {"client": ()}, folder / "divided") as running:
-        running.round()
-        client = peak_of(running.clients["client"].pid)
-        model = running.experiment.model
-        share = ends_of(model, Cut(1, 1)).parameter_count / model.parameter_count
-    peaks = {
-        name: peak_of_whole(own.write(folder / name, ["client"], {"name": "centralized"}))
-        for name, own in (("whole", setting), ("tiny", replace(setting, **TINY)))
-    }
-    above = client - peaks["tiny"], peaks["whole"] - peaks["tiny"]
+    peaks: dict[str, dict[str, int]] = {"client": {}, "whole": {}}
+    for name, own in (("model", setting), ("tiny", replace(setting, **TINY))):
+        with federation(own, {"client": ()}, folder / f"{name}, divided") as running:
+            running.round()
+            peaks["client"][name] = peak_of(running.clients["client"].pid)
+            if own is setting:
+                whole = running.experiment.model
+                part = ends_of(whole, Cut(1, 1)).parameter_count / whole.parameter_count
+        peaks["whole"][name] = peak_of_whole(own.write(folder / name, ["client"], {"name": "centralized"}))
+    added = {side: own["model"] - own["tiny"] for side, own in peaks.items()}
     return {
-        "share": round(above[0] / max(above[1], 1), 4),
-        "parameter_share": round(share, 4),
-        "client_megabytes": round(above[0] / 1e6, 1),
-        "whole_megabytes": round(above[1] / 1e6, 1),
-        "baseline_megabytes": round(peaks["tiny"] / 1e6, 1),
+        "share": round(added["client"] / max(added["whole"], 1), 4),
+        "parameter_share": round(part, 4),
+        **{f"{side}_megabytes": round(own / 1e6, 1) for side, own in added.items()},
+        **{f"{side}_baseline_megabytes": round(own["tiny"] / 1e6, 1) for side, own in peaks.items()},
     }
 
 
@@ -172,7 +171,7 @@ def parallel(options: argparse.Namespace, folder: Path) -> dict[tuple[int, float
     """Times all modes, by the number of clients and the delay; prints table 3."""
     found = {}
     print("| clients | delay, ms | " + " | ".join(f"{mode}, s a round" for mode in MODES) + " |")
-    print("|---:|" * 1 + "---:|" * (1 + len(MODES)))
+    print("|" + "---:|" * (2 + len(MODES)))
     for clients in options.clients:
         for delay in (0.0, options.delay):
             own = time_modes(options, clients, delay, folder / f"{clients} clients, {delay:g} s")
@@ -192,12 +191,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--back", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--batch", type=int, default=2, help="rows of a client's batch")
-    parser.add_argument("--batches", type=int, default=8, help="of a client in a round")
+    parser.add_argument("--batches", type=int, default=4, help="of a client in a round")
     parser.add_argument("--accumulation", type=int, default=4, help="batches of a step, for the overlap")
     parser.add_argument("--delay", type=float, default=0.02, help="seconds, each way")
     parser.add_argument("--memory-blocks", type=int, default=16)
     parser.add_argument("--memory-hidden", type=int, default=512)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1, help="of the server; a client has one")
     parser.add_argument("--whole", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
