@@ -20,6 +20,9 @@ from fedstrata.models.state import Model
 from fedstrata.split.ends import Ends
 from fedstrata.split.middle import Middle
 from fedstrata.split.partition import divide
+from fedstrata.tasks.generate import generate
+from fedstrata.tasks.lm import end_id
+from fedstrata.tasks.prompts import PromptTokenizer
 
 Tiny = Callable[..., Model]
 Gradients = dict[str, Tensor]
@@ -102,6 +105,20 @@ def with_lora(model: Model, kind: str) -> Model:
         }
     )
     return adapted
+
+
+def texts_of(model: Model, prompts: list[str], tokens: int) -> list[str]:
+    """Returns what an undivided model says to prompts, which are one batch."""
+    words, end = PromptTokenizer(model.tokenizer, chats=False), end_id(model.tokenizer)
+    rows = words.prompts(prompts)
+    lengths = torch.tensor([len(row) for row in rows])
+    ids = torch.full((len(rows), int(lengths.max())), words.pad_id)
+    for index, row in enumerate(rows):
+        ids[index, : len(row)] = torch.tensor(row)
+    budgets = torch.full((len(rows),), tokens)
+    found = generate(model.module, ids, prompts=lengths, budgets=budgets, end=end, pad=words.pad_id)
+    finished = [row[:-1] if row[-1] == end else row for row in found]
+    return [model.tokenizer.decode(row, clean_up_tokenization_spaces=False) for row in finished]
 
 
 def gradients_of(module: nn.Module) -> Gradients:

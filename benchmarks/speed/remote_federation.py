@@ -20,12 +20,12 @@ from fedstrata.core.cut import Cut
 from fedstrata.core.seeding import Seed
 from fedstrata.core.sources import read_source
 from fedstrata.core.types import ClientInfo, State
-from fedstrata.engine.agreeing import agreement_of, info_of
+from fedstrata.engine.agreeing import TRAINING, agreement_of, info_of
 from fedstrata.engine.remote import RemoteCohort
 from fedstrata.engine.setup import Experiment, prepare
 from fedstrata.methods.fl_llama import FLLLaMA, FLLLaMASettings
 from fedstrata.split.partition import ends_of
-from fedstrata.split.transport.agreement import Agreement
+from fedstrata.split.transport.agreement import Agreement, shapes_of
 from fedstrata.split.transport.hub import Greeting, Hub
 from fedstrata.split.transport.timing import Timing
 
@@ -176,8 +176,9 @@ def federation(
 def _agree(experiment: Experiment, setting: Setting) -> Callable[[str, Greeting], Agreement]:
     """Returns what agrees with every client: settings are not compared, for they are what is measured."""
     cut = Cut(setting.front, setting.back)
-    ends = ends_of(experiment.model, cut)
-    known = agreement_of(experiment, ends, cut, setting.blocks, 1)
+    model = ends_of(experiment.model, cut)
+    ends = shapes_of(model.tensors(model.layout.all))
+    known = agreement_of(experiment, cut, ends, 1, setting.tokens, TRAINING)
 
     def agree(client: str, greeting: Greeting) -> Agreement:
         return known.with_rows(int(str(greeting["rows"])))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,7 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 import trustme
+from divided import texts_of
 from support import TINY, RunTiny, finished
+
+from fedstrata.engine.results.result import open_result
 
 SITES = ("data.synthetic.sites=2", "data.synthetic.notes=12", "federation.rounds=3")
 METHOD = "method={name: fl_llama, mode: client_batch}"
@@ -103,6 +107,50 @@ def test_a_server_that_is_killed_goes_on_with_the_clients_that_are_there(
         assert found == {name: pytest.approx(value, abs=0.02) for name, value in scores.items()}
     kept = "".join(path.read_text() for path in out.glob("*.json*"))
     assert "token-of-" not in kept
+
+
+@pytest.mark.slow
+def test_texts_are_those_of_the_client_s_own_model(
+    tmp_path: Path, run_tiny: RunTiny, started: list[subprocess.Popen[str]]
+) -> None:
+    """Ends that clients keep, from where they keep them; a stranger is told what is wrong with its token."""
+    file, out = tmp_path / "run.yaml", tmp_path / "out" / "answers.jsonl"
+    file.write_text("name: run\n")
+    language = ("data.types=null", "task={name: lm, max_length: 64}", "training.batch_size=4")
+    shape = "model.config.initializer_range=0.3"  # or all texts would be alike
+    settings = (*SITES[:2], "federation.rounds=1", "method={name: fl_llama, average_ends: never}")
+    run = run_tiny(*language, *settings, shape).folder
+    prompts = ["The patient has chest pain", "No fever", "He was given aspirin"]
+    asked = tmp_path / "prompts.txt"
+    asked.write_text("\n".join(prompts))
+    options, address = credentials(tmp_path), free_address()
+    server = fedstrata("split", "answer", run, "--listen", address, *options["server"])
+    started.append(server)
+
+    def ask(client: str, token: str) -> subprocess.Popen[str]:
+        own = ["--client", client, "--token", tmp_path / f"{token}.token", "--home", run, *options[client]]
+        what = ["--prompts", asked, "--out", out, "--max-new-tokens", "12"]
+        yaml = [file, *TINY, *language, *settings, shape]
+        started.append(fedstrata("split", "generate", "--server", address, *own, *what, *yaml))
+        return started[-1]
+
+    wrong = ask("site-2", "site-1")
+    _, complained = wrong.communicate()
+    assert wrong.returncode == 2
+    assert complained.count("client 'site-2' shows a token that is not the one it has here") == 1
+    assert not out.exists()
+    right = ask("site-1", "site-1")
+    _, complained = right.communicate()
+    assert right.returncode == 0, complained
+    found = [json.loads(line) for line in out.read_text().splitlines()]
+    model = open_result(run, client="site-1").model
+    assert [each["text_pair"] for each in found] == texts_of(model, prompts, 12)
+    assert [each["text"] for each in found] == prompts
+    assert [path.name for path in out.parent.iterdir()] == ["answers.jsonl"]
+    server.send_signal(signal.SIGINT)
+    said, complained = server.communicate()
+    assert (server.returncode, complained.count("token-of-")) == (130, 0)
+    assert said.splitlines()[-1] == "stopped"
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,8 @@ def test_conditions_between_settings_are_checked(tmp_path: Path) -> None:
     assert "clients" in problems_of(tmp_path, "partition: {by: iid}\n")["partition"]
     assert "not 2" in problems_of(tmp_path, "data: {synthetic: {notes: 2}}\n")["data.synthetic"]
     assert "half" in problems_of(tmp_path, "task: {max_length: 16, stride: 9}\n")["task"]
+    allowed = "must be set, to one of 'lora', 'bottleneck', 'prefix'"
+    assert allowed in problems_of(tmp_path, "adapter: {rank: 4}\n")["adapter.kind"]
 
 
 @pytest.mark.parametrize(

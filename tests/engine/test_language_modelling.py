@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,8 @@ def test_models_from_scratch_learn_to_predict(texts: Path, tmp_path: Path, model
     done = run(tmp_path / "run", *base(texts, model, f"method={method}", "federation.rounds=3"))
     scores = [event["global"] for event in done.of("round")]
     assert scores[-1]["perplexity"] < scores[0]["perplexity"]
+    (architecture,) = re.findall(r"model_type: ([\w-]+)", model)
+    assert done.summary["model"]["name"] == f"{architecture} with random weights"
     assert scores[-1]["perplexity"] == pytest.approx(math.exp(scores[-1]["loss"]))
     summary = done.summary
     assert summary["metrics"]["best"] == {"perplexity": scores[-1]["perplexity"], "round": 3}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import TINY, RunTiny, assert_same_tensors
+from support import TINY, Finished, RunTiny, assert_same_tensors
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.method import Client
@@ -72,6 +72,17 @@ def test_noise_is_the_same_every_time_and_more_of_it_hurts_more(run_tiny: RunTin
     assert little == loss("{scale: 0.01}", "again")
     assert none != little
     assert loss("{scale: 100.0, kind: std}", "much") > little > 0.9 * none
+
+
+def test_noise_at_inference_is_in_the_scores_and_in_nothing_else(run_tiny: RunTiny) -> None:
+    def run(inference: str, out: str) -> Finished:
+        noise = f"noise: {{scale: 2.0, inference: {inference}}}"
+        return run_tiny(f"method={{name: fl_llama, {noise}}}", *LM, out=out)
+
+    without, noised = run("false", "without"), run("true", "noised")
+    assert_same_tensors(without.state.tensors, noised.state.tensors)
+    scores = [own.summary["metrics"]["clients"]["site-1"] for own in (without, noised)]
+    assert scores[0] != pytest.approx(scores[1], rel=1e-4)
 
 
 @pytest.mark.parametrize(

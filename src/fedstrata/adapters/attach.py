@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from fedstrata.core.adapter_settings import AdapterSettings
     from fedstrata.core.seeding import Seed
 
+_ADAPTER = "default"
+"""What PEFT calls an adapter that is given no name."""
 TASK_TYPES = {
     "token-classification": "TOKEN_CLS",
     "sequence-classification": "SEQ_CLS",
@@ -41,8 +43,11 @@ def attach(model: Model, settings: AdapterSettings, *, kind: str, seed: Seed) ->
 
     Prefix tuning is the exception: its keys and values are drawn at random and are attended to at once.
 
+    What the adapter of a layer begins with depends on the seed and on the layer's name alone. So each side of
+    a divided model begins with what the whole model would begin with.
+
     Args:
-        model: The model; its module becomes part of the new one.
+        model: The model, or a side of one; its module becomes part of the new one.
         settings: Which adapter.
         kind: Of the model, as for `fedstrata.models.load.load`.
         seed: Where the adapter's first values come from.
@@ -55,6 +60,7 @@ def attach(model: Model, settings: AdapterSettings, *, kind: str, seed: Seed) ->
     """
     with seed.everywhere():
         module, learnable = wrap(model.module, settings, kind=kind, new=model.new_parameters)
+    _draw_by_name(module, seed)
     return Model(
         module,
         model.tokenizer,
@@ -106,6 +112,17 @@ def wrap(
     return wrapped, frozenset(name for name, own in wrapped.named_parameters() if own.requires_grad)
 
 
+def _draw_by_name(module: nn.Module, seed: Seed) -> None:
+    """Draws each layer's adapter anew, from a seed of its own, in the way in which it was drawn before."""
+    for path, layer in module.named_modules():
+        if hasattr(layer, "reset_lora_parameters"):
+            with seed.child(path).everywhere():
+                layer.reset_lora_parameters(_ADAPTER, init_lora_weights=True)
+        elif hasattr(layer, "reset_bottleneck_parameters"):
+            with seed.child(path).everywhere():
+                layer.reset_bottleneck_parameters(_ADAPTER)
+
+
 def saved_adapter(model: Model, folder: Path) -> dict[str, Tensor]:
     """Returns the values that a folder of PEFT holds, by the names of the model's parameters.
 
@@ -149,7 +166,7 @@ def merge(model: Model) -> nn.Module:
         ConfigurationError: The adapter is no LoRA: what it adds is no matrix.
     """
     module: Any = model.module
-    kind = module.peft_config["default"].peft_type
+    kind = module.peft_config[_ADAPTER].peft_type
     if str(getattr(kind, "value", kind)) != "LORA":
         message = f"only LoRA can be merged into the weights of a model; this one has {kind.lower()}"
         raise ConfigurationError([Problem("adapter.kind", message)])

@@ -92,14 +92,18 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):  # type: ignore[misc]
         features = base.out_features if isinstance(base, nn.Linear) else base.nf  # GPT-2's Conv1D
         self.width[adapter_name] = config.width
         self.activation[adapter_name] = ACT2FN[config.activation]
-        down, up = nn.Linear(features, config.width), nn.Linear(config.width, features)
-        nn.init.zeros_(down.bias)
-        nn.init.zeros_(up.weight)
-        nn.init.zeros_(up.bias)
-        self.bottleneck_down[adapter_name] = down
-        self.bottleneck_up[adapter_name] = up
+        self.bottleneck_down[adapter_name] = nn.Linear(features, config.width)
+        self.bottleneck_up[adapter_name] = nn.Linear(config.width, features)
+        self.reset_bottleneck_parameters(adapter_name)
         self._move_adapter_to_device_of_base_layer(adapter_name)
         self.set_adapter(self.active_adapters, inference_mode=config.inference_mode)
+
+    def reset_bottleneck_parameters(self, adapter_name: str) -> None:
+        """Draws the first values of an adapter: `down` as torch draws a layer's weight, all else zero."""
+        down, up = self.bottleneck_down[adapter_name], self.bottleneck_up[adapter_name]
+        down.reset_parameters()
+        for zero in (down.bias, up.weight, up.bias):
+            nn.init.zeros_(zero)
 
     def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Runs the layer and its active adapters: (..., in) to (..., out)."""

@@ -46,7 +46,7 @@ def attack(
         attempts.append(attempt)
         share = 100 * attempt.leakage.tokens
         console.print(f"p {attempt.front}, noise {attempt.noise:g}: {share:.1f} % of the tokens")
-        facts = {"model": experiment.settings.model.name, "seed": experiment.settings.seed}
+        facts = {"model": experiment.settings.model.title, "seed": experiment.settings.seed}
         write_leakage(attempts, target, facts, out)
     table = Table("p", "noise", *SCORES.values(), title="read back, in hundredths")
     for attempt in attempts:

@@ -219,6 +219,13 @@ class Client(Protocol):
     def line(self) -> Line | None:
         """Its line to the server; none for a handler that no conversation runs."""
 
+    @property
+    def secret(self) -> int | None:
+        """What the server must not know is drawn from this in place of the run's seed, which it knows.
+
+        None in a simulation, whose numbers are to be the same every time.
+        """
+
 
 class Mean(Protocol):
     """The result of a streaming weighted mean."""

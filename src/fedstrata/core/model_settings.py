@@ -62,6 +62,13 @@ class ModelSettings(Settings):
     )
     revision: str | None = None
 
+    @property
+    def title(self) -> str:
+        """What a record and a report call the model: its name, or the architecture that begins at random."""
+        if self.init == "pretrained":
+            return self.name
+        return f"{self.config.get('model_type', self.name)} with random weights"
+
     @model_validator(mode="after")
     def _weights_to_quantize(self) -> ModelSettings:
         if self.quantization is not None and self.init == "random":

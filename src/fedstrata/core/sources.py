@@ -218,7 +218,7 @@ def _names(model: type[BaseModel], item: Mapping[str, Any], values: Any) -> tupl
         section = _chosen(field_info, node)
         if field_info and field_info.discriminator:
             next(parts, None)  # which of the sections it is, which is no key
-    if item["type"] == "union_tag_invalid":
+    if item["type"] in ("union_tag_invalid", "union_tag_not_found"):
         names.append(item["ctx"]["discriminator"].strip("'"))
     return tuple(names)
 
@@ -234,6 +234,10 @@ def _message(
         return _unknown_key(model, names, values)
     if kind == "missing":
         return "must be set"
+    if kind == "union_tag_not_found":
+        field_info, _ = _place(model, names[:-1], values)
+        allowed = (repr(other.model_fields[names[-1]].default) for other in variants(field_info))
+        return f"must be set, to one of {', '.join(allowed)}"
     if kind == "union_tag_invalid":
         return f"must be one of {items[0]['ctx']['expected_tags']}, not {items[0]['input'][names[-1]]!r}"
     if kind == "value_error":
@@ -247,14 +251,9 @@ def _message(
 
 def _unknown_key(model: type[BaseModel], names: Sequence[str], values: Any) -> str:
     """Says which keys are allowed in the place of an unknown one, and which one may be meant."""
-    field_info, section = None, model
-    for name in names[:-1]:
-        field_info = section.model_fields.get(name)
-        values = values.get(name) if isinstance(values, Mapping) else None
-        inner = _chosen(field_info, values)
-        if inner is None:
-            return "unknown key"
-        section = inner
+    field_info, section = _place(model, names[:-1], values)
+    if section is None:
+        return "unknown key"
     key, allowed = names[-1], list(section.model_fields)
     near = difflib.get_close_matches(key, allowed, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
@@ -264,6 +263,21 @@ def _unknown_key(model: type[BaseModel], names: Sequence[str], values: Any) -> s
         names = " or ".join(str(other.model_fields[str(tag)].default) for other in owners)
         hint = f"it belongs to {tag}: {names}. "
     return f"unknown key; {hint}Allowed here: {', '.join(sorted(allowed))}"
+
+
+def _place(
+    model: type[BaseModel], names: Sequence[str], values: Any
+) -> tuple[FieldInfo | None, type[BaseModel] | None]:
+    """Returns the setting of a path, none for the whole, and the section that stands there, if one does."""
+    field_info, section = None, model
+    for name in names:
+        field_info = section.model_fields.get(name)
+        values = values.get(name) if isinstance(values, Mapping) else None
+        inner = _chosen(field_info, values)
+        if inner is None:
+            return field_info, None
+        section = inner
+    return field_info, section
 
 
 def _chosen(field_info: FieldInfo | None, value: Any) -> type[BaseModel] | None:

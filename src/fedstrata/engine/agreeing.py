@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from threading import Lock
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedstrata.core.errors import ConfigurationError, Problem, RefusedError
 from fedstrata.core.sources import flatten
 from fedstrata.core.types import ClientInfo
+from fedstrata.engine.fitting import outline
 from fedstrata.methods.fl_llama import FLLLaMA
-from fedstrata.split.partition import ends_of
 from fedstrata.split.transport.agreement import Agreement, shapes_of
 
 if TYPE_CHECKING:
@@ -20,14 +21,23 @@ if TYPE_CHECKING:
     from fedstrata.engine.sites import Site
     from fedstrata.models.state import Model
     from fedstrata.split.transport.hub import Greeting
+    from fedstrata.wire.frame import Shape
 
-_COMPARED = ("method.", "training.", "task.", "adapter.", "model.", "seed")
+TRAINING, ANSWERS = "training", "answers"
+"""What server and clients come together for."""
+Weights: TypeAlias = Mapping[str, str]
+"""A hash of every parameter of a model, or of a side of one, by name."""
+_COMPARED = {
+    TRAINING: ("method.", "training.", "task.", "adapter.", "model.", "seed"),
+    ANSWERS: ("task.name", "adapter.", "model.", "seed"),
+}
+"""The settings that must be the same, by how their paths begin."""
 _LOCAL = ("training.cache", "model.name", "model.revision", "model.tokenizer")
-"""Of these a side's own: places and memory; that the weights are the same is told by their hash."""
+"""Of these a side's own: places and memory; that the weights are the same is told by their hashes."""
+_DIGITS = 16
+"""Of a hash: enough to tell weights apart that differ by mistake."""
 SCORE = "@score"
 """What a plan names when a client is to score its documents; no handler of a method has such a name."""
-_UNKNOWN = 0
-"""Stands for the largest batch until the client has named it."""
 
 
 def divided_method(method: Method) -> FLLLaMA:
@@ -42,62 +52,90 @@ def divided_method(method: Method) -> FLLLaMA:
     return method
 
 
-def agreement_of(experiment: Experiment, ends: Model, cut: Cut, blocks: int, rows: int) -> Agreement:
+def agreement_of(
+    experiment: Experiment, cut: Cut, ends: Mapping[str, Shape], rows: int, length: int, purpose: str
+) -> Agreement:
     """Returns what one side takes as agreed with one client.
 
     Args:
         experiment: The side's own experiment.
-        ends: The client's part of the model, at its base values.
-        cut: Where the model is divided.
-        blocks: How many the whole model has.
+        cut: Where the client's model is divided.
+        ends: Dtype and shape of what the client trains.
         rows: The most rows of a batch of this client.
+        length: The most columns of one.
+        purpose: What they come together for, `TRAINING` or `ANSWERS`.
     """
-    settings, method = experiment.settings, divided_method(experiment.method)
+    settings, model = experiment.settings, experiment.model
+    if experiment.task.kind == "causal-lm":  # what else a task is, is found in documents, and some have none
+        settings = settings.model_copy(update={"task": experiment.asked or settings.task})
     every = dict(flatten(settings.model_dump(mode="json")))
     compared: dict[str, JSON] = {
         path: value
         for path, value in every.items()
-        if path.startswith(_COMPARED) and not path.startswith(_LOCAL)
+        if path.startswith(_COMPARED[purpose]) and not path.startswith(_LOCAL)
     }
     compared["labels"] = list(experiment.task.labels)
-    # What an adapter begins with is drawn by each side for itself; plans bring what is shared of it.
-    base = ends.layout.frozen or [name for name, _ in ends.module.named_parameters()]
-    config: Any = ends.module.config
+    config: Any = model.module.config
     return Agreement.of(
-        compared,
+        {"purpose": purpose, **compared},
         run=settings.name,
         cut=cut,
-        blocks=blocks,
-        fingerprint=ends.fingerprint(base),
-        form=method.settings.wire,
+        blocks=len(model.layout.blocks),
+        form=divided_method(experiment.method).settings.wire,
         hidden=config.get_text_config().hidden_size,
         rows=rows,
-        length=settings.task.max_length,
-        ends=shapes_of(ends.tensors(ends.layout.all)),
+        length=length,
+        ends=ends,
     )
 
 
+def held(model: Model) -> dict[str, JSON]:
+    """Returns what a client says of the model that it holds, at its base values: `weights` and `ends`."""
+    shapes = shapes_of(model.tensors(model.layout.all))
+    return {"weights": {**weights_of(model)}, "ends": _told(shapes)}
+
+
+def weights_of(model: Model, apart_from: tuple[str, ...] = ()) -> Weights:
+    """Returns a hash of every parameter at its present value, but for those whose names begin so."""
+    names = (name for name, _ in model.module.named_parameters())
+    return {name: model.fingerprint([name])[:_DIGITS] for name in names if not name.startswith(apart_from)}
+
+
 class Agreements:
-    """What the server agrees on with each client; worked out before any of them comes.
+    """What the server agrees on with each client.
+
+    The server holds the middle alone. What the ends are called, and their shapes, it works out from the
+    model's configuration. Their values it does not know: the hashes that a client says are compared with
+    those of all who have joined before it, and with those that the run began with.
 
     Args:
-        experiment: The server's experiment, with the whole model.
+        experiment: The server's experiment; its model holds what any of the clients lacks.
         clients: Who may come.
         largest: Bytes that a message may have whatever a client says of its batches.
+        known: Hashes of the ends that the run began with.
+        purpose: What clients come for.
     """
 
-    def __init__(self, experiment: Experiment, clients: tuple[str, ...], largest: int) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        clients: tuple[str, ...],
+        largest: int,
+        *,
+        known: Weights | None = None,
+        purpose: str = TRAINING,
+    ) -> None:
+        self._experiment, self._largest, self._purpose = experiment, largest, purpose
         method, model = divided_method(experiment.method), experiment.model
+        self._cuts = {client: method.cut_of(client) for client in clients}
+        of = (experiment.settings, experiment.task, model.tokenizer)
+        self._outlines = [outline(*of), outline(*of, new_head=True)]
+        blocks = range(len(model.layout.blocks))
+        alone = set(blocks).intersection(*(cut.middle(len(blocks)) for cut in self._cuts.values()))
         model.restore()
-        self._largest = largest
-        self._of: dict[str, Agreement] = {}
-        known: dict[Cut, Agreement] = {}
-        for client in clients:
-            cut = method.cut_of(client)
-            if cut not in known:
-                blocks = len(model.layout.blocks)
-                known[cut] = agreement_of(experiment, ends_of(model, cut), cut, blocks, _UNKNOWN)
-            self._of[client] = known[cut]
+        own = weights_of(model, tuple(f"{model.layout.blocks_path}.{index}." for index in alone))
+        self._said = {"the server": own, "the beginning of the run": known or {}}
+        self._lock = Lock()
 
     def __call__(self, client: str, greeting: Greeting) -> Agreement:
         """Returns what is agreed with a client that greets so.
@@ -105,19 +143,72 @@ class Agreements:
         Raises:
             RefusedError: What it holds does not fit; the message names both values.
         """
-        theirs, rows = greeting.get("facts"), greeting.get("rows")
-        if not isinstance(theirs, dict) or not isinstance(rows, int) or rows < 1:
+        theirs, rows, length, ends, weights = (
+            greeting.get(name) for name in ("facts", "rows", "length", "ends", "weights")
+        )
+        maps = all(isinstance(each, dict) for each in (theirs, ends, weights))
+        if not maps or not all(isinstance(each, int) and each > 0 for each in (rows, length)):
             raise RefusedError(f"client {client!r} does not say what it holds")
-        agreement = self._of[client].with_rows(rows)
+        if self._purpose == TRAINING:
+            length = self._experiment.settings.task.max_length
+        said: Any = (theirs, rows, length, ends, weights)
+        return self._agreed(client, *said)
+
+    def _agreed(
+        self, client: str, theirs: Any, rows: int, length: int, ends: Mapping[str, JSON], weights: Weights
+    ) -> Agreement:
+        shapes = self._shapes(client, ends)
+        agreement = agreement_of(self._experiment, self._cuts[client], shapes, rows, length, self._purpose)
         if different := agreement.differences(theirs, mine="the server", other=f"client {client!r}"):
             raise RefusedError(different)
         if agreement.largest > self._largest:
             raise RefusedError(
-                f"client {client!r} has batches of {rows} rows: messages of {agreement.largest} bytes, where "
-                f"the server takes {self._largest} at most; a smaller training.batch_size or eval_batch_size "
-                "may help, or more for the server"
+                f"client {client!r} has batches of {rows} rows of up to {length}: messages of "
+                f"{agreement.largest} bytes, where the server takes {self._largest} at most; a smaller "
+                "training.batch_size or eval_batch_size may help, or more for the server"
             )
+        self._compare(client, weights)
         return agreement
+
+    def _shapes(self, client: str, ends: Mapping[str, JSON]) -> dict[str, Shape]:
+        """Returns dtype and shape of what a client trains.
+
+        Raises:
+            RefusedError: It is not what a client trains whose model is divided here.
+        """
+        sides = []
+        for whole in self._outlines:
+            middle = self._cuts[client].middle(len(whole.layout.blocks))
+            theirs = {name for index in middle for name in whole.layout.blocks[index]}
+            names = [name for name in whole.layout.all if name not in theirs]
+            sides.append(shapes_of(whole.tensors(names)))
+        for shapes in sides:
+            if _told(shapes) == ends:
+                return shapes
+        expected = _told(sides[0])
+        wrong = sorted(name for name in {*expected, *ends} if expected.get(name) != ends.get(name))
+        raise RefusedError(
+            f"what trains is not the same; {wrong[0]} is {ends.get(wrong[0])} at client {client!r}, "
+            f"{expected.get(wrong[0])} at the server"
+        )
+
+    def _compare(self, client: str, weights: Weights) -> None:
+        """Refuses a client whose weights are not those of all others, as far as they hold the same."""
+        me = f"client {client!r}"
+        with self._lock:
+            for whose, said in self._said.items():
+                wrong = [name for name in weights if said.get(name, weights[name]) != weights[name]]
+                if wrong and whose != me:
+                    raise RefusedError(
+                        f"{len(wrong)} of the weights are not the same; the hash of {wrong[0]} is "
+                        f"{weights[wrong[0]]} at {me}, {said[wrong[0]]} at {whose}"
+                    )
+            self._said[me] = weights
+
+
+def _told(shapes: Mapping[str, Shape]) -> dict[str, JSON]:
+    """Returns shapes as they are said."""
+    return {name: [str(dtype).removeprefix("torch."), list(shape)] for name, (dtype, shape) in shapes.items()}
 
 
 def info_of(client: str, greeting: Mapping[str, JSON]) -> ClientInfo:

@@ -15,18 +15,24 @@ from fedstrata.wire import frame
 if TYPE_CHECKING:
     from fedstrata.engine.setup import Experiment
     from fedstrata.models.blocks import Layout
+    from fedstrata.models.state import Model
 
 OTHER = "other"
 """Tensor group of what travels and is no parameter of the model."""
 
 
-def model_facts(experiment: Experiment) -> dict[str, Any]:
-    """Returns what the record's `run` event says of the software, the method, the task and the model."""
-    model, layout = experiment.model, experiment.model.layout
+def model_facts(experiment: Experiment, model: Model) -> dict[str, Any]:
+    """Returns what the record's `run` event says of the software, the method, the task and the model.
+
+    Args:
+        experiment: The experiment.
+        model: The whole model, or its outline where this side has a part of it.
+    """
+    layout = model.layout
     trainable = model.parameters(experiment.method.trainable(layout))
     return {
         "name": experiment.settings.name,
-        "device": str(model.device),
+        "device": str(experiment.model.device),
         "threads": torch.get_num_threads(),
         "versions": {name: version(name) for name in ("fedstrata", "torch", "transformers")},
         "method": experiment.method.name,
@@ -38,7 +44,7 @@ def model_facts(experiment: Experiment) -> dict[str, Any]:
         "seed": experiment.settings.seed,
         "rounds": experiment.settings.federation.rounds,
         "model": {
-            "name": experiment.settings.model.name,
+            "name": experiment.settings.model.title,
             "parameters": model.parameter_count,
             "blocks": len(layout.blocks),
             "bytes": frame.size(Message(model.tensors(model.whole))),

@@ -21,18 +21,19 @@ from fedstrata.models.blocks import find_layout, transformers_model
 from fedstrata.models.load import load, read_config, read_tokenizer, skeleton
 from fedstrata.models.prefix import frozen_blocks
 from fedstrata.models.quantize import quantization
+from fedstrata.models.state import Model
 from fedstrata.tasks import TASKS
 from fedstrata.tasks.extract import Extraction
 from fedstrata.tasks.lm import end_id
 from fedstrata.tasks.markers import require_signs
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PreTrainedModel
 
     from fedstrata.core.config import RunSettings
     from fedstrata.core.method import Layout, Method
     from fedstrata.core.task import Task
-    from fedstrata.models.state import Model
 
 
 def refusals(*checks: Callable[[], object]) -> list[Problem]:
@@ -93,6 +94,26 @@ def load_model(
         inner.activation_checkpointing_enable({"use_reentrant": False})
         inner.disable_input_require_grads()  # as an older way of checkpointing needs
     return model
+
+
+def outline(settings: RunSettings, task: Task, tokenizer: Any, *, new_head: bool = False) -> Model:
+    """Returns the whole model that `load_model` gives, without weights: its names, shapes and sizes.
+
+    Args:
+        settings: The run's settings.
+        task: The task, which knows its labels.
+        tokenizer: The model's.
+        new_head: Whether no file holds the task head, by which it goes what of it trains with an adapter.
+
+    Raises:
+        ConfigurationError: As for `load_model`, as far as weights are not concerned.
+    """
+    module: nn.Module = skeleton(settings.model, kind=task.kind, labels=task.labels, tokenizer=tokenizer)
+    learnable = None
+    if settings.adapter is not None:
+        new = find_layout(module).head if new_head else ()
+        module, learnable = wrap(module, settings.adapter, kind=task.kind, new=new)
+    return Model(module, tokenizer, name=settings.model.name, learnable=learnable)
 
 
 def check_model(settings: RunSettings, method: Method | None) -> None:

@@ -7,37 +7,32 @@ middle of the model is never loaded.
 from __future__ import annotations
 
 import inspect
+import secrets
 import time
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.core.errors import ConfigurationError, FrameError, LineError, Problem
+from fedstrata.core.seeding import Seed
 from fedstrata.core.types import Message, Plan, Update
 from fedstrata.data.split import PARTS
-from fedstrata.engine.agreeing import SCORE, agreement_of, divided_method, largest_batch
+from fedstrata.engine.agreeing import SCORE, TRAINING, agreement_of, divided_method, held, largest_batch
 from fedstrata.engine.checkpoint import ClientStore, client_folder, discard_uncommitted
 from fedstrata.engine.failures import describe, is_client_failure, release_memory
 from fedstrata.engine.rounds import sites_of
-from fedstrata.engine.setup import prepare
 from fedstrata.engine.simulate import SimulatedClient, parameters_in
 from fedstrata.engine.sites import Examples
 from fedstrata.split.asking import RemoteMiddle
 from fedstrata.split.ends import Ends
-from fedstrata.split.partition import leave_ends
+from fedstrata.split.transport.agreement import shapes_of
 from fedstrata.split.transport.header import Header, Kind
 from fedstrata.split.transport.membership import GrpcLine, TurnOverError
 from fedstrata.train.evaluate import answer
 from fedstrata.wire import frame
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-    from transformers import PreTrainedModel
-
-    from fedstrata.core.method import Method
-    from fedstrata.core.seeding import Seed
-    from fedstrata.core.sources import Source
     from fedstrata.core.types import JSON
     from fedstrata.engine.roll import Listener
     from fedstrata.engine.setup import Experiment
@@ -46,23 +41,6 @@ if TYPE_CHECKING:
 
 _HANDLER = ("plan", "client", "rng")
 """The arguments of what a plan may name."""
-
-
-def prepare_client(source: Source, client: str) -> Experiment:
-    """Checks a configuration and loads what a client needs of it: the ends of the model.
-
-    Args:
-        source: The configuration; its data are the client's own, or hold the client's under its name.
-        client: Its name.
-
-    Raises:
-        ConfigurationError: As `prepare` does, or the method does not divide the model.
-    """
-
-    def without_of(method: Method) -> Callable[[PreTrainedModel], None]:
-        return partial(leave_ends, cut=divided_method(method).cut_of(client))
-
-    return prepare(source, without_of=without_of)
 
 
 class RemoteClient:
@@ -85,15 +63,20 @@ class RemoteClient:
             message = f"the data has no client {client!r} with training documents; it has: {', '.join(sites)}"
             raise ConfigurationError([Problem("--client", message)])
         self.id, self._site = client, sites[client]
+        self._secret = secrets.randbits(63)
         training = experiment.settings.training
         rows = largest_batch(self._site, training.batch_size, training.eval_batch_size)
         cut, model = divided_method(experiment.method).cut_of(client), experiment.model
-        self.agreement = agreement_of(experiment, model, cut, len(model.layout.blocks), rows)
+        length = experiment.settings.task.max_length
+        ends = shapes_of(model.tensors(model.layout.all))
+        self.agreement = agreement_of(experiment, cut, ends, rows, length, TRAINING)
         documents: dict[str, JSON] = {part: len(getattr(self._site.documents, part)) for part in PARTS}
         self.greeting: Mapping[str, JSON] = {
             "examples": self._site.count,
             "rows": rows,
+            "length": length,
             "documents": documents,
+            **held(model),
         }
 
     def serve(self, membership: Membership) -> None:
@@ -164,7 +147,8 @@ class RemoteClient:
             return Update({}, {"scores": None}, weight=0.0)
         cut = method.cut_of(self.id)
         remote = RemoteMiddle(client.line, method.settings.wire, cut)
-        with Ends(model, cut).connected(remote):
+        noise = method.noise(Seed(self._secret, rng.path))
+        with Ends(model, cut).connected(remote, noise=noise):
             answers = answer(model, self._site.task, documents, client.training)
         scores: dict[str, JSON] = dict(self._site.task.score(documents, answers))
         return Update({}, {"scores": scores}, weight=float(len(documents)))
@@ -189,4 +173,5 @@ class RemoteClient:
             report,
             corruption=site.corruption.of_updates if site.corruption else None,
             line=line,
+            secret=self._secret,
         )

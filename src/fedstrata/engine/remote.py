@@ -57,7 +57,7 @@ class RemoteCohort:
 
     Attributes:
         method: Whose round it is.
-        model: The whole model; of it the server's middle is made.
+        model: The server's part of the model, or all of it: what any of the clients lacks.
         hub: The lines to the clients.
         infos: Who takes part, in order.
         training: How they train, and the server too.

@@ -25,6 +25,7 @@ from fedstrata.engine.corruption import corrupt_clients
 from fedstrata.engine.devices import Fleet, last_stored_states
 from fedstrata.engine.facts import by_group, model_facts
 from fedstrata.engine.failures import RoundAbandonedError, drop_outs
+from fedstrata.engine.noised import with_noise
 from fedstrata.engine.roll import Listener
 from fedstrata.engine.scoring import Scorer
 from fedstrata.engine.server import ServerDocuments
@@ -265,13 +266,14 @@ class Run:
         experiment = self.experiment
         own = (self._sites, part, experiment.model, experiment.task, experiment.settings.training)
         bootstrap = experiment.settings.federation.bootstrap if part == "test" else None
-        return Scorer(*own, bootstrap=bootstrap, rng=experiment.seed.child("bootstrap"))
+        rng = experiment.seed.child("bootstrap")
+        return Scorer(*own, bootstrap=bootstrap, rng=rng, seen_by=with_noise(experiment))
 
     def _facts(self) -> dict[str, Any]:
         """What the record's `run` event says of the whole run."""
         experiment = self.experiment
         return {
-            **model_facts(experiment),
+            **model_facts(experiment, experiment.model),
             "data": _fingerprint(self._sites, experiment.server),
             "server_documents": [document.id for document in experiment.server],
             "corrupt": self._corrupt(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,6 +39,8 @@ class Scorer:
         settings: Batch size and precision.
         bootstrap: Draws for intervals around the scores of shared, own and held-out documents; none without.
         rng: Seed of the draws.
+        seen_by: Returns the context in which the shared model is what a site's documents are answered with,
+            which is yielded; none where that is the shared model as it is.
     """
 
     def __init__(
@@ -50,7 +53,9 @@ class Scorer:
         *,
         bootstrap: BootstrapSettings | None = None,
         rng: Seed | None = None,
+        seen_by: Callable[[str], AbstractContextManager[Model]] | None = None,
     ) -> None:
+        self._seen_by = seen_by
         self._model, self._task, self._settings = model, task, settings
         self._bootstrap, self._rng = bootstrap, rng
         self._documents: dict[str, list[Document]] = {site.id: site.scored(part) for site in sites}
@@ -181,7 +186,13 @@ class Scorer:
 
     def _answers(self, sites: Iterable[str]) -> dict[str, list[Any]]:
         documents = {site: self._documents[site] for site in sites}
-        return answer_owners(self._model, self._task, documents, self._settings)
+        if self._seen_by is None:
+            return answer_owners(self._model, self._task, documents, self._settings)
+        found: dict[str, list[Any]] = {}
+        for site, own in documents.items():
+            with self._seen_by(site) as model:
+                found |= answer_owners(model, self._task, {site: own}, self._settings)
+        return found
 
     def _score(self, clients: Sequence[str], answers: Answers) -> Scores | None:
         documents = [document for client in clients for document in self._documents[client]]

@@ -13,64 +13,29 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstrata.core.config import TrainedTokenizer
-from fedstrata.core.cut import Cut
 from fedstrata.core.errors import ConfigurationError, FedstrataError, LineError, Problem
-from fedstrata.core.seeding import Seed
 from fedstrata.core.types import ClientInfo, Plan, State
 from fedstrata.engine.agreeing import SCORE, divided_method, info_of
 from fedstrata.engine.checkpoint import Checkpoints
 from fedstrata.engine.facts import model_facts
 from fedstrata.engine.failures import RoundAbandonedError
-from fedstrata.engine.fitting import check_model, load_model, refusals
-from fedstrata.engine.processor import use_processor
+from fedstrata.engine.fitting import outline
 from fedstrata.engine.remote import RemoteCohort
 from fedstrata.engine.rounds import RECORDED, due_for_scoring
-from fedstrata.engine.setup import Experiment, check_settings, device_of, machine_problems, prepare
 from fedstrata.engine.sites import sample
 from fedstrata.metrics.cost import peak_gpu_bytes, peak_rss_bytes
 from fedstrata.record.log import RecordLog, committed_rounds, read_events
 from fedstrata.record.summary import mean_of, summarise, write_summary
 from fedstrata.split.asking import Answering
-from fedstrata.split.kvcache import Sessions
+from fedstrata.split.kvcache import SESSION_BYTES, Sessions
 from fedstrata.split.middle import Middle
-from fedstrata.tasks import TASKS
 
 if TYPE_CHECKING:
-    from fedstrata.core.sources import Source
     from fedstrata.engine.roll import Listener
+    from fedstrata.engine.setup import Experiment
     from fedstrata.split.transport.hub import Hub
 
 Scores = Mapping[str, float]
-_SESSION_BYTES = 2**30
-"""Bytes of keys and values of all clients together."""
-
-
-def prepare_server(source: Source) -> Experiment:
-    """Checks a configuration and loads what a server needs of it: the model, and no documents if it can.
-
-    A causal language model is served without any data. A model with classes needs to know them, and takes
-    them from the data of the configuration, which may be any documents with the same labels.
-
-    Raises:
-        ConfigurationError: With every problem that could be found.
-    """
-    settings, method, problems = check_settings(source)
-    if method is not None:
-        problems += source.located(refusals(lambda: divided_method(method)))
-    if TASKS[settings.task.name].kind != "causal-lm" and not problems:
-        return prepare(source)
-    problems += source.located(machine_problems(settings))
-    problems += source.located(refusals(lambda: check_model(settings, method)))
-    if isinstance(settings.model.tokenizer, TrainedTokenizer):
-        message = "must be one that is there already: the server has no texts to build one from"
-        problems.append(source.problem("model.tokenizer", message))
-    if problems or method is None:
-        raise ConfigurationError(problems)
-    use_processor(settings.threads)
-    task = TASKS[settings.task.name].from_labels(settings.task, ())
-    model = load_model(settings, task, None).to(device_of(settings))
-    return Experiment(settings, method, task, model, {}, Seed(settings.seed))
 
 
 class Serving:
@@ -84,6 +49,7 @@ class Serving:
 
     Attributes:
         committed: The last round that is committed.
+        weights: Hashes of the ends that a run that goes on began with.
 
     Raises:
         ConfigurationError: A setting has no meaning with clients in other processes.
@@ -103,6 +69,8 @@ class Serving:
         self._checkpoints = Checkpoints(folder / "checkpoints")
         self._log = RecordLog(folder / "record.jsonl")
         rounds = committed_rounds(read_events(folder / "record.jsonl"))
+        begun = [event for event in read_events(folder / "record.jsonl") if event["event"] == "run"]
+        self.weights: Mapping[str, str] = begun[-1].get("ends", {}) if rounds else {}
         self.committed, self._state = 0, State()
         if rounds:
             self.committed, self._state = self._checkpoints.load(rounds[-1]["round"])
@@ -204,13 +172,13 @@ class Serving:
     def _score(self, hub: Hub, number: int, infos: Sequence[ClientInfo], part: str) -> dict[str, Any]:
         """Has every client score its documents, with what is shared of its ends; only scores come back."""
         cuts = {info.id: self._method.cut_of(info.id) for info in infos}
-        widest = Cut(min(cut.front for cut in cuts.values()), min(cut.back for cut in cuts.values()))
+        widest = self._method.widest(cuts)
         here = [info for info in infos if info.id in hub.present]
         cohort = self._cohort(hub, number, here)
         cohort.listen = cohort.roll.listen = lambda event, facts: None
         model = cohort.middle(widest)
         model.load({name: self._state.tensors[name] for name in model.layout.all})
-        service = Answering(Sessions(Middle(model, widest), _SESSION_BYTES), self._method.settings.wire)
+        service = Answering(Sessions(Middle(model, widest), SESSION_BYTES), self._method.settings.wire)
 
         def plan_of(info: ClientInfo) -> Plan:
             if self._method.personal:
@@ -262,8 +230,10 @@ class Serving:
 
     def _facts(self, hub: Hub) -> dict[str, Any]:
         """What the record's `run` event says of the whole run."""
+        settings, task, model = self.experiment.settings, self.experiment.task, self.experiment.model
         return {
-            **model_facts(self.experiment),
+            **model_facts(self.experiment, outline(settings, task, model.tokenizer)),
+            "ends": _weights_of(hub),
             "data": None,
             "server_documents": [],
             "corrupt": None,
@@ -275,6 +245,12 @@ class Serving:
         if event in RECORDED:
             self._log.append(event, facts, durable=event == "round")
         self._listen(event, facts)
+
+
+def _weights_of(hub: Hub) -> dict[str, Any]:
+    """Returns the hashes of the ends that the clients begin with; they were compared when they joined."""
+    said: list[Any] = [hub.greeting(client)["weights"] for client in hub.present]
+    return {name: value for weights in said for name, value in weights.items()}
 
 
 def _weighted(clients: Mapping[str, Scores | None], weights: Mapping[str, float]) -> dict[str, float] | None:

@@ -17,6 +17,7 @@ from fedstrata.core.config import (
     ExtractSettings,
     ModelSettings,
     RunSettings,
+    TaskSettings,
     TrainedTokenizer,
 )
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
@@ -73,6 +74,7 @@ class Experiment:
             scored, and no client of any round.
         seed: Root of all seeds.
         server: The server's own documents, annotated as the task knows it.
+        asked: The task's settings as they were given, where `auto` stands for what is found in documents.
     """
 
     settings: RunSettings
@@ -82,6 +84,7 @@ class Experiment:
     clients: dict[str, Split]
     seed: Seed
     server: tuple[Document, ...] = ()
+    asked: TaskSettings | None = None
 
     @property
     def metric(self) -> str:
@@ -134,13 +137,14 @@ def prepare(
         raise ConfigurationError(problems)
     seed = Seed(settings.seed)
     use_processor(settings.threads)
-    settings = settings.model_copy(update={"task": task.settings})
+    asked, settings = settings.task, settings.model_copy(update={"task": task.settings})
     with _collecting(problems, source):
         tokenizer = _trained_tokenizer(settings, clients, tokenizer_folder)
         model = load_model(settings, task, tokenizer, without=without_of(method))
         problems += source.located(without_examples(method, task, server, model.tokenizer))
         if not problems:
-            return Experiment(settings, method, task, model.to(device_of(settings)), clients, seed, server)
+            model = model.to(device_of(settings))
+            return Experiment(settings, method, task, model, clients, seed, server, asked)
     raise ConfigurationError(problems)
 
 

@@ -62,6 +62,7 @@ class SimulatedClient:
     device: Device | None = None
     work: Work | None = None
     line: Line | None = None
+    secret: int | None = None
 
 
 @dataclass

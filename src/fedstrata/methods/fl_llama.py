@@ -16,6 +16,7 @@ Deviations: optimisers begin anew in every round, as all methods' do here. The p
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import ceil
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -24,6 +25,7 @@ from pydantic import Field, model_validator
 from fedstrata.aggregate.mean import StreamingMean, replace
 from fedstrata.core.config import MethodSettings
 from fedstrata.core.cut import Cut
+from fedstrata.core.seeding import Seed
 from fedstrata.core.settings import Settings
 from fedstrata.core.types import ClientInfo, Message, Plan, State, Update
 from fedstrata.split.ends import Ends
@@ -38,7 +40,6 @@ from fedstrata.train.local import fit
 if TYPE_CHECKING:
     from fedstrata.core.config import TrainingSettings
     from fedstrata.core.method import Client, Cohort, Layout, Model
-    from fedstrata.core.seeding import Seed
 
 Blocks = Annotated[int, Field(ge=0)]
 Steps = Annotated[int, Field(ge=1)]
@@ -52,6 +53,9 @@ class NoiseSettings(Settings):
         default="mean_abs", description="What the scale is: the noise's mean absolute value or its deviation."
     )
     relative: bool = Field(default=False, description="Whether in units of the hidden states.")
+    inference: bool = Field(
+        default=False, description="Whether it is also added when documents are scored and texts generated."
+    )
 
 
 class CutSettings(Settings):
@@ -133,13 +137,13 @@ class FLLLaMA:
         return layout.all
 
     def start(self, model: Model) -> State:
-        """All weights that train, as they are."""
+        """All weights that train, as they are: those of the middle if the model holds no more."""
         return State(model.snapshot(self.trainable(model.layout)))
 
     def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
         """Serves the clients' training; averages their ends where that is wanted."""
         cuts = {client.id: self.cut_of(client.id) for client in cohort.clients}
-        widest = Cut(min(cut.front for cut in cuts.values()), min(cut.back for cut in cuts.values()))
+        widest = self.widest(cuts)
         blocks = cohort.middle(widest).layout.blocks
         service = self._service(state, cohort, widest, rng)
         mean, arrived = StreamingMean(), list[ClientInfo]()
@@ -159,15 +163,16 @@ class FLLLaMA:
             served = sum(each.examples for each in arrived if index in cuts[each.id].middle(len(blocks)))
             if served:
                 mean.add(Update({name: learnt[name] for name in names}, weight=float(served)))
-        return State(replace(state.tensors, mean.finish().tensors), state.values)
+        found = mean.finish().tensors
+        # A server that holds the middle alone begins without the ends: they come with the first updates.
+        return State(replace({**found, **state.tensors}, found), state.values)
 
     def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
         """Trains the ends through the server."""
         model: Any = client.model
         settings, cut, names = self.settings, self.cut_of(client.id), model.layout.all
         model.load(plan.tensors)
-        own = settings.noise
-        noise = Noise(own.scale, rng.child("noise"), own.kind, own.relative) if own else None
+        noise = self.noise(rng if client.secret is None else Seed(client.secret, rng.path))
         if client.line is None:
             raise TypeError("a divided model is trained in a conversation")
         exchange = Exchange(
@@ -211,6 +216,18 @@ class FLLLaMA:
         """Returns where a client's model is divided."""
         own = self.settings.cuts.get(client, self.settings)
         return Cut(own.front, own.back)
+
+    def noise(self, rng: Seed) -> Noise | None:
+        """Returns the noise on what leaves a client, drawn from a seed; none if there is to be none."""
+        own = self.settings.noise
+        if own is None:
+            return None
+        return Noise(own.scale, rng.child("noise"), own.kind, own.relative, own.inference)
+
+    def widest(self, clients: Iterable[str]) -> Cut:
+        """Returns where the server's model is divided, which has all that any of these clients lacks."""
+        cuts = [self.cut_of(client) for client in clients]
+        return Cut(min(cut.front for cut in cuts), min(cut.back for cut in cuts))
 
 
 def _steps(examples: int, training: TrainingSettings) -> int:

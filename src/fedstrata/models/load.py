@@ -114,13 +114,16 @@ def load(
     return model
 
 
-def skeleton(settings: ModelSettings, *, kind: str, labels: Sequence[str] = ()) -> PreTrainedModel:
+def skeleton(
+    settings: ModelSettings, *, kind: str, labels: Sequence[str] = (), tokenizer: Any = None
+) -> PreTrainedModel:
     """Builds the model `load` would give, without weights: names, shapes and layout at no cost in memory.
 
     Args:
         settings: Which model.
         kind: As for `load`.
         labels: As for `load`.
+        tokenizer: As for `load`. Where it is yet to be built the vocabulary is as large as it may become.
 
     Returns:
         The model on torch's `meta` device.
@@ -129,7 +132,8 @@ def skeleton(settings: ModelSettings, *, kind: str, labels: Sequence[str] = ()) 
         ConfigurationError: As for `load`, as far as weights and tokenizer are not concerned.
     """
     with torch.device("meta"):
-        module = _create(_for_kind(read_config(settings), settings, kind, labels), settings, kind)
+        config = _for_kind(read_config(settings, tokenizer), settings, kind, labels)
+        module = _create(config, settings, kind)
     find_layout(module)
     return module
 

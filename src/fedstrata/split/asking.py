@@ -4,20 +4,22 @@ The messages are those of training (`fedstrata.split.messages`), with hidden sta
 
 | value | |
 |---|---|
-| `ask` | `run`, `open`, `extend` or `close`, as the methods of `fedstrata.split.kvcache.Sessions` |
+| `ask` | `run`, `open`, `extend` or `close`, as the methods of `fedstrata.split.kvcache.Sessions`; `ends` |
 | `session` | the session's name, unlike any other of this client |
 | `past` | of `extend`: how many columns the session has |
 | `lost` | in an answer: that the session is no longer held |
+
+A client that asks for `ends` is sent what was learnt of its part of the model, unless that is its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 from fedstrata.core.errors import FrameError, SessionLostError
 from fedstrata.core.types import Message
-from fedstrata.split.messages import STATES, Form, cut_in, number_in, pack, unpack
+from fedstrata.split.messages import ENDS, STATES, Form, cut_in, kind_of, number_in, pack, unpack
 from fedstrata.split.rows import Rows
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
     from fedstrata.core.cut import Cut
     from fedstrata.core.method import Line
-    from fedstrata.core.types import JSON
+    from fedstrata.core.types import JSON, Tensors
     from fedstrata.split.kvcache import Sessions
 
 
@@ -57,6 +59,14 @@ class RemoteMiddle:
         """
         return self._ask("extend", states, {"past": past, "session": session})
 
+    def ends(self) -> Tensors:
+        """Returns what was learnt of the client's own part of the model, by name."""
+        self._line.send(Message({}, {"kind": ENDS, "ask": "ends"}))
+        answer = self._line.receive()
+        if kind_of(answer) != ENDS:
+            raise FrameError(f"the server says {kind_of(answer)} in place of the client's part of the model")
+        return answer.tensors
+
     def close(self, session: str) -> None:
         """Forgets a session, if there is one; there is no answer."""
         self._line.send(Message({}, {"kind": STATES, "ask": "close", "session": session}))
@@ -78,6 +88,8 @@ class Answering:
     Args:
         sessions: The middle, with the keys and values of sessions.
         form: How hidden states travel.
+        ends_of: Returns what was learnt of the part of the model that is a client's; none where clients have
+            it already.
 
     Attributes:
         together: Clients ask at once, and each is answered at once.
@@ -87,8 +99,10 @@ class Answering:
     together: ClassVar[bool] = True
     ordered: ClassVar[bool] = False
 
-    def __init__(self, sessions: Sessions, form: Form) -> None:
-        self._sessions, self._form = sessions, form
+    def __init__(
+        self, sessions: Sessions, form: Form, ends_of: Callable[[str], Tensors] | None = None
+    ) -> None:
+        self._sessions, self._form, self._ends_of = sessions, form, ends_of
 
     def hear(self, client: str, message: Message) -> Iterator[tuple[str, Message]]:
         """Answers a question.
@@ -99,6 +113,9 @@ class Answering:
         ask, name = message.values.get("ask"), f"{client}/{message.values.get('session')}"
         if ask == "close":
             self._sessions.close(name)
+            return
+        if ask == "ends" and self._ends_of is not None:
+            yield client, Message(self._ends_of(client), {"kind": ENDS})
             return
         if (states := unpack(message, self._form)) is None:
             raise FrameError(f"client {client!r} asks without hidden states")

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from fedstrata.split.middle import Middle
 
 
+SESSION_BYTES = 2**30
+"""Bytes of keys and values of all clients together, if nobody says otherwise."""
+
+
 @dataclass(slots=True)
 class _Session:
     cache: Cache

@@ -2,7 +2,8 @@
 
 Reads orders from standard input, one JSON object a line: `{"start": [arguments of main], "out": FILE}` is
 answered with the number of a new process, `{"wait": NUMBER}` with its exit status. A behaviour makes a client
-fail in its second step: `stop` and `die` by themselves, `nan` and `shape` by what it sends.
+fail in its second step: `stop` and `die` by themselves, `nan` and `shape` by what it sends. One that begins
+with `generate` is that of a client that answers the prompts of a file and writes the answers to another.
 """
 
 from __future__ import annotations
@@ -53,11 +54,15 @@ def misbehave(behaviour: str) -> None:
 
 
 def main(address: str, client: str, folder: str, behaviour: str, *overrides: str) -> None:
-    from fedstrata.engine.joining import RemoteClient, prepare_client
+    from fedstrata.engine.joining import RemoteClient
+    from fedstrata.engine.sides import prepare_client
     from fedstrata.split.transport.membership import Membership
     from fedstrata.split.transport.timing import Timing
 
     torch.set_num_threads(1)
+    if behaviour.startswith("generate "):
+        answer_prompts(address, client, folder, *behaviour.split()[1:], *overrides)
+        return
     if behaviour != "good":
         misbehave(behaviour)
     experiment = prepare_client(read_source(None, [*TINY, *overrides]), client)
@@ -70,6 +75,21 @@ def main(address: str, client: str, folder: str, behaviour: str, *overrides: str
     with Membership(address, client, remote.agreement, greeting=remote.greeting, timing=timing) as membership:
         print("joined", flush=True)
         remote.serve(membership)
+
+
+def answer_prompts(
+    address: str, client: str, folder: str, prompts: str, out: str, tokens: str, *overrides: str
+) -> None:
+    """Generates as `fedstrata split generate` does, and writes a JSON list of texts."""
+    from fedstrata.engine.generating import Drawing, Generating, read_prompts
+    from fedstrata.engine.sides import prepare_prompts
+    from fedstrata.split.transport.membership import Membership
+
+    experiment = prepare_prompts(read_source(None, [*TINY, *overrides]), client)
+    asked = read_prompts(Path(prompts))
+    own = Generating(experiment, client, Path(folder), Drawing(int(tokens)), asked)
+    found = own.run(lambda: Membership(address, client, own.agreement, greeting=own.greeting))
+    Path(out).write_text(json.dumps([document.text_pair for document in found]))
 
 
 def start(arguments: list[str], out: str) -> int:

@@ -19,7 +19,8 @@ from fedstrata.core.sources import read_source
 from fedstrata.core.types import State
 from fedstrata.engine.agreeing import Agreements, info_of
 from fedstrata.engine.remote import RemoteCohort
-from fedstrata.engine.setup import Experiment, prepare
+from fedstrata.engine.setup import Experiment
+from fedstrata.engine.sides import prepare_server
 from fedstrata.split.transport.hub import Hub
 from fedstrata.split.transport.timing import Timing
 
@@ -108,7 +109,7 @@ class Server:
     def run(self, rounds: int = 1, *, min_clients: int | None = None) -> State:
         """Runs rounds once all clients are there."""
         experiment = self.experiment
-        self.hub.wait_for(CLIENTS, 120)
+        self.hub.wait_for(CLIENTS, 600)
         infos = [info_of(client, self.hub.greeting(client)) for client in CLIENTS]
         state = experiment.method.start(experiment.model)
         for number in range(1, rounds + 1):
@@ -141,7 +142,7 @@ def serving(folder: Path, clients: Clients) -> Iterator[Serve]:
     with ExitStack() as stack:
 
         def serve(*overrides: str, timing: Timing = PATIENT) -> Server:
-            experiment = prepare(read_source(None, [*TINY, *overrides]))
+            experiment = prepare_server(read_source(None, [*TINY, *overrides]), CLIENTS)
             agreements = Agreements(experiment, CLIENTS, LARGEST)
             hub = Hub(agreements, largest=LARGEST, clients=CLIENTS, timing=timing)
             address = hub.listen("127.0.0.1:0")

@@ -175,7 +175,7 @@ def _assemble(estimate: Estimate, folder: Path, preparation: float, rehearsal: f
         rounds=settings.federation.rounds,
         clients=_clients(estimate),
         model={
-            "name": settings.model.name,
+            "name": settings.model.title,
             "parameters": model.parameter_count,
             "blocks": len(model.layout.blocks),
             "bytes": estimate.model_bytes(),

@@ -1,8 +1,8 @@
 """What client and server must agree on before they speak, and what a message may then hold.
 
-Both sides work it out by themselves from their own configuration and their own model. The client says its
-part in its greeting; the server compares and refuses, naming both values. Afterwards either side looks at the
-header of every frame before it touches a tensor.
+Both sides work it out by themselves from their own configuration and their own part of the model. The client
+says its part in its greeting; the server compares and refuses, naming both values. Afterwards either side
+looks at the header of every frame before it touches a tensor.
 """
 
 from __future__ import annotations
@@ -64,7 +64,6 @@ class Agreement:
         run: str,
         cut: Cut,
         blocks: int,
-        fingerprint: str,
         form: Form,
         hidden: int,
         rows: int,
@@ -78,7 +77,6 @@ class Agreement:
             run: The name of the run.
             cut: Where the client's model is divided.
             blocks: How many the whole model has.
-            fingerprint: A hash of the client's part of the model, at its base values.
             form: See the attributes.
             hidden: See the attributes.
             rows: See the attributes.
@@ -97,7 +95,6 @@ class Agreement:
             "longest row": length,
             "largest batch": rows,
             **settings,
-            "weights of the ends": fingerprint,
         }
         return cls(facts, form, hidden, rows, length, ends)
 

@@ -249,7 +249,7 @@ class GrpcLine:
         """Waits for the next message.
 
         Raises:
-            LineError: None will come: the server has ended the turn or the session, or is silent.
+            LineError: None will come: the server has ended, or the turn or the session, or is silent.
         """
         started = time.perf_counter()
         header, content = self._membership.receive()
@@ -259,6 +259,8 @@ class GrpcLine:
         message = frame.decode(content, Message)
         if header.kind == Kind.SAID:
             return message
+        if header.kind == Kind.END:
+            raise SessionOverError("the server has ended")
         if header.kind == Kind.FAILED:
             raise TurnOverError(f"the server has ended the turn: {message.values.get('message')}")
         raise FrameError(f"the server says {header.kind.name} in the middle of a turn")

@@ -1,0 +1,131 @@
+"""Options and helpers of the verbs that speak with other processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedstrata.core.errors import ConfigurationError, Problem
+
+if TYPE_CHECKING:
+    from fedstrata.split.transport.credentials import Certificates, Tokens
+    from fedstrata.split.transport.membership import Membership
+    from fedstrata.split.transport.timing import Timing
+
+LOOPBACK = "127.0.0.1:7447"
+_TLS = "certificate, key and authority"
+
+Certificate = Annotated[Path | None, typer.Option(help="This side's certificate, PEM.", metavar="FILE")]
+Key = Annotated[
+    Path | None, typer.Option(help="Its private key, PEM; readable by you alone.", metavar="FILE")
+]
+Authority = Annotated[
+    Path | None, typer.Option(help="Certificate that signed those of the other side, PEM.", metavar="FILE")
+]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Without TLS; only between processes of one machine.")
+]
+Listen = Annotated[str, typer.Option(help="Address to listen on.", metavar="HOST:PORT")]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(help="A client and its token in each line; readable by you alone.", metavar="FILE"),
+]
+Clients = Annotated[
+    str | None,
+    typer.Option(help="Who takes part, if not all that have a token.", metavar="ID,ID", show_default=False),
+]
+Client = Annotated[str, typer.Option(help="This client's name.", metavar="ID", show_default=False)]
+Server = Annotated[str, typer.Option(help="The server's address.", metavar="HOST:PORT")]
+Token = Annotated[Path | None, typer.Option(help="A file with this client's token alone.", metavar="FILE")]
+Megabytes = Annotated[int, typer.Option(help="Size of a message at most.", min=1, max=2047)]
+Deadline = Annotated[
+    float, typer.Option(help="Seconds to wait for an answer before the other side is given up.", min=1.0)
+]
+Reconnect = Annotated[
+    float, typer.Option(help="Seconds for the other side to come back after a connection broke.", min=0.1)
+]
+Keepalive = Annotated[
+    float, typer.Option(help="Seconds between signs of life of an idle connection.", min=0.1)
+]
+Delay = Annotated[
+    float, typer.Option(help="Seconds to hold back every message, as a slow network would.", min=0.0)
+]
+
+
+def certificates_of(
+    certificate: Path | None, key: Path | None, authority: Path | None, *, insecure: bool
+) -> Certificates | None:
+    """Returns the certificates; none where plain text was asked for.
+
+    Raises:
+        ConfigurationError: Some are missing, or both or neither were asked for.
+    """
+    from fedstrata.split.transport.credentials import Certificates  # noqa: PLC0415 - heavy
+
+    if insecure:
+        if certificate or key or authority:
+            raise ConfigurationError([Problem("--insecure", f"has no use for {_TLS}")])
+        return None
+    if not (certificate and key and authority):
+        message = f"needed: {_TLS}; or --insecure, between processes of one machine"
+        raise ConfigurationError([Problem("--certificate", message)])
+    return Certificates(certificate, key, authority)
+
+
+def who_may_join(
+    tokens: Path | None, clients: str | None, certificates: Certificates | None
+) -> tuple[Tokens | None, tuple[str, ...]]:
+    """Returns the clients' tokens, none where there is no TLS, and their names.
+
+    Raises:
+        ConfigurationError: Neither is given, or there is TLS without tokens.
+    """
+    from fedstrata.split.transport.credentials import Tokens  # noqa: PLC0415 - heavy
+
+    known = Tokens.read(tokens) if tokens is not None else None
+    if certificates is not None and known is None:
+        raise ConfigurationError([Problem("--tokens", "must be given: every client has a token of its own")])
+    names = tuple(clients.split(",")) if clients else known.clients if known else ()
+    if not names:
+        raise ConfigurationError([Problem("--clients", "must name those who may join")])
+    return known, names
+
+
+def sessions_of(
+    server: str,
+    client: str,
+    *,
+    token: Path | None,
+    certificates: Certificates | None,
+    timing: Timing,
+) -> Callable[[Any], Membership]:
+    """Returns what makes a client's sessions at a server, given who has the agreement and the greeting.
+
+    Raises:
+        ConfigurationError: There is TLS without a token, or the token cannot be read.
+    """
+    from fedstrata.split.transport.credentials import read_token  # noqa: PLC0415 - heavy
+    from fedstrata.split.transport.membership import Membership  # noqa: PLC0415
+
+    if certificates is not None and token is None:
+        raise ConfigurationError([Problem("--token", "must be given: the file with this client's token")])
+    secret = read_token(token) if token is not None else None
+    return lambda own: Membership(
+        server,
+        client,
+        own.agreement,
+        greeting=own.greeting,
+        token=secret,
+        certificates=certificates,
+        timing=timing,
+    )
+
+
+def timing_of(deadline: float, reconnect: float, keepalive: float, delay: float) -> Timing:
+    """Returns how long to wait."""
+    from fedstrata.split.transport.timing import Timing  # noqa: PLC0415 - heavy
+
+    return Timing(answer=deadline, reconnect=reconnect, keepalive=keepalive, delay=delay)

@@ -1,0 +1,133 @@
+"""The middle of a run's model, for clients that generate or score: `fedstrata split answer`.
+
+Clients come and go as they like. Each is sent, when it asks, what the run has learnt of its own part of the
+model; a client that keeps its ends to itself has them already. Nothing is learnt here and nothing is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedstrata.core.errors import ConfigurationError, FedstrataError, LineError, Problem, RefusedError
+from fedstrata.core.types import Message, State
+from fedstrata.engine.agreeing import ANSWERS, Agreements, divided_method
+from fedstrata.engine.checkpoint import Checkpoints
+from fedstrata.engine.failures import describe, is_client_failure, message_of, release_memory
+from fedstrata.engine.folder import resumable
+from fedstrata.engine.sides import prepare_server
+from fedstrata.record.log import committed_rounds, read_events
+from fedstrata.split.asking import Answering
+from fedstrata.split.kvcache import Sessions
+from fedstrata.split.middle import Middle
+from fedstrata.split.transport.header import Header, Kind
+from fedstrata.wire import frame
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedstrata.split.transport.hub import Arrival, Hub
+
+MAY_CHANGE = frozenset({"device", "threads"})
+"""Settings other than the run's: they do not change what the model is."""
+WAIT = 60.0
+"""Seconds to wait for a message before waiting again; of no consequence."""
+
+
+class Answers:
+    """The server's side.
+
+    Args:
+        folder: The directory of a run with at least one committed round; served or simulated.
+        overrides: `key.path=value`, for settings in `MAY_CHANGE`.
+        clients: Who may join.
+        limit: Bytes of keys and values that all sessions may have together.
+
+    Attributes:
+        committed: The round whose weights are served: the last one that is committed.
+
+    Raises:
+        ConfigurationError: The directory holds no such run, or its model is not divided or generates nothing.
+    """
+
+    def __init__(self, folder: Path, overrides: Sequence[str], clients: Sequence[str], limit: int) -> None:
+        source = resumable(folder, None, overrides, may_change=MAY_CHANGE, named_by="RUN")
+        self.committed, self._state, self._known = _last(folder)
+        self._experiment = experiment = prepare_server(source, clients)
+        method, self._clients = divided_method(experiment.method), tuple(clients)
+        if experiment.task.kind != "causal-lm":
+            message = f"{experiment.settings.task.name} has a model with classes, which generates nothing"
+            raise ConfigurationError([Problem("task.name", message)])
+        self._middle = Middle(experiment.model, method.widest(clients))
+        ends_of = None if method.personal else self._ends_of
+        self._service = Answering(Sessions(self._middle, limit), method.settings.wire, ends_of)
+
+    def agreements(self, largest: int) -> Agreements:
+        """Returns what is agreed with each client; to be asked for before `serve`.
+
+        Args:
+            largest: Bytes that a message may have.
+        """
+        return Agreements(self._experiment, self._clients, largest, known=self._known, purpose=ANSWERS)
+
+    def serve(self, hub: Hub, *, until: Callable[[], bool] = lambda: False) -> None:
+        """Answers whoever asks.
+
+        A client that asks what cannot be answered is told so and loses its session; the others go on.
+
+        Args:
+            hub: The lines to the clients; listens.
+            until: Whether to stop; asked after every message, and every `WAIT` seconds without one.
+        """
+        model = self._experiment.model
+        if lacking := [name for name in model.layout.all if name not in self._state.tensors]:
+            message = (
+                f"the run has learnt nothing of {lacking[0]}, which none of its clients left to the server"
+            )
+            raise ConfigurationError([Problem("RUN", message)])
+        model.load({name: self._state.tensors[name] for name in model.layout.all})
+        while not until():
+            if (arrival := hub.receive(WAIT)) is not None:
+                self._hear(hub, arrival)
+
+    def _hear(self, hub: Hub, arrival: Arrival) -> None:
+        """Answers one message, or forgets a client that is gone."""
+        client, header, content = arrival.client, arrival.header, arrival.frame
+        if header is None or content is None:
+            self._say(hub, self._service.leave(client))
+            return
+        try:
+            if header.kind != Kind.SAID:
+                raise RefusedError(f"client {client!r} says {header.kind.name}, and here nothing is learnt")
+            self._say(hub, self._service.hear(client, frame.decode(content, Message)))
+        except Exception as error:
+            if not isinstance(error, FedstrataError) and not is_client_failure(error):
+                raise
+            told = message_of(error) or describe(error)
+            hub.drop(client, error if isinstance(error, LineError) else RefusedError(told))
+            release_memory(error)
+            self._say(hub, self._service.leave(client))
+
+    def _say(self, hub: Hub, answers: Any) -> None:
+        for client, message in answers:
+            hub.tell(client, Header(Kind.SAID), frame.encode(message))
+
+    def _ends_of(self, client: str) -> dict[str, Tensor]:
+        """Returns what was learnt of a client's part of the model."""
+        layout = self._experiment.model.layout
+        cut = divided_method(self._experiment.method).cut_of(client)
+        theirs = {name for index in cut.middle(len(layout.blocks)) for name in layout.blocks[index]}
+        return {name: tensor for name, tensor in self._state.tensors.items() if name not in theirs}
+
+
+def _last(folder: Path) -> tuple[int, State, Mapping[str, str]]:
+    """Returns the last committed round of a run, its state, and hashes of the ends that it began with."""
+    record = folder / "record.jsonl"
+    events = read_events(record) if record.is_file() else []
+    rounds = committed_rounds(events)
+    if not rounds:
+        message = f"the run in {folder} has no committed round, so nothing has been learnt"
+        raise ConfigurationError([Problem("RUN", message)])
+    number, state = Checkpoints(folder / "checkpoints").load(rounds[-1]["round"])
+    return number, state, [event for event in events if event["event"] == "run"][-1].get("ends", {})

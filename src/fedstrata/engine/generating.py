@@ -1,0 +1,339 @@
+"""A client that generates, or scores, with the middle that a server holds: `fedstrata split generate`.
+
+A and C run here, first for the whole prompt and then for one token at a time; the server does the same with
+the middle (FL-LLaMA, section 3.4.2). Tokens and texts stay here. Where the server has forgotten a
+session, or has been started anew, the client sends again what it had sent, and goes on as if nothing had
+happened.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fedstrata.core.documents import Document
+from fedstrata.core.errors import (
+    ConfigurationError,
+    DataError,
+    LineError,
+    Problem,
+    SessionLostError,
+    SessionOverError,
+)
+from fedstrata.core.seeding import Seed
+from fedstrata.data.readers import read
+from fedstrata.data.readers.files import numbered_lines, read_text
+from fedstrata.engine.agreeing import ANSWERS, agreement_of, divided_method, held
+from fedstrata.engine.checkpoint import ClientStore, client_folder
+from fedstrata.engine.simulate import parameters_in
+from fedstrata.split.asking import RemoteMiddle
+from fedstrata.split.ends import Ends
+from fedstrata.split.transport.agreement import shapes_of
+from fedstrata.split.transport.membership import GrpcLine
+from fedstrata.tasks.extract import Extraction
+from fedstrata.tasks.generate import generate
+from fedstrata.tasks.instruction_examples import Example, answer_text, answered, pad_examples
+from fedstrata.tasks.lm import end_id
+from fedstrata.tasks.prompts import PromptTokenizer
+from fedstrata.tasks.summarize import Summarization
+from fedstrata.train.evaluate import answer, batches_by_length
+from fedstrata.train.local import autocast, to_device
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from fedstrata.engine.setup import Experiment
+    from fedstrata.split.rows import Rows
+    from fedstrata.split.transport.membership import Membership
+
+Result = TypeVar("Result")
+Join = Callable[[], "Membership"]
+TURN = 0
+"""The one turn of a client that takes part in no round."""
+USUAL_TOKENS = 128
+"""Tokens that an answer to a prompt may have, if nobody says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """How tokens are chosen.
+
+    Attributes:
+        tokens: How many an answer may have; what the task allows, or `USUAL_TOKENS`, if none.
+        temperature: Logits are divided by it before a token is drawn; 0 takes the likeliest.
+    """
+
+    tokens: int | None = None
+    temperature: float = 0.0
+
+
+class Generating:
+    """A client.
+
+    Args:
+        experiment: What `prepare_client` or `prepare_prompts` gave.
+        client: Its name.
+        home: Where it keeps its store, if its ends are its own.
+        drawing: How tokens are chosen.
+        prompts: What is to be continued; none for the test documents of its data, by the prompts of its task.
+        advance: Told how many more rows are done.
+
+    Attributes:
+        agreement: What it takes as agreed with the server.
+        greeting: What else it says of itself.
+        scores: Of answers to documents, once there are any.
+
+    Raises:
+        ConfigurationError: There is nothing to answer, a prompt is too long for the model, the client has no
+            store, or a setting has no meaning here.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        client: str,
+        home: Path,
+        drawing: Drawing,
+        prompts: Sequence[Document] | None = None,
+        advance: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        self._experiment, self.id, self._home = experiment, client, home
+        self._drawing, self._advance = drawing, advance
+        self._method, self._model = divided_method(experiment.method), experiment.model
+        self._cut = self._method.cut_of(client)
+        self._seed = experiment.seed.child("answers", client)
+        self.scores: Mapping[str, float] = {}
+        self._prompts = prompts
+        self._documents = prompts if prompts is not None else self._own_documents()
+        if not self._documents:
+            raise ConfigurationError([Problem("--prompts", "there is nothing to answer")])
+        self._examples = self._encoded()
+        training = experiment.settings.training
+        windows = max(len(example.windows) for example in self._examples)
+        length = max(self._longest(example) for example in self._examples)
+        ends = shapes_of(self._model.tensors(self._model.layout.all))
+        rows = windows * min(training.eval_batch_size, len(self._examples))
+        self.agreement = agreement_of(experiment, self._cut, ends, rows, length, ANSWERS)
+        self.greeting: Mapping[str, Any] = {"rows": rows, "length": length, **held(self._model)}
+        if self._method.personal:
+            self._require_store()
+
+    def run(self, join: Join) -> list[Document]:
+        """Returns the documents with their answers, in order; a prompt's is its second text.
+
+        Args:
+            join: Makes a session at the server, which is not entered yet.
+
+        Raises:
+            LineError: The server can no longer be reached.
+            RefusedError: It does not take this client, or what it asks.
+        """
+        with Lasting(join, self._method.settings.wire, self._cut) as middle:
+            self._take_over(middle)
+            noise = self._method.noise(Seed(secrets.randbits(63)))
+            with Ends(self._model, self._cut).connected(middle, "answers", noise):
+                return self._prompted() if self._prompts is not None else self._scored()
+
+    def _take_over(self, middle: Lasting) -> None:
+        """Loads what was learnt of the ends: the client's own, or the run's."""
+        if not self._method.personal:
+            self._model.load(middle.ends())
+            return
+        store = ClientStore(client_folder(self._home, self.id), middle.committed)
+        self._model.load(parameters_in(store.read().tensors, self._model))
+
+    def _prompted(self) -> list[Document]:
+        """Continues the prompts."""
+        found = []
+        for document, example, ids in zip(
+            self._documents, self._examples, self._generated(self._examples, "prompts"), strict=True
+        ):
+            text, finished = answer_text(example, ids)
+            facts = {"tokens": str(len(ids)), "finished": "yes" if finished else "no"}
+            found.append(replace(document, text_pair=text, metadata={**document.metadata, **facts}))
+        return found
+
+    def _scored(self) -> list[Document]:
+        """Answers the documents as for the scores of a run, and scores the answers."""
+        task, documents = self._experiment.task, self._documents
+        if isinstance(task, Extraction | Summarization):
+            rows = self._generated(self._examples, *task.gives)
+            answers: list[Any] = [*task.decode(documents, self._examples, rows)]
+        else:
+            answers = answer(self._model, task, documents, self._experiment.settings.training)
+            self._advance(len(documents))
+        self.scores = task.score(documents, answers)
+        return [task.annotate(document, own) for document, own in zip(documents, answers, strict=True)]
+
+    def _generated(self, examples: Sequence[Example], *purpose: str) -> list[np.ndarray]:
+        """Returns the tokens that follow each prompt, (tokens,) int32."""
+        module, training = self._model.module.train(False), self._experiment.settings.training
+        found: list[Any] = [None] * len(examples)
+        for number, chosen in enumerate(batches_by_length(examples, training.eval_batch_size)):
+            batch = to_device(pad_examples([examples[index] for index in chosen]), self._model.device)
+            with autocast(training, self._model.device):
+                rows = generate(
+                    module,
+                    batch["input_ids"],
+                    prompts=batch["prompt"],
+                    budgets=batch["budget"],
+                    end=int(batch["end_id"][0]),
+                    pad=int(batch["pad_id"][0]),
+                    temperature=self._drawing.temperature,
+                    seed=self._seed.child(*purpose, number) if self._drawing.temperature else None,
+                )
+            for index, row in zip(chosen, rows, strict=True):
+                found[index] = row
+            self._advance(len(chosen))
+        return found
+
+    def _own_documents(self) -> list[Document]:
+        """Returns the client's test documents that answers can be scored against."""
+        if self.id not in self._experiment.clients:
+            named = ", ".join(self._experiment.clients)
+            message = f"the data has no client {self.id!r}; it has: {named}"
+            raise ConfigurationError([Problem("--client", message)])
+        task = self._experiment.task
+        generates = isinstance(task, Extraction | Summarization)
+        if not generates and self._drawing != Drawing():
+            message = f"have no meaning with task {task.settings.name}, which generates nothing"
+            raise ConfigurationError([Problem("--max-new-tokens, --temperature", message)])
+        return [each for each in self._experiment.clients[self.id].test if task.scorable(each)]
+
+    def _encoded(self) -> list[Any]:
+        """Returns examples of the documents, or of the prompts that they are."""
+        if self._prompts is not None:
+            return self._continued(self._prompts)
+        examples = self._experiment.task.encode(self._documents, self._model.tokenizer)
+        tokens = self._drawing.tokens
+        if tokens is None:
+            return list(examples)
+        return [replace(example, budget=min(example.budget, tokens)) for example in examples]
+
+    def _continued(self, documents: Sequence[Document]) -> list[Example]:
+        """Makes examples of prompts.
+
+        Raises:
+            ConfigurationError: One of them is too long for the model with its answer.
+        """
+        tokenizer, task = self._model.tokenizer, self._experiment.settings.task
+        words = PromptTokenizer(tokenizer, chats=getattr(task, "chat", "") == "auto")
+        end, budget = end_id(tokenizer, "generate"), self._drawing.tokens or USUAL_TOKENS
+        rows = words.prompts([document.text for document in documents])
+        config: Any = self._model.module.config
+        positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+        for document, row in zip(documents, rows, strict=True):
+            if not row or (positions is not None and len(row) + budget > positions):
+                message = f"prompt {document.id!r} has {len(row)} tokens; at least 1, and with {budget} more "
+                message += f"(--max-new-tokens) at most {positions}, the positions the model knows"
+                raise ConfigurationError([Problem("--prompts", message)])
+        return [
+            answered(index, row, [end], words, end=end, budget=budget, on_prompts=False)
+            for index, row in enumerate(rows)
+        ]
+
+    def _longest(self, example: Any) -> int:
+        """Returns the most columns that an example may come to."""
+        most = self._experiment.settings.task.max_length
+        return max(most, example.prompt + example.budget) if isinstance(example, Example) else most
+
+    def _require_store(self) -> None:
+        folder = client_folder(self._home, self.id)
+        if not any(folder.glob("store-*.safetensors")):
+            message = f"{folder} holds nothing: this client keeps its ends to itself, and they are not there"
+            raise ConfigurationError([Problem("--home", message)])
+
+
+class Lasting:
+    """The server's middle for as long as there is a server; implements `fedstrata.split.ends.Remote`.
+
+    When the server ends the session the client joins again. A session of keys and values is then lost, and
+    made up for as any other.
+
+    Args:
+        join: Makes a session at the server.
+        form: How hidden states travel.
+        cut: Where the client's model is divided.
+
+    Attributes:
+        committed: The round of the run whose weights the server has.
+    """
+
+    def __init__(self, join: Join, form: Any, cut: Any) -> None:
+        self._join, self._form, self._cut = join, form, cut
+        self._stack = ExitStack()
+        self.committed: int = -1
+
+    def __enter__(self) -> Lasting:
+        self._enter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def ends(self) -> Mapping[str, Tensor]:
+        """Returns what was learnt of the client's own part of the model."""
+        return self._lasting(lambda middle: middle.ends())
+
+    def run(self, states: Tensor, rows: Rows) -> Tensor:
+        """Returns what the middle gives for whole rows, (rows, length, hidden) to the same."""
+        return self._lasting(lambda middle: middle.run(states, rows))
+
+    def open(self, session: str, states: Tensor, rows: Rows) -> Tensor:
+        """Does the same and keeps keys and values."""
+        return self._lasting(lambda middle: middle.open(session, states, rows))
+
+    def extend(self, session: str, states: Tensor, past: int) -> Tensor:
+        """Goes on behind `past` columns, (rows, columns, hidden) to the same.
+
+        Raises:
+            SessionLostError: The server does not hold the session, or is another one.
+        """
+        try:
+            return self._middle.extend(session, states, past)
+        except SessionOverError:
+            self._enter_again()
+            raise SessionLostError("the server was started anew; open the session again") from None
+
+    def close(self, session: str) -> None:
+        """Forgets a session, if there is one and a server."""
+        with suppress(LineError):
+            self._middle.close(session)
+
+    def _lasting(self, ask: Callable[[RemoteMiddle], Result]) -> Result:
+        while True:
+            try:
+                return ask(self._middle)
+            except SessionOverError:
+                self._enter_again()
+
+    def _enter_again(self) -> None:
+        self._stack.close()
+        self._enter()
+
+    def _enter(self) -> None:
+        membership = self._stack.enter_context(self._join())
+        committed: Any = membership.welcome.get("committed")
+        if self.committed not in (-1, committed):
+            raise LineError(f"the server now has round {committed} of the run, and not {self.committed}")
+        self.committed = committed
+        self._middle = RemoteMiddle(GrpcLine(membership, TURN), self._form, self._cut)
+
+
+def read_prompts(path: Path) -> list[Document]:
+    """Reads prompts: every line of a text that is not blank, or the `text` of JSON lines.
+
+    Raises:
+        DataError: The file is neither, or cannot be read.
+    """
+    if path.name.endswith((".jsonl", ".jsonl.gz")):
+        return read(path, "jsonl")
+    if path.suffix != ".txt":
+        raise DataError(path, "is no file of prompts", expected="*.txt, a prompt in each line, or *.jsonl")
+    lines = numbered_lines(read_text(path))
+    return [Document(f"{path.stem}-{number}", line.strip()) for number, line in lines if line.strip()]

@@ -1,0 +1,120 @@
+"""What a process needs that holds one side of a divided model: a checked configuration, and its own part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from fedstrata.core.config import ExtractSettings, SummarizeSettings, TrainedTokenizer
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.seeding import Seed
+from fedstrata.engine.agreeing import divided_method
+from fedstrata.engine.fitting import check_model, load_model, refusals
+from fedstrata.engine.processor import use_processor
+from fedstrata.engine.setup import Experiment, check_settings, device_of, machine_problems, prepare
+from fedstrata.split.partition import leave_ends, leave_middle
+from fedstrata.tasks import TASKS
+from fedstrata.tasks.prompts import builtin
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from fedstrata.core.config import RunSettings
+    from fedstrata.core.method import Method
+    from fedstrata.core.sources import Source
+    from fedstrata.core.task import Task
+
+    Without = Callable[[Method], Callable[[PreTrainedModel], None]]
+
+
+def prepare_server(source: Source, clients: Sequence[str]) -> Experiment:
+    """Checks a configuration and loads what a server needs of it: the middle of the model, and few documents.
+
+    A causal language model is served without any data. A model with classes needs to know them, and takes
+    them from the data of the configuration, which may be any documents with the same labels. Of the model's
+    file no more is read than what any of the clients lacks.
+
+    Args:
+        source: The configuration.
+        clients: Who may join.
+
+    Raises:
+        ConfigurationError: With every problem that could be found.
+    """
+
+    def without_of(method: Method) -> Callable[[PreTrainedModel], None]:
+        return partial(leave_middle, cut=divided_method(method).widest(clients))
+
+    settings, _, problems = check_settings(source)
+    if TASKS[settings.task.name].kind != "causal-lm" and not problems:
+        return prepare(source, without_of=without_of)
+    return _prepared(source, without_of)
+
+
+def prepare_client(source: Source, client: str) -> Experiment:
+    """Checks a configuration and loads what a client needs of it: the ends of the model, and its documents.
+
+    Args:
+        source: The configuration; its data are the client's own, or hold the client's under its name.
+        client: Its name.
+
+    Raises:
+        ConfigurationError: As `prepare` does, or the method does not divide the model.
+    """
+    return prepare(source, without_of=_without_middle(client))
+
+
+def prepare_prompts(source: Source, client: str) -> Experiment:
+    """Does as `prepare_client`, for a client whose texts are no documents of the configuration's data.
+
+    Raises:
+        ConfigurationError: With every problem that could be found; or the model generates nothing.
+    """
+    settings, _, problems = check_settings(source)
+    if TASKS[settings.task.name].kind != "causal-lm":
+        message = f"{settings.task.name} has a model with classes, which generates nothing"
+        raise ConfigurationError([*problems, Problem("task.name", message)])
+    return _prepared(source, _without_middle(client))
+
+
+def _without_middle(client: str) -> Without:
+    return lambda method: partial(leave_ends, cut=divided_method(method).cut_of(client))
+
+
+def _prepared(source: Source, without_of: Without) -> Experiment:
+    """Loads one side of a causal language model; the data of the configuration are not read."""
+    settings, method, problems = check_settings(source)
+    if method is not None:
+        problems += source.located(refusals(lambda: divided_method(method)))
+    problems += source.located(machine_problems(settings))
+    problems += source.located(refusals(lambda: check_model(settings, method)))
+    problems += source.located(refusals(lambda: _task(settings)))
+    if isinstance(settings.model.tokenizer, TrainedTokenizer):
+        message = "must be one that is there already: no texts are read here to build one from"
+        problems.append(source.problem("model.tokenizer", message))
+    if problems or method is None:
+        raise ConfigurationError(problems)
+    use_processor(settings.threads)
+    task = _task(settings)
+    model = load_model(settings, task, None, without=without_of(method))
+    return Experiment(settings, method, task, model.to(device_of(settings)), {}, Seed(settings.seed))
+
+
+def _task(settings: RunSettings) -> Task:
+    """Returns the task as far as it is known without documents: what it is scored by.
+
+    Raises:
+        ConfigurationError: A setting is `auto`, for which there would have to be documents.
+    """
+    own = settings.task
+    if isinstance(own, ExtractSettings):
+        wanted: dict[str, Any] = {"mentions": "ner" in own.tasks, "modifiers": "re" in own.tasks}
+        left_open = [name for name in wanted if getattr(own, name) == "auto"]
+        message = "must be named, not 'auto': no documents are read here in which they could be found"
+        if problems := [Problem(f"task.{name}", message) for name in left_open if wanted[name]]:
+            raise ConfigurationError(problems)
+        own = own.model_copy(update=dict.fromkeys(left_open, ()))
+    if isinstance(own, SummarizeSettings) and own.template is None:
+        own = own.model_copy(update={"template": builtin("summarize")})  # who asks fills in its own
+    return TASKS[own.name].from_labels(own, ())

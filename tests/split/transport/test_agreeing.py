@@ -1,0 +1,115 @@
+"""What the server compares when a client comes, of weights that it does not have itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import TINY
+
+from fedstrata.core.errors import ConfigurationError, RefusedError
+from fedstrata.core.sources import read_source
+from fedstrata.engine.agreeing import Agreements
+from fedstrata.engine.joining import RemoteClient
+from fedstrata.engine.sides import prepare_client, prepare_server
+
+EMBEDDING, LOWEST = "model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight"
+CLIENTS = ("site-1", "site-2")
+METHOD = "method={name: fl_llama, cuts: {site-2: {front: 0, back: 1}}}"
+
+Greetings = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def greetings(tmp_path_factory: pytest.TempPathFactory) -> Greetings:
+    """What two clients say, of which the second leaves the server a block more."""
+    source, found = read_source(None, [*TINY, METHOD, "data.synthetic.notes=12"]), {}
+    for client in CLIENTS:
+        home = tmp_path_factory.mktemp(client)
+        remote = RemoteClient(prepare_client(source, client), client, home, lambda event, facts: None)
+        found[client] = {**remote.greeting, "facts": dict(remote.agreement.facts)}
+    return found
+
+
+@pytest.fixture
+def agreements() -> Callable[..., Agreements]:
+    """Makes what a server agrees on."""
+    experiment = prepare_server(read_source(None, [*TINY, METHOD, "data.synthetic.notes=12"]), CLIENTS)
+    return lambda **options: Agreements(experiment, CLIENTS, 2**26, **options)
+
+
+def changed(greeting: Mapping[str, Any], part: str, name: str, value: Any) -> dict[str, Any]:
+    """Returns a greeting that says something else of one tensor."""
+    return {**greeting, part: {**greeting[part], name: value}}
+
+
+def test_what_clients_hold_is_agreed_on_though_the_server_has_it_not(
+    agreements: Callable[..., Agreements], greetings: Greetings
+) -> None:
+    agree = agreements()
+    for client in CLIENTS:
+        agreed = agree(client, greetings[client])
+        assert set(agreed.ends) == set(greetings[client]["ends"])
+        assert EMBEDDING in agreed.ends
+    assert LOWEST not in agreed.ends  # of the second client; the server has it
+    assert agreed.rows == greetings["site-2"]["rows"]
+
+
+EXTRACT = "task={name: extract, templates: short, max_length: 320, tasks: [ner], mentions: %s}"
+
+
+def test_a_server_without_documents_agrees_on_what_was_set_and_not_on_what_clients_found(
+    tmp_path: Path,
+) -> None:
+    """Templates and types that are left open are filled in by each client from its documents."""
+    given = (*TINY, METHOD, "data.synthetic.notes=12")
+    source = read_source(None, [*given, EXTRACT % "[problem, drug]"])
+    agree = Agreements(prepare_server(source, CLIENTS), CLIENTS, 2**26)
+    remote = RemoteClient(prepare_client(source, "site-1"), "site-1", tmp_path, lambda event, facts: None)
+    assert agree("site-1", {**remote.greeting, "facts": dict(remote.agreement.facts)})
+    other = {**remote.agreement.facts, "task.mentions": ["problem"]}
+    with pytest.raises(RefusedError, match=r"task\.mentions is \['problem'\] at client"):
+        agree("site-1", {**remote.greeting, "facts": other})
+    with pytest.raises(ConfigurationError, match=r"task\.mentions: must be named, not 'auto'"):
+        prepare_server(read_source(None, [*given, EXTRACT % "auto"]), CLIENTS)
+
+
+def test_clients_with_other_weights_than_each_other_are_refused(
+    agreements: Callable[..., Agreements], greetings: Greetings
+) -> None:
+    agree = agreements()
+    agree("site-1", changed(greetings["site-1"], "weights", EMBEDDING, "0123"))
+    own = greetings["site-2"]["weights"][EMBEDDING]
+    told = f"hash of {EMBEDDING} is {own} at client 'site-2', 0123 at client 'site-1'"
+    with pytest.raises(RefusedError, match=told):
+        agree("site-2", greetings["site-2"])
+    agree("site-1", greetings["site-1"])  # comes again with the right ones
+    agree("site-2", greetings["site-2"])
+
+
+def test_a_client_with_other_weights_than_the_server_or_the_beginning_is_refused(
+    agreements: Callable[..., Agreements], greetings: Greetings
+) -> None:
+    with pytest.raises(RefusedError, match=f"hash of {LOWEST} is 0123 at client 'site-1', .* at the server"):
+        agreements()("site-1", changed(greetings["site-1"], "weights", LOWEST, "0123"))
+    with pytest.raises(RefusedError, match=rf"hash of {EMBEDDING} is .*, 0123 at the beginning of the run"):
+        agreements(known={EMBEDDING: "0123"})("site-1", greetings["site-1"])
+
+
+def test_a_client_whose_ends_are_called_or_shaped_otherwise_is_refused(
+    agreements: Callable[..., Agreements], greetings: Greetings
+) -> None:
+    agree, own = agreements(), greetings["site-1"]
+    for other, told in (
+        (changed(own, "ends", EMBEDDING, ["float32", [3, 32]]), rf"{EMBEDDING} is \['float32', \[3, 32\]\]"),
+        (
+            changed(own, "ends", "other", ["float32", [3]]),
+            "other is .* at client 'site-1', None at the server",
+        ),
+        ({**own, "ends": None}, "does not say what it holds"),
+        ({**own, "length": 0}, "does not say what it holds"),
+    ):
+        with pytest.raises(RefusedError, match=told):
+            agree("site-1", other)

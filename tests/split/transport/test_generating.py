@@ -1,0 +1,367 @@
+"""Texts through a server in another process: those of the whole model, whatever the server forgets."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+import torch
+from divided import texts_of
+from remote_run import PATIENT, ClientProcess, Clients
+from support import TINY
+from torch import Tensor
+
+from fedstrata.core.cut import Cut
+from fedstrata.core.documents import Document
+from fedstrata.core.errors import ConfigurationError, LineError, RefusedError
+from fedstrata.core.sources import read_source
+from fedstrata.core.types import JSON
+from fedstrata.engine import answering
+from fedstrata.engine.answering import Answers
+from fedstrata.engine.checkpoint import Checkpoints
+from fedstrata.engine.folder import open_run
+from fedstrata.engine.generating import Drawing, Generating, read_prompts
+from fedstrata.engine.setup import prepare
+from fedstrata.engine.sides import prepare_client, prepare_prompts
+from fedstrata.models.state import Model
+from fedstrata.split.asking import RemoteMiddle
+from fedstrata.split.kvcache import Sessions
+from fedstrata.split.rows import Rows
+from fedstrata.split.transport.hub import Arrival, Hub
+from fedstrata.split.transport.membership import Membership
+from fedstrata.tasks.prompts import PromptTokenizer
+
+CLIENTS = ("site-1", "site-2")
+LM = (
+    "data.types=null", "data.synthetic.sites=2", "data.synthetic.notes=4", "task={name: lm, max_length: 64}",
+    "federation.rounds=1", "training.batch_size=4",
+)  # fmt: skip
+SHAPE = "hidden_size: 32, num_hidden_layers: 3, num_attention_heads: 4, initializer_range: 0.3"
+MODELS = {
+    "llama": f"model.config={{model_type: llama, {SHAPE}, intermediate_size: 64, num_key_value_heads: 2}}",
+    "gpt2": f"model.config={{model_type: gpt2, {SHAPE}}}",
+}
+METHOD = "method={name: fl_llama, cuts: {site-2: {front: 0, back: 1}}}"
+PROMPTS = {
+    "site-1": ["The patient has chest pain", "No fever", "He was given aspirin, and a day later he"],
+    "site-2": ["Allergies", "Her mother had breast cancer at the age of sixty, and", "CT of the head"],
+}
+TOKENS = 16
+ENOUGH = 2**24
+
+RunOf = Callable[[str], tuple[Path, list[str]]]
+
+
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory: pytest.TempPathFactory) -> RunOf:
+    """Trains a tiny language model of a family, once; gives the run directory and the overrides."""
+    known: dict[str, tuple[Path, list[str]]] = {}
+
+    def train(family: str) -> tuple[Path, list[str]]:
+        if family not in known:
+            overrides = [*LM, MODELS[family], METHOD]
+            folder = tmp_path_factory.mktemp(family) / "run"
+            opened = open_run(
+                read_source(None, [*TINY, *overrides]), folder, lambda event, facts: None, resume=False
+            )
+            opened.execute()
+            known[family] = (folder, overrides)
+        return known[family]
+
+    return train
+
+
+class Watched:
+    """A server in this process.
+
+    Attributes:
+        calls: What was asked of its sessions, in order.
+        largest: Bytes of the keys and values of all sessions, at most.
+    """
+
+    def __init__(self, folder: Path, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        self.largest = 0
+        for name in ("open", "extend", "run"):
+            monkeypatch.setattr(Sessions, name, self._watching(name, getattr(Sessions, name)))
+        self.answers = Answers(folder, (), CLIENTS, limit)
+        self.hub = Hub(
+            self.answers.agreements(ENOUGH),
+            largest=ENOUGH,
+            clients=CLIENTS,
+            timing=PATIENT,
+            welcome=lambda: {"committed": self.answers.committed},
+        )
+        self.address = self.hub.listen("127.0.0.1:0")
+
+    def _watching(self, name: str, ask: Any) -> Any:
+        def watched(sessions: Sessions, *args: Any) -> Tensor:
+            self.calls.append(name)
+            found: Tensor = ask(sessions, *args)
+            self.largest = max(self.largest, sessions.size)
+            return found
+
+        return watched
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """Answers until the block ends."""
+        stopped = Event()
+        thread = Thread(target=self.answers.serve, args=(self.hub,), kwargs={"until": stopped.is_set})
+        thread.start()
+        try:
+            yield
+        finally:
+            stopped.set()
+            self.hub.stop(1.0)
+            thread.join()
+
+
+def in_turns(hub: Hub) -> Callable[[float], Arrival | None]:
+    """Returns a `receive` that hears one client after the other, each as long as it is there."""
+    receive, waiting, order = hub.receive, {client: deque[Arrival]() for client in CLIENTS}, deque(CLIENTS)
+    seen = set[str]()
+
+    def next_of(seconds: float) -> Arrival | None:
+        while order and not waiting[order[0]]:
+            if order[0] in seen and order[0] not in hub.present:  # refused
+                order.popleft()
+            elif (arrival := receive(seconds)) is None:
+                return None
+            else:
+                seen.add(arrival.client)
+                waiting[arrival.client].append(arrival)
+        if not order:
+            return receive(seconds)
+        arrival = waiting[order[0]].popleft()
+        if arrival.lost is None:
+            order.rotate(-1)
+        else:
+            order.popleft()
+        return arrival
+
+    return next_of
+
+
+def whole_model(overrides: list[str], folder: Path) -> Model:
+    """Returns the undivided model of a run."""
+    model = prepare(read_source(None, [*TINY, *overrides])).model
+    model.load(Checkpoints(folder / "checkpoints").load(1)[1].tensors)
+    return model
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server looks often whether it is to stop."""
+    monkeypatch.setattr(answering, "WAIT", 0.05)
+
+
+@pytest.fixture
+def processes() -> Iterator[list[ClientProcess]]:
+    """Processes that must not outlive the test."""
+    started: list[ClientProcess] = []
+    yield started
+    for process in started:
+        process.end()
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("family", "width"), [("llama", 16), pytest.param("gpt2", 32, marks=pytest.mark.slow)]
+)
+def test_two_clients_at_once_say_what_the_whole_model_says_though_the_server_forgets(
+    run_of: RunOf,
+    clients: Clients,
+    processes: list[ClientProcess],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    width: int,
+) -> None:
+    """Prompts of different lengths in a batch; memory for one session, so each client evicts the other.
+
+    A token of the second client has keys and values of `width` numbers in two blocks, and one number each of
+    the block that is the client's.
+    """
+    folder, overrides = run_of(family)
+    model = whole_model(overrides, folder)
+    rows = PromptTokenizer(model.tokenizer, chats=False).prompts(PROMPTS["site-2"])
+    longest = max(map(len, rows)) + TOKENS - 1  # the last one is not gone on from
+    limit = 3 * longest * 2 * (2 * width + 1) * 4
+    server = Watched(folder, limit, monkeypatch)
+    monkeypatch.setattr(server.hub, "receive", in_turns(server.hub))
+    for client in CLIENTS:
+        prompts = tmp_path / f"{client}.txt"
+        prompts.write_text("\n".join(PROMPTS[client]))
+        behaviour = f"generate {prompts} {tmp_path / client}.json {TOKENS}"
+        arguments = [server.address, client, str(tmp_path), behaviour, *overrides]
+        out = tmp_path / f"{client}.out"
+        processes.append(ClientProcess(clients, clients.order(start=arguments, out=str(out)), out))
+    with server.serving():
+        for process in processes:
+            assert process.wait() == 0, process.said
+    for client in CLIENTS:
+        found = json.loads((tmp_path / f"{client}.json").read_text())
+        assert found == texts_of(model, PROMPTS[client], TOKENS)
+    assert server.largest <= limit
+    assert server.calls.count("open") >= 10  # every token costs a new session once both have grown
+    assert server.calls.count("extend") > 10
+
+
+def session_of(own: Generating, address: str) -> Callable[[], Membership]:
+    """Makes sessions at a server."""
+    return lambda: Membership(address, own.id, own.agreement, greeting=own.greeting, timing=PATIENT)
+
+
+@pytest.mark.usefixtures("quick")
+def test_bytes_of_a_token_do_not_depend_on_the_text_before_it(
+    run_of: RunOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, overrides = run_of("llama")
+    server = Watched(folder, ENOUGH, monkeypatch)
+    extend, counted = RemoteMiddle.extend, dict[int, int]()
+
+    def counting(middle: RemoteMiddle, session: str, states: Tensor, past: int) -> Tensor:
+        line: Any = middle._line
+
+        def sent() -> int:
+            return int(line._membership.bytes_sent + server.hub.bytes_sent("site-1"))
+
+        before = sent()
+        found = extend(middle, session, states, past)
+        counted[past] = sent() - before
+        return found
+
+    monkeypatch.setattr(RemoteMiddle, "extend", counting)
+    experiment = prepare_prompts(
+        read_source(None, [*TINY, *overrides, "training.eval_batch_size=1"]), "site-1"
+    )
+    prompts = [Document("short", "No fever"), Document("long", " ".join(["No fever"] * 250))]
+    with server.serving():
+        own = Generating(experiment, "site-1", tmp_path, Drawing(6), prompts)
+        own.run(session_of(own, server.address))
+    assert min(counted) < 10
+    assert max(counted) > 400
+    assert max(counted.values()) - min(counted.values()) <= 24  # more digits, and a header of whole words
+    assert max(counted.values()) < 2 * 32 * 4 + 1024  # one token's hidden state each way
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_client_goes_on_with_a_server_that_was_started_anew(
+    run_of: RunOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, overrides = run_of("llama")
+    server = Watched(folder, ENOUGH, monkeypatch)
+    receive, heard = server.hub.receive, [0]
+
+    def forgetting(seconds: float) -> Arrival | None:
+        arrival = receive(seconds)
+        heard[0] += arrival is not None
+        if heard[0] in (2, 7, 9) and arrival is not None and arrival.lost is None:
+            server.hub.drop(arrival.client, LineError("the server has ended"))
+            return Arrival(arrival.client, lost=LineError("the server has ended"))
+        return arrival
+
+    monkeypatch.setattr(server.hub, "receive", forgetting)
+    experiment = prepare_prompts(read_source(None, [*TINY, *overrides]), "site-1")
+    prompts = [Document(text, text) for text in PROMPTS["site-1"]]
+    with server.serving():
+        own = Generating(experiment, "site-1", tmp_path, Drawing(TOKENS), prompts)
+        found = own.run(session_of(own, server.address))
+    expected = texts_of(whole_model(overrides, folder), PROMPTS["site-1"], TOKENS)
+    assert [document.text_pair for document in found] == expected
+    assert server.calls.count("open") >= 2
+
+
+@pytest.mark.usefixtures("quick")
+def test_documents_are_scored_through_the_server_and_noise_is_added_where_it_is_asked_for(
+    run_of: RunOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, overrides = run_of("llama")
+    expected = json.loads((folder / "summary.json").read_text())["metrics"]["clients"]["site-1"]
+
+    def scores(*more: str) -> Any:
+        source = read_source(None, [*TINY, *overrides, *more])
+        own = Generating(prepare_client(source, "site-1"), "site-1", tmp_path, Drawing())
+        assert [document.metadata["perplexity"] for document in own.run(session_of(own, server.address))]
+        return own.scores
+
+    server = Watched(folder, ENOUGH, monkeypatch)
+    noise = "method.noise={scale: 3.0, inference: %s}"
+    with server.serving():
+        exact = scores()
+        assert exact == pytest.approx(expected, rel=1e-4)
+        assert scores(noise % "false") == exact
+        noised = scores(noise % "true")
+        assert noised != pytest.approx(exact, rel=1e-4)
+        assert scores(noise % "true") != noised  # nobody can know it beforehand
+    assert set(server.calls) == {"run"}
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_the_server_cannot_answer_costs_only_the_client_that_asks(
+    run_of: RunOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, overrides = run_of("llama")
+    server = Watched(folder, 4_000, monkeypatch)
+    source = read_source(None, [*TINY, *overrides])
+    prompts = [Document("one", "No fever")]
+    own = Generating(prepare_prompts(source, "site-1"), "site-1", tmp_path, Drawing(4), prompts)
+    with server.serving():
+        long = [Document("long", " ".join(["No fever"] * 100))]
+        other = Generating(prepare_prompts(source, "site-2"), "site-2", tmp_path, Drawing(4), long)
+        with pytest.raises(RefusedError, match="all sessions together may have 4000"):
+            other.run(session_of(other, server.address))
+        for wrong, told in (
+            (_wrong_shape, r"states of shape \(1, 2, 32\) .* came, not \(1, 3, 32\)"),
+            (_not_finite, "a states message holds numbers that are not finite"),
+        ):
+            with monkeypatch.context() as patch, pytest.raises(RefusedError, match=told):
+                patch.setattr(RemoteMiddle, "open", wrong)
+                own.run(session_of(own, server.address))
+        assert own.run(session_of(own, server.address))[0].text_pair
+
+
+def _wrong_shape(middle: RemoteMiddle, session: str, states: Tensor, rows: Rows) -> Tensor:
+    return middle._ask("open", states[:, 1:2].repeat(1, 2, 1), {"rows": Rows(3, (0,)).to_json()})
+
+
+def _not_finite(middle: RemoteMiddle, session: str, states: Tensor, rows: Rows) -> Tensor:
+    values: dict[str, JSON] = {"rows": rows.to_json(), "session": session}
+    return middle._ask("open", torch.full_like(states, float("nan")), values)
+
+
+def test_what_cannot_be_answered_is_refused(run_of: RunOf, tmp_path: Path) -> None:
+    folder, overrides = run_of("gpt2")
+    source = read_source(None, [*TINY, *overrides])
+    experiment = prepare_prompts(source, "site-1")
+    with pytest.raises(ConfigurationError, match="at most 1024, the positions the model knows"):
+        Generating(experiment, "site-1", tmp_path, Drawing(1024), [Document("one", "No fever")])
+    with pytest.raises(ConfigurationError, match="there is nothing to answer"):
+        Generating(experiment, "site-1", tmp_path, Drawing(), [])
+    own = prepare_prompts(read_source(None, [*TINY, *overrides, "method.average_ends=never"]), "site-1")
+    with pytest.raises(ConfigurationError, match=r"--home: .* holds nothing"):
+        Generating(own, "site-1", tmp_path, Drawing(), [Document("one", "No fever")])
+    with pytest.raises(ConfigurationError, match="lm, which generates nothing"):
+        Generating(prepare_client(source, "site-1"), "site-1", tmp_path, Drawing(temperature=1.0))
+    with pytest.raises(ConfigurationError, match="has no committed round"):
+        empty = tmp_path / "empty"
+        empty.mkdir()
+        (empty / "config.yaml").write_text((folder / "config.yaml").read_text())
+        Answers(empty, (), CLIENTS, ENOUGH)
+    middle = Answers(folder, (), ["site-1"], ENOUGH)._middle
+    assert middle.model.layout.blocks[0] == () and Cut(1, 1).middle(3) == range(1, 2)
+
+
+def test_prompts_are_lines_of_text_or_texts_of_json_lines(tmp_path: Path) -> None:
+    text, lines = tmp_path / "p.txt", tmp_path / "q.jsonl"
+    text.write_text("one\n\n two \r\n")
+    lines.write_text('{"text": "one\\nline"}\n{"id": "x", "text": "two"}\n')
+    assert [(each.id, each.text) for each in read_prompts(text)] == [("p-1", "one"), ("p-3", "two")]
+    assert [each.text for each in read_prompts(lines)] == ["one\nline", "two"]
