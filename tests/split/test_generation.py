@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -47,11 +48,11 @@ class Watched(Sessions):
         self.calls.append(("open", tuple(states.shape)))
         return super().open(session, states, rows, cut)
 
-    def extend(self, session: str, states: Tensor, past: int) -> Tensor:
+    def extend(self, session: str, states: Tensor, past: int, kept: Sequence[int] | None = None) -> Tensor:
         if len(self.calls) in self._forgets:
             self.close(session)
         self.calls.append(("extend", tuple(states.shape)))
-        return super().extend(session, states, past)
+        return super().extend(session, states, past, kept)
 
 
 def continued(module: Any, budgets: int = 8, end: int = 3, **drawing: Any) -> list[list[int]]:
@@ -86,11 +87,15 @@ def test_greedy_answers_are_those_of_the_whole_model(tiny_model: Tiny, family: s
     with both.ends.connected(server):
         assert continued(both.ends.module, end=end) == expected
     assert not server.names  # the session ends with the connection
-    width = (3, 1, 32)
     if family == "openai-gpt":  # it keeps no keys and values, so every token brings the whole text
         assert [kind for kind, _ in server.calls] == ["run"] * 8
     else:
-        assert server.calls == [("open", (3, 9, 32)), *[("extend", width)] * (len(server.calls) - 1)]
+        opened, *extended = server.calls
+        assert opened == ("open", (3, 9, 32))
+        rows = [shape[0] for _, shape in extended]
+        assert extended == [("extend", (count, 1, 32)) for count in rows]
+        assert rows == sorted(rows, reverse=True)
+        assert rows[-1] < 3  # rows that have ended travel no more
     assert len({tuple(row) for row in expected}) > 1
 
 
@@ -160,6 +165,9 @@ def test_a_session_goes_on_as_if_it_had_been_one_call(tiny_model: Tiny) -> None:
     states, rows = torch.randn(3, 9, 32, generator=Seed(0).torch()), Rows(9, (0, 2, 4), "left")
     server = Sessions(both.middle, ALL)
     whole = server.open("whole", states, rows)
+    server.open("some", states[:, :7], rows.longer(7))
+    some = server.extend("some", states[1:, 7:], 7, [1, 2])
+    torch.testing.assert_close(some, whole[1:, 7:], rtol=1e-5, atol=1e-5)
     pieces = [server.open("pieces", states[:, :5], rows.longer(5))]
     pieces += [server.extend("pieces", states[:, past : past + 2], past) for past in (5, 7)]
     own = rows.mask(torch.device("cpu"))
@@ -178,6 +186,10 @@ def test_what_no_session_can_be_is_refused(tiny_model: Tiny) -> None:
     server.open("one", states, rows)
     with pytest.raises(FrameError, match="came, not"):
         server.extend("one", states[:1], 6)
+    for kept in ([], [1, 0], [0, 0], [-1], [0, 2]):
+        server.open("one", states, rows)
+        with pytest.raises(FrameError, match=r"of 2 rows .* are to go on, which cannot be"):
+            server.extend("one", states[: len(kept), :1], 6, kept)
     encoder = divided(tiny_model("distilbert", config=deeper("distilbert")), Cut(1, 1))
     with pytest.raises(ConfigurationError, match="a distilbert keeps no keys and values"):
         Sessions(encoder.middle, ALL).open("one", states, rows)

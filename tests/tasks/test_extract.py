@@ -136,13 +136,15 @@ def test_the_loss_is_that_of_the_tokens_that_count(byte_level: Any, loss_on: str
     assert float(total) == pytest.approx(expected, rel=1e-5)
 
 
-def tiny(family: str) -> Any:
+def tiny(family: str, positions: int = 600) -> Any:
     torch.manual_seed(0)
     if family == "llama":
         shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
         model: Any = LlamaForCausalLM(LlamaConfig(vocab_size=400, **shape))
     else:
-        model = GPT2LMHeadModel(GPT2Config(vocab_size=400, n_embd=16, n_layer=2, n_head=2, n_positions=600))
+        model = GPT2LMHeadModel(
+            GPT2Config(vocab_size=400, n_embd=16, n_layer=2, n_head=2, n_positions=positions)
+        )
     for parameter in model.parameters():  # far from uniform, so that rounding does not decide
         torch.nn.init.normal_(parameter, std=0.6)
     return model.eval()
@@ -165,6 +167,18 @@ def test_a_batch_generates_what_each_row_would_alone(family: str) -> None:
     for own, expected in zip(found, naive, strict=True):
         stop = np.flatnonzero(expected == end)
         assert own.tolist() == expected[: stop[0] + 1 if len(stop) else None].tolist()
+
+
+def test_a_row_goes_on_no_further_than_its_budget() -> None:
+    """Beside one that does: after a long prompt it would come to positions that the model does not have."""
+    model, rng = tiny("gpt2", positions=40), np.random.default_rng(0)
+    rows = torch.from_numpy(rng.integers(3, 400, size=(3, 30)))
+    prompts, budgets = (30, 8, 8), (8, 30, 4)
+    found = generate(
+        model, rows, prompts=torch.tensor(prompts), budgets=torch.tensor(budgets), end=400, pad=1
+    )
+    for own, row, prompt, budget in zip(found, rows.numpy(), prompts, budgets, strict=True):
+        assert own.tolist() == alone(model, row[:prompt], budget).tolist()
 
 
 @pytest.mark.parametrize("adapted", [False, True])

@@ -288,14 +288,14 @@ class Lasting:
         """Does the same and keeps keys and values."""
         return self._lasting(lambda middle: middle.open(session, states, rows))
 
-    def extend(self, session: str, states: Tensor, past: int) -> Tensor:
-        """Goes on behind `past` columns, (rows, columns, hidden) to the same.
+    def extend(self, session: str, states: Tensor, past: int, kept: Sequence[int] | None = None) -> Tensor:
+        """Goes on behind `past` columns with the rows `kept`, (rows, columns, hidden) to the same.
 
         Raises:
             SessionLostError: The server does not hold the session, or is another one.
         """
         try:
-            return self._middle.extend(session, states, past)
+            return self._middle.extend(session, states, past, kept)
         except SessionOverError:
             self._enter_again()
             raise SessionLostError("the server was started anew; open the session again") from None

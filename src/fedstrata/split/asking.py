@@ -7,6 +7,7 @@ The messages are those of training (`fedstrata.split.messages`), with hidden sta
 | `ask` | `run`, `open`, `extend` or `close`, as the methods of `fedstrata.split.kvcache.Sessions`; `ends` |
 | `session` | the session's name, unlike any other of this client |
 | `past` | of `extend`: how many columns the session has |
+| `kept` | of `extend`, where rows have ended: the indices of those that go on |
 | `lost` | in an answer: that the session is no longer held |
 
 A client that asks for `ends` is sent what was learnt of its part of the model, unless that is its own.
@@ -14,12 +15,12 @@ A client that asks for `ends` is sent what was learnt of its part of the model, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from fedstrata.core.errors import FrameError, SessionLostError
 from fedstrata.core.types import Message
-from fedstrata.split.messages import ENDS, STATES, Form, cut_in, kind_of, number_in, pack, unpack
+from fedstrata.split.messages import ENDS, STATES, Form, cut_in, kind_of, number_in, numbers_in, pack, unpack
 from fedstrata.split.rows import Rows
 
 if TYPE_CHECKING:
@@ -51,13 +52,14 @@ class RemoteMiddle:
         """Does the same and keeps keys and values; a session of that name is replaced."""
         return self._ask("open", states, {"rows": rows.to_json(), "session": session})
 
-    def extend(self, session: str, states: Tensor, past: int) -> Tensor:
-        """Goes on behind `past` columns, (rows, columns, hidden) to the same.
+    def extend(self, session: str, states: Tensor, past: int, kept: Sequence[int] | None = None) -> Tensor:
+        """Goes on behind `past` columns with the rows `kept`, (rows, columns, hidden) to the same.
 
         Raises:
             SessionLostError: The server does not hold the session with so many columns.
         """
-        return self._ask("extend", states, {"past": past, "session": session})
+        values: dict[str, JSON] = {} if kept is None else {"kept": list(kept)}
+        return self._ask("extend", states, {"past": past, "session": session, **values})
 
     def ends(self) -> Tensors:
         """Returns what was learnt of the client's own part of the model, by name."""
@@ -133,7 +135,9 @@ class Answering:
 
     def _answer(self, ask: JSON, name: str, states: Tensor, message: Message) -> Tensor:
         if ask == "extend":
-            return self._sessions.extend(name, states, number_in(message, "past"))
+            return self._sessions.extend(
+                name, states, number_in(message, "past"), numbers_in(message, "kept")
+            )
         rows = message.values.get("rows")
         if ask not in ("run", "open") or not isinstance(rows, dict):
             raise FrameError(f"a question is {ask!r} with rows {rows!r}, which is none that is known")

@@ -25,7 +25,7 @@ server: `task.predict`, and `generate` of transformers with a key-value cache on
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from itertools import count
@@ -38,7 +38,7 @@ from fedstrata.core.errors import FedstrataError, FrameError, SessionLostError
 from fedstrata.models.blocks import block_modules, family_of, transformers_model
 from fedstrata.models.prefix import answering, as_returned, replaced_prefix, run_prefix
 from fedstrata.split.rows import Rows
-from fedstrata.split.stand_ins import cache_of, is_empty, note_tokens, states_of
+from fedstrata.split.stand_ins import cache_of, is_empty, note_tokens, noted_rows, states_of
 
 if TYPE_CHECKING:
     from fedstrata.core.cut import Cut
@@ -57,8 +57,14 @@ class Remote(Protocol):
     def open(self, session: str, states: Tensor, rows: Rows) -> Tensor:
         """Does the same and keeps keys and values; a session of that name is replaced."""
 
-    def extend(self, session: str, states: Tensor, past: int) -> Tensor:
+    def extend(self, session: str, states: Tensor, past: int, kept: Sequence[int] | None = None) -> Tensor:
         """Goes on behind `past` columns, (rows, columns, hidden) to the same.
+
+        Args:
+            session: Its name.
+            states: What comes next.
+            past: Columns that the session has.
+            kept: The indices of the rows that go on, ascending; the others are forgotten. None: all.
 
         Raises:
             SessionLostError: The server does not hold the session with so many columns.
@@ -189,7 +195,8 @@ class Ends:
                     past = cache.get_seq_length(index) if cache is not None else 0
                     if not past:
                         asking.begin(self._rows(states), keep=cache is not None)
-                    answer[:] = [asking.ask(states, past)]
+                    live = noted_rows(cache, index) if cache is not None and past else range(len(states))
+                    answer[:] = [asking.ask(states, past, live)]
                 note_tokens(cache, index, states)
                 return as_returned(answer[0], self._returns)
 
@@ -233,6 +240,7 @@ class _Asking:
         self._remote, self._name, self._noise = remote, name, noise
         self._number = 0
         self._rows = Rows(0, ())
+        self._live: list[int] = []
         self._keep = False
         self._sent: list[Tensor] = []
 
@@ -246,11 +254,19 @@ class _Asking:
         self.close()
         self._number += 1
         self._rows, self._keep = rows, keep
+        self._live = list(range(len(rows.padding)))
 
-    def ask(self, states: Tensor, past: int) -> Tensor:
-        """Returns what the middle gives, (rows, columns, hidden), for the columns behind `past`."""
+    def ask(self, states: Tensor, past: int, live: Sequence[int]) -> Tensor:
+        """Returns what the middle gives for the columns behind `past`.
+
+        Args:
+            states: Of the rows that go on, (rows, columns, hidden).
+            past: Columns that have been asked about.
+            live: Which rows of the batch they are, by their indices when it began.
+        """
         if torch.is_grad_enabled() and states.requires_grad:
             raise ValueError("a connected model learns nothing: use `front` and `back`, or torch.no_grad()")
+        kept = self._only(live)
         self._rows = self._rows.longer(past + states.shape[1])
         sent = states.detach()
         if self._noise is not None:
@@ -258,12 +274,21 @@ class _Asking:
         if not self._keep:
             return _received(self._remote.run(sent, self._rows), states)
         self._sent.append(sent)
-        return _received(self._answer(sent, past), states)
+        return _received(self._answer(sent, past, kept), states)
 
-    def _answer(self, sent: Tensor, past: int) -> Tensor:
+    def _only(self, live: Sequence[int]) -> list[int] | None:
+        """Forgets what was sent of other rows; returns the indices of those that stay, none if all do."""
+        if list(live) == self._live:
+            return None
+        kept = [self._live.index(row) for row in live]
+        self._rows, self._live = self._rows.only(kept), list(live)
+        self._sent = [torch.cat(self._sent, dim=1)[kept]]
+        return kept
+
+    def _answer(self, sent: Tensor, past: int, kept: list[int] | None) -> Tensor:
         if past:
             try:
-                return self._remote.extend(self._session, sent, past)
+                return self._remote.extend(self._session, sent, past, kept)
             except SessionLostError:
                 everything = torch.cat(self._sent, dim=1)
                 return self._remote.open(self._session, everything, self._rows)[:, past:]

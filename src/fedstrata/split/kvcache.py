@@ -13,9 +13,11 @@ token then costs a prefill.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from transformers import Cache, DynamicCache
 
 from fedstrata.core.errors import (
@@ -100,13 +102,14 @@ class Sessions:
         self._keep(session, _Session(cache, rows, cut, cached_bytes(cache)))
         return output
 
-    def extend(self, session: str, states: Tensor, past: int) -> Tensor:
+    def extend(self, session: str, states: Tensor, past: int, kept: Sequence[int] | None = None) -> Tensor:
         """Goes on with a session.
 
         Args:
             session: Its name.
             states: What comes next, (rows, columns, hidden).
             past: How many columns the session is to have before; a step that is sent twice is noticed so.
+            kept: The indices of the rows that go on, ascending; the session forgets the others. None: all.
 
         Returns:
             (rows, columns, hidden).
@@ -114,7 +117,7 @@ class Sessions:
         Raises:
             SessionLostError: It is not held, or not with so many columns; it must be opened again.
             SessionTooLargeError: As for `open`.
-            FrameError: The states do not fit the session.
+            FrameError: The states do not fit the session, or `kept` does not.
         """
         held = self._sessions.get(session)
         if held is None:
@@ -123,8 +126,11 @@ class Sessions:
             raise SessionLostError(
                 f"session {session!r} has {held.rows.length} columns here, not {past}; open it again"
             )
-        rows = held.rows.longer(past + states.shape[1])
         self.close(session)  # what fails half-way must not be gone on from
+        rows = held.rows.longer(past + states.shape[1])
+        if kept is not None:
+            rows = _only(rows, kept)
+            held.cache.batch_select_indices(torch.tensor(kept, device=self._middle.model.device))
         output = self._middle.run(states, rows, held.cut, held.cache)
         self._keep(session, _Session(held.cache, rows, held.cut, cached_bytes(held.cache)))
         return output
@@ -144,6 +150,17 @@ class Sessions:
         self._sessions[session] = held
         while self.size > self._limit:
             self.close(next(iter(self._sessions)))
+
+
+def _only(rows: Rows, kept: Sequence[int]) -> Rows:
+    """Returns some of the rows.
+
+    Raises:
+        FrameError: Their indices are none of these rows, or not ascending.
+    """
+    if not kept or sorted({*kept}) != list(kept) or kept[0] < 0 or kept[-1] >= len(rows.padding):
+        raise FrameError(f"of {len(rows.padding)} rows {list(kept)} are to go on, which cannot be")
+    return rows.only(kept)
 
 
 def cached_bytes(cache: Cache) -> int:

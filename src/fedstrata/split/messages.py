@@ -109,6 +109,18 @@ def number_in(message: Message, name: str) -> int:
     return value
 
 
+def numbers_in(message: Message, name: str) -> list[int] | None:
+    """Returns whole numbers among a message's values; none if it does not say any.
+
+    Raises:
+        FrameError: They are something else.
+    """
+    value: Any = message.values.get(name)
+    if value is not None and not (isinstance(value, list) and all(type(each) is int for each in value)):
+        raise FrameError(f"a message says {name}={value!r}, which are no whole numbers")
+    return value
+
+
 def cut_in(message: Message) -> Cut:
     """Returns where the client that sent hidden states is cut.
 

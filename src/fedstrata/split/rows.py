@@ -6,7 +6,7 @@ says beside the architecture is how many of the columns are padding, one number 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -82,6 +82,10 @@ class Rows:
     def longer(self, columns: int) -> Rows:
         """Returns the rows with so many columns in all; what is new is not padding where it stands left."""
         return Rows(columns, self.padding, self.side)
+
+    def only(self, kept: Sequence[int]) -> Rows:
+        """Returns the rows of these indices."""
+        return Rows(self.length, tuple(self.padding[index] for index in kept), self.side)
 
     def mask(self, device: torch.device) -> Tensor | None:
         """Returns the mask, (rows, length) int64; none if there is no padding."""

@@ -7,6 +7,7 @@ Any other layer becomes an `Absent`.
 
 Where there is a key-value cache an empty block notes in it how many tokens went by, one number a token:
 models ask the cache of their first block, or of the first with a sliding window, where in the text they are.
+The number is the row's, so that it can be told which rows have been taken out.
 """
 
 from __future__ import annotations
@@ -85,5 +86,19 @@ def cache_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Cache | None:
 def note_tokens(cache: Cache | None, index: int, states: Tensor) -> None:
     """Lets a cache know that block `index` saw these tokens, (rows, tokens, hidden)."""
     if cache is not None:
-        seen = states.new_zeros(len(states), 1, states.shape[1], 1)  # as keys: rows, heads, tokens, width
+        rows = noted_rows(cache, index) or range(len(states))
+        numbers = torch.tensor(rows, dtype=torch.int32, device=states.device)
+        # As keys: rows, heads, tokens, width.
+        seen = numbers[:, None, None, None].expand(-1, 1, states.shape[1], 1)
         cache.update(seen, seen, index)
+
+
+def noted_rows(cache: Cache, index: int) -> list[int]:
+    """Returns which rows a cache still has of those it began with, as `note_tokens` counted them.
+
+    Whoever generates takes rows that have ended out of the cache, and tells nobody.
+    """
+    if not cache.get_seq_length(index):
+        return []
+    numbers: list[int] = cache.layers[index].keys[:, 0, -1, 0].tolist()
+    return numbers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +29,10 @@ def generate(
 ) -> list[np.ndarray]:
     """Continues each row with its likeliest tokens, or with drawn ones, with a key-value cache.
 
-    Rows are padded on the left, so that all go on at one place; a row that has ended waits for the others.
-    What the model's own generation settings say, such as a penalty of repetition, is left out.
+    Rows are padded on the left, so that all go on at one place. A row that has come to its budget is taken
+    out, and those that have ended are once they are half of what is left: else one row that finds no end
+    would have the whole batch go on. What the model's own generation settings say, such as a penalty of
+    repetition, is left out.
 
     Args:
         module: A causal language model of transformers.
@@ -50,21 +52,52 @@ def generate(
 
     if temperature > 0 and seed is None:
         raise ValueError("a temperature above 0 needs a seed")
-    rows, mask = left_padded(input_ids, prompts, pad)
     drawn = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     settings = GenerationConfig(
-        max_new_tokens=int(budgets.max()),
         eos_token_id=end,
         pad_token_id=pad,
         use_cache=True,
+        return_dict_in_generate=True,
         **(drawn if temperature > 0 else {"do_sample": False}),
     )
+    rows, mask = left_padded(input_ids, prompts, pad)
+    first, live = rows.shape[1], torch.arange(len(rows), device=rows.device)
+    answers: list[np.ndarray] = [np.empty(0, np.int32)] * len(rows)
+    known: dict[str, Any] = {}
     with _without_habits(module), seed.everywhere() if seed is not None else nullcontext():
-        output = module.generate(  # type: ignore[operator]  # torch's modules have no such attribute
-            input_ids=rows, attention_mask=mask, generation_config=settings
-        )
-    answers = output[:, rows.shape[1] :].cpu().numpy().astype(np.int32)
-    return [_ended(row[:budget], end) for row, budget in zip(answers, budgets.tolist(), strict=True)]
+        while len(live):
+            settings.max_new_tokens = int(budgets[live].min()) - (rows.shape[1] - first)
+            output = module.generate(  # type: ignore[operator]  # torch's modules have no such attribute
+                input_ids=rows,
+                attention_mask=mask,
+                generation_config=settings,
+                stopping_criteria=[_half_ended(end)],
+                **known,
+            )
+            new = output.sequences[:, rows.shape[1] :]
+            rows, mask = output.sequences, torch.cat([mask, mask.new_ones(new.shape)], dim=1)
+            over = (new == end).any(dim=1) | (budgets[live] <= rows.shape[1] - first)
+            for row in over.nonzero().flatten().tolist():
+                answers[int(live[row])] = _ended(rows[row, first:].cpu().numpy().astype(np.int32), end)
+            kept = (~over).nonzero().flatten()
+            rows, mask, live = rows[kept], mask[kept], live[kept]
+            cache = output.past_key_values
+            if cache is not None and cache.get_seq_length():  # some models keep no keys and values
+                cache.batch_select_indices(kept)
+                known = {"past_key_values": cache}
+    return answers
+
+
+def _half_ended(end: int) -> Callable[..., Tensor]:
+    """Returns a criterion of transformers by which all rows stop when half of them have ended."""
+    ended: list[Tensor] = []
+
+    def stop(input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
+        last = input_ids[:, -1] == end
+        ended[:] = [ended[0] | last if ended else last]
+        return (2 * ended[0].sum() >= len(last)).expand(len(last))
+
+    return stop
 
 
 def left_padded(input_ids: Tensor, prompts: Tensor, pad: int) -> tuple[Tensor, Tensor]:

@@ -227,14 +227,14 @@ def test_bytes_of_a_token_do_not_depend_on_the_text_before_it(
     server = Watched(folder, ENOUGH, monkeypatch)
     extend, counted = RemoteMiddle.extend, dict[int, int]()
 
-    def counting(middle: RemoteMiddle, session: str, states: Tensor, past: int) -> Tensor:
+    def counting(middle: RemoteMiddle, session: str, states: Tensor, past: int, kept: Any) -> Tensor:
         line: Any = middle._line
 
         def sent() -> int:
             return int(line._membership.bytes_sent + server.hub.bytes_sent("site-1"))
 
         before = sent()
-        found = extend(middle, session, states, past)
+        found = extend(middle, session, states, past, kept)
         counted[past] = sent() - before
         return found
 
