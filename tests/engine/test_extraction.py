@@ -225,6 +225,24 @@ def test_a_resumed_run_is_the_uninterrupted_one(run_tiny: Any, tmp_path: Path) -
     assert whole.summary["metrics"] == halves.summary["metrics"]
 
 
+def test_a_resumed_run_may_leave_open_again_what_it_found(run_tiny: Any, tmp_path: Path) -> None:
+    """Types that are found in the data, and a template's file; not what gives something else now."""
+    data, template = write_corpus(tmp_path / "notes", {"north": True}), tmp_path / "ner.txt"
+    template.write_text("Mark: {input}\n", encoding="utf-8")
+    own = f"task.templates={{ner: {template}}}"
+    run_tiny(*EXTRACT, data, own, "task.tasks=[ner]", "federation.rounds=1")
+    open_again = ("task.mentions=auto", "task.modifiers=auto", own)
+    run_tiny(*open_again, "federation.rounds=2", resume=True)
+    template.write_text("Find: {input}\n", encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=r"templates.ner: is .*ner.txt', the run has another text"):
+        run_tiny(*open_again, "federation.rounds=3", resume=True)
+    run_tiny(*EXTRACT, data, "task.mentions=[problem]", "federation.rounds=1", out="fewer")
+    with pytest.raises(
+        ConfigurationError, match=r"mentions: is \['drug', 'problem'\], the run has \['problem'"
+    ):
+        run_tiny("task.mentions=auto", "federation.rounds=2", out="fewer", resume=True)
+
+
 def test_what_cannot_be_extracted_is_told_before_anything_starts(run_tiny: Any, tmp_path: Path) -> None:
     data = write_corpus(tmp_path / "notes", {"north": False, "south": False})
     with pytest.raises(ConfigurationError, match=r"task.modifiers.*finds no relation"):

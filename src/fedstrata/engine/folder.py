@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from fedstrata.engine.roll import Listener
 from fedstrata.engine.rounds import Run
 from fedstrata.engine.setup import check_settings, prepare
 from fedstrata.record.trackers import Trackers
+from fedstrata.tasks.prompts import read_template
 
 MAY_CHANGE = frozenset(
     {
@@ -40,8 +41,8 @@ MAY_CHANGE = frozenset(
 TOKENIZER = "tokenizer"
 """The folder, within a run's, of a tokenizer that the run built from its training texts."""
 
-RESOLVED = frozenset({"task.problem_type", "task.modifiers"})
-"""Settings whose `auto` a run replaces by what it found in its data, which a resumed run cannot change."""
+TEMPLATES = {"extract": "input", "summarize": "text", "cloze": "answer"}
+"""The field of a task's templates, in whose place a run keeps their text."""
 
 
 def open_run(source: Source, folder: Path | None, listen: Listener, *, resume: bool) -> Run:
@@ -63,6 +64,8 @@ def open_run(source: Source, folder: Path | None, listen: Listener, *, resume: b
     if folder is None:
         folder = free_folder(Path("runs"), experiment.settings.name)
     folder.mkdir(parents=True, exist_ok=True)
+    if resume:
+        _require_same_numbers(folder, source, experiment.settings)
     if (
         isinstance(experiment.settings.model.tokenizer, TrainedTokenizer)
         and not (folder / TOKENIZER).exists()
@@ -139,6 +142,8 @@ def resumable(
 def require_same_settings(folder: Path, source: Source, *, may_change: Collection[str] = MAY_CHANGE) -> None:
     """Refuses a configuration that differs from a run's own where that would change committed rounds.
 
+    What a task was left to find in its data may be left to it again: the data cannot change.
+
     Args:
         folder: The run directory.
         source: The configuration.
@@ -152,14 +157,39 @@ def require_same_settings(folder: Path, source: Source, *, may_change: Collectio
         may_change = set(may_change) - {"federation.metric"}
     now, _, problems = check_settings(source)
     changed = {} if problems or broken else differences(before, now)
-    left_open = tuple(path for path, (_, new) in changed.items() if path in RESOLVED and new == "auto")
     for path, (old, new) in changed.items():
-        if path not in may_change and not f"{path}.".startswith(tuple(f"{own}." for own in left_open)):
-            allowed = ", ".join(sorted(may_change))
-            message = f"is {new!r}, the run has {old!r}; it cannot change, unlike: {allowed}"
-            problems.append(source.problem(path, message))
+        left_open = path.startswith("task.") and new in (None, "auto", {})
+        if not left_open and not _is_text_of(path, now.task.name, old, new):
+            problems += _changes(source, {path: (old, new)}, may_change)
     if problems or broken:
         raise ConfigurationError([*broken, *problems])
+
+
+def _require_same_numbers(folder: Path, source: Source, settings: RunSettings) -> None:
+    """Refuses what a configuration came to with its data, if it is not what the run came to."""
+    before, _, _ = check_settings(read_source(folder / "config.yaml", []))
+    if problems := _changes(source, differences(before, settings), MAY_CHANGE):
+        raise ConfigurationError(problems)
+
+
+def _changes(
+    source: Source, changed: Mapping[str, tuple[Any, Any]], may_change: Collection[str]
+) -> list[Problem]:
+    allowed = ", ".join(sorted(may_change))
+    problems = []
+    for path, (old, new) in changed.items():
+        if path not in may_change:
+            was = "another text" if path.startswith("task.template") else repr(old)
+            message = f"is {new!r}, the run has {was}; it cannot change, unlike: {allowed}"
+            problems.append(source.problem(path, message))
+    return problems
+
+
+def _is_text_of(path: str, task: str, text: Any, given: Any) -> bool:
+    """Whether a setting is the path of a template whose text a run has."""
+    if not path.startswith("task.template") or not isinstance(text, str) or not isinstance(given, str):
+        return False
+    return read_template(given, TEMPLATES[task], path) == text
 
 
 def differences(one: RunSettings, other: RunSettings) -> dict[str, tuple[Any, Any]]:
