@@ -295,3 +295,9 @@ def test_the_numbers_are_those_of_the_run_that_predicted(run: Finished, tmp_path
     expected = run.summary["metrics"]["global"]
     assert expected["lenient_f1"] > 0.0
     assert content["systems"][0]["mentions"]["scores"] == expected
+    content = scored(tmp_path / "gold", tmp_path / "found", "--as", run.folder, folder=tmp_path)
+    assert content["systems"][0]["mentions"]["scores"] == expected
+    shown = score(tmp_path / "gold", tmp_path / "found", "--as", run.folder, "--types", names)
+    assert "--types: has no meaning with --as" in str(shown.exception)
+    shown = score(tmp_path / "gold", tmp_path / "found", "--as", tmp_path)
+    assert f"--as: {tmp_path} holds no run" in str(shown.exception)

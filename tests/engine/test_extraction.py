@@ -71,6 +71,15 @@ def predict(run: Finished, *arguments: object) -> Result:
     return CliRunner().invoke(app, ["predict", str(run.folder), *map(str, arguments)])
 
 
+def scored_as(run: Finished, gold: Path, found: Path) -> dict[str, Any]:
+    """What `fedstrata score` writes of predictions on what a run is scored on."""
+    file = found.with_suffix(".json")
+    done = CliRunner().invoke(app, ["score", *map(str, (gold, found, "--as", run.folder, "--json", file))])
+    assert done.exit_code == 0, done.output
+    system: dict[str, Any] = json.loads(file.read_text())["systems"][0]
+    return system
+
+
 def test_modifiers_of_given_mentions_are_those_of_the_run(learnt: Finished, tmp_path: Path) -> None:
     notes = learnt.folder.parent / "notes"
     for site in ("north", "south"):
@@ -88,6 +97,14 @@ def test_modifiers_of_given_mentions_are_those_of_the_run(learnt: Finished, tmp_
     assert scores.items() <= expected.items()
     assert scores["re_lenient_f1"] > 0.0
     assert "ner_f1" not in done.output
+    # Mentions are scored apart from modifiers, under the types of the run.
+    done = predict(learnt, *asked[:-1], "--out", tmp_path / "whole")
+    assert done.exit_code == 0, done.output
+    mentions = scored_as(learnt, tmp_path / "test", tmp_path / "whole")["mentions"]["scores"]
+    assert mentions.items() <= {name.removeprefix("ner_"): value for name, value in expected.items()}.items()
+    assert mentions["lenient_f1"] > 0.0
+    relations = scored_as(learnt, tmp_path / "test", tmp_path / "found")["relations"]["scores"]
+    assert relations.items() <= {name.removeprefix("re_"): value for name, value in expected.items()}.items()
 
 
 def test_modifiers_are_asked_for_where_there_are_mentions(

@@ -18,8 +18,10 @@ from fedstrata.data.writers import write
 from fedstrata.engine.folder import resumable
 from fedstrata.engine.planning.plan import make_plan
 from fedstrata.engine.results.export import export
+from fedstrata.engine.results.pairing import select_as
 from fedstrata.engine.results.predict import check_input, check_output, open_inputs, predict_files
 from fedstrata.engine.results.result import open_result
+from fedstrata.engine.results.score import Draws, score_systems
 from fedstrata.engine.setup import check_settings
 
 RELATIONS = (
@@ -105,6 +107,12 @@ def test_what_a_run_learnt_relates_the_mentions_of_other_files(
     assert outcome.unknown == {"OVERLAP", "CAUSE"}
     assert outcome.scores is not None
     assert outcome.scores["f1"] == 1.0
+    # The files score the same: relations of other types are nobody's fault, and names are the run's.
+    sides = [read(tmp_path / side, "brat") for side in ("in", "out")]
+    (gold, found_again), mentions = select_as(run.folder, sides)
+    (system,) = score_systems(gold, [found_again], Draws(), mentions)
+    assert system.relations is not None
+    assert (system.relations.scores["f1"], system.relations.counts[""].gold) == (1.0, 2)
 
 
 def test_an_input_without_relations_is_not_scored(run_tiny: RunTiny, notes: Path, tmp_path: Path) -> None:

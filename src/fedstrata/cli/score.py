@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedstrata.cli.options import Debug
+from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.record.words import score as in_words
 
 if TYPE_CHECKING:
@@ -47,6 +48,12 @@ def score(
             help="Mention types to keep, as data.types: problem,drug or '{Medication: drug}', which renames."
         ),
     ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            "--as", metavar="RUN", help="A run: keep the mentions and relations that it is scored on."
+        ),
+    ] = None,
     instances: Annotated[
         int,
         typer.Option(min=0, help="Documents in a bootstrap draw, at most as many as there are; 0: as many."),
@@ -68,9 +75,17 @@ def score(
     from rich.console import Console  # noqa: PLC0415 - heavy
 
     from fedstrata.core.files import write_atomically  # noqa: PLC0415
-    from fedstrata.engine.results.pairing import paired, read_documents, select, wanted_types  # noqa: PLC0415
+    from fedstrata.engine.results.pairing import (  # noqa: PLC0415
+        paired,
+        read_documents,
+        select,
+        select_as,
+        wanted_types,
+    )
     from fedstrata.engine.results.score import Draws, as_json, differences, score_systems  # noqa: PLC0415
 
+    if run is not None and types is not None:
+        raise ConfigurationError([Problem("--types", "has no meaning with --as, which names the types")])
     chosen, draws = wanted_types(types), Draws(instances, resamples, level, seed)
     sides = {"GOLD": gold, "PRED": predicted} | ({} if against is None else {"--against": against})
     documents = []
@@ -78,9 +93,12 @@ def score(
         own = ("--gold-format", gold_format) if name == "GOLD" else ("--pred-format", pred_format)
         option, form = own if own[1] or not format else ("--format", format)
         documents.append(read_documents(path, form, option))
-    annotated, *systems = select(documents, chosen)
+    if run is None:
+        (annotated, *systems), mentions = select(documents, chosen), None
+    else:
+        (annotated, *systems), mentions = select_as(run, documents)
     ordered = [paired(annotated, system, name) for system, name in zip(systems, list(sides)[1:], strict=True)]
-    first, *others = score_systems(annotated, ordered, draws)
+    first, *others = score_systems(annotated, ordered, draws, mentions)
     compared = differences(first, others[0], seed) if others else {}
     if file is not None:
         found = as_json(gold, list(sides.values())[1:], [first, *others], draws, compared)

@@ -130,6 +130,17 @@ def _select(document: Document, renamed: Mapping[str, str]) -> Document:
     return replace(document, spans=tuple(spans), relations=tuple(distinct))
 
 
+def keep_types(document: Document, types: Names | None) -> Document:
+    """Returns a document, of the corpus or not, with its spans of some types as `select_types` keeps them.
+
+    Types may have the corpus's names or the task's, and any may be absent.
+    """
+    if types is None:
+        return document
+    renamed = _renaming(types)
+    return _select(document, {new: new for new in renamed.values()} | renamed)
+
+
 def select_relations(documents: Sequence[Document], settings: CorpusSettings) -> list[Document]:
     """Keeps the relations of some types, and between mentions of some types.
 

@@ -11,8 +11,10 @@ from fedstrata.core.errors import ConfigurationError, DataError, Problem
 from fedstrata.core.sources import read_source, validate
 from fedstrata.data.readers import FORMATS, read
 from fedstrata.data.readers.folders import find_sources
-from fedstrata.data.select import mention_types, select_types
+from fedstrata.data.select import keep_types, mention_types, rename_relations, select_types
 from fedstrata.data.writers.layout import name_of
+from fedstrata.engine.results.result import open_task
+from fedstrata.tasks.extract import Extraction
 
 DETECTED: Mapping[str, tuple[str, ...]] = {
     "brat": (".ann",),
@@ -117,6 +119,33 @@ def select(
     except ConfigurationError as error:
         raise _of_types(error.problems) from None
     return [[next(kept) for _ in side] for side in sides]
+
+
+def select_as(run: Path, sides: Sequence[list[Document]]) -> tuple[list[list[Document]], list[str] | None]:
+    """Keeps on all sides what a run is scored on, under the run's names.
+
+    Args:
+        run: The run directory.
+        sides: As for `select`.
+
+    Returns:
+        The sides; and the mention types that are scored as such, where others are there as modifiers only.
+
+    Raises:
+        ConfigurationError: The directory holds no finished run, or one that finds nothing of the kind.
+    """
+    settings, task = open_task(run, "--as")
+    if not {"spans", "relations"} & set(task.gives):
+        message = f"must be a run that finds mentions or relations, not one on task {settings.task.name}"
+        raise ConfigurationError([Problem("--as", message)])
+    kept = [
+        [
+            task.known(rename_relations(keep_types(document, settings.data.types), settings.data))
+            for document in side
+        ]
+        for side in sides
+    ]
+    return kept, list(task.settings.mentions) if isinstance(task, Extraction) else None
 
 
 def _of_types(problems: Iterable[Problem]) -> ConfigurationError:

@@ -98,6 +98,25 @@ def open_result(
     return Result(folder, settings, method, task, model.to(device), client, start, summarise(events))
 
 
+def open_task(folder: Path, named_by: str) -> tuple[RunSettings, Task]:
+    """Returns the settings of a finished run and the task it was trained on, without loading its model.
+
+    Args:
+        folder: The run directory.
+        named_by: What the user named it with, for messages.
+
+    Raises:
+        ConfigurationError: The directory holds no finished run.
+    """
+    settings, method, problems = check_settings(resumable(folder, None, (), named_by=named_by))
+    if problems or method is None:
+        raise ConfigurationError(problems)
+    start = next(event for event in _finished(folder) if event["event"] == "run")
+    trained = [name for name, parts in start["clients"].items() if parts["train"]]
+    client = trained[0] if method.personal else None  # all have the same classes
+    return settings, _task_of(_model_folder(folder, method, client, trained), settings)[0]
+
+
 def _finished(folder: Path) -> list[dict[str, Any]]:
     """Returns the record of a run whose model is that of its last round.
 
@@ -135,20 +154,24 @@ def _model_folder(folder: Path, method: Method, client: str | None, clients: Seq
     return client_folder(folder, client) / "model"
 
 
-def _load(saved: Path, settings: RunSettings) -> tuple[Task, Model]:
-    """Loads a saved model, and makes the task it was trained on."""
+def _task_of(saved: Path, settings: RunSettings) -> tuple[Task, ModelSettings, tuple[str, ...]]:
+    """Makes the task that a saved model was trained on; returns with it the model's settings and classes."""
     if not saved.is_dir():
         raise DataError(saved, "no such folder", expected="the model that the run saved")
-    card = TASKS[settings.task.name]
     stored = ModelSettings(name=str(saved.absolute()), attention=settings.model.attention)
     names = read_config(stored).id2label or {}
     labels = tuple(names[index] for index in sorted(names))
-    task = card.from_labels(settings.task, labels)
+    return TASKS[settings.task.name].from_labels(settings.task, labels), stored, labels
+
+
+def _load(saved: Path, settings: RunSettings) -> tuple[Task, Model]:
+    """Loads a saved model, and makes the task it was trained on."""
+    task, stored, labels = _task_of(saved, settings)
     if settings.adapter is not None and (saved / ADAPTER).is_file():  # else it was merged in the rounds
         model = load_model(settings, task, read_tokenizer(stored))
         model.load(saved_adapter(model, saved))
         return task, model
-    model = load(stored, kind=card.kind, labels=labels, seed=Seed(settings.seed))
+    model = load(stored, kind=task.kind, labels=labels, seed=Seed(settings.seed))
     if model.new_parameters:
         raise DataError(saved, f"its weights lack {', '.join(model.new_parameters)}")
     return task, model

@@ -5,7 +5,7 @@ They are the scores a run gives its own predictions of the same documents.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstrata.core.documents import Document
+from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.seeding import Seed
 from fedstrata.metrics.counts import Counts
@@ -150,11 +150,20 @@ class Difference:
 
 
 def score_systems(
-    gold: Sequence[Document], systems: Sequence[Sequence[Document]], draws: Draws
+    gold: Sequence[Document],
+    systems: Sequence[Sequence[Document]],
+    draws: Draws,
+    mentions: Collection[str] | None = None,
 ) -> list[System]:
     """Scores each system's documents against the annotated ones, in the same order.
 
     Documents in which nobody looked for relations are in no score of relations, as in a run.
+
+    Args:
+        gold: The annotated documents.
+        systems: Those of each system.
+        draws: How intervals are made.
+        mentions: The types that are scored as mentions; all if none. Others may be ends of relations.
 
     Raises:
         ConfigurationError: No document has any mention.
@@ -168,19 +177,24 @@ def score_systems(
     scored = []
     for number, predicted in enumerate(systems):
         seed = Seed(draws.seed).child("bootstrap", number)
-        mentions = match_spans(*([document.spans for document in side] for side in (gold, predicted)))
+        found = match_spans(*([_of(document, mentions) for document in side] for side in (gold, predicted)))
         sides = ([triples_of(side[index]) for index in looked] for side in (gold, predicted))
         relations = match_relations(*sides)
         scored.append(
             System(
                 tuple(document.id for document in gold),
-                _scored(mentions, draws, seed),
+                _scored(found, draws, seed),
                 _scored(relations, draws, seed) if with_relations else None,
-                errors_of(mentions),
+                errors_of(found),
                 len(gold) - len(looked) if with_relations else 0,
             )
         )
     return scored
+
+
+def _of(document: Document, types: Collection[str] | None) -> list[Span]:
+    """Returns the mentions of some types."""
+    return [span for span in document.spans if types is None or span.label in types]
 
 
 def _scored(matching: Matching, draws: Draws, seed: Seed) -> Scored:
