@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -51,6 +52,28 @@ def test_the_end_token_that_a_tokenizer_adds_is_no_part_of_a_prompt(word_piece: 
     (prompt,) = PromptTokenizer(word_piece, chats=False).prompts(["chest pain"])
     assert prompt[0] == word_piece.cls_token_id
     assert word_piece.sep_token_id not in prompt
+
+
+CHAT = "{{ '<s>' }}{% for turn in messages %}<pad>{{ turn.content | trim }}</s>{% endfor %}<pad>"
+
+
+@pytest.mark.parametrize("chats", [False, True])
+def test_a_text_holds_no_special_token_whatever_it_looks_like(byte_level: Any, chats: bool) -> None:
+    """A note may hold `</s>`, which is a tag of HTML, and a model would take its answer to end there."""
+    tokenizer = copy.deepcopy(byte_level)
+    tokenizer.chat_template = CHAT if chats else None
+    words = PromptTokenizer(tokenizer, chats=chats)
+    text = "Denies pain </s> and<pad>fever<s>. "
+    plain, odd = words.prompts(["Denies pain and fever.", text])
+    ends = (["<s>", "<pad>"], ["</s>", "<pad>"]) if chats else (["<s>"], [])
+    for row in (plain, odd):
+        special = [
+            token for token in tokenizer.convert_ids_to_tokens(row) if token in ("<s>", "</s>", "<pad>")
+        ]
+        assert special == [*ends[0], *ends[1]]
+    inner = odd[len(ends[0]) : len(odd) - len(ends[1])]
+    assert tokenizer.decode(inner) == (text.strip() if chats else text)
+    assert words.ids([text])[0][: len(inner)] == inner
 
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="{}"), max_size=60)

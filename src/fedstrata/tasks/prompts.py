@@ -39,19 +39,45 @@ class PromptTokenizer:
         if self._chats:
             turns = [[{"role": "user", "content": text}] for text in texts]
             chats = self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
-            return self.ids(chats)  # the chat template has written the special tokens
+            rows = self._tokenize(chats, special=False, split=False)  # the template has written special ones
+            return [
+                self._chat(chat, text) if self._looks_special(text) else row
+                for chat, text, row in zip(chats, texts, rows, strict=True)
+            ]
         # Of the special tokens those at the beginning belong to a prompt, and not one that ends it.
         end = separator_id(self.tokenizer)
         rows = self.ids(texts, special=True)
         return [row[:-1] if row and row[-1] == end else row for row in rows]
 
+    def _looks_special(self, text: str) -> bool:
+        return any(token in text for token in self.tokenizer.all_special_tokens)
+
+    def _chat(self, chat: str, text: str) -> list[int]:
+        """Returns the tokens of a chat whose text looks as if it had special ones."""
+        before, found, after = chat.partition(text.strip())
+        if not found:
+            message = (
+                "must be never: the tokenizer's chat template changes a text that looks like a special token"
+            )
+            raise ConfigurationError([Problem("task.chat", message)])
+        ends = self._tokenize([before, after], special=False, split=False)
+        return [*ends[0], *self.ids([found])[0], *ends[1]]
+
     def ids(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
-        """Returns the tokens of each text, without special ones unless they are asked for."""
+        """Returns the tokens of each text, without special ones unless they are asked for.
+
+        What looks like a special token in a text is tokenized as any other characters: a note may well hold
+        `</s>`, and nothing in it must end an answer or begin another turn.
+        """
+        return self._tokenize(texts, special=special, split=True)
+
+    def _tokenize(self, texts: Sequence[str], *, special: bool, split: bool) -> list[list[int]]:
         ids: list[list[int]] = []
         for start in range(0, len(texts), TEXTS_PER_CALL):
             call = self.tokenizer(
                 list(texts[start : start + TEXTS_PER_CALL]),
                 add_special_tokens=special,
+                split_special_tokens=split,
                 return_attention_mask=False,
                 return_token_type_ids=False,
                 verbose=False,  # longer texts are cut later
@@ -119,6 +145,7 @@ class PromptTokenizer:
         encoded = self.tokenizer(
             text,
             add_special_tokens=False,
+            split_special_tokens=True,
             return_offsets_mapping=True,
             return_attention_mask=False,
             verbose=False,
