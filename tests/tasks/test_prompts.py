@@ -54,7 +54,10 @@ def test_the_end_token_that_a_tokenizer_adds_is_no_part_of_a_prompt(word_piece: 
     assert word_piece.sep_token_id not in prompt
 
 
-CHAT = "{{ '<s>' }}{% for turn in messages %}<pad>{{ turn.content | trim }}</s>{% endfor %}<pad>"
+CHAT = (
+    "{{ '<s>' }}{% for turn in messages %}<pad>{{ turn.content | trim }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<pad>{% endif %}"
+)
 
 
 @pytest.mark.parametrize("chats", [False, True])
@@ -74,6 +77,17 @@ def test_a_text_holds_no_special_token_whatever_it_looks_like(byte_level: Any, c
     inner = odd[len(ends[0]) : len(odd) - len(ends[1])]
     assert tokenizer.decode(inner) == (text.strip() if chats else text)
     assert words.ids([text])[0][: len(inner)] == inner
+
+
+def test_an_answer_in_a_chat_ends_as_a_turn_does(byte_level: Any) -> None:
+    """Gemma and Phi-3, among others, have a token for that which does not end a text."""
+    tokenizer = copy.deepcopy(byte_level)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<turn>"]})
+    tokenizer.chat_template = CHAT.replace("</s>", "<turn>\n")
+    assert PromptTokenizer(tokenizer, chats=True).end("extract") == tokenizer.convert_tokens_to_ids("<turn>")
+    assert PromptTokenizer(tokenizer, chats=False).end("extract") == tokenizer.eos_token_id
+    tokenizer.chat_template = CHAT.replace("</s>", "\n")
+    assert PromptTokenizer(tokenizer, chats=True).end("extract") == tokenizer.eos_token_id
 
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="{}"), max_size=60)

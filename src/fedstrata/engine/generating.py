@@ -37,7 +37,6 @@ from fedstrata.split.transport.membership import GrpcLine
 from fedstrata.tasks.extract import Extraction
 from fedstrata.tasks.generate import generate
 from fedstrata.tasks.instruction_examples import Example, answer_text, answered, pad_examples
-from fedstrata.tasks.lm import end_id
 from fedstrata.tasks.prompts import PromptTokenizer
 from fedstrata.tasks.summarize import Summarization
 from fedstrata.train.evaluate import answer, batches_by_length
@@ -223,7 +222,7 @@ class Generating:
         """
         tokenizer, task = self._model.tokenizer, self._experiment.settings.task
         words = PromptTokenizer(tokenizer, chats=getattr(task, "chat", "") == "auto")
-        end, budget = end_id(tokenizer, "generate"), self._drawing.tokens or USUAL_TOKENS
+        end, budget = words.end("generate"), self._drawing.tokens or USUAL_TOKENS
         rows = words.prompts([document.text for document in documents])
         config: Any = self._model.module.config
         positions = getattr(config.get_text_config(), "max_position_embeddings", None)

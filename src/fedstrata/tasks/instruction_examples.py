@@ -12,7 +12,7 @@ import torch
 from fedstrata.core.documents import Span
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.tasks.generate import generate
-from fedstrata.tasks.lm import end_id, pad_targets
+from fedstrata.tasks.lm import pad_targets
 from fedstrata.tasks.markup import mark, read
 from fedstrata.tasks.prompts import PromptTokenizer
 from fedstrata.tasks.windows import IGNORED
@@ -125,8 +125,8 @@ class InstructionTokenizer:
     def __init__(
         self, tokenizer: Any, settings: ExtractSettings, bare: Sequence[str], types: Sequence[str]
     ) -> None:
-        self._end = end_id(tokenizer, "extract")
         self._words = PromptTokenizer(tokenizer, chats=settings.chat == "auto")
+        self._end = self._words.end("extract")
         self._on_prompts = settings.loss_on == "full"
         self._longest = settings.max_length
         self._tag = max(map(len, self._marked(types)))

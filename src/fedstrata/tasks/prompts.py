@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.tasks.lm import end_id
 from fedstrata.tasks.windows import padding_id, require_offsets, separator_id
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ class PromptTokenizer:
     def __init__(self, tokenizer: Any, *, chats: bool) -> None:
         self.tokenizer, self.pad_id = tokenizer, padding_id(tokenizer)
         self._chats = chats and bool(getattr(tokenizer, "chat_template", None))
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        self._special = {int(id_): token.content for id_, token in added.items() if token.special}
 
     def prompts(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns the tokens of each prompt."""
@@ -49,8 +52,25 @@ class PromptTokenizer:
         rows = self.ids(texts, special=True)
         return [row[:-1] if row and row[-1] == end else row for row in rows]
 
+    def end(self, task: str) -> int:
+        """Returns the token that ends an answer: in a chat that of a turn, which need not be that of a text.
+
+        Args:
+            task: The name of the task that needs it, for messages.
+
+        Raises:
+            ConfigurationError: The tokenizer has neither.
+        """
+        if self._chats:
+            turns = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "AAA"}]
+            chat = self.tokenizer.apply_chat_template(turns, tokenize=False)
+            (after,) = self._tokenize([chat.rpartition("AAA")[2]], special=False, split=False)
+            if (own := next((id_ for id_ in after if id_ in self._special), None)) is not None:
+                return own
+        return end_id(self.tokenizer, task)
+
     def _looks_special(self, text: str) -> bool:
-        return any(token in text for token in self.tokenizer.all_special_tokens)
+        return any(token in text for token in self._special.values())
 
     def _chat(self, chat: str, text: str) -> list[int]:
         """Returns the tokens of a chat whose text looks as if it had special ones."""

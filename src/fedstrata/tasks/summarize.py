@@ -26,7 +26,7 @@ from fedstrata.tasks.instruction_examples import (
     generate_answers,
     pad_examples,
 )
-from fedstrata.tasks.lm import counted_loss, end_id
+from fedstrata.tasks.lm import counted_loss
 from fedstrata.tasks.prompts import PromptTokenizer, builtin, faults, fields_of, filled, read_template
 
 if TYPE_CHECKING:
@@ -125,8 +125,8 @@ class Summarization:
             ConfigurationError: The tokenizer has no token that ends a text, the instruction alone is too
                 long, or it names what a document lacks.
         """
-        end = end_id(tokenizer, "summarize")
         words = PromptTokenizer(tokenizer, chats=self.settings.chat == "auto")
+        end = words.end("summarize")
         prompts = words.prompts([self._prompt(document, document.text) for document in documents])
         answers = words.ids([document.text_pair or "" for document in documents])
         budget, on_prompts = self.settings.answer_length, self.settings.loss_on == "full"
