@@ -14,7 +14,9 @@ from fedstrata.core.adapter_settings import LoraSettings
 from fedstrata.core.config import LmSettings, ModelSettings, RunSettings
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
+from fedstrata.core.sources import read_source
 from fedstrata.engine.fitting import check_model
+from fedstrata.engine.setup import check_settings
 from fedstrata.models.load import load
 from fedstrata.models.state import Model
 from fedstrata.tasks.windows import run_model
@@ -98,6 +100,15 @@ def test_a_layer_that_would_be_read_wrongly_is_refused(saved: Callable[..., Path
     pytest.importorskip("bitsandbytes")
     with pytest.raises(ConfigurationError, match=r"model\.quantization.*multiple of 64 wide.*has 32"):
         loaded(saved("llama", config={**WIDE, "head_dim": 8}), "nf4")
+
+
+def test_flora_is_refused_before_any_weights_are_loaded(folder: Path) -> None:
+    asked = (f"model={{name: {folder}, quantization: nf4}}", "method={name: flora}", "task={name: lm}")
+    settings, method, problems = check_settings(read_source(None, [*asked, "adapter={kind: lora}"]))
+    assert settings is not None
+    assert not problems
+    with pytest.raises(ConfigurationError, match=r"model\.quantization: must be left out with method flora"):
+        check_model(settings, method)
 
 
 def test_without_the_package_one_message_says_what_to_do(

@@ -18,7 +18,8 @@ class Task(Protocol):
 
     `Any` stands for the task's own example type. Of an example the others know its length, `len(example)`
     tokens, and `example.windows`: the token ids, (tokens,) each, of the rows that it fills in a batch. The
-    rows of a batch are the windows of its examples, one after the other.
+    rows of a batch are the windows of its examples, one after the other. Where answers are generated
+    `example.scored_length` is the number of tokens that are then read and may be written.
     """
 
     kind: ClassVar[str]

@@ -59,6 +59,11 @@ class Example:
         return len(self.input_ids)
 
     @property
+    def scored_length(self) -> int:
+        """Tokens that are read and may be written when the answer is generated."""
+        return self.prompt + self.budget
+
+    @property
     def windows(self) -> tuple[np.ndarray, ...]:
         """The rows of a batch this example fills: what is read."""
         return (self.input_ids,)

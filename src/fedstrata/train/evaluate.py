@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +30,11 @@ BATCHES_TOGETHER = 8
 """Batches for which the examples of small owners are put together; an owner with more is not divided."""
 
 
-def batches_by_length(examples: Sequence[Any], size: int) -> list[list[int]]:
+def batches_by_length(
+    examples: Sequence[Any], size: int, length: Callable[[Any], int] = len
+) -> list[list[int]]:
     """Returns the indices of each batch when examples are sorted by length, the shortest first."""
-    order = sorted(range(len(examples)), key=lambda index: len(examples[index]))
+    order = sorted(range(len(examples)), key=lambda index: length(examples[index]))
     return [order[start : start + size] for start in range(0, len(order), size)]
 
 
@@ -42,7 +44,8 @@ def predict(
 ) -> list[np.ndarray]:
     """Returns the model's answer to every example, in order.
 
-    Examples run sorted by length, so that a batch holds little padding.
+    Examples run sorted by length, so that a batch holds little padding; where answers are generated that is
+    the length of what is read and may be written, since the right answer must not decide which go together.
 
     Args:
         model: The model; left in evaluation mode.
@@ -57,7 +60,10 @@ def predict(
     module.train(False)
     device = next(module.parameters()).device
     answers: list[Any] = [None] * len(examples)
-    for chosen in batches_by_length(examples, settings.eval_batch_size):
+    batches = batches_by_length(
+        examples, settings.eval_batch_size, lambda example: getattr(example, "scored_length", len(example))
+    )
+    for chosen in batches:
         batch = to_device(task.collate([examples[index] for index in chosen]), device)
         with autocast(settings, device):
             outputs = task.predict(module, batch)
