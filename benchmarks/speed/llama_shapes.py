@@ -4,9 +4,9 @@
     python benchmarks/speed/llama_shapes.py --measure --shapes llama-3.2-1b llama-3-8b
 
 The first is an estimate from the shapes alone, on any machine; nothing is downloaded. Fed-MedLoRA's setting:
-LoRA of rank 16 on all seven linear layers of a block, 4-bit frozen weights, batches of 4 of 800 tokens,
-activations computed again in the backward pass; two sites, two rounds. `--measure` takes real steps on random
-weights, on a GPU if there is one, and adds peak memory and seconds. Last line: one JSON object by shape.
+LoRA of rank 16 with dropout on all seven linear layers of a block, 4-bit frozen weights, batches of 4 of 800
+tokens, activations computed again in the backward pass; two sites, two rounds. `--measure` takes real steps on
+random weights, on a GPU if there is one, and adds peak memory and seconds. Last line: one JSON object by shape.
 
 The estimated peak is the sum of: frozen weights (4 bits and their scales for the linear layers of the blocks,
 bfloat16 for the rest), adapter with gradient and two AdamW moments in float32, the input of every block in
@@ -82,7 +82,7 @@ def settings_of(shape: str) -> ModelSettings:
 
 def estimate(shape: str, options: argparse.Namespace) -> dict[str, Any]:
     """Counts and adds up; nothing is computed on."""
-    lora = LoraSettings(kind="lora", rank=options.rank)
+    lora = LoraSettings(kind="lora", rank=options.rank, alpha=64.0, dropout=0.05)
     module = skeleton(settings_of(shape), kind="causal-lm")
     plain = find_layout(module)
     whole = sum(plain.sizes.values())
@@ -94,9 +94,10 @@ def estimate(shape: str, options: argparse.Namespace) -> dict[str, Any]:
     tokens, hidden = options.batch * options.tokens, config.hidden_size
     per_number = NF4_BYTES if options.weights == "nf4" else 2.0
     weights = quantised * per_number + (whole - quantised) * 2
-    # One block: input and output of every linear layer and of the products between them, bfloat16.
-    width = 6 * hidden + 4 * config.intermediate_size + 2 * config.num_attention_heads * options.tokens
-    block = 2 * tokens * width
+    # One block: input and output of every linear layer, bfloat16 (fused attention keeps no products); and
+    # what each adapter reads, in float32 behind its dropout, with the mask of that.
+    inputs = 6 * hidden + config.intermediate_size
+    block = tokens * (2 * (6 * hidden + 4 * config.intermediate_size) + 5 * inputs)
     logits = 2 * 2 * tokens * config.vocab_size + 3 * 4 * min(LOGITS_AT_A_TIME, tokens * config.vocab_size)
     activations = 2 * tokens * hidden * len(layout.blocks)
     counter = FlopCounter(wrapped, layout, layout.all)
@@ -122,7 +123,7 @@ def measure(shape: str, options: argparse.Namespace) -> dict[str, Any]:
     }
     run = RunSettings.model_validate(values)
     task = LanguageModelling(run.task)  # type: ignore[arg-type]
-    lora = LoraSettings(kind="lora", rank=options.rank)
+    lora = LoraSettings(kind="lora", rank=options.rank, alpha=64.0, dropout=0.05)
     with tempfile.TemporaryDirectory() as folder:
         load(settings_of(shape), kind=task.kind, seed=Seed(0)).save(Path(folder, "model"))
         quantization = "nf4" if options.weights == "nf4" else None
