@@ -5,8 +5,9 @@
 
 The first is an estimate from the shapes alone, on any machine; nothing is downloaded. Fed-MedLoRA's setting:
 LoRA of rank 16 with dropout on all seven linear layers of a block, 4-bit frozen weights, batches of 4 of 800
-tokens, activations computed again in the backward pass; two sites, two rounds. `--measure` takes real steps on
-random weights, on a GPU if there is one, and adds peak memory and seconds. Last line: one JSON object by shape.
+tokens, activations computed again in the backward pass; two sites, two rounds. `--measure` takes real steps
+on random weights, on a GPU if there is one, and adds peak memory and seconds. Last line: one JSON object by
+shape.
 
 The estimated peak is the sum of: frozen weights (4 bits and their scales for the linear layers of the blocks,
 bfloat16 for the rest), adapter with gradient and two AdamW moments in float32, the input of every block in
