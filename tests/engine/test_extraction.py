@@ -17,6 +17,8 @@ from fedstrata.core.sources import read_source
 from fedstrata.data.readers import read
 from fedstrata.engine.dividing import divide
 from fedstrata.engine.folder import open_run
+from fedstrata.engine.results.export import export
+from fedstrata.engine.results.result import open_result
 from fedstrata.engine.setup import check_settings, prepare
 from fedstrata.metrics.relations import relation_scores, triples_of
 
@@ -223,6 +225,15 @@ def test_relations_that_are_set_aside_are_so_for_the_server_and_leave_the_types_
         assert all(document.lacks_relations for document in own.train)
         assert own.test == whole.clients[name].test
         assert any(document.relations for document in own.test)
+
+
+def test_sites_that_are_no_clients_have_no_name_in_what_is_handed_on(run_tiny: Any, tmp_path: Path) -> None:
+    data = write_corpus(tmp_path / "notes", {"st-marys": True, "st-lukes": True})
+    dealt = ("partition={by: iid, clients: 2}", "task.mentions_only=[st-marys]", "federation.rounds=0")
+    run = run_tiny(*EXTRACT, data, *dealt)
+    export(open_result(run.folder), tmp_path / "out", licence=None, language=None, with_names=False)
+    assert "st-marys" in (run.folder / "config.yaml").read_text(encoding="utf-8")
+    assert "st-marys" not in (tmp_path / "out" / "fedstrata.json").read_text(encoding="utf-8")
 
 
 def test_a_client_without_anything_to_learn_is_told_before_anything_starts(

@@ -76,9 +76,11 @@ def _forget_place(path: Path) -> None:
 
 
 def _names(result: Result, *, with_names: bool) -> dict[str, str]:
-    """Returns the name each client has in what is handed on."""
-    clients = result.start["clients"]
-    return {client: client if with_names else f"site {number}" for number, client in enumerate(clients, 1)}
+    """Returns the name each client, and each site that a setting names, has in what is handed on."""
+    data, task = result.settings.data, result.settings.task
+    sites = [*data.split.test_sites, *getattr(task, "mentions_only", ())]  # need not be clients
+    every = dict.fromkeys([*result.start["clients"], *data.external, *sites])
+    return {name: name if with_names else f"site {number}" for number, name in enumerate(every, 1)}
 
 
 def _summary(result: Result, names: Mapping[str, str]) -> dict[str, Any]:
