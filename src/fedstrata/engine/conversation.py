@@ -87,13 +87,13 @@ class Conversation:
         An exception of one ends all; it is raised here.
 
         Args:
-            clients: What each client does with its line.
+            clients: What each client does with its line; none says that the client is lost.
         """
         self._lines = {client: SimulatedLine(client, self) for client in clients}
         if not self._service.together:
             for client, work in clients.items():
                 result = work(self._lines[client])
-                self._say(self._service.leave(client))
+                self._say(self._service.leave(client, lost=result is None))
                 yield result
             return
         turns = {client: _Turn(work, self._lines[client]) for client, work in clients.items()}
@@ -128,7 +128,7 @@ class Conversation:
                 if turn.ended:
                     if turn.error is not None:
                         raise turn.error
-                    self._say(self._service.leave(turn.line.client))
+                    self._say(self._service.leave(turn.line.client, lost=turn.result is None))
 
 
 class _Turn(Generic[Result]):

@@ -77,6 +77,17 @@ def without_whole_models(settings: RunSettings, method: Method | None) -> list[P
     return [Problem("devices", message)]
 
 
+def without_terms(settings: RunSettings, method: Method) -> list[Problem]:
+    """Returns the problem that clients' means are wanted of steps of several batches, if so."""
+    batches = settings.training.accumulation
+    if not isinstance(method, FLLLaMA) or batches == 1:
+        return []
+    if (method.settings.mode, method.settings.mean) != ("client_batch", "clients"):
+        return []
+    message = f"'clients' needs training.accumulation 1, not {batches}: the server goes back through a batch"
+    return [Problem("method.mean", f"{message} before it knows how many terms a client's whole step has")]
+
+
 def without_examples(
     method: Method, task: Task, documents: Sequence[Document], tokenizer: Any
 ) -> list[Problem]:

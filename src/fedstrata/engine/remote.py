@@ -46,7 +46,7 @@ class NobodySpeaks:
         """Refuses to hear anything."""
         raise FrameError(f"client {client!r} speaks, and nobody listens")
 
-    def leave(self, client: str) -> Iterable[tuple[str, Message]]:
+    def leave(self, client: str, *, lost: bool = False) -> Iterable[tuple[str, Message]]:
         """Hears that a client has ended."""
         return ()
 
@@ -270,7 +270,7 @@ class _Turns:
         turn = self._turns[client]
         self._end(client, describe(error))
         self._roll.fail(client, error, turn.exchanged.down)
-        self._say(self._service.leave(client))
+        self._say(self._service.leave(client, lost=True))
 
     def _end(self, client: str, reason: str) -> None:
         """Ends a client's turn, and tells it if it is there."""

@@ -126,7 +126,7 @@ class Answering:
         except SessionLostError:
             yield client, Message({}, {"kind": STATES, "lost": True})
 
-    def leave(self, client: str) -> Iterator[tuple[str, Message]]:
+    def leave(self, client: str, *, lost: bool = False) -> Iterator[tuple[str, Message]]:
         """Forgets the client's sessions."""
         for name in self._sessions.names:
             if name.startswith(f"{client}/"):
