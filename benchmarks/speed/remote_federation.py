@@ -26,7 +26,8 @@ from fedstrata.engine.setup import Experiment, prepare
 from fedstrata.methods.fl_llama import FLLLaMA, FLLLaMASettings
 from fedstrata.split.partition import ends_of
 from fedstrata.split.transport.agreement import Agreement, shapes_of
-from fedstrata.split.transport.hub import Greeting, Hub
+from fedstrata.split.transport.hub import Hub
+from fedstrata.split.transport.members import Greeting
 from fedstrata.split.transport.timing import Timing
 
 _LARGEST = 2**28

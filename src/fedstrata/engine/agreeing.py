@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedstrata.engine.setup import Experiment
     from fedstrata.engine.sites import Site
     from fedstrata.models.state import Model
-    from fedstrata.split.transport.hub import Greeting
+    from fedstrata.split.transport.members import Greeting
     from fedstrata.wire.frame import Shape
 
 TRAINING, ANSWERS = "training", "answers"

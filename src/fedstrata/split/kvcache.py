@@ -13,7 +13,7 @@ token then costs a prefill.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -58,10 +58,10 @@ class Sessions:
 
     def __init__(self, middle: Middle, limit: int) -> None:
         self._middle, self._limit = middle, limit
-        self._sessions: dict[str, _Session] = {}  # the one used last is the last
+        self._sessions: dict[Hashable, _Session] = {}  # the one used last is the last
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def names(self) -> tuple[Hashable, ...]:
         """The sessions that are held, the one used the longest time ago first."""
         return tuple(self._sessions)
 
@@ -74,7 +74,7 @@ class Sessions:
         """Returns what the middle gives for whole rows and keeps nothing; see `Middle.run`."""
         return self._middle.run(states, rows, cut)
 
-    def open(self, session: str, states: Tensor, rows: Rows, cut: Cut | None = None) -> Tensor:
+    def open(self, session: Hashable, states: Tensor, rows: Rows, cut: Cut | None = None) -> Tensor:
         """Begins a session with all that comes before the first new token.
 
         Args:
@@ -102,7 +102,9 @@ class Sessions:
         self._keep(session, _Session(cache, rows, cut, cached_bytes(cache)))
         return output
 
-    def extend(self, session: str, states: Tensor, past: int, kept: Sequence[int] | None = None) -> Tensor:
+    def extend(
+        self, session: Hashable, states: Tensor, past: int, kept: Sequence[int] | None = None
+    ) -> Tensor:
         """Goes on with a session.
 
         Args:
@@ -135,11 +137,11 @@ class Sessions:
         self._keep(session, _Session(held.cache, rows, held.cut, cached_bytes(held.cache)))
         return output
 
-    def close(self, session: str) -> None:
+    def close(self, session: Hashable) -> None:
         """Forgets a session, if it is held."""
         self._sessions.pop(session, None)
 
-    def _keep(self, session: str, held: _Session) -> None:
+    def _keep(self, session: Hashable, held: _Session) -> None:
         """Makes a session the one used last, and forgets others until all fit."""
         self.close(session)
         if held.size > self._limit:

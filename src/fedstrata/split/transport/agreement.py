@@ -170,8 +170,8 @@ class Agreement:
                 found[0] != dtype
                 or len(extents) != len(most)
                 or extents[2] != width
-                or extents[0] > self.rows
-                or extents[1] > self.length
+                or not 0 < extents[0] <= self.rows
+                or not 0 < extents[1] <= self.length
             ):
                 raise FrameError(f"{each} came as {_said(found)}, not {_said((dtype, most))} or fewer rows")
 

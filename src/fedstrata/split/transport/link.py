@@ -75,6 +75,11 @@ class Link:
         """Whether something is there to be taken."""
         return bool(self._inbox)
 
+    def holds(self, kind: Kind) -> bool:
+        """Whether something of a kind has arrived that was not yet taken."""
+        with self.changed:
+            return any(header.kind == kind for header, _, _ in self._inbox)
+
     @property
     def idle(self) -> bool:
         """Whether all that was sent has left, or there is no connection on which it could."""
