@@ -76,16 +76,18 @@ def agreement_of(
     }
     compared["labels"] = list(experiment.task.labels)
     config: Any = model.module.config
+    own = divided_method(experiment.method).settings
     return Agreement.of(
         {"purpose": purpose, **compared},
         run=settings.name,
         cut=cut,
         blocks=len(model.layout.blocks),
-        form=divided_method(experiment.method).settings.wire,
+        form=own.wire,
         hidden=config.get_text_config().hidden_size,
         rows=rows,
         length=length,
         ends=ends,
+        in_flight=own.in_flight if purpose == TRAINING else 1,
     )
 
 

@@ -191,6 +191,20 @@ def test_a_client_that_holds_something_else_is_refused(
     assert server.present == ()
 
 
+def test_all_batches_in_flight_are_answered_before_the_client_takes_an_answer() -> None:
+    """The server does not wait while it sends, so there is room for one to each, of the largest size."""
+    agreed = replace(AGREED, hidden=4096, in_flight=6)
+    server = Hub(lambda client, greeting: agreed, largest=2**20, clients=["north"], timing=TIMING)
+    address = server.listen("127.0.0.1:0")
+    with Membership(address, "north", agreed, timing=TIMING) as membership:
+        for batch in range(6):
+            content = frame.encode(Message(states(4, 16, 4096).tensors, {"batch": batch}))
+            server.send("north", Header(Kind.SAID, turn=1), content)
+        line = GrpcLine(membership, turn=1)
+        assert [line.receive().values["batch"] for _ in range(6)] == list(range(6))
+    server.stop(1.0)
+
+
 def test_a_stranger_is_refused(hub: Callable[..., Hub]) -> None:
     server = hub()
     address = server.listen("127.0.0.1:0")

@@ -321,7 +321,9 @@ class Hub:
         with self._changed:
             if (member := self._members.get(client)) is not None:
                 self._lose(member, RefusedError(f"another process has joined as client {client!r}"))
-            link = Link(agreement.largest, delay=self.timing.delay, changed=self._changed)
+            link = Link(
+                agreement.largest, ahead=agreement.ahead, delay=self.timing.delay, changed=self._changed
+            )
             new = Member(client, secrets.token_hex(16), greeting, agreement, link)
             self._members[client] = new
             self._changed.notify_all()
