@@ -160,7 +160,7 @@ def federation(
     timing = Timing(answer=_PATIENCE, delay=delay)
     hub = Hub(_agree(experiment, setting), largest=_LARGEST, clients=list(clients), timing=timing)
     with ExitStack() as stack:
-        stack.callback(hub.stop, 2.0)
+        stack.callback(hub.stop, 2.0, complete=True)
         address = hub.listen("127.0.0.1:0")
         processes = {}
         for name, overrides in clients.items():

@@ -169,6 +169,7 @@ class Agreements:
                 f"{agreement.largest} bytes, where the server takes {self._largest} at most; a smaller "
                 "training.batch_size or eval_batch_size may help, or more for the server"
             )
+        self._require_all(client, weights)
         self._compare(client, weights)
         return agreement
 
@@ -193,6 +194,20 @@ class Agreements:
             f"what trains is not the same; {wrong[0]} is {ends.get(wrong[0])} at client {client!r}, "
             f"{expected.get(wrong[0])} at the server"
         )
+
+    def _require_all(self, client: str, weights: Weights) -> None:
+        """Refuses a client that does not say a hash of every weight on its side of the model."""
+        layout = self._outlines[0].layout
+        middle = tuple(
+            f"{layout.blocks_path}.{index}." for index in self._cuts[client].middle(len(layout.blocks))
+        )
+        names = (name for name, _ in self._outlines[0].module.named_parameters())
+        own = [name for name in names if not name.startswith(middle)]
+        if lacking := [name for name in own if not isinstance(weights.get(name), str)]:
+            raise RefusedError(
+                f"client {client!r} does not say which weights it holds: {len(lacking)} hashes are not "
+                f"there, that of {lacking[0]} for one"
+            )
 
     def _compare(self, client: str, weights: Weights) -> None:
         """Refuses a client whose weights are not those of all others, as far as they hold the same."""

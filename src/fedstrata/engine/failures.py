@@ -65,7 +65,7 @@ class Attendance:
 
         Args:
             number: The round.
-            run: The run directory.
+            run: The command that goes on with the run.
         """
         lost, left = len(self.lost), len(self._left)
         rule = f"federation.min_clients is {self.min_clients}"
@@ -76,7 +76,7 @@ class Attendance:
         return (
             f"round {number}: {lost} of {len(self.sampled)} clients lost, at most {left} can deliver, and "
             f"{rule}:{reasons}\nEarlier rounds are kept. To try this one again: "
-            f"fedstrata run --resume --out {run}{hint}"
+            f"{run}{hint}"
         )
 
 

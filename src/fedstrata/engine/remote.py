@@ -94,7 +94,8 @@ class RemoteCohort:
 
     def __post_init__(self) -> None:
         attendance = Attendance([info.id for info in self.infos], min_clients=self.min_clients)
-        self.roll = Roll(self.number, self.folder, self.listen, attendance)
+        served = "fedstrata split serve"
+        self.roll = Roll(self.number, self.folder, self.listen, attendance, served)
 
     @property
     def clients(self) -> Sequence[ClientInfo]:

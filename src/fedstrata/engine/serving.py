@@ -18,6 +18,7 @@ from fedstrata.core.errors import ConfigurationError, FedstrataError, FrameError
 from fedstrata.core.types import ClientInfo, Plan, State, Update
 from fedstrata.engine.agreeing import SCORE, divided_method, info_of
 from fedstrata.engine.checkpoint import Checkpoints
+from fedstrata.engine.demands import too_few_sampled
 from fedstrata.engine.facts import model_facts
 from fedstrata.engine.failures import RoundAbandonedError
 from fedstrata.engine.fitting import outline
@@ -66,6 +67,8 @@ class Serving:
             message = "has no meaning with clients of their own; only a simulation lets them drop out or lie"
             path = "federation.dropout" if federation.dropout else "federation.corrupt"
             raise ConfigurationError([Problem(path, message)])
+        if problems := too_few_sampled(federation, len(clients)):
+            raise ConfigurationError(problems)
         self._clients, self._listen = tuple(clients), listen
         self._checkpoints = Checkpoints(folder / "checkpoints")
         self._log = RecordLog(folder / "record.jsonl")

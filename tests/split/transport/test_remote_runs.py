@@ -162,10 +162,13 @@ def test_a_client_that_is_started_again_while_others_are_waited_for_takes_part(s
     server.start("site-1")
     with server.hub._changed:
         assert server.hub._changed.wait_for(lambda: server.hub.session("site-1") != session, 600)
-    for client in CLIENTS[1:]:
-        server.start(client)
+    last = [server.start(client) for client in CLIENTS[1:]][-1]
     server.run()
     assert {facts["client"] for facts in server.of("client")} == set(CLIENTS)
+    server.hub.stop()
+    assert last.wait() == 1
+    told = "SessionOverError: the server has stopped, and the run is not complete"
+    assert last.said.splitlines()[-1] == told
 
 
 def test_an_update_that_would_spoil_the_mean_costs_the_round_its_client(serve: Serve) -> None:
@@ -187,7 +190,7 @@ def test_states_that_are_not_finite_cost_the_round_their_client(serve: Serve) ->
     (failed,) = server.of("client_failed")
     assert (failed["client"], failed["error"]) == ("site-1", "FrameError")
     assert "not finite" in failed["message"]
-    server.hub.stop()
+    server.hub.stop(complete=True)
     assert processes["site-1"].wait() == 0
     assert processes["site-1"].said.split()[-1] == "turn_failed"
 
@@ -197,7 +200,8 @@ def test_states_of_another_shape_end_a_round_that_needs_their_client(serve: Serv
     processes = {
         client: server.start(client, "shape" if client == "site-3" else "good") for client in CLIENTS
     }
-    with pytest.raises(ClientsLostError, match=r"(?s)site-3.*what was not agreed: states came as .*, 31\)"):
+    told = r"(?s)site-3.*what was not agreed: states came as .*, 31\).*: fedstrata split serve --resume --out"
+    with pytest.raises(ClientsLostError, match=told):
         server.run()
     assert processes["site-3"].wait() == 1
     assert "states came as" in processes["site-3"].said

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from remote_run import CLIENTS, Serve, Server
+from pathlib import Path
 
+import pytest
+from remote_run import CLIENTS, Serve, Server
+from support import TINY
+
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.sources import read_source
 from fedstrata.engine.serving import Serving
+from fedstrata.engine.sides import prepare_server
 from fedstrata.record.log import read_events
 
 ONE_ROUND = ("training.batch_size=8", "data.synthetic.notes=12", "federation.rounds=1")
@@ -38,3 +45,12 @@ def test_a_round_is_kept_whoever_scores_it(serve: Serve) -> None:
     told = {event["client"]: event["message"] for event in lost}
     assert told["site-1"] == "client 'site-1' is not connected"
     assert told["site-2"] == "scores came that are no numbers, or of 1 documents"
+
+
+def test_more_clients_than_take_part_cannot_be_needed(tmp_path: Path) -> None:
+    """The server counts those who may join: it has no documents by which to know them."""
+    language = ("task={name: lm, max_length: 32}", "data.types=null", "method={name: fl_llama}")
+    settings = (*language, "federation.sample=0.5", "federation.min_clients=3")
+    experiment = prepare_server(read_source(None, [*TINY, *settings]), CLIENTS)
+    with pytest.raises(ConfigurationError, match=r"min_clients: must be at most 2, .*\(3 clients, of which"):
+        Serving(experiment, CLIENTS, tmp_path, lambda event, facts: None)

@@ -200,16 +200,17 @@ class Hub:
                 member.link.lose(error)
                 self._changed.notify_all()
 
-    def stop(self, seconds: float = 5.0) -> None:
+    def stop(self, seconds: float = 5.0, *, complete: bool = False) -> None:
         """Ends all sessions.
 
         Args:
             seconds: How long clients have to take what was sent to them.
+            complete: Whether all is done that they came for; if not, they may expect the server to come back.
         """
         links = [self._member(client).link for client in self.present]
         for link in links:
             with suppress(LineError):
-                link.send(Header(Kind.END), frame.encode(Message()))
+                link.send(Header(Kind.END), frame.encode(Message({}, {"complete": complete})))
         for link in links:
             link.flush(seconds)
         for client in self.present:
