@@ -16,8 +16,11 @@ from fedstrata.core.cut import Cut
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, FrameError, SessionLostError, SessionTooLargeError
 from fedstrata.core.seeding import Seed
+from fedstrata.core.types import Message
 from fedstrata.models.state import Model
+from fedstrata.split.asking import Answering
 from fedstrata.split.kvcache import Sessions
+from fedstrata.split.messages import pack
 from fedstrata.split.noise import Noise
 from fedstrata.split.partition import divide
 from fedstrata.split.rows import Rows
@@ -276,3 +279,23 @@ def test_a_task_predicts_with_a_connected_model_as_with_a_whole_one(tiny_model: 
             task.loss(both.ends.module, batch)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     assert len(server.calls) > 2 and {kind for kind, _ in server.calls} == {"run"}
+
+
+def test_a_question_is_its_client_s_alone(tiny_model: Tiny) -> None:
+    """Of a client whose name begins like another's too; and none that is not as agreed is answered."""
+    sessions = Sessions(divided(causal(tiny_model, "llama"), Cut(1, 1)).middle, ALL)
+    service = Answering(sessions, "float32", lambda client: Cut(1, 1))
+    states = torch.randn(1, 5, 32, generator=Seed(0).torch())
+    rows = Rows(5, (0,), "left").to_json()
+
+    def ask(client: str, **values: Any) -> Message:
+        own = {"ask": "open", "rows": rows, "cut": [1, 1], **values}
+        return dict(service.hear(client, pack("states", states, "float32", own)))[client]
+
+    ask("a/b", session="c")
+    assert ask("a", ask="extend", session="b/c", past=5).values["lost"]
+    list(service.leave("a"))
+    assert not ask("a/b", ask="extend", session="c", past=5).values.get("lost")
+    for wrong, told in (({"cut": [-1, 0]}, "not Cut"), ({"session": ["c"]}, "a session is called by a list")):
+        with pytest.raises(FrameError, match=told):
+            ask("a/b", **wrong)
