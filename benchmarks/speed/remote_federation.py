@@ -26,7 +26,8 @@ from fedstrata.engine.setup import Experiment, prepare
 from fedstrata.methods.fl_llama import FLLLaMA, FLLLaMASettings
 from fedstrata.split.partition import ends_of
 from fedstrata.split.transport.agreement import Agreement, shapes_of
-from fedstrata.split.transport.hub import Greeting, Hub
+from fedstrata.split.transport.hub import Hub
+from fedstrata.split.transport.members import Greeting
 from fedstrata.split.transport.timing import Timing
 
 _LARGEST = 2**28
@@ -159,7 +160,7 @@ def federation(
     timing = Timing(answer=_PATIENCE, delay=delay)
     hub = Hub(_agree(experiment, setting), largest=_LARGEST, clients=list(clients), timing=timing)
     with ExitStack() as stack:
-        stack.callback(hub.stop, 2.0)
+        stack.callback(hub.stop, 2.0, complete=True)
         address = hub.listen("127.0.0.1:0")
         processes = {}
         for name, overrides in clients.items():

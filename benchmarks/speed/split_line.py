@@ -175,7 +175,7 @@ def main() -> None:
     agreement = agreement_for(options.hidden, rows=1, length=options.positions)
     with listening(agreement) as (hub, address):
         print(address, flush=True)
-        answer(hub, Answering(Sessions(middle, _SESSIONS), "float32"))
+        answer(hub, Answering(Sessions(middle, _SESSIONS), "float32", lambda _: cut))
 
 
 if __name__ == "__main__":

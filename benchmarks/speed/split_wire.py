@@ -40,6 +40,7 @@ from fedstrata.core.types import Message
 from fedstrata.engine.checkpoint import ClientStore
 from fedstrata.engine.processor import use_processor
 from fedstrata.engine.simulate import SimulatedClient
+from fedstrata.split.course import Course
 from fedstrata.split.ends import Ends
 from fedstrata.split.exchange import Exchange
 from fedstrata.split.messages import Form
@@ -97,7 +98,7 @@ class Steps:
         own = model.layout.all
         self._client, server = divide(model, cut, own)
         replica = Replica(Middle(server, cut), self._training, options.steps, Seed(0))
-        self._service = Sequential(replica, [CLIENT], form, by_step=False)
+        self._service = Sequential(replica, {CLIENT: Course(form, cut)}, by_step=False)
         self._cut = cut
         self.first = Message()
 

@@ -98,14 +98,31 @@ def test_ends_that_are_never_averaged_stay_at_the_clients(run_tiny: RunTiny) -> 
     assert not (run.folder / "model").exists()
 
 
-def test_ends_averaged_after_every_step_are_those_of_one_training(run_tiny: RunTiny) -> None:
-    """With equal batches and plain gradient descent, an average of every step is a step of the average."""
-    lm = ("task={name: lm, max_length: 32}", "data.types=null", "partition={by: iid, clients: 2}", *PLAIN)
-    often = run_tiny("method={name: fl_llama, mode: client_batch, average_ends: 1}", *lm, out="often")
-    once = run_tiny("method={name: fl_llama, mode: client_batch}", *lm, out="once")
-    assert often.summary["communication"]["bytes_up"] > once.summary["communication"]["bytes_up"]
-    names = [name for name in often.state.tensors if "layers.0." in name]
-    assert any(not torch.equal(often.state.tensors[name], once.state.tensors[name]) for name in names)
+@pytest.mark.parametrize("every", [1, 2])
+def test_ends_averaged_within_a_round_are_those_of_shorter_rounds(run_tiny: RunTiny, every: int) -> None:
+    """With one batch an epoch, and a head without dropout."""
+    lm = ("task={name: lm, max_length: 32}", "data.types=null")
+    steps = (*PLAIN, *lm, "training.batch_size=1000", "data.synthetic.notes=12")
+    mode = "method={name: fl_llama, mode: client_batch, average_ends: "
+    long = (f"training.epochs={2 * every}", "federation.rounds=1")
+    within = run_tiny(f"{mode}{every}}}", *steps, *long, out="within")
+    apart = run_tiny(f"{mode}round}}", *steps, f"training.epochs={every}", out="apart")
+    assert apart.summary["rounds"] == 2
+    assert_close(within, apart)
+    once = run_tiny(f"{mode}round}}", *steps, *long, out="once")
+    names = [name for name in once.state.tensors if "layers.0." in name]
+    assert not all(
+        torch.allclose(within.state.tensors[name], once.state.tensors[name], atol=1e-5) for name in names
+    )
+
+
+@pytest.mark.parametrize("mode", ["sequential", "hierarchical"])
+def test_more_batches_may_be_in_flight_than_anybody_would_want(run_tiny: RunTiny, mode: str) -> None:
+    batches = ("data.synthetic.sites=1", "data.synthetic.notes=60", "training.batch_size=1", *PLAIN)
+    once = (*batches, "training.accumulation=80", "federation.rounds=1")
+    whole = run_tiny("method={name: fedavg}", *once, out="whole")
+    divided = run_tiny(f"method={{name: fl_llama, mode: {mode}, in_flight: 80}}", *once, out="divided")
+    assert_close(whole, divided)
 
 
 def quiet(event: str, facts: object) -> None:

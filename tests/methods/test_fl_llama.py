@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ from support import TINY, Finished, RunTiny, assert_same_tensors
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.method import Client
-from fedstrata.core.sources import read_source
+from fedstrata.core.sources import Source, read_source
 from fedstrata.core.types import Plan, Update
 from fedstrata.engine.planning.plan import make_plan
 from fedstrata.engine.rounds import sites_of
-from fedstrata.engine.setup import prepare
+from fedstrata.engine.setup import Experiment, prepare
+from fedstrata.engine.sides import prepare_server
 from fedstrata.split.exchange import Exchange
 from fedstrata.wire import frame
 
@@ -136,6 +138,14 @@ def test_a_plan_says_what_training_will_send(run_tiny: RunTiny, tmp_path: Path) 
 def test_what_cannot_be_is_refused(settings: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         prepare(read_source(None, [*TINY, f"method={{name: fl_llama, {settings}}}"]))
+
+
+@pytest.mark.parametrize("side", [prepare, lambda source: prepare_server(source, ["site-1"])])
+def test_a_mean_over_clients_needs_steps_of_one_batch(side: Callable[[Source], Experiment]) -> None:
+    method = "method={name: fl_llama, mode: client_batch, mean: clients}"
+    message = r"method\.mean: 'clients' needs training\.accumulation 1, not 4"
+    with pytest.raises(ConfigurationError, match=message):
+        side(read_source(None, [*TINY, method, "training.accumulation=4"]))
 
 
 def test_devices_that_hold_the_whole_model_are_refused() -> None:

@@ -16,8 +16,11 @@ from fedstrata.core.cut import Cut
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, FrameError, SessionLostError, SessionTooLargeError
 from fedstrata.core.seeding import Seed
+from fedstrata.core.types import Message
 from fedstrata.models.state import Model
+from fedstrata.split.asking import Answering
 from fedstrata.split.kvcache import Sessions
+from fedstrata.split.messages import pack
 from fedstrata.split.noise import Noise
 from fedstrata.split.partition import divide
 from fedstrata.split.rows import Rows
@@ -175,6 +178,42 @@ def test_a_session_goes_on_as_if_it_had_been_one_call(tiny_model: Tiny) -> None:
     torch.testing.assert_close(torch.cat(pieces, dim=1)[own.bool()], whole[own.bool()], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_session_that_is_too_large_is_refused_before_it_is_computed(
+    tiny_model: Tiny, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    middle = divided(causal(tiny_model, family), Cut(1, 1)).middle
+    states, rows = torch.randn(2, 6, 32, generator=Seed(0).torch()), Rows(6, (0, 2), "left")
+    plenty = Sessions(middle, ALL)
+    plenty.open("one", states, rows)
+    size, run, columns = plenty.size, middle.run, []
+
+    def noted(states: Tensor, *more: Any) -> Tensor:
+        columns.append(states.shape[1])
+        return run(states, *more)
+
+    monkeypatch.setattr(middle, "run", noted)
+    with pytest.raises(SessionTooLargeError, match=f"session 'one' has {size} bytes of keys and values"):
+        Sessions(middle, size - 1).open("one", states, rows)
+    exact = Sessions(middle, size)
+    exact.open("one", states, rows)
+    assert exact.size == size
+    with pytest.raises(SessionTooLargeError, match=f"session 'one' has {2 * size} bytes"):
+        exact.extend("one", states, 6)
+    assert columns == [1, 1, 6], "a token of each server, and what fits"
+
+
+def test_rows_beyond_the_positions_of_the_model_are_refused(tiny_model: Tiny) -> None:
+    both = divided(causal(tiny_model, "gpt2"), Cut(1, 1))
+    longest = both.middle.inner.config.max_position_embeddings
+    server, token = Sessions(both.middle, ALL), torch.randn(1, 1, 32, generator=Seed(0).torch())
+    server.open("one", token.expand(1, longest, 32), Rows(longest, (0,), "left"))
+    with pytest.raises(
+        FrameError, match=f"rows of {longest + 1} columns came, and the model knows {longest}"
+    ):
+        server.extend("one", token, longest)
+
+
 def test_what_no_session_can_be_is_refused(tiny_model: Tiny) -> None:
     both = divided(causal(tiny_model, "llama"), Cut(1, 1))
     states, rows = torch.zeros(2, 6, 32), Rows(6, (0, 2), "left")
@@ -240,3 +279,23 @@ def test_a_task_predicts_with_a_connected_model_as_with_a_whole_one(tiny_model: 
             task.loss(both.ends.module, batch)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     assert len(server.calls) > 2 and {kind for kind, _ in server.calls} == {"run"}
+
+
+def test_a_question_is_its_client_s_alone(tiny_model: Tiny) -> None:
+    """Of a client whose name begins like another's too; and none that is not as agreed is answered."""
+    sessions = Sessions(divided(causal(tiny_model, "llama"), Cut(1, 1)).middle, ALL)
+    service = Answering(sessions, "float32", lambda client: Cut(1, 1))
+    states = torch.randn(1, 5, 32, generator=Seed(0).torch())
+    rows = Rows(5, (0,), "left").to_json()
+
+    def ask(client: str, **values: Any) -> Message:
+        own = {"ask": "open", "rows": rows, "cut": [1, 1], **values}
+        return dict(service.hear(client, pack("states", states, "float32", own)))[client]
+
+    ask("a/b", session="c")
+    assert ask("a", ask="extend", session="b/c", past=5).values["lost"]
+    list(service.leave("a"))
+    assert not ask("a/b", ask="extend", session="c", past=5).values.get("lost")
+    for wrong, told in (({"cut": [-1, 0]}, "not Cut"), ({"session": ["c"]}, "a session is called by a list")):
+        with pytest.raises(FrameError, match=told):
+            ask("a/b", **wrong)

@@ -157,3 +157,11 @@ def test_the_meter_counts_frames_by_client_and_direction() -> None:
         "one": {"bytes_up": up.nbytes, "bytes_down": down.nbytes},
         "two": {"bytes_up": 0, "bytes_down": down.nbytes},
     }
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_values_that_are_not_finite_are_refused(number: str) -> None:
+    """Whoever has received them could neither record them nor send them on."""
+    data = frame.encode(Message({}, {"loss": [123456789]})).tobytes()
+    with pytest.raises(FrameError, match="header is damaged"):
+        frame.split(data.replace(b"123456789", number.rjust(9).encode()))

@@ -90,15 +90,17 @@ def serve(
         timing=timing_of(deadline, reconnect, keepalive, delay),
         welcome=lambda: {"committed": serving.committed},
     )
+    complete = False
     try:
         display.say(f"waiting on {hub.listen(listen)} for {', '.join(names)}")
         with display:
             summary = serving.execute(hub, patience=patience)
+        complete = True
     except KeyboardInterrupt:
         display.say(f"stopped; go on with: fedstrata split serve --resume --out {folder}")
         raise typer.Exit(INTERRUPTED) from None
     finally:
-        hub.stop()
+        hub.stop(complete=complete)
     display.show(summary, folder, personal=True)
 
 

@@ -157,8 +157,13 @@ class Service(Protocol):
             FrameError: The message is not what was agreed.
         """
 
-    def leave(self, client: str) -> Iterable[tuple[str, Message]]:
-        """Hears that a client has no more to say; returns what is now said to others, who waited for it."""
+    def leave(self, client: str, *, lost: bool = False) -> Iterable[tuple[str, Message]]:
+        """Hears that a client has no more to say; returns what is now said to others, who waited for it.
+
+        Args:
+            client: Its name.
+            lost: Whether it has failed instead of delivering its update.
+        """
 
 
 class Client(Protocol):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedstrata.engine.setup import Experiment
     from fedstrata.engine.sites import Site
     from fedstrata.models.state import Model
-    from fedstrata.split.transport.hub import Greeting
+    from fedstrata.split.transport.members import Greeting
     from fedstrata.wire.frame import Shape
 
 TRAINING, ANSWERS = "training", "answers"
@@ -76,16 +76,18 @@ def agreement_of(
     }
     compared["labels"] = list(experiment.task.labels)
     config: Any = model.module.config
+    own = divided_method(experiment.method).settings
     return Agreement.of(
         {"purpose": purpose, **compared},
         run=settings.name,
         cut=cut,
         blocks=len(model.layout.blocks),
-        form=divided_method(experiment.method).settings.wire,
+        form=own.wire,
         hidden=config.get_text_config().hidden_size,
         rows=rows,
         length=length,
         ends=ends,
+        in_flight=own.in_flight if purpose == TRAINING else 1,
     )
 
 
@@ -167,6 +169,7 @@ class Agreements:
                 f"{agreement.largest} bytes, where the server takes {self._largest} at most; a smaller "
                 "training.batch_size or eval_batch_size may help, or more for the server"
             )
+        self._require_all(client, weights)
         self._compare(client, weights)
         return agreement
 
@@ -191,6 +194,20 @@ class Agreements:
             f"what trains is not the same; {wrong[0]} is {ends.get(wrong[0])} at client {client!r}, "
             f"{expected.get(wrong[0])} at the server"
         )
+
+    def _require_all(self, client: str, weights: Weights) -> None:
+        """Refuses a client that does not say a hash of every weight on its side of the model."""
+        layout = self._outlines[0].layout
+        middle = tuple(
+            f"{layout.blocks_path}.{index}." for index in self._cuts[client].middle(len(layout.blocks))
+        )
+        names = (name for name, _ in self._outlines[0].module.named_parameters())
+        own = [name for name in names if not name.startswith(middle)]
+        if lacking := [name for name in own if not isinstance(weights.get(name), str)]:
+            raise RefusedError(
+                f"client {client!r} does not say which weights it holds: {len(lacking)} hashes are not "
+                f"there, that of {lacking[0]} for one"
+            )
 
     def _compare(self, client: str, weights: Weights) -> None:
         """Refuses a client whose weights are not those of all others, as far as they hold the same."""

@@ -27,7 +27,8 @@ from fedstrata.wire import frame
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedstrata.split.transport.hub import Arrival, Hub
+    from fedstrata.split.transport.hub import Hub
+    from fedstrata.split.transport.members import Arrival
 
 MAY_CHANGE = frozenset({"device", "threads"})
 """Settings other than the run's: they do not change what the model is."""
@@ -61,7 +62,7 @@ class Answers:
             raise ConfigurationError([Problem("task.name", message)])
         self._middle = Middle(experiment.model, method.widest(clients))
         ends_of = None if method.personal else self._ends_of
-        self._service = Answering(Sessions(self._middle, limit), method.settings.wire, ends_of)
+        self._service = Answering(Sessions(self._middle, limit), method.settings.wire, method.cut_of, ends_of)
 
     def agreements(self, largest: int) -> Agreements:
         """Returns what is agreed with each client; to be asked for before `serve`.

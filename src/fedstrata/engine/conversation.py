@@ -87,13 +87,13 @@ class Conversation:
         An exception of one ends all; it is raised here.
 
         Args:
-            clients: What each client does with its line.
+            clients: What each client does with its line; none says that the client is lost.
         """
         self._lines = {client: SimulatedLine(client, self) for client in clients}
         if not self._service.together:
             for client, work in clients.items():
                 result = work(self._lines[client])
-                self._say(self._service.leave(client))
+                self._say(self._service.leave(client, lost=result is None))
                 yield result
             return
         turns = {client: _Turn(work, self._lines[client]) for client, work in clients.items()}
@@ -120,7 +120,14 @@ class Conversation:
                 self._lines[client].inbox.append(frame.decode(sent, Message))
 
     def _take_turns(self) -> None:
-        """Lets clients go on, one at a time, until all have ended."""
+        """Lets clients go on, one at a time, until all have ended; an error of one ends all."""
+        try:
+            self._deal()
+        finally:
+            for turn in self._turns.values():
+                turn.break_off()
+
+    def _deal(self) -> None:
         while pending := [turn for turn in self._turns.values() if not turn.ended]:
             able = [turn for turn in pending if turn.able]
             for turn in able or pending:  # with nobody able, each wakes up to find that nothing came
@@ -128,7 +135,11 @@ class Conversation:
                 if turn.ended:
                     if turn.error is not None:
                         raise turn.error
-                    self._say(self._service.leave(turn.line.client))
+                    self._say(self._service.leave(turn.line.client, lost=turn.result is None))
+
+
+class _BrokenOff(BaseException):
+    """The conversation is over; no failure of the client that hears it."""
 
 
 class _Turn(Generic[Result]):
@@ -141,6 +152,7 @@ class _Turn(Generic[Result]):
         self._work, self._random = work, _random_state()
         self._mine, self._theirs = Semaphore(0), Semaphore(0)
         self._thread: Thread | None = None
+        self._broken_off = False
 
     @property
     def able(self) -> bool:
@@ -164,6 +176,15 @@ class _Turn(Generic[Result]):
         """Stops the client until it is let go on; called by its thread."""
         self._theirs.release()
         self._mine.acquire()
+        if self._broken_off:
+            raise _BrokenOff
+
+    def break_off(self) -> None:
+        """Ends the client where it waits, if it does: nobody will let it go on, and it holds a model."""
+        if self._thread is not None and not self.ended:
+            self._broken_off = True
+            self.go_on()
+            self.error = None
 
     def _run(self) -> None:
         try:

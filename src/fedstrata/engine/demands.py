@@ -32,11 +32,9 @@ def too_few(settings: RunSettings, method: Method | None, sites: Mapping[str, Sp
     """
     federation = settings.federation
     clients = sum(bool(own.train) for own in sites.values())
-    sampled = sample_size(clients, federation.sample)
-    why = f"{clients} clients, of which federation.sample takes {federation.sample:g}"
-    if federation.min_clients is not None and federation.min_clients > sampled:
-        allowed = f"must be at most {sampled}, the clients that take part in a round"
-        return [Problem("federation.min_clients", f"{allowed} ({why}), not {federation.min_clients}")]
+    if problems := too_few_sampled(federation, clients):
+        return problems
+    sampled, why = sample_size(clients, federation.sample), _sampling(federation, clients)
     if isinstance(method, FedAdaOPT) and sampled < CONFIGURATIONS:
         needs = f"fedadaopt tries {CONFIGURATIONS} configurations in a round, each on other clients"
         return [Problem("federation.sample", f"{needs}, and {sampled} take part ({why})")]
@@ -51,6 +49,20 @@ def too_few(settings: RunSettings, method: Method | None, sites: Mapping[str, Sp
         return []
     rule = method.settings.aggregation
     return [] if isinstance(rule, MeanRule) else _too_few_to_judge(rule, federation, sampled, why)
+
+
+def too_few_sampled(federation: FederationSettings, clients: int) -> list[Problem]:
+    """Returns the problem that more clients must deliver than take part in a round, if so."""
+    sampled = sample_size(clients, federation.sample)
+    if federation.min_clients is None or federation.min_clients <= sampled:
+        return []
+    allowed = f"must be at most {sampled}, the clients that take part in a round"
+    message = f"{allowed} ({_sampling(federation, clients)}), not {federation.min_clients}"
+    return [Problem("federation.min_clients", message)]
+
+
+def _sampling(federation: FederationSettings, clients: int) -> str:
+    return f"{clients} clients, of which federation.sample takes {federation.sample:g}"
 
 
 def without_validation(method: Method | None, sites: Mapping[str, Split]) -> list[Problem]:
@@ -75,6 +87,17 @@ def without_whole_models(settings: RunSettings, method: Method | None) -> list[P
         return []
     message = f"emulated devices compute with the whole model, and {method.name} leaves a part to the server"
     return [Problem("devices", message)]
+
+
+def without_terms(settings: RunSettings, method: Method) -> list[Problem]:
+    """Returns the problem that clients' means are wanted of steps of several batches, if so."""
+    batches = settings.training.accumulation
+    if not isinstance(method, FLLLaMA) or batches == 1:
+        return []
+    if (method.settings.mode, method.settings.mean) != ("client_batch", "clients"):
+        return []
+    message = f"'clients' needs training.accumulation 1, not {batches}: the server goes back through a batch"
+    return [Problem("method.mean", f"{message} before it knows how many terms a client's whole step has")]
 
 
 def without_examples(

@@ -34,7 +34,8 @@ class Attendance:
     Attributes:
         sampled: The clients of the round.
         dropped: Those of them that are lost once they have the plan (simulated drop-out).
-        min_clients: How many must deliver; every one that does not drop out when none.
+        min_clients: How many must deliver; every one that does not drop out when none. With 0 the round needs
+            nobody.
         lost: Why a client did not deliver, by its name, so far.
     """
 
@@ -46,7 +47,9 @@ class Attendance:
     @property
     def needed(self) -> int:
         """How many must deliver."""
-        return self.min_clients or max(1, len(self.sampled) - len(self.dropped))
+        if self.min_clients is not None:
+            return self.min_clients
+        return max(1, len(self.sampled) - len(self.dropped))
 
     @property
     def suffices(self) -> bool:
@@ -62,7 +65,7 @@ class Attendance:
 
         Args:
             number: The round.
-            run: The run directory.
+            run: The command that goes on with the run.
         """
         lost, left = len(self.lost), len(self._left)
         rule = f"federation.min_clients is {self.min_clients}"
@@ -73,7 +76,7 @@ class Attendance:
         return (
             f"round {number}: {lost} of {len(self.sampled)} clients lost, at most {left} can deliver, and "
             f"{rule}:{reasons}\nEarlier rounds are kept. To try this one again: "
-            f"fedstrata run --resume --out {run}{hint}"
+            f"{run}{hint}"
         )
 
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstrata.core.errors import ConfigurationError, FrameError, LineError, Problem
+from fedstrata.core.errors import ConfigurationError, FrameError, LineError, Problem, SessionOverError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.types import Message, Plan, Update
 from fedstrata.data.split import PARTS
@@ -91,7 +91,9 @@ class RemoteClient:
         while True:
             header, content = membership.receive(patient=True)
             if header.kind == Kind.END:
-                return
+                if frame.decode(content, Message).values.get("complete"):
+                    return
+                raise SessionOverError("the server has stopped, and the run is not complete")
             if header.kind == Kind.PLAN:
                 self._turn(membership, header, content)
 

@@ -7,15 +7,20 @@ that their messages come in whatever order they come.
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
 
 from fedstrata.aggregate.mean import MeanResult, StreamingMean
 from fedstrata.core.errors import FedstrataError, FrameError, LineError
 from fedstrata.core.types import ClientInfo, Message, Plan, Tensors, Update
+from fedstrata.engine.agreeing import SCORE
 from fedstrata.engine.conversation import NOBODY
 from fedstrata.engine.failures import Attendance, describe, is_client_failure
 from fedstrata.engine.roll import Exchanged, Listener, Roll
@@ -28,8 +33,12 @@ if TYPE_CHECKING:
     from fedstrata.core.cut import Cut
     from fedstrata.core.method import Method, Service
     from fedstrata.models.state import Model
-    from fedstrata.split.transport.hub import Arrival, Hub
+    from fedstrata.split.transport.hub import Hub
+    from fedstrata.split.transport.members import Arrival
     from fedstrata.wire.frame import Frame
+
+
+MessageType = TypeVar("MessageType", bound=Message)
 
 
 class ClientFailedError(FedstrataError):
@@ -46,7 +55,7 @@ class NobodySpeaks:
         """Refuses to hear anything."""
         raise FrameError(f"client {client!r} speaks, and nobody listens")
 
-    def leave(self, client: str) -> Iterable[tuple[str, Message]]:
+    def leave(self, client: str, *, lost: bool = False) -> Iterable[tuple[str, Message]]:
         """Hears that a client has ended."""
         return ()
 
@@ -85,7 +94,8 @@ class RemoteCohort:
 
     def __post_init__(self) -> None:
         attendance = Attendance([info.id for info in self.infos], min_clients=self.min_clients)
-        self.roll = Roll(self.number, self.folder, self.listen, attendance)
+        served = "fedstrata split serve"
+        self.roll = Roll(self.number, self.folder, self.listen, attendance, served)
 
     @property
     def clients(self) -> Sequence[ClientInfo]:
@@ -165,7 +175,9 @@ class _Turn:
 
     info: ClientInfo
     number: int
+    session: str
     exchanged: Exchanged
+    began: float = field(default_factory=time.perf_counter)
 
 
 class _Turns:
@@ -178,17 +190,24 @@ class _Turns:
         self._cohort, self._service, self._group = cohort, service, group
         self._roll, self._hub = cohort.roll, cohort.hub
         self._turns: dict[str, _Turn] = {}
+        self._handler = ""
         self._unreachable: deque[tuple[str, FedstrataError]] = deque()
 
     def begin(self, handler: str) -> None:
         """Sends all plans."""
+        self._handler = handler
         for info, sent in self._group:
-            self._turns[info.id] = _Turn(info, next(self._hub.turns), self._roll.begin(info.id, sent))
+            number, session = next(self._hub.turns), self._hub.session(info.id)
+            self._turns[info.id] = _Turn(info, number, session, self._roll.begin(info.id, sent))
         call = self._roll.calls[handler]
         for info, sent in self._group:
+            turn = self._turns[info.id]
+            if not turn.session:
+                self._unreachable.append((info.id, LineError(f"client {info.id!r} is not connected")))
+                continue
             header = Header(
                 Kind.PLAN,
-                turn=self._turns[info.id].number,
+                turn=turn.number,
                 round=self._cohort.number,
                 handler=handler,
                 call=call,
@@ -214,7 +233,7 @@ class _Turns:
 
     def _hear(self, arrival: Arrival) -> None:
         """Takes in what came from a client; what belongs to a turn that is over counts for nothing."""
-        if (turn := self._turns.get(arrival.client)) is None:
+        if (turn := self._turns.get(arrival.client)) is None or arrival.session != turn.session:
             return
         if arrival.lost is not None:
             self._fail(arrival.client, arrival.lost)
@@ -232,20 +251,22 @@ class _Turns:
         assert header is not None  # noqa: S101 - it is no loss
         assert content is not None  # noqa: S101
         if header.kind == Kind.FAILED:
-            reason = frame.decode(content, Message).values.get("message")
+            reason = _decoded(content, Message).values.get("message")
             raise ClientFailedError(str(reason))
         if header.kind == Kind.SAID:
             self._roll.meter.count_said(client, content, up=True)
-            self._say(self._service.hear(client, frame.decode(content, Message)))
+            self._say(self._service.hear(client, _decoded(content, Message)))
             return
         if header.kind != Kind.UPDATE:
             raise FrameError(f"client {client!r} sent {header.kind.name} in the middle of a turn")
         self._roll.meter.count_up(client, content)
-        update = frame.decode(content, Update)
+        update = _decoded(content, Update)
+        _check(update, None if self._handler == SCORE else turn.info.examples)
+        seconds = min(max(header.seconds, 0.0), time.perf_counter() - turn.began)
         self._roll.trained(client, update)
-        self._cohort.train_seconds += header.seconds
+        self._cohort.train_seconds += seconds
         self._cohort.trained_parameters = header.trained
-        self._roll.deliver(turn.info, update, turn.exchanged, header.seconds)
+        self._roll.deliver(turn.info, update, turn.exchanged, seconds)
         self.updates[client] = update
         del self._turns[client]
         self._say(self._service.leave(client))
@@ -270,7 +291,7 @@ class _Turns:
         turn = self._turns[client]
         self._end(client, describe(error))
         self._roll.fail(client, error, turn.exchanged.down)
-        self._say(self._service.leave(client))
+        self._say(self._service.leave(client, lost=True))
 
     def _end(self, client: str, reason: str) -> None:
         """Ends a client's turn, and tells it if it is there."""
@@ -281,3 +302,38 @@ class _Turns:
                 self._hub.tell(client, Header(Kind.FAILED, turn=turn.number), content)
             except FedstrataError:
                 return
+
+
+def _decoded(content: Frame, kind: type[MessageType]) -> MessageType:
+    """Returns what a client says.
+
+    Raises:
+        FrameError: It cannot be read, whatever the reason: the message is the client's.
+    """
+    try:
+        return frame.decode(content, kind)
+    except FedstrataError:
+        raise
+    except Exception as error:
+        raise FrameError(f"a message is damaged ({type(error).__name__})") from None
+
+
+def _check(update: Update, examples: int | None) -> None:
+    """Looks at an update before anything is done with it.
+
+    Args:
+        update: The update.
+        examples: What it must weigh if it is one of training: the client's number of training examples.
+
+    Raises:
+        FrameError: It would spoil an average, or the record.
+    """
+    if examples is not None and update.weight != examples:
+        raise FrameError(f"an update weighs {update.weight:g} where the client has {examples} examples")
+    if not (math.isfinite(update.weight) and update.weight >= 0):
+        raise FrameError(f"an update weighs {update.weight:g}; it must be a finite number of 0 or more")
+    if not isinstance(update.values.get("loss"), float | None):
+        raise FrameError("an update's loss is no number")
+    for name, tensor in update.tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise FrameError(f"{name} holds numbers that are not finite; try a lower learning rate")

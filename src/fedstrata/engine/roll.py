@@ -34,6 +34,7 @@ class Roll:
         folder: The run directory, for messages.
         listen: Told of every event.
         attendance: Who is lost so far, and whether enough are left.
+        command: What runs it, for messages.
         meter: Counts the round's bytes.
         calls: How often each handler was called.
         losses: The training loss and the weight of each client that has trained.
@@ -43,6 +44,7 @@ class Roll:
     folder: Path
     listen: Listener
     attendance: Attendance
+    command: str = "fedstrata run"
     meter: Meter = field(default_factory=Meter)
     calls: Counter[str] = field(default_factory=Counter)
     losses: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -112,7 +114,8 @@ class Roll:
         self.losses.pop(client, None)
         self._lose(client, type(error).__name__, message_of(error), describe(error), bytes_down)
         if not self.attendance.suffices:
-            raise ClientsLostError(self.attendance.why_not(self.number, str(self.folder))) from error
+            again = f"{self.command} --resume --out {self.folder}"
+            raise ClientsLostError(self.attendance.why_not(self.number, again)) from error
 
     def _lose(self, client: str, error: str, message: str | None, reason: str, bytes_down: int) -> None:
         self.attendance.lost[client] = reason

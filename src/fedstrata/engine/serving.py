@@ -8,15 +8,17 @@ since no side has all of it.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstrata.core.errors import ConfigurationError, FedstrataError, LineError, Problem
-from fedstrata.core.types import ClientInfo, Plan, State
+from fedstrata.core.errors import ConfigurationError, FedstrataError, FrameError, LineError, Problem
+from fedstrata.core.types import ClientInfo, Plan, State, Update
 from fedstrata.engine.agreeing import SCORE, divided_method, info_of
 from fedstrata.engine.checkpoint import Checkpoints
+from fedstrata.engine.demands import too_few_sampled
 from fedstrata.engine.facts import model_facts
 from fedstrata.engine.failures import RoundAbandonedError
 from fedstrata.engine.fitting import outline
@@ -65,6 +67,8 @@ class Serving:
             message = "has no meaning with clients of their own; only a simulation lets them drop out or lie"
             path = "federation.dropout" if federation.dropout else "federation.corrupt"
             raise ConfigurationError([Problem(path, message)])
+        if problems := too_few_sampled(federation, len(clients)):
+            raise ConfigurationError(problems)
         self._clients, self._listen = tuple(clients), listen
         self._checkpoints = Checkpoints(folder / "checkpoints")
         self._log = RecordLog(folder / "record.jsonl")
@@ -72,6 +76,7 @@ class Serving:
         begun = [event for event in read_events(folder / "record.jsonl") if event["event"] == "run"]
         self.weights: Mapping[str, str] = begun[-1].get("ends", {}) if rounds else {}
         self.committed, self._state = 0, State()
+        self._lost: Collection[str] = ()  # to the last round
         if rounds:
             self.committed, self._state = self._checkpoints.load(rounds[-1]["round"])
 
@@ -129,6 +134,7 @@ class Serving:
         except RoundAbandonedError:
             abandoned = True
         before_scoring = time.perf_counter()
+        self._lost = cohort.roll.attendance.lost
         scores = self._score(hub, number, infos, "validation") if due_for_scoring(number, federation) else {}
         evaluate_seconds = time.perf_counter() - before_scoring
         self._checkpoints.save(number, self._state)  # before the event, which commits the round
@@ -170,15 +176,19 @@ class Serving:
         return summary
 
     def _score(self, hub: Hub, number: int, infos: Sequence[ClientInfo], part: str) -> dict[str, Any]:
-        """Has every client score its documents, with what is shared of its ends; only scores come back."""
+        """Has every client score its documents, with what is shared of its ends; only scores come back.
+
+        A client that is lost here has no scores, and the record says why. With `federation.min_clients` that
+        ends no run: what was learnt is there whoever scores it.
+        """
         cuts = {info.id: self._method.cut_of(info.id) for info in infos}
         widest = self._method.widest(cuts)
-        here = [info for info in infos if info.id in hub.present]
-        cohort = self._cohort(hub, number, here)
-        cohort.listen = cohort.roll.listen = lambda event, facts: None
+        here = [info for info in infos if info.id in hub.present or info.id not in self._lost]
+        cohort = self._cohort(hub, number, here, part)
         model = cohort.middle(widest)
         model.load({name: self._state.tensors[name] for name in model.layout.all})
-        service = Answering(Sessions(Middle(model, widest), SESSION_BYTES), self._method.settings.wire)
+        sessions = Sessions(Middle(model, widest), SESSION_BYTES)
+        service = Answering(sessions, self._method.settings.wire, self._method.cut_of)
 
         def plan_of(info: ClientInfo) -> Plan:
             if self._method.personal:
@@ -191,10 +201,11 @@ class Serving:
         clients: dict[str, Scores | None] = dict.fromkeys(cuts)
         weights: dict[str, float] = {}
         for info, update in cohort.converse(SCORE, plan_of, service, lambda info: cuts[info.id]):
-            own = update.values.get("scores")
-            if isinstance(own, dict):
-                clients[info.id] = {name: float(value) for name, value in own.items()}  # type: ignore[arg-type]
-                weights[info.id] = update.weight
+            try:
+                clients[info.id] = _scores_in(update)
+            except FrameError as error:
+                cohort.reject(info.id, error)
+            weights[info.id] = update.weight
         return {
             "global": _weighted(clients, weights),
             "clients": clients,
@@ -202,8 +213,17 @@ class Serving:
             "external": {},
         }
 
-    def _cohort(self, hub: Hub, number: int, infos: Sequence[ClientInfo]) -> RemoteCohort:
+    def _cohort(
+        self, hub: Hub, number: int, infos: Sequence[ClientInfo], part: str | None = None
+    ) -> RemoteCohort:
+        """Returns the clients of a round, or those that score a part of their documents."""
         experiment = self.experiment
+        needed = experiment.settings.federation.min_clients
+
+        def failed(event: str, facts: Mapping[str, Any]) -> None:
+            if event == "client_failed":
+                self._emit(event, {**facts, "part": part})
+
         return RemoteCohort(
             method=self._method,
             model=experiment.model,
@@ -212,8 +232,8 @@ class Serving:
             training=experiment.settings.training,
             folder=self.folder,
             number=number,
-            listen=self._emit,
-            min_clients=experiment.settings.federation.min_clients,
+            listen=self._emit if part is None else failed,
+            min_clients=needed if part is None or needed is None else 0,
         )
 
     def _resumed(self) -> dict[str, Any]:
@@ -245,6 +265,28 @@ class Serving:
         if event in RECORDED:
             self._log.append(event, facts, durable=event == "round")
         self._listen(event, facts)
+
+
+def _scores_in(update: Update) -> Scores | None:
+    """Returns what a client says of its documents; none if it has none.
+
+    Raises:
+        FrameError: It is no scores.
+    """
+    match update.values.get("scores"):
+        case None:
+            return None
+        case dict(own) if update.weight > 0 and all(_is_score(value) for value in own.values()):
+            return {name: float(value) for name, value in own.items()}  # type: ignore[arg-type]
+        case _:
+            raise FrameError(f"scores came that are no numbers, or of {update.weight:g} documents")
+
+
+def _is_score(value: object) -> bool:
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _weights_of(hub: Hub) -> dict[str, Any]:

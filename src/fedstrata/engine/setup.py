@@ -28,6 +28,7 @@ from fedstrata.engine.demands import (
     too_few,
     without_examples,
     without_server_documents,
+    without_terms,
     without_validation,
     without_whole_models,
 )
@@ -231,6 +232,7 @@ def check_settings(source: Source) -> tuple[RunSettings, Method | None, list[Pro
     if method_settings is None:
         return settings, None, problems
     method = card(method_settings)
+    problems += source.located(without_terms(settings, method))
     resolved = settings.model_copy(update={"method": method_settings.model_dump()})
     return with_adapter(resolved, method), method, problems
 

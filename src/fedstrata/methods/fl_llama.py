@@ -28,6 +28,7 @@ from fedstrata.core.cut import Cut
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings import Settings
 from fedstrata.core.types import ClientInfo, Message, Plan, State, Update
+from fedstrata.split.course import Course
 from fedstrata.split.ends import Ends
 from fedstrata.split.exchange import Exchange
 from fedstrata.split.messages import Form
@@ -192,25 +193,30 @@ class FLLLaMA:
 
     def _service(self, state: State, cohort: Cohort, cut: Cut, rng: Seed) -> TrainingService:
         """Returns the server's half of a round, with B as the state has it."""
-        settings, training, form = self.settings, cohort.training, self.settings.wire
-        clients = {client.id: float(client.examples) for client in cohort.clients}
+        settings, training = self.settings, cohort.training
+        weights = {client.id: float(client.examples) for client in cohort.clients}
         steps = {client.id: _steps(client.examples, training) for client in cohort.clients}
+        every = settings.average_ends if isinstance(settings.average_ends, int) else None
+        clients = {
+            client: Course(settings.wire, self.cut_of(client), settings.in_flight, every)
+            for client in weights
+        }
 
         def replica(total: int, cut: Cut, *names: str) -> Replica:
             model: Any = cohort.middle(cut)
             model.load({name: state.tensors[name] for name in model.layout.all})
-            return Replica(Middle(model, cut), training, total, rng.child("server", *names))
+            middle = Middle(model, cut, steps=settings.in_flight)
+            return Replica(middle, training, total, rng.child("server", *names))
 
         if settings.mode == "sequential":
-            by_step = settings.turns == "step"
-            return Sequential(replica(sum(steps.values()), cut), list(clients), form, by_step=by_step)
+            return Sequential(replica(sum(steps.values()), cut), clients, by_step=settings.turns == "step")
         if settings.mode == "client_batch":
-            return ClientBatch(replica(max(steps.values()), cut), clients, form, settings.mean)
+            return ClientBatch(replica(max(steps.values()), cut), clients, weights, settings.mean)
 
         def copy(client: str) -> Replica:
             return replica(steps[client], self.cut_of(client), client)
 
-        return Hierarchical(copy, clients, form, settings.average_every)
+        return Hierarchical(copy, clients, weights, settings.average_every)
 
     def cut_of(self, client: str) -> Cut:
         """Returns where a client's model is divided."""

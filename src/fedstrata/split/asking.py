@@ -90,6 +90,7 @@ class Answering:
     Args:
         sessions: The middle, with the keys and values of sessions.
         form: How hidden states travel.
+        cut_of: Returns where a client's model is divided.
         ends_of: Returns what was learnt of the part of the model that is a client's; none where clients have
             it already.
 
@@ -102,9 +103,13 @@ class Answering:
     ordered: ClassVar[bool] = False
 
     def __init__(
-        self, sessions: Sessions, form: Form, ends_of: Callable[[str], Tensors] | None = None
+        self,
+        sessions: Sessions,
+        form: Form,
+        cut_of: Callable[[str], Cut],
+        ends_of: Callable[[str], Tensors] | None = None,
     ) -> None:
-        self._sessions, self._form, self._ends_of = sessions, form, ends_of
+        self._sessions, self._form, self._cut_of, self._ends_of = sessions, form, cut_of, ends_of
 
     def hear(self, client: str, message: Message) -> Iterator[tuple[str, Message]]:
         """Answers a question.
@@ -112,7 +117,10 @@ class Answering:
         Raises:
             FrameError: It is none.
         """
-        ask, name = message.values.get("ask"), f"{client}/{message.values.get('session')}"
+        ask, session = message.values.get("ask"), message.values.get("session")
+        if not isinstance(session, str | None):
+            raise FrameError(f"a session is called by a {type(session).__name__}, not by a text")
+        name = (client, session)
         if ask == "close":
             self._sessions.close(name)
             return
@@ -126,14 +134,14 @@ class Answering:
         except SessionLostError:
             yield client, Message({}, {"kind": STATES, "lost": True})
 
-    def leave(self, client: str) -> Iterator[tuple[str, Message]]:
+    def leave(self, client: str, *, lost: bool = False) -> Iterator[tuple[str, Message]]:
         """Forgets the client's sessions."""
         for name in self._sessions.names:
-            if name.startswith(f"{client}/"):
+            if isinstance(name, tuple) and name[0] == client:
                 self._sessions.close(name)
         yield from ()
 
-    def _answer(self, ask: JSON, name: str, states: Tensor, message: Message) -> Tensor:
+    def _answer(self, ask: JSON, name: tuple[str, str | None], states: Tensor, message: Message) -> Tensor:
         if ask == "extend":
             return self._sessions.extend(
                 name, states, number_in(message, "past"), numbers_in(message, "kept")
@@ -142,6 +150,8 @@ class Answering:
         if ask not in ("run", "open") or not isinstance(rows, dict):
             raise FrameError(f"a question is {ask!r} with rows {rows!r}, which is none that is known")
         lengths, cut = Rows.from_json(rows), cut_in(message)
+        if cut != (agreed := self._cut_of(name[0])):
+            raise FrameError(f"states came of a model cut at {cut}, not {agreed} as agreed")
         if ask == "run":
             return self._sessions.run(states, lengths, cut)
         return self._sessions.open(name, states, lengths, cut)

@@ -6,14 +6,15 @@ travels each way, whatever the length of the context. The client's caches for A 
 
 The bound is on the bytes of all sessions together. When they have more, the one that was used the longest
 time ago is forgotten; its client is told so with the next token, and opens the session again
-(`fedstrata.split.ends` does this by itself). Within a call the memory can be larger by what the call adds.
+(`fedstrata.split.ends` does this by itself). A session that alone would have more is refused before it is
+computed. Within a call the memory can be larger by what the call adds.
 Clients that together need more than the bound take turns in evicting each other: nothing fails, but every
 token then costs a prefill.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -58,10 +59,11 @@ class Sessions:
 
     def __init__(self, middle: Middle, limit: int) -> None:
         self._middle, self._limit = middle, limit
-        self._sessions: dict[str, _Session] = {}  # the one used last is the last
+        self._token_bytes: dict[Cut | None, int] = {}
+        self._sessions: dict[Hashable, _Session] = {}  # the one used last is the last
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def names(self) -> tuple[Hashable, ...]:
         """The sessions that are held, the one used the longest time ago first."""
         return tuple(self._sessions)
 
@@ -74,7 +76,7 @@ class Sessions:
         """Returns what the middle gives for whole rows and keeps nothing; see `Middle.run`."""
         return self._middle.run(states, rows, cut)
 
-    def open(self, session: str, states: Tensor, rows: Rows, cut: Cut | None = None) -> Tensor:
+    def open(self, session: Hashable, states: Tensor, rows: Rows, cut: Cut | None = None) -> Tensor:
         """Begins a session with all that comes before the first new token.
 
         Args:
@@ -97,12 +99,15 @@ class Sessions:
         if any(rows.padding) and rows.side == "right":
             raise FrameError("the rows of a session must be padded on the left: they go on at the right")
         self.close(session)
-        cache = DynamicCache(config=self._middle.inner.config.get_text_config(decoder=True))
+        self._require_room(session, len(rows.padding) * rows.length * self._bytes_of_token(cut))
+        cache = self._cache()
         output = self._middle.run(states, rows, cut, cache)
         self._keep(session, _Session(cache, rows, cut, cached_bytes(cache)))
         return output
 
-    def extend(self, session: str, states: Tensor, past: int, kept: Sequence[int] | None = None) -> Tensor:
+    def extend(
+        self, session: Hashable, states: Tensor, past: int, kept: Sequence[int] | None = None
+    ) -> Tensor:
         """Goes on with a session.
 
         Args:
@@ -131,25 +136,41 @@ class Sessions:
         if kept is not None:
             rows = _only(rows, kept)
             held.cache.batch_select_indices(torch.tensor(kept, device=self._middle.model.device))
+        more = len(rows.padding) * states.shape[1] * self._bytes_of_token(held.cut)
+        self._require_room(session, cached_bytes(held.cache) + more)
         output = self._middle.run(states, rows, held.cut, held.cache)
         self._keep(session, _Session(held.cache, rows, held.cut, cached_bytes(held.cache)))
         return output
 
-    def close(self, session: str) -> None:
+    def close(self, session: Hashable) -> None:
         """Forgets a session, if it is held."""
         self._sessions.pop(session, None)
 
-    def _keep(self, session: str, held: _Session) -> None:
+    def _keep(self, session: Hashable, held: _Session) -> None:
         """Makes a session the one used last, and forgets others until all fit."""
         self.close(session)
-        if held.size > self._limit:
-            raise SessionTooLargeError(
-                f"session {session!r} has {held.size} bytes of keys and values, and all sessions together "
-                f"may have {self._limit}; a shorter text, fewer rows or more memory for the server may help"
-            )
+        self._require_room(session, held.size)
         self._sessions[session] = held
         while self.size > self._limit:
             self.close(next(iter(self._sessions)))
+
+    def _require_room(self, session: Hashable, size: int) -> None:
+        if size > self._limit:
+            raise SessionTooLargeError(
+                f"session {session!r} has {size} bytes of keys and values, and all sessions together "
+                f"may have {self._limit}; a shorter text, fewer rows or more memory for the server may help"
+            )
+
+    def _cache(self) -> Cache:
+        return DynamicCache(config=self._middle.inner.config.get_text_config(decoder=True))
+
+    def _bytes_of_token(self, cut: Cut | None) -> int:
+        """Returns the bytes of one token's keys and values, which are those of one token alone."""
+        if cut not in self._token_bytes:
+            cache, width = self._cache(), self._middle.inner.config.get_text_config().hidden_size
+            self._middle.run(torch.ones(1, 1, width), Rows(1, (0,)), cut, cache)
+            self._token_bytes[cut] = cached_bytes(cache)
+        return self._token_bytes[cut]
 
 
 def _only(rows: Rows, kept: Sequence[int]) -> Rows:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 Form = Literal["float32", "bfloat16", "int8"]
 """In what numbers hidden states and gradients travel."""
 STATES, GRADIENT, ENDS, SCALES = "states", "gradient", "ends", "scales"
+MOST = 2**31 - 1
+"""The largest number that a message may say."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -98,14 +100,15 @@ def kind_of(message: Message) -> str:
 
 
 def number_in(message: Message, name: str) -> int:
-    """Returns a whole number of 0 or more among a message's values.
+    """Returns a whole number from 0 to `MOST` among a message's values.
 
     Raises:
         FrameError: It is none.
     """
     value: Any = message.values.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise FrameError(f"a message says {name}={value!r}, which is no number of 0 or more")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST:
+        told = value if isinstance(value, int) and abs(value) <= MOST else type(value).__name__
+        raise FrameError(f"a message says {name}={told}, which is no whole number from 0 to {MOST}")
     return value
 
 

@@ -228,6 +228,9 @@ class Middle:
         """Returns states that came as the model takes them; what does not fit is refused."""
         past = cache.get_seq_length(self._held.start) if cache is not None else 0
         width = self.inner.config.get_text_config().hidden_size
+        positions = getattr(self.inner.config.get_text_config(), "max_position_embeddings", None)
+        if positions is not None and rows.length > positions:
+            raise FrameError(f"rows of {rows.length} columns came, and the model knows {positions} positions")
         expected = (len(rows.padding), rows.length - past, width)
         if states.shape != expected or not states.is_floating_point():
             came = f"states of shape {tuple(states.shape)} and {states.dtype} came"

@@ -47,6 +47,7 @@ class Replica:
         model.train_only(self.names)
         self._parameters = model.parameters(self.names)
         self._training, self._rng = training, rng
+        self._one_way: set[str] = set()  # batches of which no gradient is to come back
         self._optimizer = optimizer_of(self._parameters, training) if self.names else None
         self._schedule = schedule_of(self._optimizer, training, max(steps, 1)) if self._optimizer else None
 
@@ -61,11 +62,25 @@ class Replica:
         """Runs B; see `Middle.forward`. What dropout draws goes by the steps taken and the name."""
         seeded = self._rng.child(self.steps, name).everywhere()
         with seeded, autocast(self._training, self.middle.model.device):
-            return self.middle.forward(name, states, rows, needs_gradient=wants_gradient, cut=cut)
+            output = self.middle.forward(name, states, rows, needs_gradient=wants_gradient, cut=cut)
+        if name not in self.middle.waiting:
+            self._one_way.add(name)
+        return output
 
     def backward(self, name: str, gradient: Tensor) -> Tensor | None:
-        """Adds to the gradients of B; see `Middle.backward`. Nothing to do where nothing waits for it."""
-        return self.middle.backward(name, gradient) if name in self.middle.waiting else None
+        """Adds to the gradients of B; see `Middle.backward`. Nothing to do where nothing of B or A learns."""
+        if name in self._one_way:
+            self._one_way.remove(name)
+            return None
+        return self.middle.backward(name, gradient)
+
+    def discard(self) -> None:
+        """Forgets the step that has begun: its gradients so far, and what waits for more."""
+        for name in self.middle.waiting:
+            self.middle.drop(name)
+        self._one_way.clear()
+        if self._optimizer is not None:
+            self._optimizer.zero_grad(set_to_none=True)
 
     def step(self, terms: float) -> None:
         """Takes a step by the gradients so far.
@@ -74,7 +89,7 @@ class Replica:
             terms: What they are divided by: the number of terms of the loss if they are those of its sum.
 
         Raises:
-            TrainingError: The gradient is not finite.
+            TrainingError: The gradient is not finite; it is forgotten, and the weights are as before.
         """
         self.steps += 1
         found = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
@@ -83,6 +98,7 @@ class Replica:
         torch._foreach_mul_(found, 1.0 / max(terms, 1.0))
         norm = clip(self._parameters, self._training)
         if not math.isfinite(norm):
+            self.discard()
             raise TrainingError(f"the norm of the server's gradient became {norm} in step {self.steps}")
         self._optimizer.step()
         self._schedule.step()

@@ -3,22 +3,25 @@
 Source: FL-LLaMA, section 3.3. `Sequential` serves one client at a time; `ClientBatch` runs the batches of all
 clients as one; `Hierarchical` has a copy of B for every client and averages them. All implement
 `core.method.Service`. The gradient of a step of B is that of a mean, never of a sum over clients
-(`fedstrata.split.joint`).
+(`fedstrata.split.joint`). What a client says is checked when it comes (`fedstrata.split.course`).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
+import torch
+
 from fedstrata.aggregate.mean import StreamingMean
-from fedstrata.core.errors import FrameError
+from fedstrata.core.errors import FrameError, TrainingError
 from fedstrata.core.method import Service
 from fedstrata.core.types import Message, Update
+from fedstrata.split.course import Course, Said
 from fedstrata.split.joint import Joint, mean_scales
-from fedstrata.split.messages import ENDS, GRADIENT, STATES, Form, cut_in, kind_of, number_in, pack, unpack
-from fedstrata.split.rows import Rows
+from fedstrata.split.messages import ENDS, GRADIENT, STATES, pack
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,8 +44,7 @@ class Sequential:
 
     Args:
         replica: The one copy of B.
-        clients: Who takes part, in order.
-        form: How hidden states and gradients travel.
+        clients: Who takes part, in order, and what each may say.
         by_step: Whether clients take turns step by step; if not, each trains to its end before the next.
 
     Attributes:
@@ -50,11 +52,12 @@ class Sequential:
         ordered: Whether each trains to its end before the next.
     """
 
-    def __init__(self, replica: Replica, clients: Sequence[str], form: Form, *, by_step: bool) -> None:
-        self._replica, self._form = replica, form
+    def __init__(self, replica: Replica, clients: Mapping[str, Course], *, by_step: bool) -> None:
+        self._replica, self._courses = replica, clients
         self.together, self.ordered = by_step, not by_step
         self._order = list(clients)
-        self._waiting: dict[str, deque[Message]] = {client: deque() for client in clients}
+        self._waiting: dict[str, deque[Said]] = {client: deque() for client in clients}
+        self._open: str | None = None  # whose step has begun
         self._terms = 0
         self._next = 0
 
@@ -65,16 +68,16 @@ class Sequential:
 
     def hear(self, client: str, message: Message) -> Answers:
         """Answers, once it is the client's turn."""
-        self._waiting[client].append(message)
+        self._waiting[client].append(self._courses[client].hear(message))
         yield from self._go_on()
 
-    def leave(self, client: str) -> Answers:
-        """Gives the turn to the next."""
+    def leave(self, client: str, *, lost: bool = False) -> Answers:
+        """Gives the turn to the next; of a step that nobody will complete nothing is left."""
+        if client == self._open:
+            self._replica.discard()
+            self._open, self._terms = None, 0
         if client in self._order:
             place = self._order.index(client)
-            if place == self._next and self._terms:  # in the middle of a step, which nobody will complete
-                self._replica.middle.model.module.zero_grad(set_to_none=True)
-                self._terms = 0
             self._order.remove(client)
             self._next -= place < self._next
             self._next %= max(len(self._order), 1)
@@ -83,32 +86,34 @@ class Sequential:
 
     def _go_on(self) -> Answers:
         while self._order and self._waiting[client := self._turn()]:
-            message = self._waiting[client].popleft()
-            yield client, _answered(self._replica, client, message, self._form)
-            if kind_of(message) == GRADIENT:
-                self._terms += number_in(message, "terms")
-                if message.values.get("last"):
-                    self._replica.step(self._terms)
-                    self._terms = 0
-                    self._next = (self._next + 1) % len(self._order)
+            said = self._waiting[client].popleft()
+            self._open = client
+            yield client, _answered(self._replica, client, said, self._courses[client])
+            self._terms += said.terms
+            if said.last:
+                terms, self._open, self._terms = self._terms, None, 0
+                self._next = (self._next + self.together) % len(self._order)
+                self._replica.step(terms)
 
     def _turn(self) -> str:
-        """Returns whose turn it is; without `by_step` that of whoever has something to say."""
-        if not self.together:
-            return next((each for each in self._order if self._waiting[each]), self._order[0])
-        return self._order[self._next]
+        """Returns whose turn it is; without `by_step` that of whoever has begun, or has something to say."""
+        if self.together:
+            return self._order[self._next]
+        return self._open or next((each for each in self._order if self._waiting[each]), self._order[0])
 
 
 class ClientBatch:
     """Runs what all clients send as one batch, with one step of B for all.
 
-    A client that has fewer batches leaves earlier; the step is then that of the others.
+    A client that has fewer batches leaves earlier; the step is then that of the others. Of a client that is
+    lost in a step, those of its batches count of which the gradient has come.
 
     Args:
         replica: The one copy of B.
-        clients: The clients that take part, with the weight of each in averages.
-        form: How hidden states and gradients travel.
-        by: Whose mean B's gradient is: of all terms of all clients, or of the clients' means.
+        clients: Who takes part, and what each may say.
+        weights: The weight of each in averages of ends.
+        by: Whose mean B's gradient is: of all terms of all clients, or of the clients' means. The latter
+            needs steps of one batch: with more, a client's terms are not known before its last gradient.
     """
 
     together: ClassVar[bool] = True
@@ -117,19 +122,18 @@ class ClientBatch:
     def __init__(
         self,
         replica: Replica,
-        clients: Mapping[str, float],
-        form: Form,
+        clients: Mapping[str, Course],
+        weights: Mapping[str, float],
         by: Literal["terms", "clients"] = "terms",
     ) -> None:
-        self._replica, self._form, self._by = replica, form, by
-        self._weights = dict(clients)
+        self._replica, self._courses, self._by = replica, clients, by
+        self._weights = dict(weights)
         self._there = list(clients)
-        self._said: dict[str, Message] = {}
+        self._said: dict[str, Said] = {}
         self._stepped: set[str] = set()  # those whose part of the present step is complete
         self._terms = 0.0
         self._joint: Joint | None = None
         self._joined: list[str] = []
-        self._steps = 0
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -140,90 +144,100 @@ class ClientBatch:
         """Answers all, once all have spoken."""
         if client in self._said:
             raise FrameError(f"client {client} speaks twice before it is answered; in_flight is 1 here")
-        if kind_of(message) != ENDS:
-            unpack(message, self._form)  # now, so that nobody else is blamed for it
-        self._said[client] = message
+        said = self._courses[client].hear(message)
+        if client in self._stepped and said.kind == GRADIENT:
+            raise FrameError(f"client {client} goes on with a step that it has called complete")
+        self._said[client] = said
         yield from self._go_on()
 
-    def leave(self, client: str) -> Answers:
+    def leave(self, client: str, *, lost: bool = False) -> Answers:
         """Goes on without the client."""
         self._there = [each for each in self._there if each != client]
         self._said.pop(client, None)
+        with suppress(TrainingError):  # a step that the client has spoilt is nobody's
+            self._step()
         yield from self._go_on()
 
     def _go_on(self) -> Answers:
-        if any(client not in self._said for client in self._there):
-            return
-        if self._stepped.issuperset(self._there):
-            self._step()
-        if not self._there:
+        if not self._there or any(client not in self._said for client in self._there):
             return
         now = {each: self._said[each] for each in self._there if each not in self._stepped}
         for kind, answer in ((ENDS, self._averaged), (STATES, self._forward), (GRADIENT, self._backward)):
-            own = {client: message for client, message in now.items() if kind_of(message) == kind}
-            if own and (kind != ENDS or len(own) == len(now)):
+            if own := {client: said for client, said in now.items() if said.kind == kind}:
                 for client in own:
                     del self._said[client]
                 yield from answer(own)
                 return
-        raise FrameError("some clients want their ends averaged while others are in a step")
 
     def _step(self) -> None:
-        if self._stepped:
-            self._replica.step(self._terms if self._by == "terms" else 1.0)
+        """Takes a step if the part of everybody who is there is complete."""
+        if not self._stepped or not self._stepped.issuperset(self._there):
+            return
+        terms, self._terms = self._terms, 0.0
         self._stepped.clear()
-        self._terms = 0.0
+        self._replica.step(terms if self._by == "terms" else 1.0)
 
-    def _averaged(self, said: Mapping[str, Message]) -> Answers:
-        mean = mean_of([said[client].tensors for client in said], [self._weights[client] for client in said])
-        yield from ((client, Message(mean, {"kind": ENDS})) for client in said)
+    def _averaged(self, said: Mapping[str, Said]) -> Answers:
+        mean = mean_of([said[client].ends for client in said], [self._weights[client] for client in said])
+        for client in said:
+            self._courses[client].answered(said[client])
+            yield client, Message(mean, {"kind": ENDS})
 
-    def _forward(self, said: Mapping[str, Message]) -> Answers:
-        states = [_states_in(message, self._form) for message in said.values()]
-        if len({cut_in(message) for message in said.values()}) > 1:
-            raise FrameError("clients that are cut at different places cannot be one batch")
-        rows = [Rows.from_json(_rows_in(message)) for message in said.values()]
-        self._joint, self._joined = Joint(rows), list(said)
-        wanted = any(message.values.get("wants_gradient") for message in said.values())
-        cut = cut_in(next(iter(said.values())))
-        output = self._replica.forward(
-            "all", self._joint.join(states), self._joint.rows, wants_gradient=bool(wanted), cut=cut
-        )
-        yield from self._parts(STATES, self._joint.split(output), said)
+    def _forward(self, said: Mapping[str, Said]) -> Answers:
+        output = self._run(said)
+        whole = {each: said[each] for each in said if bool(torch.isfinite(output[each]).all())}
+        if whole and len(whole) < len(said):  # or B's gradient would not be finite either, for everybody
+            output |= self._run(whole)
+        for client, own in said.items():
+            if client in whole:
+                yield client, self._answer(client, own, output[client])
+            else:  # it will say itself that this cannot be
+                yield client, pack(STATES, output[client], self._courses[client].form, {"batch": own.batch})
 
-    def _backward(self, said: Mapping[str, Message]) -> Answers:
+    def _run(self, said: Mapping[str, Said]) -> dict[str, Tensor]:
+        """Runs B on the states of several clients as one batch; returns each one's part."""
+        self._joint, self._joined = Joint([own.rows for own in said.values()]), list(said)
+        states = self._joint.join([own.tensor for own in said.values()])
+        wanted = any(own.wants_gradient for own in said.values())
+        cut = next(self._courses[client].cut for client in said)
+        output = self._replica.forward("all", states, self._joint.rows, wants_gradient=wanted, cut=cut)
+        return dict(zip(said, self._joint.split(output), strict=True))
+
+    def _backward(self, said: Mapping[str, Said]) -> Answers:
         """Goes back with those who are in the joint batch; one that was lost since counts for nothing."""
         assert self._joint is not None  # noqa: S101 - a gradient follows states
-        terms = {client: number_in(message, "terms") for client, message in said.items()}
-        gradients = {client: _gradient_in(message, self._form) for client, message in said.items()}
-        like = next(iter(gradients.values()))
-        shapes = self._joint.shapes(like.shape[-1])
+        like = next(iter(said.values())).tensor
         own = [
-            gradients[client] if client in gradients else like.new_zeros(shape)
-            for client, shape in zip(self._joined, shapes, strict=True)
+            said[client].tensor if client in said else like.new_zeros(shape)
+            for client, shape in zip(self._joined, self._joint.shapes(like.shape[-1]), strict=True)
         ]
-        counts = [terms.get(client, 0) for client in self._joined]
+        counts = [said[client].terms if client in said else 0 for client in self._joined]
         scales = mean_scales(counts, "clients") if self._by == "clients" else None
         back = self._replica.backward("all", self._joint.join(own, scales))
         parts = [None] * len(own) if back is None else self._joint.split(back, scales)
-        mine = [part for client, part in zip(self._joined, parts, strict=True) if client in said]
         self._terms += sum(counts)
-        self._stepped |= {client for client, message in said.items() if message.values.get("last")}
-        yield from self._parts(GRADIENT, mine, said)
+        self._stepped |= {client for client in said if said[client].last}
+        for client, part in zip(self._joined, parts, strict=True):
+            if client in said:
+                yield client, self._answer(client, said[client], part)
+        self._step()
 
-    def _parts(self, kind: str, parts: Sequence[Tensor | None], said: Mapping[str, Message]) -> Answers:
-        for (client, message), part in zip(said.items(), parts, strict=True):
-            values = {"batch": number_in(message, "batch")}
-            yield client, pack(kind, None if part is None else part.contiguous(), self._form, values)
+    def _answer(self, client: str, said: Said, part: Tensor | None) -> Message:
+        course = self._courses[client]
+        course.answered(said)
+        part = None if part is None else part.contiguous()
+        return pack(said.kind, part, course.form, {"batch": said.batch})
 
 
 class Hierarchical:
     """A copy of B for each client, of the blocks it lacks; all are averaged now and then, and at the end.
 
+    The copy of a client that is lost counts in no average from then on.
+
     Args:
         replica_of: Makes the copy of the client of this name.
-        clients: The clients that take part, with the weight of each in averages.
-        form: How hidden states and gradients travel.
+        clients: Who takes part, and what each may say.
+        weights: The weight of each in averages.
         average_every: Steps between averages; none for the end alone.
 
     Attributes:
@@ -236,16 +250,16 @@ class Hierarchical:
     def __init__(
         self,
         replica_of: Callable[[str], Replica],
-        clients: Mapping[str, float],
-        form: Form,
+        clients: Mapping[str, Course],
+        weights: Mapping[str, float],
         average_every: int | None,
     ) -> None:
         self._replicas = {client: replica_of(client) for client in clients}
-        self._weights, self._form, self._every = dict(clients), form, average_every
+        self._courses, self._weights, self._every = clients, dict(weights), average_every
         self.together = average_every is not None
         self._there = list(clients)
         self._terms = dict.fromkeys(clients, 0)
-        self._held: dict[str, list[Message]] = {}  # of those who wait for an average
+        self._held: dict[str, list[Said]] = {}  # of those who wait for an average
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -255,27 +269,28 @@ class Hierarchical:
 
     def hear(self, client: str, message: Message) -> Answers:
         """Answers at once, or once the copies have been averaged."""
+        said = self._courses[client].hear(message)
         if client in self._held:
-            self._held[client].append(message)
+            self._held[client].append(said)
         else:
-            yield from self._answered(client, message)
+            yield from self._answered(client, said)
         yield from self._averaged()
 
-    def leave(self, client: str) -> Answers:
-        """Goes on without the client; its copy stays as it is, and counts."""
+    def leave(self, client: str, *, lost: bool = False) -> Answers:
+        """Goes on without the client; its copy stays as it is, and counts if the client has delivered."""
         self._there = [each for each in self._there if each != client]
         self._held.pop(client, None)
+        if lost:
+            self._replicas.pop(client, None)
         yield from self._averaged()
 
-    def _answered(self, client: str, message: Message) -> Answers:
+    def _answered(self, client: str, said: Said) -> Answers:
         replica = self._replicas[client]
-        yield client, _answered(replica, client, message, self._form)
-        if kind_of(message) != GRADIENT:
-            return
-        self._terms[client] += number_in(message, "terms")
-        if message.values.get("last"):
-            replica.step(self._terms[client])
-            self._terms[client] = 0
+        yield client, _answered(replica, client, said, self._courses[client])
+        self._terms[client] += said.terms
+        if said.last:
+            terms, self._terms[client] = self._terms[client], 0
+            replica.step(terms)
             if self._every and replica.steps % self._every == 0:
                 self._held[client] = []
 
@@ -287,9 +302,9 @@ class Hierarchical:
         for replica in self._replicas.values():
             replica.middle.model.load({name: mean[name] for name in replica.names})
         held, self._held = self._held, {}
-        for client, messages in held.items():
-            for message in messages:
-                yield from self._answered(client, message)
+        for client, waiting in held.items():
+            for said in waiting:
+                yield from self._answered(client, said)
 
 
 def mean_of(tensors: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
@@ -300,32 +315,14 @@ def mean_of(tensors: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -
     return mean.finish([]).tensors
 
 
-def _answered(replica: Replica, client: str, message: Message, form: Form) -> Message:
+def _answered(replica: Replica, client: str, said: Said, course: Course) -> Message:
     """Returns what one copy of B makes of one client's message."""
-    batch = number_in(message, "batch")
-    name, values = f"{client}/{batch}", {"batch": batch}
-    if kind_of(message) == GRADIENT:
-        return pack(GRADIENT, replica.backward(name, _gradient_in(message, form)), form, values)
-    states, rows = _states_in(message, form), Rows.from_json(_rows_in(message))
-    wanted = bool(message.values.get("wants_gradient"))
-    output = replica.forward(name, states, rows, wants_gradient=wanted, cut=cut_in(message))
-    return pack(STATES, output, form, values)
-
-
-def _states_in(message: Message, form: Form) -> Tensor:
-    if kind_of(message) != STATES or (states := unpack(message, form)) is None:
-        raise FrameError(f"a {kind_of(message)} message came in place of hidden states")
-    return states
-
-
-def _gradient_in(message: Message, form: Form) -> Tensor:
-    if (gradient := unpack(message, form)) is None:
-        raise FrameError("a gradient message came without a gradient")
-    return gradient
-
-
-def _rows_in(message: Message) -> Mapping[str, object]:
-    rows = message.values.get("rows")
-    if not isinstance(rows, dict):
-        raise FrameError("hidden states came without the lengths of their rows")
-    return rows
+    name, values = f"{client}/{said.batch}", {"batch": said.batch}
+    if said.kind == GRADIENT:
+        found = replica.backward(name, said.tensor)
+    else:
+        found = replica.forward(
+            name, said.tensor, said.rows, wants_gradient=said.wants_gradient, cut=course.cut
+        )
+    course.answered(said)
+    return pack(said.kind, found, course.form, values)

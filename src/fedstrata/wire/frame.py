@@ -224,7 +224,7 @@ def _parse_header(head: bytes) -> tuple[dict[str, dict[str, Any]], dict[str, JSO
     try:
         header = json.loads(head[_LENGTH.size :])
         metadata = header.pop(_METADATA, {})
-        values = json.loads(metadata.get("values", "{}"))
+        values = json.loads(metadata.get("values", "{}"), parse_float=_number, parse_constant=_number)
         position = 0
         for name, entry in header.items():
             begin, end = map(operator.index, entry["data_offsets"])
@@ -243,6 +243,13 @@ def _parse_header(head: bytes) -> tuple[dict[str, dict[str, Any]], dict[str, JSO
     if not isinstance(values, dict):
         raise FrameError("a frame's values must be a JSON object")
     return header, values
+
+
+def _number(text: str) -> float:
+    """Returns a number of a frame's values; what is not finite is no JSON, and could not be sent on."""
+    if not math.isfinite(value := float(text)):
+        raise ValueError("a number is not finite")
+    return value
 
 
 def _tensor(name: str, entry: Mapping[str, Any], body: memoryview) -> Tensor:

@@ -2,7 +2,9 @@
 
 Reads orders from standard input, one JSON object a line: `{"start": [arguments of main], "out": FILE}` is
 answered with the number of a new process, `{"wait": NUMBER}` with its exit status. A behaviour makes a client
-fail in its second step: `stop` and `die` by themselves, `nan` and `shape` by what it sends. One that begins
+fail in its second step: `stop` and `die` by themselves, `nan` and `shape` by what it sends; or at the end of
+its turn: `leaves` once it has delivered, `weight` and `infinite` by what it delivers, `scores` by the scores
+that it says. One that begins
 with `generate` is that of a client that answers the prompts of a file and writes the answers to another.
 """
 
@@ -53,6 +55,36 @@ def misbehave(behaviour: str) -> None:
     GrpcLine.send = instead  # type: ignore[method-assign]
 
 
+def misdeliver(behaviour: str) -> None:
+    """Changes what a client does when its turn is over."""
+    from fedstrata.core.errors import LineError
+    from fedstrata.core.types import Update
+    from fedstrata.engine.joining import RemoteClient
+    from fedstrata.split.transport.header import Kind
+    from fedstrata.split.transport.membership import Membership
+    from fedstrata.wire import frame
+
+    send = Membership.send
+
+    def instead(self: Any, header: Any, content: Any) -> None:
+        if header.kind == Kind.UPDATE and behaviour in {"weight", "infinite"}:
+            update = frame.decode(content, Update)
+            for tensor in update.tensors.values():
+                tensor.view(-1)[0] = float("inf") if behaviour == "infinite" else 0.0
+            weight = 1e9 if behaviour == "weight" else update.weight
+            content = frame.encode(Update(update.tensors, update.values, weight=weight))
+        send(self, header, content)
+        if header.kind == Kind.UPDATE and behaviour == "leaves":
+            raise LineError("enough")
+
+    def score(self: Any, *_: Any) -> Update:
+        return Update({}, {"scores": {"f1": [1]}}, weight=1.0)
+
+    Membership.send = instead  # type: ignore[method-assign]
+    if behaviour == "scores":
+        RemoteClient._score = score  # type: ignore[method-assign]
+
+
 def main(address: str, client: str, folder: str, behaviour: str, *overrides: str) -> None:
     from fedstrata.engine.joining import RemoteClient
     from fedstrata.engine.sides import prepare_client
@@ -63,8 +95,10 @@ def main(address: str, client: str, folder: str, behaviour: str, *overrides: str
     if behaviour.startswith("generate "):
         answer_prompts(address, client, folder, *behaviour.split()[1:], *overrides)
         return
-    if behaviour != "good":
+    if behaviour in {"die", "stop", "nan", "shape"}:
         misbehave(behaviour)
+    elif behaviour != "good":
+        misdeliver(behaviour)
     experiment = prepare_client(read_source(None, [*TINY, *overrides]), client)
 
     def listen(event: str, facts: Any) -> None:

@@ -98,6 +98,22 @@ def test_a_client_with_other_weights_than_the_server_or_the_beginning_is_refused
         agreements(known={EMBEDDING: "0123"})("site-1", greetings["site-1"])
 
 
+def test_a_client_that_does_not_say_its_weights_is_refused(
+    agreements: Callable[..., Agreements], greetings: Greetings
+) -> None:
+    agree, own = agreements(), greetings["site-1"]
+    partly = {name: value for name, value in own["weights"].items() if name != EMBEDDING}
+    for weights, missing in (
+        (partly, 1),
+        ({}, len(own["weights"])),
+        (dict.fromkeys(own["weights"]), len(own["weights"])),
+    ):
+        with pytest.raises(
+            RefusedError, match=f"{missing} hashes are not there, that of {EMBEDDING} for one"
+        ):
+            agree("site-1", {**own, "weights": weights})
+
+
 def test_a_client_whose_ends_are_called_or_shaped_otherwise_is_refused(
     agreements: Callable[..., Agreements], greetings: Greetings
 ) -> None:

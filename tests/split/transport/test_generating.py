@@ -33,7 +33,8 @@ from fedstrata.models.state import Model
 from fedstrata.split.asking import RemoteMiddle
 from fedstrata.split.kvcache import Sessions
 from fedstrata.split.rows import Rows
-from fedstrata.split.transport.hub import Arrival, Hub
+from fedstrata.split.transport.hub import Hub
+from fedstrata.split.transport.members import Arrival
 from fedstrata.split.transport.membership import Membership
 from fedstrata.tasks.prompts import PromptTokenizer
 
@@ -265,7 +266,7 @@ def test_a_client_goes_on_with_a_server_that_was_started_anew(
         heard[0] += arrival is not None
         if heard[0] in (2, 7, 9) and arrival is not None and arrival.lost is None:
             server.hub.drop(arrival.client, LineError("the server has ended"))
-            return Arrival(arrival.client, lost=LineError("the server has ended"))
+            return Arrival(arrival.client, arrival.session, lost=LineError("the server has ended"))
         return arrival
 
     monkeypatch.setattr(server.hub, "receive", forgetting)

@@ -31,7 +31,7 @@ def test_the_definition_for_others_says_the_same(tmp_path: Path) -> None:
         st.integers(0, 2**32 - 1),
         st.text(max_size=50),
         st.integers(0, 2**32 - 1),
-        st.floats(allow_nan=False),
+        st.floats(allow_nan=False, allow_infinity=False),
         st.integers(0, 2**64 - 1),
     ),
     body=st.binary(max_size=100),
@@ -54,3 +54,9 @@ def test_any_other_bytes_are_refused(data: bytes) -> None:
 def test_a_message_of_no_known_kind_is_refused() -> None:
     with pytest.raises(FrameError, match="header is damaged"):
         unpack(b"\x00\x00")
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf")])
+def test_a_time_that_is_no_number_is_refused(seconds: float) -> None:
+    with pytest.raises(FrameError, match="header is damaged"):
+        unpack(pack(Header(Kind.UPDATE, seconds=seconds)))

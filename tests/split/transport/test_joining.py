@@ -160,7 +160,7 @@ def test_a_client_does_not_wait_for_a_server_that_has_stopped_speaking(hub: Call
 def test_states_are_taken_if_and_only_if_they_are_as_agreed(
     rows: int, length: int, hidden: int, dtype: torch.dtype
 ) -> None:
-    fits = rows <= 4 and length <= 16 and hidden == 8 and dtype == torch.bfloat16
+    fits = 0 < rows <= 4 and 0 < length <= 16 and hidden == 8 and dtype == torch.bfloat16
     content = frame.encode(states(rows, length, hidden, dtype))
     if fits:
         AGREED.check(Kind.SAID, content)
@@ -189,6 +189,20 @@ def test_a_client_that_holds_something_else_is_refused(
         pass
     assert told in caplog.text
     assert server.present == ()
+
+
+def test_all_batches_in_flight_are_answered_before_the_client_takes_an_answer() -> None:
+    """The server does not wait while it sends, so there is room for one to each, of the largest size."""
+    agreed = replace(AGREED, hidden=4096, in_flight=6)
+    server = Hub(lambda client, greeting: agreed, largest=2**20, clients=["north"], timing=TIMING)
+    address = server.listen("127.0.0.1:0")
+    with Membership(address, "north", agreed, timing=TIMING) as membership:
+        for batch in range(6):
+            content = frame.encode(Message(states(4, 16, 4096).tensors, {"batch": batch}))
+            server.send("north", Header(Kind.SAID, turn=1), content)
+        line = GrpcLine(membership, turn=1)
+        assert [line.receive().values["batch"] for _ in range(6)] == list(range(6))
+    server.stop(1.0)
 
 
 def test_a_stranger_is_refused(hub: Callable[..., Hub]) -> None:
@@ -295,6 +309,7 @@ def test_a_second_process_of_a_client_takes_the_place_of_the_first(hub: Callable
         arrival = server.receive(30)
         assert arrival is not None
         assert "another process has joined as client 'north'" in str(arrival.lost)
+        assert arrival.session != server.session("north"), "what is under way since is not concerned"
         with pytest.raises(RefusedError, match="another process has joined"):
             first.receive()
         GrpcLine(second, 1).send(states())
@@ -310,6 +325,17 @@ def test_a_client_that_leaves_is_lost_at_once(hub: Callable[..., Hub]) -> None:
     arrival = server.receive(30)
     assert arrival is not None
     assert str(arrival.lost) == "client 'north' has left"
+
+
+def test_a_client_that_has_left_is_not_waited_with(hub: Callable[..., Hub]) -> None:
+    server = hub()
+    with joined(server, server.listen("127.0.0.1:0")):
+        pass
+    with server._changed:
+        assert server._changed.wait_for(lambda: server._members["north"].link.has_arrived, 30)
+    with pytest.raises(LineError, match="clients have not joined within 0 s: north"):
+        server.wait_for(["north"], 0.0)
+    assert server.present == ()
 
 
 def test_a_client_hears_that_a_restarted_server_does_not_know_it(hub: Callable[..., Hub]) -> None:

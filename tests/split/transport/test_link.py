@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -99,6 +100,29 @@ def test_nobody_is_sent_more_than_a_window_holds() -> None:
         say(link, WINDOW)
 
 
+def test_more_batches_in_flight_have_a_wider_window() -> None:
+    """All answers to them may be on the way at once, of the largest size."""
+    large = frame.encode(Message({"states": torch.zeros(2250)}, {}))
+    for ahead in (2, 8):
+        link = Link(large.nbytes, ahead=ahead)
+        link.send(Header(Kind.SAID), large)
+        with pytest.raises(LineError, match=f"does not take what it is sent: {ahead - 1} messages wait"):
+            for _ in range(ahead):
+                link.send(Header(Kind.SAID), large)
+
+
+def test_an_end_that_is_sent_more_than_its_window_gives_the_line_up() -> None:
+    """Whoever sends on without waiting for what is taken cannot fill the memory."""
+    link, content = Link(10_000), frame.encode(Message())
+    connection = link.connect(0)
+    for sequence in range(1, 4):
+        link.come(connection, Header(Kind.SAID, sequence=sequence), content, 10_000)
+    with pytest.raises(FrameError, match="3 messages of 30000 bytes came that nobody has taken"):
+        link.come(connection, Header(Kind.SAID, sequence=4), content, 10_000)
+    link.take()
+    link.come(connection, Header(Kind.SAID, sequence=4), content, 10_000)
+
+
 def test_a_message_behind_a_gap_is_refused() -> None:
     link = Link(10_000)
     connection = link.connect(0)
@@ -111,14 +135,25 @@ def test_a_message_larger_than_agreed_is_not_sent() -> None:
         say(Link(50), 1)
 
 
-def test_who_sends_over_a_slow_line_does_not_wait() -> None:
-    link = Link(10_000, delay=0.05)
+def test_who_sends_over_a_slow_line_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All messages leave when the delay has passed since they were sent, and none before."""
+
+    class WaitsError(Exception):
+        """The line waits."""
+
+    def wait(seconds: float | None) -> None:
+        raise WaitsError
+
+    now = 5.0
+    monkeypatch.setattr("fedstrata.split.transport.link.time.monotonic", lambda: now)
+    link = Link(10_000, delay=1000.0)
+    monkeypatch.setattr(link.changed, "wait", wait)
     connection = link.connect(0)
-    ready = []
     for number in range(3):
         say(link, number)
-        ready.append(link._outgoing[-1].ready)
+    now = 1004.0
+    with pytest.raises(WaitsError):
+        next(link.outgoing(connection))
+    now = 1005.0
     leaving = link.outgoing(connection)
-    sequences = [unpack(next(leaving))[0].sequence for _ in range(3)]
-    assert sequences == [1, 2, 3]
-    assert ready[2] - ready[0] < 0.05 * 3
+    assert [unpack(next(leaving))[0].sequence for _ in range(3)] == [1, 2, 3]

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
 from proxy import CuttingProxy
-from remote_run import CLIENTS, Serve, Server
+from remote_run import CLIENTS, PATIENT, Serve, Server
 from support import Finished, RunTiny
 
 from fedstrata.core.errors import ClientsLostError
 from fedstrata.core.types import Message, State
 from fedstrata.engine.checkpoint import ClientStore, client_folder
 from fedstrata.engine.conversation import SimulatedLine
+from fedstrata.split.transport.members import Arrival
 from fedstrata.split.transport.timing import Timing
 
-SECOND_STEP = 3
-"""Which message of a turn is the first of the second step, where a client that is to be killed is."""
+SECOND = 3
+"""Which message of a turn is the first of the second batch, where a client that is to be killed is."""
 ONE_EACH = ("training.batch_size=8", "data.synthetic.notes=12")
 BATCH = "method={name: fl_llama, mode: client_batch}"
 
@@ -93,25 +95,29 @@ def test_connections_that_are_cut_lose_nothing_and_repeat_nothing(run_tiny: RunT
         assert proxy.cuts >= 2
 
 
-@pytest.mark.parametrize("mode", ["sequential", "client_batch"])
+@pytest.mark.parametrize(
+    ("mode", "accumulation", "at"),
+    [("sequential", 2, 1), ("client_batch", 1, SECOND)],
+    ids=str,
+)
 def test_a_round_goes_on_without_a_client_that_is_killed_in_a_step(
-    run_tiny: RunTiny, serve: Serve, monkeypatch: pytest.MonkeyPatch, mode: str
+    run_tiny: RunTiny, serve: Serve, monkeypatch: pytest.MonkeyPatch, mode: str, accumulation: int, at: int
 ) -> None:
-    """To the weights of a simulation in which it fails there: of its unfinished step nothing is left."""
+    """To the weights of a simulation in which it fails before the step: of that nothing is left."""
     send, sent = SimulatedLine.send, [0]
 
     def failing(line: SimulatedLine, message: Message) -> None:
         sent[0] += line.client == "site-2"
-        if line.client == "site-2" and sent[0] == SECOND_STEP:
+        if line.client == "site-2" and sent[0] == at:
             raise OSError(5, "gone")
         send(line, message)
 
     monkeypatch.setattr(SimulatedLine, "send", failing)
-    more = ("federation.min_clients=2", "federation.rounds=1")
-    simulated = run_tiny(f"method={{name: fl_llama, mode: {mode}}}", *ONE_EACH, *more)
+    method = (f"method={{name: fl_llama, mode: {mode}}}", f"training.accumulation={accumulation}", *ONE_EACH)
+    simulated = run_tiny(*method, "federation.min_clients=2", "federation.rounds=1")
     assert [event["client"] for event in simulated.of("client_failed")] == ["site-2"]
     timing = Timing(answer=300.0, reconnect=2.0, keepalive=20.0)
-    server = serve(f"method={{name: fl_llama, mode: {mode}}}", *ONE_EACH, timing=timing)
+    server = serve(*method, timing=timing)
     processes = {client: server.start(client, "die" if client == "site-2" else "good") for client in CLIENTS}
     state = server.run(min_clients=2)
     assert {facts["client"] for facts in server.of("client")} == {"site-1", "site-3"}
@@ -123,16 +129,58 @@ def test_a_round_goes_on_without_a_client_that_is_killed_in_a_step(
         torch.testing.assert_close(tensor, simulated.state.tensors[name], rtol=1e-3, atol=1e-4)
 
 
-def test_a_client_that_stalls_is_lost(serve: Serve) -> None:
-    timing = Timing(answer=20.0, reconnect=60.0, keepalive=60.0)
-    server = serve(BATCH, *ONE_EACH, timing=timing)
+def test_a_client_that_stalls_is_lost(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others have all the time they need: the server loses patience once it waits for this one alone."""
+    server = serve(BATCH, *ONE_EACH)
+    hub, heard = server.hub, [0]
+    receive = hub.receive
+
+    def impatient(seconds: float) -> Arrival | None:
+        asked = [client for client, member in hub._members.items() if member.asked is not None]
+        waits = heard[0] == SECOND - 1 and asked == ["site-2"]
+        hub.timing = replace(PATIENT, answer=0.1) if waits else PATIENT
+        arrival = receive(seconds)
+        heard[0] += arrival is not None and arrival.client == "site-2"
+        return arrival
+
+    monkeypatch.setattr(hub, "receive", impatient)
     processes = {client: server.start(client, "stop" if client == "site-2" else "good") for client in CLIENTS}
     server.run(min_clients=2)
     (failed,) = server.of("client_failed")
-    assert failed["message"] == "client 'site-2' has not answered for 20 s"
+    assert failed["message"] == "client 'site-2' has not answered for 0.1 s"
     os.kill(processes["site-2"].number, signal.SIGCONT)
     assert processes["site-2"].wait() == 1
-    assert "has not answered for 20 s" in processes["site-2"].said
+    assert "has not answered for 0.1 s" in processes["site-2"].said
+
+
+def test_a_client_that_is_started_again_while_others_are_waited_for_takes_part(serve: Serve) -> None:
+    server = serve(BATCH, *ONE_EACH)
+    first = server.start("site-1")
+    server.hub.wait_for(["site-1"], 600)
+    session = server.hub.session("site-1")
+    first.end()
+    server.start("site-1")
+    with server.hub._changed:
+        assert server.hub._changed.wait_for(lambda: server.hub.session("site-1") != session, 600)
+    last = [server.start(client) for client in CLIENTS[1:]][-1]
+    server.run()
+    assert {facts["client"] for facts in server.of("client")} == set(CLIENTS)
+    server.hub.stop()
+    assert last.wait() == 1
+    told = "SessionOverError: the server has stopped, and the run is not complete"
+    assert last.said.splitlines()[-1] == told
+
+
+def test_an_update_that_would_spoil_the_mean_costs_the_round_its_client(serve: Serve) -> None:
+    server = serve(BATCH, *ONE_EACH)
+    for client, behaviour in zip(CLIENTS, ("weight", "infinite", "good"), strict=True):
+        server.start(client, behaviour)
+    state = server.run(min_clients=1)
+    failed = {facts["client"]: facts["message"] for facts in server.of("client_failed")}
+    assert failed.keys() == {"site-1", "site-2"}
+    assert "an update weighs 1e+09 where the client has" in failed["site-1"]
+    assert "holds numbers that are not finite" in failed["site-2"]
+    assert all(bool(tensor.isfinite().all()) for tensor in state.tensors.values())
 
 
 def test_states_that_are_not_finite_cost_the_round_their_client(serve: Serve) -> None:
@@ -142,7 +190,7 @@ def test_states_that_are_not_finite_cost_the_round_their_client(serve: Serve) ->
     (failed,) = server.of("client_failed")
     assert (failed["client"], failed["error"]) == ("site-1", "FrameError")
     assert "not finite" in failed["message"]
-    server.hub.stop()
+    server.hub.stop(complete=True)
     assert processes["site-1"].wait() == 0
     assert processes["site-1"].said.split()[-1] == "turn_failed"
 
@@ -152,7 +200,8 @@ def test_states_of_another_shape_end_a_round_that_needs_their_client(serve: Serv
     processes = {
         client: server.start(client, "shape" if client == "site-3" else "good") for client in CLIENTS
     }
-    with pytest.raises(ClientsLostError, match=r"(?s)site-3.*what was not agreed: states came as .*, 31\)"):
+    told = r"(?s)site-3.*what was not agreed: states came as .*, 31\).*: fedstrata split serve --resume --out"
+    with pytest.raises(ClientsLostError, match=told):
         server.run()
     assert processes["site-3"].wait() == 1
     assert "states came as" in processes["site-3"].said

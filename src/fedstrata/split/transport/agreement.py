@@ -47,6 +47,7 @@ class Agreement:
         rows: The most rows of a batch.
         length: The most columns of a batch.
         ends: Dtype and shape of what the client trains, by name: all that plans and updates may hold.
+        in_flight: How many batches may be under way at once.
     """
 
     facts: Mapping[str, JSON]
@@ -55,6 +56,7 @@ class Agreement:
     rows: int
     length: int
     ends: Mapping[str, Shape]
+    in_flight: int = 1
 
     @classmethod
     def of(
@@ -69,6 +71,7 @@ class Agreement:
         rows: int,
         length: int,
         ends: Mapping[str, Shape],
+        in_flight: int = 1,
     ) -> Agreement:
         """Returns the agreement as one side sees it.
 
@@ -82,6 +85,7 @@ class Agreement:
             rows: See the attributes.
             length: See the attributes.
             ends: See the attributes.
+            in_flight: See the attributes.
         """
         facts: dict[str, JSON] = {
             "protocol": PROTOCOL,
@@ -96,7 +100,7 @@ class Agreement:
             "largest batch": rows,
             **settings,
         }
-        return cls(facts, form, hidden, rows, length, ends)
+        return cls(facts, form, hidden, rows, length, ends, in_flight)
 
     @property
     def largest(self) -> int:
@@ -104,6 +108,11 @@ class Agreement:
         states = self.rows * self.length * (self.hidden * dtypes_of(STATES, self.form)[STATES].itemsize + 4)
         ends = sum(math.prod(shape) * dtype.itemsize for dtype, shape in self.ends.values())
         return max(states, ends) + self.largest_header
+
+    @property
+    def ahead(self) -> int:
+        """How many of the largest messages may be on the way: one to each batch, and what begins a turn."""
+        return self.in_flight + 2
 
     @property
     def largest_header(self) -> int:
@@ -170,8 +179,8 @@ class Agreement:
                 found[0] != dtype
                 or len(extents) != len(most)
                 or extents[2] != width
-                or extents[0] > self.rows
-                or extents[1] > self.length
+                or not 0 < extents[0] <= self.rows
+                or not 0 < extents[1] <= self.length
             ):
                 raise FrameError(f"{each} came as {_said(found)}, not {_said((dtype, most))} or fewer rows")
 

@@ -7,6 +7,7 @@ generated it.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -118,6 +119,8 @@ def unpack(data: bytes) -> tuple[Header, memoryview]:
     try:
         found = _MESSAGE.FromString(bytes(view[_LENGTH.size : end]))
         values = {name: getattr(found, name) for name in _FIELDS}
+        if not math.isfinite(found.seconds):
+            raise ValueError("no time")
         return Header(**{**values, "kind": Kind(found.kind)}), view[end:]
     except (DecodeError, ValueError) as error:
         raise FrameError(f"a message's header is damaged ({type(error).__name__})") from None

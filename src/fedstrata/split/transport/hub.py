@@ -9,10 +9,9 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import count
 from threading import Condition, Thread, Timer
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -22,6 +21,7 @@ from fedstrata.split.transport.agreement import Agreement, accept
 from fedstrata.split.transport.credentials import require_named, require_safe
 from fedstrata.split.transport.header import METHOD, SERVICE, Header, Kind, pack, unpack
 from fedstrata.split.transport.link import Link
+from fedstrata.split.transport.members import Arrival, Greeting, Member
 from fedstrata.split.transport.timing import Timing
 from fedstrata.wire import frame
 from fedstrata.wire.frame import Frame
@@ -34,41 +34,6 @@ _GREETING_BYTES = 2**20
 """Bytes that a greeting may have: nothing is known of its sender's model yet."""
 _BEATS = 4
 """Signs of life to those who wait, in the time after which they would give up."""
-
-Greeting: TypeAlias = Mapping[str, JSON]
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """What came from a client, or that nothing more will.
-
-    Attributes:
-        client: Who it is.
-        header: The message's header; none if the client is lost.
-        frame: Its content.
-        lost: Why nothing more will come.
-    """
-
-    client: str
-    header: Header | None = None
-    frame: Frame | None = None
-    lost: FedstrataError | None = None
-
-
-@dataclass
-class _Member:
-    """One client's session.
-
-    Attributes:
-        asked: Since when the client is expected to say something; none if it waits for the server.
-    """
-
-    client: str
-    session: str
-    greeting: Greeting
-    agreement: Agreement
-    link: Link
-    asked: float | None = field(default=None)
 
 
 class Hub:
@@ -105,7 +70,7 @@ class Hub:
         self._agree, self._welcome = agree, welcome
         self._clients, self._tokens, self._certificates = tuple(clients), tokens, certificates
         self._changed = Condition()
-        self._members: dict[str, _Member] = {}
+        self._members: dict[str, Member] = {}
         self._losses: deque[Arrival] = deque()
         self.turns = count(1)
         self._next = 0
@@ -159,21 +124,32 @@ class Hub:
         """
         return self._member(client).greeting
 
+    def session(self, client: str) -> str:
+        """Returns a client's present session; empty if it is not there."""
+        with self._changed:
+            return self._members[client].session if client in self._members else ""
+
     def bytes_sent(self, client: str) -> int:
         """Returns the bytes that were sent to a client in its session, headers and repetitions with them."""
         return self._member(client).link.bytes_sent
 
     def wait_for(self, clients: Collection[str], seconds: float) -> None:
-        """Waits until clients are there.
+        """Waits until clients are there, and still are; to be called while nobody is asked anything.
 
         Raises:
             LineError: One does not come in time.
         """
+        until = time.monotonic() + seconds
         with self._changed:
-            here = self._changed.wait_for(lambda: self._members.keys() >= set(clients), seconds)
-            if not here:
-                missing = ", ".join(sorted(set(clients) - self._members.keys()))
-                raise LineError(f"clients have not joined within {seconds:g} s: {missing}")
+            while True:
+                self._expire()
+                self._let_go()
+                if not (missing := set(clients) - self._members.keys()):
+                    return
+                if (now := time.monotonic()) >= until:
+                    told = ", ".join(sorted(missing))
+                    raise LineError(f"clients have not joined within {seconds:g} s: {told}")
+                self._changed.wait(max(0.0, min(until, self._expiry()) - now))
 
     def send(self, client: str, header: Header, content: Frame) -> None:
         """Sends a client something to which it is expected to say something; does not wait.
@@ -224,23 +200,24 @@ class Hub:
                 member.link.lose(error)
                 self._changed.notify_all()
 
-    def stop(self, seconds: float = 5.0) -> None:
+    def stop(self, seconds: float = 5.0, *, complete: bool = False) -> None:
         """Ends all sessions.
 
         Args:
             seconds: How long clients have to take what was sent to them.
+            complete: Whether all is done that they came for; if not, they may expect the server to come back.
         """
         links = [self._member(client).link for client in self.present]
         for link in links:
             with suppress(LineError):
-                link.send(Header(Kind.END), frame.encode(Message()))
+                link.send(Header(Kind.END), frame.encode(Message({}, {"complete": complete})))
         for link in links:
             link.flush(seconds)
         for client in self.present:
             self.drop(client, LineError("the server has ended"))
         self._server.stop(seconds).wait()
 
-    def _member(self, client: str) -> _Member:
+    def _member(self, client: str) -> Member:
         with self._changed:
             if client not in self._members:
                 raise LineError(f"client {client!r} is not connected")
@@ -257,8 +234,14 @@ class Hub:
                     self._lose(member, LineError(f"client {member.client!r} has left"))
                     break
                 member.asked = None
-                return Arrival(member.client, *item)
+                return Arrival(member.client, member.session, *item)
         return self._losses.popleft() if self._losses else None
+
+    def _let_go(self) -> None:
+        """Loses those who have said that they leave, whatever else they have said before."""
+        for member in list(self._members.values()):
+            if member.link.holds(Kind.END):
+                self._lose(member, LineError(f"client {member.client!r} has left"))
 
     def _expire(self) -> None:
         """Gives up those who are silent for too long."""
@@ -270,32 +253,19 @@ class Hub:
             elif down is not None and now - down >= self.timing.reconnect:
                 message = f"has been without a connection for {self.timing.reconnect:g} s"
                 self._lose(member, LineError(f"client {member.client!r} {message}"))
-            elif self._is_late(member, now):
+            elif member.is_late(self.timing, now):
                 message = f"has not answered for {self.timing.answer:g} s"
                 self._lose(member, LineError(f"client {member.client!r} {message}"))
 
-    def _is_late(self, member: _Member, now: float) -> bool:
-        asked = None if member.link.has_arrived else member.asked
-        return asked is not None and now - asked >= self.timing.answer
-
     def _expiry(self) -> float:
         """Returns when the next one is given up if nothing happens."""
-        times = [
-            since + allowed
-            for member in self._members.values()
-            for since, allowed in (
-                (member.link.down_since, self.timing.reconnect),
-                (member.asked, self.timing.answer),
-            )
-            if since is not None
-        ]
-        return min(times, default=float("inf"))
+        return min((member.expiry(self.timing) for member in self._members.values()), default=float("inf"))
 
-    def _lose(self, member: _Member, error: FedstrataError) -> None:
+    def _lose(self, member: Member, error: FedstrataError) -> None:
         if self._members.get(member.client) is member:
             del self._members[member.client]
         member.link.lose(error)
-        self._losses.append(Arrival(member.client, lost=error))
+        self._losses.append(Arrival(member.client, member.session, lost=error))
         _logger.info("client %s is lost: %s", member.client, error)
 
     def _converse(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -322,7 +292,7 @@ class Hub:
             code = grpc.StatusCode.FAILED_PRECONDITION if final else grpc.StatusCode.ABORTED
             context.abort(code, str(member.link.error))
 
-    def _admit(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> tuple[_Member, int]:
+    def _admit(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> tuple[Member, int]:
         """Returns the session of who calls, and the last message that arrived there.
 
         Raises:
@@ -352,8 +322,10 @@ class Hub:
         with self._changed:
             if (member := self._members.get(client)) is not None:
                 self._lose(member, RefusedError(f"another process has joined as client {client!r}"))
-            link = Link(agreement.largest, delay=self.timing.delay, changed=self._changed)
-            new = _Member(client, secrets.token_hex(16), greeting, agreement, link)
+            link = Link(
+                agreement.largest, ahead=agreement.ahead, delay=self.timing.delay, changed=self._changed
+            )
+            new = Member(client, secrets.token_hex(16), greeting, agreement, link)
             self._members[client] = new
             self._changed.notify_all()
             return new, 0
@@ -373,7 +345,7 @@ class Hub:
         finally:
             timer.cancel()
 
-    def _read(self, member: _Member, connection: int, requests: Iterator[bytes]) -> None:
+    def _read(self, member: Member, connection: int, requests: Iterator[bytes]) -> None:
         """Takes in what comes on a connection."""
         try:
             for data in requests:

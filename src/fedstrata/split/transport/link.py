@@ -18,7 +18,7 @@ from fedstrata.split.transport.header import Header, Kind, pack
 from fedstrata.wire.frame import Frame
 
 WINDOW = 64
-"""Messages that may be on the way, or lie at the other end without having been taken."""
+"""Messages that may be on the way, or lie at the other end without having been taken; see `ahead` too."""
 _SELDOM = 8
 """Messages that are taken before that is said, if there is nothing else to say."""
 
@@ -38,6 +38,8 @@ class Link:
 
     Args:
         limit: Bytes that a message may have.
+        ahead: Messages of so many bytes that may be on the way, or lie at the other end without having been
+            taken; the same number at both ends.
         delay: Seconds for which every message is held back, for experiments with slow networks; who sends
             does not wait.
         changed: Notified of everything that happens; several links may share one.
@@ -50,13 +52,16 @@ class Link:
         bytes_sent: Bytes of all that was sent, headers and what was sent again with them.
     """
 
-    def __init__(self, limit: int, *, delay: float = 0.0, changed: Condition | None = None) -> None:
+    def __init__(
+        self, limit: int, *, ahead: int = 2, delay: float = 0.0, changed: Condition | None = None
+    ) -> None:
         self.changed = changed or Condition()
         self.error: FedstrataError | None = None
         self.heard = time.monotonic()
         self.down_since: float | None = self.heard
         self.bytes_sent = 0
         self._limit, self._delay = limit, delay
+        self._window, self._ahead = max(WINDOW, ahead), ahead * limit  # in messages, in bytes
         self._sending = Lock()
         self._outgoing: deque[_Sent] = deque()
         self._inbox: deque[tuple[Header, Frame, int]] = deque()
@@ -74,6 +79,11 @@ class Link:
     def has_arrived(self) -> bool:
         """Whether something is there to be taken."""
         return bool(self._inbox)
+
+    def holds(self, kind: Kind) -> bool:
+        """Whether something of a kind has arrived that was not yet taken."""
+        with self.changed:
+            return any(header.kind == kind for header, _, _ in self._inbox)
 
     @property
     def idle(self) -> bool:
@@ -210,8 +220,11 @@ class Link:
             if header.sequence > self._arrived and frame is not None:
                 if header.sequence != self._arrived + 1:
                     raise FrameError(f"message {header.sequence} came behind {self._arrived}")
-                if len(self._inbox) >= 2 * WINDOW:
-                    raise FrameError(f"{len(self._inbox)} messages came that nobody has asked for")
+                held = sum(own for _, _, own in self._inbox)
+                # Half as much again: who sends counts content alone, and what is taken is said later.
+                if len(self._inbox) >= 2 * self._window or held + size > self._ahead + self._limit:
+                    message = f"{len(self._inbox)} messages of {held} bytes came that nobody has taken"
+                    raise FrameError(message)
                 self._arrived = header.sequence
                 self._inbox.append((header, frame, size))
             self.changed.notify_all()
@@ -250,7 +263,7 @@ class Link:
 
     def _has_room(self, size: int) -> bool:
         held = sum(len(each.data) for each in self._outgoing)
-        return not self._outgoing or (len(self._outgoing) < WINDOW and held + size <= 2 * self._limit)
+        return not self._outgoing or (len(self._outgoing) < self._window and held + size <= self._ahead)
 
     def _raise_error(self) -> None:
         if self.error is not None:

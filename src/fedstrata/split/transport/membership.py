@@ -73,7 +73,7 @@ class Membership:
         self._client, self._agreement = client, agreement
         self._greeting = {**(greeting or {}), "facts": dict(agreement.facts)}
         self._session = ""
-        self._link = Link(agreement.largest, delay=self.timing.delay)
+        self._link = Link(agreement.largest, ahead=agreement.ahead, delay=self.timing.delay)
         options = self.timing.options(agreement.largest + 2**16)
         if certificates is None:
             self._channel = grpc.insecure_channel(address, options)

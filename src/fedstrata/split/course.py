@@ -1,0 +1,170 @@
+"""What a client that trains may say next, so that what does not fit is refused when it comes.
+
+Whatever is wrong with a message is found here, before it waits for anybody else: nothing of it is looked at
+again later, where the error would be another client's. The same rules bound what can wait: each batch under
+way has one message at a time, and there are at most `in_flight` of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fedstrata.core.errors import FrameError
+from fedstrata.split.messages import ENDS, GRADIENT, STATES, Form, cut_in, kind_of, number_in, unpack
+from fedstrata.split.rows import Rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedstrata.core.cut import Cut
+    from fedstrata.core.types import Message, Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One message that fits.
+
+    Attributes:
+        kind: `STATES`, `GRADIENT` or `ENDS`.
+        batch: Which batch of the step.
+        tensor: Hidden states or the gradient by them, (rows, columns, hidden).
+        rows: The lengths of the rows.
+        wants_gradient: Whether the gradient by the states is wanted.
+        terms: Over how many terms the loss is a sum.
+        last: Whether it is the last gradient of the step.
+        ends: The client's weights that are to be averaged.
+    """
+
+    kind: str
+    batch: int = 0
+    tensor: Tensor = field(default_factory=lambda: torch.empty(0))
+    rows: Rows = field(default_factory=lambda: Rows(0, ()))
+    wants_gradient: bool = False
+    terms: int = 0
+    last: bool = False
+    ends: Tensors = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Batch:
+    """A batch under way: the shape of its states, and how far it is."""
+
+    shape: torch.Size
+    answered: bool = False
+    turned: bool = False
+
+
+class Course:
+    """One client's way through a round of training.
+
+    Args:
+        form: How hidden states and gradients travel.
+        cut: Where the client's model is divided.
+        in_flight: How many of its batches may be under way at once.
+        average_every: Steps between averages of the clients' ends; none if they are not averaged on the way.
+
+    Attributes:
+        form: As given.
+        cut: As given.
+    """
+
+    def __init__(self, form: Form, cut: Cut, in_flight: int = 1, average_every: int | None = None) -> None:
+        self.form, self.cut = form, cut
+        self._in_flight, self._average_every = in_flight, average_every
+        self._batches: dict[int, _Batch] = {}
+        self._steps = 0
+        self._closing = False  # the last gradient of the step has come and waits for its answer
+        self._averaged = True  # whether nothing is due before the next step
+
+    def hear(self, message: Message) -> Said:
+        """Takes a message.
+
+        Raises:
+            FrameError: It is not what may come now, or does not hold what it must.
+        """
+        try:
+            kind = kind_of(message)
+            if kind == ENDS:
+                return self._ends(message)
+            return self._states(message) if kind == STATES else self._gradient(message)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise FrameError(f"a message of a step is damaged ({type(error).__name__})") from None
+
+    def answered(self, said: Said) -> None:
+        """Notes that a message has its answer."""
+        if said.kind == ENDS:
+            self._averaged = True
+        elif said.kind == STATES:
+            self._batches[said.batch].answered = True
+        else:
+            del self._batches[said.batch]
+            if said.last:
+                self._steps += 1
+                self._closing = False
+                self._averaged = not self._average_every or self._steps % self._average_every != 0
+
+    def _states(self, message: Message) -> Said:
+        batch, states = number_in(message, "batch"), self._tensor(message)
+        if batch in self._batches or len(self._batches) >= self._in_flight or self._closing:
+            under_way = ", ".join(map(str, self._batches)) or "none"
+            raise FrameError(
+                f"states of batch {batch} came while {under_way} are under way; method.in_flight allows "
+                f"{self._in_flight} of one step"
+            )
+        if not self._averaged:
+            raise FrameError("states came where the clients' ends are to be averaged")
+        if (cut := cut_in(message)) != self.cut:
+            raise FrameError(f"states came of a model cut at {cut}, not {self.cut} as agreed")
+        if not isinstance(lengths := message.values.get("rows"), dict):
+            raise FrameError("hidden states came without the lengths of their rows")
+        rows = Rows.from_json(lengths)
+        if states.shape[:2] != (len(rows.padding), rows.length) or not rows.padding:
+            raise FrameError(
+                f"states of shape {tuple(states.shape)} came with {len(rows.padding)} rows of {rows.length}"
+            )
+        if rows.side != "right":
+            raise FrameError("rows came that are padded on the left; in training padding is on the right")
+        self._batches[batch] = _Batch(states.shape)
+        wanted = _flag(message, "wants_gradient")
+        return Said(STATES, batch, states, rows, wants_gradient=wanted)
+
+    def _gradient(self, message: Message) -> Said:
+        batch, gradient = number_in(message, "batch"), self._tensor(message)
+        own = self._batches.get(batch)
+        if own is None or not own.answered or own.turned:
+            raise FrameError(f"a gradient of batch {batch} came, which does not wait for one")
+        if gradient.shape != own.shape:
+            raise FrameError(
+                f"batch {batch} waits for a gradient of shape {tuple(own.shape)}, not {tuple(gradient.shape)}"
+            )
+        if not bool(torch.linalg.vector_norm(gradient, dtype=torch.float32).isfinite()):
+            raise FrameError("the norm of a gradient is not finite; try a lower learning rate")
+        terms, last = number_in(message, "terms"), _flag(message, "last")
+        if last and any(not each.turned for number, each in self._batches.items() if number != batch):
+            raise FrameError(f"batch {batch} is called the last of its step while others wait for gradients")
+        own.turned, self._closing = True, last
+        return Said(GRADIENT, batch, gradient, terms=terms, last=last)
+
+    def _ends(self, message: Message) -> Said:
+        if self._averaged or self._batches:
+            raise FrameError("a client wants its ends averaged where the method does not average them")
+        for name, tensor in message.tensors.items():
+            if not bool(torch.isfinite(tensor).all()):
+                raise FrameError(f"{name}, which is to be averaged, holds numbers that are not finite")
+        self._averaged = True  # a second time would be one too many
+        return Said(ENDS, ends=message.tensors)
+
+    def _tensor(self, message: Message) -> Tensor:
+        if (tensor := unpack(message, self.form)) is None:
+            raise FrameError(f"a {kind_of(message)} message came without a tensor")
+        return tensor
+
+
+def _flag(message: Message, name: str) -> bool:
+    value: Any = message.values.get(name, False)
+    if not isinstance(value, bool):
+        raise FrameError(f"a message says {name}={value!r}, which is neither true nor false")
+    return value

@@ -1,0 +1,246 @@
+"""The server's half of training: what it takes from whom, and what it keeps of clients that are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from divided import Tiny, deeper
+from torch import Tensor
+
+from fedstrata.core.config import RunSettings
+from fedstrata.core.cut import Cut
+from fedstrata.core.errors import FrameError, StepLostError, TrainingError
+from fedstrata.core.seeding import Seed
+from fedstrata.core.types import Message
+from fedstrata.split.course import Course
+from fedstrata.split.messages import ENDS, GRADIENT, STATES, pack, unpack
+from fedstrata.split.middle import Middle
+from fedstrata.split.partition import divide
+from fedstrata.split.replica import Replica
+from fedstrata.split.rows import Rows
+from fedstrata.split.service import ClientBatch, Hierarchical, Sequential
+
+CUT, HIDDEN, LENGTHS = Cut(1, 1), 32, (5, 9)
+CLIENTS = ("a", "b", "c")
+ReplicaOf = Callable[..., Replica]
+
+
+@pytest.fixture
+def replica(tiny_model: Tiny) -> ReplicaOf:
+    """Makes copies of B that begin alike and take steps of plain gradient descent."""
+
+    def make(client: str = "", *, steps: int = 64, family: str = "llama") -> Replica:
+        server = divide(tiny_model(family, config=deeper(family)), CUT)[1]
+        server.train_only(server.layout.all)
+        training = {"optimizer": "sgd", "learning_rate": 0.1, "clip_norm": None}
+        settings = RunSettings.model_validate({"training": training})
+        return Replica(Middle(server, CUT, steps=steps), settings.training, 100, Seed(0))
+
+    return make
+
+
+def courses(in_flight: int = 1, average_every: int | None = None) -> dict[str, Course]:
+    return {client: Course("float32", CUT, in_flight, average_every) for client in CLIENTS}
+
+
+def drawn(seed: int, scale: float = 1.0) -> Tensor:
+    """Returns (2, 9, hidden)."""
+    generator = Seed(seed).torch()
+    return scale * torch.randn(len(LENGTHS), max(LENGTHS), HIDDEN, generator=generator)
+
+
+def states(seed: int = 0, batch: Any = 0, tensor: Tensor | None = None, **changes: Any) -> Message:
+    rows = Rows(max(LENGTHS), tuple(max(LENGTHS) - length for length in LENGTHS)).to_json()
+    values = {"batch": batch, "rows": rows, "cut": [1, 1], "wants_gradient": True, **changes}
+    return pack(STATES, drawn(seed) if tensor is None else tensor, "float32", values)
+
+
+def gradient(seed: int = 50, batch: Any = 0, tensor: Tensor | None = None, **changes: Any) -> Message:
+    values = {"batch": batch, "terms": 4, "last": True, **changes}
+    return pack(GRADIENT, drawn(seed) if tensor is None else tensor, "float32", values)
+
+
+def said(answers: Iterable[tuple[str, Message]]) -> dict[str, Message]:
+    return dict(answers)
+
+
+def step(service: Any, client: str, seed: int) -> None:
+    """Lets a client take a whole step of one batch."""
+    for message in (states(seed), gradient(seed + 50)):
+        assert client in said(service.hear(client, message))
+
+
+def weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def assert_equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(tensor, other[name], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("by_step", [False, True])
+@pytest.mark.parametrize("messages", [1, 2, 3])
+def test_of_the_unfinished_step_of_a_lost_client_nothing_is_left(
+    replica: ReplicaOf, by_step: bool, messages: int
+) -> None:
+    """Whether its states had come, a gradient too, or already the states of its second batch."""
+    lossy, plain = (Sequential(replica(), courses(2), by_step=by_step) for _ in range(2))
+    half = (states(9), gradient(9, last=False), states(10, batch=1))
+    for service in (lossy, plain):
+        step(service, "a", 1)
+        if service is lossy:
+            for message in half[:messages]:
+                said(service.hear("b", message))
+        said(service.leave("b", lost=True))
+        step(service, "c", 2)
+        if not by_step:
+            step(service, "a", 3)
+    assert_equal(lossy.tensors, plain.tensors)
+
+
+def test_a_step_that_is_not_finite_costs_the_next_client_nothing(replica: ReplicaOf) -> None:
+    lossy, plain = (Sequential(replica(), courses(), by_step=False) for _ in range(2))
+    for service in (lossy, plain):
+        service._replica.middle.model.load({name: 100.0 * own for name, own in service.tensors.items()})
+    said(lossy.hear("a", states(1)))
+    with pytest.raises(TrainingError, match="the norm of the server's gradient became inf"):
+        said(lossy.hear("a", gradient(tensor=drawn(2, 5e17), terms=1)))
+    for service in (lossy, plain):
+        said(service.leave("a", lost=True))
+        step(service, "b", 3)
+    assert_equal(lossy.tensors, plain.tensors)
+
+
+def test_the_copy_of_a_lost_client_is_in_no_average(replica: ReplicaOf) -> None:
+    weighed = dict(zip(CLIENTS, (1.0, 5.0, 3.0), strict=True))
+    whole = Hierarchical(replica, courses(), weighed, average_every=None)
+    for number, client in enumerate(CLIENTS):
+        step(whole, client, number)
+    alone = {client: weights(whole._replicas[client].tensors) for client in CLIENTS}
+    said(whole.leave("a"))
+    said(whole.leave("b", lost=True))
+    said(whole.leave("c"))
+    mean = {name: (alone["a"][name] + 3.0 * alone["c"][name]) / 4.0 for name in alone["a"]}
+    assert_equal(whole.tensors, mean)
+
+
+def test_those_who_wait_for_an_average_get_one_without_the_lost(replica: ReplicaOf) -> None:
+    """Of those that are there and of one that has finished before."""
+    service = Hierarchical(replica, courses(), dict.fromkeys(CLIENTS, 1.0), average_every=1)
+    for number, client in enumerate(("a", "c")):
+        step(service, client, number)
+    before = {client: weights(each.tensors) for client, each in service._replicas.items()}
+    said(service.leave("c"))
+    assert not said(service.hear("a", states(7)))
+    assert said(service.leave("b", lost=True)).keys() == {"a"}
+    mean = {name: (before["a"][name] + before["c"][name]) / 2.0 for name in before["a"]}
+    assert_equal(service._replicas["a"].tensors, mean)
+
+
+SHORT = Rows(8, (0, 0)).to_json()
+LEFT = Rows(9, (4, 0), "left").to_json()
+UNFIT: dict[str, tuple[Message, str]] = {
+    "another cut": (states(cut=[-1, 0]), r"cut at Cut\(front=-1, back=0\), not Cut\(front=1, back=1\)"),
+    "rows of another length": (states(rows=SHORT), r"shape \(2, 9, 32\) came with 2 rows of 8"),
+    "fewer rows": (states(rows=Rows(9, (0,)).to_json()), "came with 1 rows of 9"),
+    "no rows": (states(rows=None), "without the lengths"),
+    "padding on the left": (states(rows=LEFT), "padded on the left"),
+    "a gradient before states": (gradient(), "batch 0 came, which does not wait for one"),
+    "no batch": (states(batch="x"), "batch=str"),
+    "ends": (Message({}, {"kind": ENDS}), "where the method does not average them"),
+    "no flag": (states(wants_gradient=[]), "neither true nor false"),
+}
+UNFIT_GRADIENTS: dict[str, tuple[Message, str]] = {
+    "other rows": (gradient(tensor=drawn(1)[:1]), r"gradient of shape \(2, 9, 32\), not \(1, 9, 32\)"),
+    "another batch": (gradient(batch=1), "batch 1 came, which does not wait"),
+    "too many terms": (gradient(terms=10**400), "terms=int, which is no whole number from 0 to"),
+    "states again": (states(batch=1), "while 0 are under way; method.in_flight allows 1"),
+    "a norm beyond all numbers": (gradient(tensor=drawn(1, 1e37)), "norm of a gradient is not finite"),
+}
+
+
+@pytest.mark.parametrize("what", [*UNFIT, *UNFIT_GRADIENTS])
+def test_a_message_that_does_not_fit_is_its_sender_s(replica: ReplicaOf, what: str) -> None:
+    """It is refused when it comes, and the others go on as if its sender had never been."""
+    lossy, plain = (ClientBatch(replica(), courses(), dict.fromkeys(CLIENTS, 1.0)) for _ in range(2))
+    for service in (lossy, plain):
+        own = {**UNFIT, **UNFIT_GRADIENTS}[what]
+        if what in UNFIT_GRADIENTS:
+            for number, client in enumerate(CLIENTS):
+                answers = said(service.hear(client, states(number)))
+            assert answers.keys() == set(CLIENTS)
+        if service is lossy:
+            with pytest.raises(FrameError, match=own[1]):
+                said(service.hear("a", own[0]))
+        said(service.leave("a", lost=True))
+        if what in UNFIT:
+            for number, client in enumerate("bc"):
+                answers = said(service.hear(client, states(number + 1)))
+            assert answers.keys() == {"b", "c"}
+        for number, client in enumerate("bc"):
+            answers = said(service.hear(client, gradient(number + 60)))
+        assert answers.keys() == {"b", "c"}
+    assert_equal(lossy.tensors, plain.tensors)
+
+
+def test_states_that_b_cannot_bear_are_their_sender_s(replica: ReplicaOf) -> None:
+    """What B makes of them is not finite; its gradient is then taken without them."""
+    lossy, plain = (
+        ClientBatch(replica(family="gpt2"), courses(), dict.fromkeys(CLIENTS, 1.0)) for _ in range(2)
+    )
+    said(plain.leave("a"))
+    said(lossy.hear("a", states(tensor=torch.full((2, 9, HIDDEN), 3e38))))
+    for service in (lossy, plain):
+        for number, client in enumerate("bc"):
+            answers = said(service.hear(client, states(number)))
+        if service is lossy:
+            with pytest.raises(FrameError, match="not finite"):
+                unpack(answers["a"], "float32")
+            said(service.leave("a", lost=True))
+        for number, client in enumerate("bc"):
+            answers = said(service.hear(client, gradient(number + 60)))
+        assert answers.keys() == {"b", "c"}
+    assert_equal(lossy.tensors, plain.tensors)
+
+
+def test_no_more_waits_for_a_client_than_may_be_under_way(replica: ReplicaOf) -> None:
+    service = Sequential(replica(), courses(2), by_step=True)
+    for batch in range(2):
+        assert not said(service.hear("b", states(batch, batch=batch)))  # it is the turn of `a`
+    with pytest.raises(FrameError, match=r"while 0, 1 are under way; method\.in_flight allows 2"):
+        said(service.hear("b", states(2, batch=2)))
+
+
+def test_ends_are_averaged_when_the_method_averages_them(replica: ReplicaOf) -> None:
+    service = ClientBatch(replica(), courses(average_every=2), dict.fromkeys(CLIENTS, 1.0))
+    for number in range(2):
+        for message in (states(number), gradient(number)):
+            for client in CLIENTS:
+                answers = said(service.hear(client, message))
+        assert answers.keys() == set(CLIENTS)
+    with pytest.raises(FrameError, match="where the clients' ends are to be averaged"):
+        said(service.hear("a", states(5)))
+    broken = Message({"head": torch.tensor([float("inf")])}, {"kind": ENDS})
+    with pytest.raises(FrameError, match="head, which is to be averaged, holds numbers that are not finite"):
+        said(service.hear("a", broken))
+    said(service.leave("a", lost=True))
+    for client, value in (("b", 1.0), ("c", 2.0)):
+        answers = said(service.hear(client, Message({"head": torch.tensor([value])}, {"kind": ENDS})))
+    assert float(answers["b"].tensors["head"]) == 1.5
+
+
+def test_a_gradient_of_a_batch_that_is_no_longer_held_is_not_passed_over(replica: ReplicaOf) -> None:
+    server, rows = replica(steps=1), Rows(9, (4, 0))
+    server.forward("one", drawn(0), rows, wants_gradient=True)
+    server.forward("other", drawn(1), rows, wants_gradient=True)
+    with pytest.raises(StepLostError, match="step 'one' is not waiting"):
+        server.backward("one", drawn(2))
+    server.names, server._parameters = (), ()
+    server.middle.model.train_only(())
+    server.forward("frozen", drawn(1), rows, wants_gradient=False)
+    assert server.backward("frozen", drawn(2)) is None, "nothing learns, and nobody wants a gradient"

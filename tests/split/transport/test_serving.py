@@ -1,0 +1,56 @@
+"""The server's side of a whole run, with clients that are lost at places other than a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from remote_run import CLIENTS, Serve, Server
+from support import TINY
+
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.sources import read_source
+from fedstrata.engine.serving import Serving
+from fedstrata.engine.sides import prepare_server
+from fedstrata.record.log import read_events
+
+ONE_ROUND = ("training.batch_size=8", "data.synthetic.notes=12", "federation.rounds=1")
+
+
+def serving(server: Server) -> Serving:
+    """Returns the server's side, which writes a run directory."""
+    folder = server.folder / "run"
+    folder.mkdir()
+    return Serving(
+        server.experiment, CLIENTS, folder, lambda event, facts: server.events.append((event, facts))
+    )
+
+
+def test_a_round_is_kept_whoever_scores_it(serve: Serve) -> None:
+    """One leaves once it has delivered, one says scores that are none: the third has all that is needed."""
+    server = serve("method={name: fl_llama}", *ONE_ROUND, "federation.min_clients=3")
+    for client, behaviour in zip(CLIENTS, ("leaves", "scores", "good"), strict=True):
+        server.start(client, behaviour)
+    run = serving(server)
+    summary = run.execute(server.hub, patience=600.0)
+    assert (run.committed, summary["rounds"]) == (1, 1)
+    assert summary["failures"] == {"clients": {}, "abandoned_rounds": 0}, "all three have delivered"
+    scores = summary["metrics"]["clients"]
+    assert [scores[client] is None for client in CLIENTS] == [True, True, False]
+    assert summary["metrics"]["global"] == scores["site-3"]
+    lost = [event for event in read_events(run.folder / "record.jsonl") if event["event"] == "client_failed"]
+    assert {(event["client"], event["part"]) for event in lost} == {
+        (client, part) for client in CLIENTS[:2] for part in ("validation", "test")
+    }
+    told = {event["client"]: event["message"] for event in lost}
+    assert told["site-1"] == "client 'site-1' is not connected"
+    assert told["site-2"] == "scores came that are no numbers, or of 1 documents"
+
+
+def test_more_clients_than_take_part_cannot_be_needed(tmp_path: Path) -> None:
+    """The server counts those who may join: it has no documents by which to know them."""
+    language = ("task={name: lm, max_length: 32}", "data.types=null", "method={name: fl_llama}")
+    settings = (*language, "federation.sample=0.5", "federation.min_clients=3")
+    experiment = prepare_server(read_source(None, [*TINY, *settings]), CLIENTS)
+    with pytest.raises(ConfigurationError, match=r"min_clients: must be at most 2, .*\(3 clients, of which"):
+        Serving(experiment, CLIENTS, tmp_path, lambda event, facts: None)
