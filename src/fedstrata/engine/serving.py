@@ -8,6 +8,7 @@ since no side has all of it.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -50,6 +51,7 @@ class Serving:
     Attributes:
         committed: The last round that is committed.
         weights: Hashes of the ends that a run that goes on began with.
+        id: Tells the run from every other one, so that clients keep apart what is theirs of each.
 
     Raises:
         ConfigurationError: A setting has no meaning with clients in other processes.
@@ -71,6 +73,7 @@ class Serving:
         rounds = committed_rounds(read_events(folder / "record.jsonl"))
         begun = [event for event in read_events(folder / "record.jsonl") if event["event"] == "run"]
         self.weights: Mapping[str, str] = begun[-1].get("ends", {}) if rounds else {}
+        self.id: str | None = begun[-1].get("id") if rounds else secrets.token_hex(8)
         self.committed, self._state = 0, State()
         if rounds:
             self.committed, self._state = self._checkpoints.load(rounds[-1]["round"])
@@ -233,6 +236,7 @@ class Serving:
         settings, task, model = self.experiment.settings, self.experiment.task, self.experiment.model
         return {
             **model_facts(self.experiment, outline(settings, task, model.tokenizer)),
+            "id": self.id,
             "ends": _weights_of(hub),
             "data": None,
             "server_documents": [],
