@@ -32,8 +32,8 @@ CLIENTS = ("site-1", "site-2")
 
 @pytest.fixture(scope="module")
 def experiment() -> Experiment:
-    """The experiment of a client that keeps its ends."""
-    method = "method={name: fl_llama, average_ends: never}"
+    """The experiment of a client that keeps its ends, and adds noise to whatever it sends."""
+    method = "method={name: fl_llama, average_ends: never, noise: {scale: 0.5, inference: true}}"
     return prepare_client(read_source(None, [*TINY, method]), "site-1")
 
 
@@ -99,6 +99,29 @@ def test_scores_that_fail_cost_a_client_nothing_that_it_has_learnt(
         hub.stop(1.0)
         thread.join()
     assert kept(tmp_path, FIRST, "site-1") == 3.0
+
+
+def test_what_is_sent_twice_has_no_noise_in_common(tmp_path: Path, experiment: Experiment) -> None:
+    """A server that asks for the same again cannot subtract: both times the states are others."""
+    remote = RemoteClient(experiment, "site-1", tmp_path, lambda event, facts: None)
+    sent: list[torch.Tensor] = []
+    with served(remote, {"committed": 0, "run": FIRST}) as (hub, membership):
+        thread = Thread(target=remote.serve, args=(membership,))
+        thread.start()
+        for turn in (1, 2):
+            asked = Header(Kind.PLAN, turn=turn, round=1, handler=SCORE, call=1)
+            hub.send("site-1", asked, frame.encode(Plan({}, {"part": "test"})))
+            arrival = hub.receive(60)
+            assert arrival is not None
+            assert arrival.frame is not None
+            (states,) = frame.decode(arrival.frame, Message).tensors.values()
+            sent.append(states.clone())
+            hub.send("site-1", Header(Kind.FAILED, turn=turn), frame.encode(Message()))
+        hub.stop(1.0)
+        thread.join()
+    assert sent[0].shape == sent[1].shape
+    noise = (sent[1] - sent[0]).abs().mean() / 2**0.5  # of two independent draws
+    assert noise.item() == pytest.approx(0.5, rel=0.05)
 
 
 @pytest.mark.parametrize("said", ["../..", "", 7, f"{FIRST}/.."])

@@ -64,7 +64,6 @@ class RemoteClient:
             message = f"the data has no client {client!r} with training documents; it has: {', '.join(sites)}"
             raise ConfigurationError([Problem("--client", message)])
         self.id, self._site = client, sites[client]
-        self._secret = secrets.randbits(63)
         training = experiment.settings.training
         rows = largest_batch(self._site, training.batch_size, training.eval_batch_size)
         cut, model = divided_method(experiment.method).cut_of(client), experiment.model
@@ -153,7 +152,7 @@ class RemoteClient:
             return Update({}, {"scores": None}, weight=0.0)
         cut = method.cut_of(self.id)
         remote = RemoteMiddle(client.line, method.settings.wire, cut)
-        noise = method.noise(Seed(self._secret, rng.path))
+        noise = method.noise(rng if client.secret is None else Seed(client.secret, rng.path))
         with Ends(model, cut).connected(remote, noise=noise):
             answers = answer(model, self._site.task, documents, client.training)
         scores: dict[str, JSON] = dict(self._site.task.score(documents, answers))
@@ -179,5 +178,6 @@ class RemoteClient:
             report,
             corruption=site.corruption.of_updates if site.corruption else None,
             line=line,
-            secret=self._secret,
+            # Anew for every turn: from two that are sent with equal noise it could be subtracted.
+            secret=secrets.randbits(63),
         )
