@@ -27,9 +27,9 @@ from fedstrata.core.config import MethodSettings
 from fedstrata.core.cut import Cut
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings import Settings
-from fedstrata.core.types import ClientInfo, Message, Plan, State, Update
+from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Update
 from fedstrata.split.ends import Ends
-from fedstrata.split.exchange import Exchange
+from fedstrata.split.exchange import ROUNDED, Exchange
 from fedstrata.split.messages import Form
 from fedstrata.split.middle import Middle
 from fedstrata.split.noise import Kind, Noise
@@ -146,7 +146,7 @@ class FLLLaMA:
         widest = self.widest(cuts)
         blocks = cohort.middle(widest).layout.blocks
         service = self._service(state, cohort, widest, rng)
-        mean, arrived = StreamingMean(), list[ClientInfo]()
+        mean, rounded, arrived = StreamingMean(), StreamingMean(), list[ClientInfo]()
 
         def plan_of(client: ClientInfo) -> Plan:
             theirs = {name for index in cuts[client.id].middle(len(blocks)) for name in blocks[index]}
@@ -155,6 +155,7 @@ class FLLLaMA:
 
         for client, update in cohort.converse("train", plan_of, service, lambda client: cuts[client.id]):
             mean.add(update)
+            rounded.add(Update({}, _rounding_in(update), weight=update.weight))
             arrived.append(client)
         learnt = service.tensors
         for index, names in enumerate(
@@ -165,7 +166,9 @@ class FLLLaMA:
                 mean.add(Update({name: learnt[name] for name in names}, weight=float(served)))
         found = mean.finish().tensors
         # A server that holds the middle alone begins without the ends: they come with the first updates.
-        return State(replace({**found, **state.tensors}, found), state.values)
+        rounding: dict[str, JSON] = {**rounded.finish().values}
+        values = {**state.values, "rounding": rounding} if rounding else state.values
+        return State(replace({**found, **state.tensors}, found), values)
 
     def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
         """Trains the ends through the server."""
@@ -188,7 +191,10 @@ class FLLLaMA:
         if self.personal:
             client.store.write(Message(model.tensors(names)))
         sent = {} if self.personal else model.tensors(names)
-        return Update(sent, {"loss": result.loss}, weight=float(len(client.examples)))
+        values: dict[str, JSON] = {"loss": result.loss}
+        if exchange.rounding:
+            values["rounding"] = exchange.rounding
+        return Update(sent, values, weight=float(len(client.examples)))
 
     def _service(self, state: State, cohort: Cohort, cut: Cut, rng: Seed) -> TrainingService:
         """Returns the server's half of a round, with B as the state has it."""
@@ -228,6 +234,14 @@ class FLLLaMA:
         """Returns where the server's model is divided, which has all that any of these clients lacks."""
         cuts = [self.cut_of(client) for client in clients]
         return Cut(min(cut.front for cut in cuts), min(cut.back for cut in cuts))
+
+
+def _rounding_in(update: Update) -> dict[str, JSON]:
+    """Returns what a client says of the error of int8; what is no share counts for nothing."""
+    said = update.values.get("rounding")
+    said = said if isinstance(said, dict) else {}
+    numbers = {name: said.get(name) for name in ROUNDED}
+    return {name: value for name, value in numbers.items() if isinstance(value, float) and 0 <= value <= 1}
 
 
 def _steps(examples: int, training: TrainingSettings) -> int:
