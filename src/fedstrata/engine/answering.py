@@ -118,9 +118,8 @@ class Answers:
 
     def _ends_of(self, client: str) -> dict[str, Tensor]:
         """Returns what was learnt of a client's part of the model."""
-        layout = self._experiment.model.layout
         cut = divided_method(self._experiment.method).cut_of(client)
-        theirs = {name for index in cut.middle(len(layout.blocks)) for name in layout.blocks[index]}
+        theirs = cut.segments(self._experiment.model.layout).middle
         return {name: tensor for name, tensor in self._state.tensors.items() if name not in theirs}
 
 

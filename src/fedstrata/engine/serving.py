@@ -186,8 +186,7 @@ class Serving:
         def plan_of(info: ClientInfo) -> Plan:
             if self._method.personal:
                 return Plan({}, {"part": part})
-            blocks = model.layout.blocks
-            theirs = {name for index in cuts[info.id].middle(len(blocks)) for name in blocks[index]}
+            theirs = cuts[info.id].segments(model.layout).middle
             ends = {name: value for name, value in self._state.tensors.items() if name not in theirs}
             return Plan(ends, {"part": part})
 

@@ -220,11 +220,15 @@ class ClientBatch:
 class Hierarchical:
     """A copy of B for each client, of the blocks it lacks; all are averaged now and then, and at the end.
 
+    So are the clients' ends, when all who are there have sent theirs: of each tensor the mean over those who
+    have it.
+
     Args:
         replica_of: Makes the copy of the client of this name.
         clients: The clients that take part, with the weight of each in averages.
         form: How hidden states and gradients travel.
         average_every: Steps between averages; none for the end alone.
+        average_ends: Whether clients will ask for averages of their ends.
 
     Attributes:
         together: Whether clients must be there at once.
@@ -239,13 +243,16 @@ class Hierarchical:
         clients: Mapping[str, float],
         form: Form,
         average_every: int | None,
+        *,
+        average_ends: bool = False,
     ) -> None:
         self._replicas = {client: replica_of(client) for client in clients}
         self._weights, self._form, self._every = dict(clients), form, average_every
-        self.together = average_every is not None
+        self.together = average_every is not None or average_ends
         self._there = list(clients)
         self._terms = dict.fromkeys(clients, 0)
         self._held: dict[str, list[Message]] = {}  # of those who wait for an average
+        self._ends: dict[str, Message] = {}  # of those who wait for one of their ends
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -265,9 +272,13 @@ class Hierarchical:
         """Goes on without the client; its copy stays as it is, and counts."""
         self._there = [each for each in self._there if each != client]
         self._held.pop(client, None)
+        self._ends.pop(client, None)
         yield from self._averaged()
 
     def _answered(self, client: str, message: Message) -> Answers:
+        if kind_of(message) == ENDS:
+            self._ends[client] = message
+            return
         replica = self._replicas[client]
         yield client, _answered(replica, client, message, self._form)
         if kind_of(message) != GRADIENT:
@@ -280,9 +291,17 @@ class Hierarchical:
                 self._held[client] = []
 
     def _averaged(self) -> Answers:
-        """Averages the copies once every client that is there waits for it."""
-        if not self._there or any(client not in self._held for client in self._there):
-            return
+        """Averages the copies, or the ends, once every client that is there waits for it."""
+        if self._there and all(client in self._held for client in self._there):
+            yield from self._with_averaged_copies()
+        if self._there and all(client in self._ends for client in self._there):
+            said, self._ends = self._ends, {}
+            mean = mean_of([own.tensors for own in said.values()], [self._weights[each] for each in said])
+            for client, own in said.items():
+                yield client, Message({name: mean[name] for name in own.tensors}, {"kind": ENDS})
+
+    def _with_averaged_copies(self) -> Answers:
+        """Averages the copies and answers what came meanwhile."""
         mean = self.tensors
         for replica in self._replicas.values():
             replica.middle.model.load({name: mean[name] for name in replica.names})
