@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fedstrata.aggregate.mean import StreamingMean, replace
 from fedstrata.core.errors import TrainingError
@@ -74,3 +75,14 @@ def test_replacing_keeps_dtypes_and_what_was_not_sent() -> None:
     assert new["a"].dtype == torch.bfloat16
     assert new["a"].tolist() == [0.5, 0.5]
     assert new["b"] is previous["b"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tensors_on_a_device_are_averaged_on_the_processor(dtype: torch.dtype) -> None:
+    """As those of a server's part of a model; fake tensors refuse what two devices cannot do together."""
+    mean = StreamingMean()
+    with FakeTensorMode():
+        for weight in (1.0, 3.0):
+            mean.add(Update({"w": torch.ones(5, dtype=dtype, device="cuda")}, weight=weight))
+        found = mean.finish().tensors["w"]
+    assert (found.device.type, found.dtype) == ("cpu", torch.float32)

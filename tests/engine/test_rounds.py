@@ -195,7 +195,8 @@ def test_weights_are_numbers_of_training_examples(run_tiny: RunTiny) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_seed_gives_one_result_on_a_gpu_too(run_tiny: RunTiny) -> None:
-    first, again = (run_tiny("device=cuda", out=name) for name in ("first", "again"))
+@pytest.mark.parametrize("method", ["{name: layer_skipping, top: 1}", "{name: fl_llama, mode: hierarchical}"])
+def test_a_seed_gives_one_result_on_a_gpu_too(run_tiny: RunTiny, method: str) -> None:
+    first, again = (run_tiny("device=cuda", f"method={method}", out=name) for name in ("first", "again"))
     assert all(torch.equal(tensor, again.state.tensors[name]) for name, tensor in first.state.tensors.items())
     assert first.summary["memory"]["peak_gpu_bytes"] > 0

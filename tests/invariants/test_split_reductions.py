@@ -9,9 +9,11 @@ import torch
 from support import TINY, Finished, RunTiny
 from torch import Tensor
 
+from fedstrata.core.cut import Cut
 from fedstrata.core.sources import read_source
 from fedstrata.core.types import Plan
 from fedstrata.engine.folder import open_run
+from fedstrata.engine.setup import prepare
 
 LORA = "adapter={kind: lora, rank: 4}"
 PLAIN = ("training.optimizer=sgd", "training.learning_rate=0.1", "training.clip_norm=null")
@@ -49,6 +51,32 @@ def test_batches_in_flight_cuts_and_adapters_change_nothing(
     site = ("data.synthetic.sites=1", "data.synthetic.notes=12", "training.accumulation=3", *PLAIN, adapter)
     whole = run_tiny("method={name: fedavg}", *site, out="whole")
     divided = run_tiny(f"method={{name: fl_llama, {settings}}}", *site, out="divided")
+    assert_close(whole, divided)
+
+
+@pytest.mark.parametrize("mode", MODES[1:4])
+def test_each_segment_is_clipped_by_its_own_norm(run_tiny: RunTiny, mode: str) -> None:
+    """After one step of SGD, with gradients that are all too long, each has moved as far as it may."""
+    once = (
+        f"method={{name: fl_llama, {mode}}}", "data.synthetic.sites=1", "federation.rounds=1",
+        "training.batch_size=1000", "training.optimizer=sgd", "training.learning_rate=10.0",
+        "training.clip_norm=0.001", "training.weight_decay=0.0",
+    )  # fmt: skip
+    model = prepare(read_source(None, [*TINY, *once])).model
+    before, after = model.snapshot(model.layout.all), run_tiny(*once).state.tensors
+    own = Cut(1, 1).segments(model.layout)
+    for names in (own.front, own.middle, own.back):
+        moved = torch.cat([(after[name] - before[name]).flatten() for name in names]).norm()
+        assert moved.item() == pytest.approx(0.01, rel=0.01)
+
+
+def test_averages_of_all_segments_after_every_step_are_rounds_of_fedavg(run_tiny: RunTiny) -> None:
+    """A step is an epoch here, and optimisers that begin anew have nothing to forget."""
+    step = (*PLAIN, "training.batch_size=1000", "model.config.classifier_dropout=0.0")
+    whole = run_tiny("method={name: fedavg}", *step, "federation.rounds=3", out="whole")
+    every = "mode: hierarchical, average_every: 1, average_ends: 1"
+    method = f"method={{name: fl_llama, {every}}}"
+    divided = run_tiny(method, *step, "training.epochs=3", "federation.rounds=1", out="divided")
     assert_close(whole, divided)
 
 

@@ -17,6 +17,8 @@ from fedstrata.engine.planning.plan import make_plan
 from fedstrata.engine.rounds import sites_of
 from fedstrata.engine.setup import Experiment, prepare
 from fedstrata.engine.sides import prepare_server
+from fedstrata.record.history import read_history
+from fedstrata.record.report.run import run_page
 from fedstrata.split.exchange import Exchange
 from fedstrata.wire import frame
 
@@ -36,8 +38,10 @@ def test_a_step_sends_four_tensors_and_little_else(run_tiny: RunTiny, wire: str,
     windows = event["examples"] * 128
     scales = 4 if wire == "int8" else 0  # one number a token
     tensors = 4 * windows * (32 * size + scales)  # the model is 32 wide, and the last window is padded
-    around = frame.size(Plan()) + frame.size(Update({}, {"loss": event["loss"]}, weight=event["examples"]))
-    assert 0 < event["bytes_up"] + event["bytes_down"] - around - tensors < 1024
+    values = {"loss": event["loss"], **run.summary["state"]}
+    around = frame.size(Plan()) + frame.size(Update({}, values, weight=event["examples"]))
+    errors = 4 * len('"error":0.00123,') if wire == "int8" else 0  # said with every message
+    assert 0 < event["bytes_up"] + event["bytes_down"] - around - tensors < 1024 + errors
 
 
 def test_splitnn_sends_its_lower_half_and_four_tensors_a_step(run_tiny: RunTiny) -> None:
@@ -64,6 +68,17 @@ def test_fewer_bits_on_the_wire_change_little(run_tiny: RunTiny, wire: str) -> N
     ]
     assert rounded != exact
     assert rounded == pytest.approx(exact, rel=5e-3)
+
+
+def test_what_8_bits_change_is_in_record_and_report(run_tiny: RunTiny) -> None:
+    run = run_tiny("method={name: fl_llama, wire: int8}", *LM[:5])
+    rounding = run.summary["state"]["rounding"]
+    assert list(rounding) == ["states_up", "states_down", "gradient_up", "gradient_down"]
+    # Off by up to half a 127th of a token's largest number, evenly: a few tenths of a percent of the norm.
+    assert all(0.002 < error < 0.02 for error in rounding.values())
+    shown = f"states down {100 * rounding['states_down']:.2f} %"
+    assert shown in run_page(read_history(run.folder))
+    assert "rounding" not in run_tiny("method={name: fl_llama}", *LM[:5], out="exact").summary["state"]
 
 
 def test_noise_is_the_same_every_time_and_more_of_it_hurts_more(run_tiny: RunTiny) -> None:

@@ -64,7 +64,7 @@ class StreamingMean:
         self._scratch: Tensor | None = None
 
     def add(self, update: Update) -> None:
-        """Adds one client's tensors; they may alias live parameters and are not kept.
+        """Adds one client's tensors; they may alias live parameters, on any device, and are not kept.
 
         Raises:
             TrainingError: The weight is not positive and finite, or a shape differs from an earlier client's.
@@ -103,9 +103,9 @@ class StreamingMean:
         """Adds weight times tensor to the total, computed in float32.
 
         torch's own mixed-dtype `add_` runs at a sixth of this speed, so other dtypes pass through a small
-        float32 buffer that stays in the cache.
+        float32 buffer that stays in the cache; so does what lies on another device.
         """
-        if tensor.dtype == torch.float32:
+        if tensor.dtype == torch.float32 and tensor.device == total.device:
             total.add_(tensor, alpha=weight)
             return
         if self._scratch is None:

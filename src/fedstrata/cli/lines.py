@@ -121,6 +121,7 @@ def sessions_of(
         token=secret,
         certificates=certificates,
         timing=timing,
+        warn=lambda message: typer.echo(message, err=True),
     )
 
 

@@ -88,7 +88,7 @@ def serve(
         tokens=known,
         certificates=certificates,
         timing=timing_of(deadline, reconnect, keepalive, delay),
-        welcome=lambda: {"committed": serving.committed},
+        welcome=lambda: {"committed": serving.committed, "run": serving.id},
     )
     complete = False
     try:

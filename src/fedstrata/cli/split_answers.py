@@ -83,7 +83,7 @@ def answer(
         tokens=known,
         certificates=certificates,
         timing=timing_of(deadline, reconnect, keepalive, delay),
-        welcome=lambda: {"committed": answers.committed},
+        welcome=lambda: {"committed": answers.committed, "run": answers.id},
     )
     try:
         where = hub.listen(listen)

@@ -3,8 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING
 
 from fedstrata.core.errors import ConfigurationError, Problem
+
+if TYPE_CHECKING:
+    from fedstrata.core.method import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """What can train of each segment of a divided model, by name; every name is in exactly one.
+
+    Attributes:
+        front: A: the embedding, with whatever is tied to it, and the blocks below the middle.
+        middle: B.
+        back: C: the blocks above the middle, the final norm and the head.
+    """
+
+    front: tuple[str, ...]
+    middle: tuple[str, ...]
+    back: tuple[str, ...]
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """What is the client's."""
+        return (*self.front, *self.back)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +67,19 @@ class Cut:
         if problems:
             raise ConfigurationError(problems)
         return range(self.front, blocks - self.back)
+
+    def segments(self, layout: Layout) -> Segments:
+        """Returns what can train of each segment.
+
+        Args:
+            layout: The model's, or a side's: then the other side's segments are empty.
+
+        Raises:
+            ConfigurationError: As `middle` does.
+        """
+        middle = self.middle(len(layout.blocks))
+        below, own, above = (
+            tuple(chain.from_iterable(layout.blocks[part]))
+            for part in (slice(middle.start), slice(middle.start, middle.stop), slice(middle.stop, None))
+        )
+        return Segments((*layout.embedding, *below), own, (*above, *layout.final_norm, *layout.head))

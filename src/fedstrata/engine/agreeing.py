@@ -181,9 +181,7 @@ class Agreements:
         """
         sides = []
         for whole in self._outlines:
-            middle = self._cuts[client].middle(len(whole.layout.blocks))
-            theirs = {name for index in middle for name in whole.layout.blocks[index]}
-            names = [name for name in whole.layout.all if name not in theirs]
+            names = self._cuts[client].segments(whole.layout).ends
             sides.append(shapes_of(whole.tensors(names)))
         for shapes in sides:
             if _told(shapes) == ends:

@@ -47,6 +47,7 @@ class Answers:
 
     Attributes:
         committed: The round whose weights are served: the last one that is committed.
+        id: Of the run; none if it was simulated.
 
     Raises:
         ConfigurationError: The directory holds no such run, or its model is not divided or generates nothing.
@@ -54,7 +55,9 @@ class Answers:
 
     def __init__(self, folder: Path, overrides: Sequence[str], clients: Sequence[str], limit: int) -> None:
         source = resumable(folder, None, overrides, may_change=MAY_CHANGE, named_by="RUN")
-        self.committed, self._state, self._known = _last(folder)
+        self.committed, self._state, begun = _last(folder)
+        self.id: str | None = begun.get("id")
+        self._known: Mapping[str, str] = begun.get("ends", {})
         self._experiment = experiment = prepare_server(source, clients)
         method, self._clients = divided_method(experiment.method), tuple(clients)
         if experiment.task.kind != "causal-lm":
@@ -116,14 +119,13 @@ class Answers:
 
     def _ends_of(self, client: str) -> dict[str, Tensor]:
         """Returns what was learnt of a client's part of the model."""
-        layout = self._experiment.model.layout
         cut = divided_method(self._experiment.method).cut_of(client)
-        theirs = {name for index in cut.middle(len(layout.blocks)) for name in layout.blocks[index]}
+        theirs = cut.segments(self._experiment.model.layout).middle
         return {name: tensor for name, tensor in self._state.tensors.items() if name not in theirs}
 
 
-def _last(folder: Path) -> tuple[int, State, Mapping[str, str]]:
-    """Returns the last committed round of a run, its state, and hashes of the ends that it began with."""
+def _last(folder: Path) -> tuple[int, State, Mapping[str, Any]]:
+    """Returns the last committed round of a run, its state, and what the record says of its beginning."""
     record = folder / "record.jsonl"
     events = read_events(record) if record.is_file() else []
     rounds = committed_rounds(events)
@@ -131,4 +133,4 @@ def _last(folder: Path) -> tuple[int, State, Mapping[str, str]]:
         message = f"the run in {folder} has no committed round, so nothing has been learnt"
         raise ConfigurationError([Problem("RUN", message)])
     number, state = Checkpoints(folder / "checkpoints").load(rounds[-1]["round"])
-    return number, state, [event for event in events if event["event"] == "run"][-1].get("ends", {})
+    return number, state, [event for event in events if event["event"] == "run"][-1]

@@ -8,6 +8,7 @@ finds, for every client, the store of the last committed round.
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 from pathlib import Path
 from urllib.parse import quote
@@ -102,6 +103,14 @@ class ClientStore:
         if self._number in self._versions():
             self._path(self._number).unlink()
 
+    def discard_after(self, committed: int) -> None:
+        """Removes what is later than a run's last committed round, or half-written."""
+        for path in self._folder.glob(f".*{TEMPORARY}"):
+            path.unlink()
+        for number in self._versions():
+            if number > committed:
+                self._path(number).unlink()
+
     def _versions(self) -> list[int]:
         return sorted(_number(path) for path in self._folder.glob("store-*.safetensors"))
 
@@ -113,9 +122,8 @@ def discard_uncommitted(run: Path, committed: int) -> None:
     """Removes, before a run is resumed, what is later than its last committed round or half-written."""
     for path in (*run.rglob(f".*{TEMPORARY}"), *run.rglob(".saving-*")):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    for path in run.glob("clients/*/store-*.safetensors"):
-        if _number(path) > committed:
-            path.unlink()
+    for folder in run.glob("clients/*"):
+        ClientStore(folder, committed).discard_after(committed)
 
 
 def client_folder(run: Path, client: str) -> Path:
@@ -125,6 +133,23 @@ def client_folder(run: Path, client: str) -> Path:
         digest = hashlib.sha256(client.encode()).hexdigest()
         name = f"{name[: LONGEST_NAME - 1 - len(digest)]}+{digest}"  # no plus sign is left by the encoding
     return run / "clients" / (name.replace(".", "%2E") if set(name) == {"."} else name)
+
+
+def home_of(home: Path, run: object) -> Path:
+    """Returns the folder of what clients on this machine keep of one run.
+
+    Args:
+        home: Of all runs.
+        run: The run's id, as a server says it; none for a simulated run, whose own directory `home` is.
+
+    Raises:
+        FrameError: It is no id.
+    """
+    if run is None:
+        return home
+    if not isinstance(run, str) or not re.fullmatch(r"[0-9a-f]{16}", run):
+        raise FrameError(f"the server says run={run!r}, which is no id of 16 hexadecimal digits")
+    return home / f"run-{run}"
 
 
 def _number(path: Path) -> int:

@@ -28,7 +28,7 @@ from fedstrata.core.seeding import Seed
 from fedstrata.data.readers import read
 from fedstrata.data.readers.files import numbered_lines, read_text
 from fedstrata.engine.agreeing import ANSWERS, agreement_of, divided_method, held
-from fedstrata.engine.checkpoint import ClientStore, client_folder
+from fedstrata.engine.checkpoint import ClientStore, client_folder, home_of
 from fedstrata.engine.simulate import parameters_in
 from fedstrata.split.asking import RemoteMiddle
 from fedstrata.split.ends import Ends
@@ -143,8 +143,12 @@ class Generating:
         if not self._method.personal:
             self._model.load(middle.ends())
             return
-        store = ClientStore(client_folder(self._home, self.id), middle.committed)
-        self._model.load(parameters_in(store.read().tensors, self._model))
+        folder = client_folder(home_of(self._home, middle.id), self.id)
+        kept = ClientStore(folder, middle.committed).read().tensors
+        if not kept:
+            message = f"{folder} holds nothing of round {middle.committed} or before, which the server has"
+            raise ConfigurationError([Problem("--home", message)])
+        self._model.load(parameters_in(kept, self._model))
 
     def _prompted(self) -> list[Document]:
         """Continues the prompts."""
@@ -242,9 +246,10 @@ class Generating:
         return max(most, example.prompt + example.budget) if isinstance(example, Example) else most
 
     def _require_store(self) -> None:
-        folder = client_folder(self._home, self.id)
-        if not any(folder.glob("store-*.safetensors")):
-            message = f"{folder} holds nothing: this client keeps its ends to itself, and they are not there"
+        """Refuses a home in which there is nothing of any run; of which one it is, the server will say."""
+        homes = (self._home, *self._home.glob("run-*"))
+        if not any(any(client_folder(home, self.id).glob("store-*.safetensors")) for home in homes):
+            message = f"{self._home} holds nothing of client {self.id!r}, which keeps its ends to itself"
             raise ConfigurationError([Problem("--home", message)])
 
 
@@ -261,12 +266,14 @@ class Lasting:
 
     Attributes:
         committed: The round of the run whose weights the server has.
+        id: The id of the run; none if it has none.
     """
 
     def __init__(self, join: Join, form: Any, cut: Any) -> None:
         self._join, self._form, self._cut = join, form, cut
         self._stack = ExitStack()
         self.committed: int = -1
+        self.id: object = None
 
     def __enter__(self) -> Lasting:
         self._enter()
@@ -320,7 +327,7 @@ class Lasting:
         committed: Any = membership.welcome.get("committed")
         if self.committed not in (-1, committed):
             raise LineError(f"the server now has round {committed} of the run, and not {self.committed}")
-        self.committed = committed
+        self.committed, self.id = committed, membership.welcome.get("run")
         self._middle = RemoteMiddle(GrpcLine(membership, TURN), self._form, self._cut)
 
 

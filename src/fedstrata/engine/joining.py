@@ -17,7 +17,7 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.types import Message, Plan, Update
 from fedstrata.data.split import PARTS
 from fedstrata.engine.agreeing import SCORE, TRAINING, agreement_of, divided_method, held, largest_batch
-from fedstrata.engine.checkpoint import ClientStore, client_folder, discard_uncommitted
+from fedstrata.engine.checkpoint import ClientStore, client_folder, home_of
 from fedstrata.engine.failures import describe, is_client_failure, release_memory
 from fedstrata.engine.rounds import sites_of
 from fedstrata.engine.simulate import SimulatedClient, parameters_in
@@ -49,21 +49,21 @@ class RemoteClient:
     Args:
         experiment: What `prepare_client` gave.
         client: Its name, one of the experiment's clients.
-        folder: Where it keeps its store.
+        home: Where it keeps a store for each run.
         listen: Told of its progress.
 
     Raises:
         ConfigurationError: There is no client of this name in the data.
     """
 
-    def __init__(self, experiment: Experiment, client: str, folder: Path, listen: Listener) -> None:
-        self._experiment, self._folder, self._listen = experiment, folder, listen
+    def __init__(self, experiment: Experiment, client: str, home: Path, listen: Listener) -> None:
+        self._experiment, self._home, self._listen = experiment, home, listen
+        self._folder = client_folder(home, client)
         sites = {site.id: site for site in sites_of(experiment)[1]}
         if client not in sites:
             message = f"the data has no client {client!r} with training documents; it has: {', '.join(sites)}"
             raise ConfigurationError([Problem("--client", message)])
         self.id, self._site = client, sites[client]
-        self._secret = secrets.randbits(63)
         training = experiment.settings.training
         rows = largest_batch(self._site, training.batch_size, training.eval_batch_size)
         cut, model = divided_method(experiment.method).cut_of(client), experiment.model
@@ -85,9 +85,10 @@ class RemoteClient:
         Raises:
             LineError: The session is over; with `SessionOverError` a new one may be begun.
         """
-        committed = membership.welcome.get("committed")
+        run, committed = (membership.welcome.get(name) for name in ("run", "committed"))
+        self._folder = client_folder(home_of(self._home, run), self.id)
         if isinstance(committed, int):
-            discard_uncommitted(self._folder, committed)
+            ClientStore(self._folder, committed).discard_after(committed)
         while True:
             header, content = membership.receive(patient=True)
             if header.kind == Kind.END:
@@ -99,7 +100,8 @@ class RemoteClient:
 
     def _turn(self, membership: Membership, header: Header, content: Frame) -> None:
         """Runs one handler, and sends what it gives, or why it failed."""
-        store = ClientStore(client_folder(self._folder, self.id), header.round)
+        store = ClientStore(self._folder, header.round)
+        written = header.handler != SCORE  # what was learnt in the round stays when its scores fail
         line = GrpcLine(membership, header.turn)
         self._listen("turn", {"round": header.round, "handler": header.handler})
         try:
@@ -114,13 +116,16 @@ class RemoteClient:
             done = Header(Kind.UPDATE, turn=header.turn, seconds=seconds, trained=trained)
             membership.send(done, frame.encode(update))
         except TurnOverError as error:
-            store.discard()
+            if written:
+                store.discard()
             self._listen("turn_failed", {"round": header.round, "message": str(error)})
         except LineError:
-            store.discard()
+            if written:
+                store.discard()
             raise
         except Exception as error:
-            store.discard()
+            if written:
+                store.discard()
             told = Message({}, {"message": describe(error)})
             membership.send(Header(Kind.FAILED, turn=header.turn), frame.encode(told))
             if not is_client_failure(error):
@@ -149,7 +154,7 @@ class RemoteClient:
             return Update({}, {"scores": None}, weight=0.0)
         cut = method.cut_of(self.id)
         remote = RemoteMiddle(client.line, method.settings.wire, cut)
-        noise = method.noise(Seed(self._secret, rng.path))
+        noise = method.noise(rng if client.secret is None else Seed(client.secret, rng.path))
         with Ends(model, cut).connected(remote, noise=noise):
             answers = answer(model, self._site.task, documents, client.training)
         scores: dict[str, JSON] = dict(self._site.task.score(documents, answers))
@@ -175,5 +180,6 @@ class RemoteClient:
             report,
             corruption=site.corruption.of_updates if site.corruption else None,
             line=line,
-            secret=self._secret,
+            # Anew for every turn: from two that are sent with equal noise it could be subtracted.
+            secret=secrets.randbits(63),
         )

@@ -19,7 +19,6 @@ from fedstrata.core.cut import Cut
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.files import write_atomically
 from fedstrata.engine.rounds import sites_of
-from fedstrata.models.blocks import transformers_model
 from fedstrata.split.attack import AttackSettings, Leakage, Observed, attack
 from fedstrata.split.ends import Ends
 from fedstrata.split.noise import Kind, Noise
@@ -89,7 +88,6 @@ def leakage_table(experiment: Experiment, target: Target) -> Iterator[Attempt]:
     known = _drawn(sites[0].encode(), target.texts, seed.child("known"))
     others = [example for site in sites[1:] for example in site.encode()]
     unseen = _drawn(others, target.texts, seed.child("unseen"))
-    inner = transformers_model(model.module)
     for front in target.fronts:
         cut = Cut(front, 0)
         ends = Ends(ends_of(model, cut), cut)
@@ -101,7 +99,7 @@ def leakage_table(experiment: Experiment, target: Target) -> Iterator[Attempt]:
                 for part, own in ((known, seed.child("known", front)), (unseen, seed.child("unseen", front)))
             )
             settings = AttackSettings(front, epochs=target.epochs)
-            found = attack(seen, sent, inner, model.tokenizer, settings, seed.child(front))
+            found = attack(seen, sent, model, model.tokenizer, settings, seed.child(front))
             yield Attempt(front, scale, found)
 
 

@@ -9,6 +9,7 @@ since no side has all of it.
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -52,6 +53,7 @@ class Serving:
     Attributes:
         committed: The last round that is committed.
         weights: Hashes of the ends that a run that goes on began with.
+        id: Tells the run from every other one, so that clients keep apart what is theirs of each.
 
     Raises:
         ConfigurationError: A setting has no meaning with clients in other processes.
@@ -75,6 +77,7 @@ class Serving:
         rounds = committed_rounds(read_events(folder / "record.jsonl"))
         begun = [event for event in read_events(folder / "record.jsonl") if event["event"] == "run"]
         self.weights: Mapping[str, str] = begun[-1].get("ends", {}) if rounds else {}
+        self.id: str | None = begun[-1].get("id") if rounds else secrets.token_hex(8)
         self.committed, self._state = 0, State()
         self._lost: Collection[str] = ()  # to the last round
         if rounds:
@@ -193,8 +196,7 @@ class Serving:
         def plan_of(info: ClientInfo) -> Plan:
             if self._method.personal:
                 return Plan({}, {"part": part})
-            blocks = model.layout.blocks
-            theirs = {name for index in cuts[info.id].middle(len(blocks)) for name in blocks[index]}
+            theirs = cuts[info.id].segments(model.layout).middle
             ends = {name: value for name, value in self._state.tensors.items() if name not in theirs}
             return Plan(ends, {"part": part})
 
@@ -253,6 +255,7 @@ class Serving:
         settings, task, model = self.experiment.settings, self.experiment.task, self.experiment.model
         return {
             **model_facts(self.experiment, outline(settings, task, model.tokenizer)),
+            "id": self.id,
             "ends": _weights_of(hub),
             "data": None,
             "server_documents": [],

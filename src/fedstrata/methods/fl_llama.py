@@ -6,12 +6,15 @@ Travels: in every training step the hidden states behind the first p blocks and 
     Tokens, labels and attention masks stay at the client, the middle at the server.
 Server half: B with its optimiser. `sequential`: clients take turns, round by round or step by step (`turns`);
     `client_batch`: one joint step for all; `hierarchical`: a copy of B for each client, averaged.
-Client half: A and C with their optimiser; Gaussian noise on what leaves A (`noise`). The training loop is
-    everybody's, `fit`; only where a step's gradient comes from is different (`fedstrata.split.exchange`).
+Client half: A and C with their optimiser, each clipped by itself (`training.clip_norm`); Gaussian noise on
+    what leaves A (`noise`). The training loop is everybody's, `fit`; only where a step's gradient comes from
+    is different (`fedstrata.split.exchange`).
 Reduces to: with one client, without noise and clipping, training the whole model; with `client_batch` and one
     step each the step is that of the mean over all clients' terms.
-Deviations: optimisers begin anew in every round, as all methods' do here. The paper adds the clients'
-    gradients up in client-batch; here B's is their mean, or B would step M times too far.
+Deviations: optimisers begin anew in every round, as all methods' do here. A and C share one, which changes
+    nothing: Adam's steps go by each number alone. The paper adds the clients' gradients up in client-batch;
+    here B's is their mean, or B would step M times too far. What blocks of every depth share (DeBERTa's and
+    MPNet's relative positions) learns from the gradient of the client's blocks alone where all weights train.
 """
 
 from __future__ import annotations
@@ -27,10 +30,10 @@ from fedstrata.core.config import MethodSettings
 from fedstrata.core.cut import Cut
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings import Settings
-from fedstrata.core.types import ClientInfo, Message, Plan, State, Update
+from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Update
 from fedstrata.split.course import Course
 from fedstrata.split.ends import Ends
-from fedstrata.split.exchange import Exchange
+from fedstrata.split.exchange import ROUNDED, Exchange
 from fedstrata.split.messages import Form
 from fedstrata.split.middle import Middle
 from fedstrata.split.noise import Kind, Noise
@@ -101,10 +104,10 @@ class FLLLaMASettings(MethodSettings):
     def _modes(self) -> FLLLaMASettings:
         if self.average_every and self.mode != "hierarchical":
             raise ValueError(f"average_every={self.average_every} has no meaning with mode {self.mode}")
-        if isinstance(self.average_ends, int) and self.mode != "client_batch":
+        if isinstance(self.average_ends, int) and self.mode == "sequential":
             raise ValueError(
-                f"average_ends={self.average_ends} needs clients that step together: mode client_batch, not "
-                f"{self.mode}"
+                f"average_ends={self.average_ends} needs clients that step side by side: mode "
+                "client_batch or hierarchical, not sequential"
             )
         if self.in_flight > 1 and self.mode == "client_batch":
             raise ValueError(f"in_flight={self.in_flight}: with client_batch all wait for all; it must be 1")
@@ -145,28 +148,30 @@ class FLLLaMA:
         """Serves the clients' training; averages their ends where that is wanted."""
         cuts = {client.id: self.cut_of(client.id) for client in cohort.clients}
         widest = self.widest(cuts)
-        blocks = cohort.middle(widest).layout.blocks
+        layout = cohort.middle(widest).layout
         service = self._service(state, cohort, widest, rng)
-        mean, arrived = StreamingMean(), list[ClientInfo]()
+        mean, rounded, arrived = StreamingMean(), StreamingMean(), list[ClientInfo]()
 
         def plan_of(client: ClientInfo) -> Plan:
-            theirs = {name for index in cuts[client.id].middle(len(blocks)) for name in blocks[index]}
+            theirs = set(cuts[client.id].segments(layout).middle)
             ends = {name: tensor for name, tensor in state.tensors.items() if name not in theirs}
             return Plan({} if self.personal else ends)
 
         for client, update in cohort.converse("train", plan_of, service, lambda client: cuts[client.id]):
             mean.add(update)
+            rounded.add(Update({}, _rounding_in(update), weight=update.weight))
             arrived.append(client)
         learnt = service.tensors
-        for index, names in enumerate(
-            blocks
-        ):  # some clients may hold a block that the server holds for others
-            served = sum(each.examples for each in arrived if index in cuts[each.id].middle(len(blocks)))
+        middles = [(client.examples, set(cuts[client.id].segments(layout).middle)) for client in arrived]
+        for names in layout.blocks:  # the server may hold one for some clients alone
+            served = sum(examples for examples, middle in middles if middle.issuperset(names))
             if served:
                 mean.add(Update({name: learnt[name] for name in names}, weight=float(served)))
         found = mean.finish().tensors
         # A server that holds the middle alone begins without the ends: they come with the first updates.
-        return State(replace({**found, **state.tensors}, found), state.values)
+        rounding: dict[str, JSON] = {**rounded.finish().values}
+        values = {**state.values, "rounding": rounding} if rounding else state.values
+        return State(replace({**found, **state.tensors}, found), values)
 
     def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
         """Trains the ends through the server."""
@@ -185,11 +190,15 @@ class FLLLaMA:
             settings.in_flight,
             settings.average_ends if isinstance(settings.average_ends, int) else None,
         )
-        result = fit(client, names, rng, gradients=exchange.gradients)
+        own = cut.segments(model.layout)
+        result = fit(client, names, rng, gradients=exchange.gradients, segments=[own.front, own.back])
         if self.personal:
             client.store.write(Message(model.tensors(names)))
         sent = {} if self.personal else model.tensors(names)
-        return Update(sent, {"loss": result.loss}, weight=float(len(client.examples)))
+        values: dict[str, JSON] = {"loss": result.loss}
+        if exchange.rounding:
+            values["rounding"] = exchange.rounding
+        return Update(sent, values, weight=float(len(client.examples)))
 
     def _service(self, state: State, cohort: Cohort, cut: Cut, rng: Seed) -> TrainingService:
         """Returns the server's half of a round, with B as the state has it."""
@@ -216,7 +225,7 @@ class FLLLaMA:
         def copy(client: str) -> Replica:
             return replica(steps[client], self.cut_of(client), client)
 
-        return Hierarchical(copy, clients, weights, settings.average_every)
+        return Hierarchical(copy, clients, weights, settings.average_every, average_ends=every is not None)
 
     def cut_of(self, client: str) -> Cut:
         """Returns where a client's model is divided."""
@@ -234,6 +243,14 @@ class FLLLaMA:
         """Returns where the server's model is divided, which has all that any of these clients lacks."""
         cuts = [self.cut_of(client) for client in clients]
         return Cut(min(cut.front for cut in cuts), min(cut.back for cut in cuts))
+
+
+def _rounding_in(update: Update) -> dict[str, JSON]:
+    """Returns what a client says of the error of int8; what is no share counts for nothing."""
+    said = update.values.get("rounding")
+    said = said if isinstance(said, dict) else {}
+    numbers = {name: said.get(name) for name in ROUNDED}
+    return {name: value for name, value in numbers.items() if isinstance(value, float) and 0 <= value <= 1}
 
 
 def _steps(examples: int, training: TrainingSettings) -> int:

@@ -192,6 +192,18 @@ def block_count(config: Any) -> int:
     return count
 
 
+def is_empty(block: nn.Module) -> bool:
+    """Whether a block has no weights: it lies on another side of a cut (`fedstrata.split`)."""
+    return next(block.parameters(), None) is None
+
+
+def is_divided(model: nn.Module) -> bool:
+    """Whether some blocks of a model lie on another side of a cut."""
+    inner = transformers_model(model)
+    blocks, _ = _known_parts(inner) or _generic_parts(inner)
+    return any(map(is_empty, blocks))
+
+
 def is_listed(model: PreTrainedModel) -> bool:
     """Whether the model's family is one of `FAMILIES`."""
     return model.config.model_type in FAMILIES
@@ -278,8 +290,7 @@ def _groups_of_blocks(inner: PreTrainedModel, blocks: nn.ModuleList) -> dict[int
             group = EMBEDDING if id(parameter) in groups else f"block {index}"
             groups[id(parameter)] = group
     own: Collection[str] = set(groups.values())
-    # A block that is empty lies on the other side of a cut (`fedstrata.split`).
-    there = [index for index, block in enumerate(blocks) if next(block.parameters(), None) is not None]
+    there = [index for index, block in enumerate(blocks) if not is_empty(block)]
     if any(f"block {index}" not in own for index in there):
         raise _refused(
             f"the blocks of {type(inner).__name__} share their weights, so no block can be told apart"

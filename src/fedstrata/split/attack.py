@@ -6,8 +6,9 @@ other clients' states with it. The decoder is p blocks of the architecture that 
 random, and a head over the vocabulary; with p = 0 it is a head alone. The paper trains it at a rate of 2e-5;
 here it is given a rate at which it learns.
 
-The second attack needs no training: the token whose input embedding is nearest to a hidden state. A server
-that knows the pretrained model has these embeddings.
+The second attack needs no training: the token of which what enters the first block is nearest to a hidden
+state. A server that knows the pretrained model can compute that for every token: its embedding, times
+whatever the architecture multiplies it by (Gemma), with the position added and normalised (BERT, GPT-2).
 
 Padding is left out of everything. Special tokens count as tokens, and are no part of the texts that are
 compared.
@@ -16,7 +17,8 @@ compared.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,15 +28,22 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from transformers import AutoModel
 
+from fedstrata.core.cut import Cut
 from fedstrata.metrics.text import overlap_scores
+from fedstrata.models.blocks import transformers_model
+from fedstrata.split.ends import Ends
+from fedstrata.split.partition import ends_of
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from fedstrata.core.seeding import Seed
+    from fedstrata.models.state import Model
 
 IGNORED = -100
-_EMBEDDINGS_AT_A_TIME = 1024
+_TOKENS_AT_A_TIME = 1024
+_NUMBERS_AT_A_TIME = 2**24
+"""Of a tensor that is only needed for a moment: 64 MiB of float32."""
+Embed = Callable[[Tensor], Tensor]
+"""Gives what enters the first block for ids, (rows, tokens) int64 to (rows, tokens, hidden)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +82,7 @@ class Leakage:
 
     Attributes:
         tokens: Share of the tokens that the decoder names.
-        nearest: Share of the tokens whose embedding is nearest to their hidden state.
+        nearest: Share of the tokens whose input to the first block is the nearest to their hidden state.
         rouge2: Of the decoder's texts.
         bleu4: Of the decoder's texts.
     """
@@ -100,7 +109,7 @@ class Decoder(nn.Module):
             self.body: nn.Module | None = None
             if blocks:
                 text.update({text.attribute_map.get("num_hidden_layers", "num_hidden_layers"): blocks})
-                self.body = AutoModel.from_config(text)
+                self.body = AutoModel.from_config(text).float()  # whatever the attacked one computes in
             self.norm = nn.LayerNorm(text.hidden_size)
             self.head = nn.Linear(text.hidden_size, text.vocab_size)
 
@@ -115,7 +124,7 @@ class Decoder(nn.Module):
 def attack(
     known: Sequence[Observed],
     unseen: Sequence[Observed],
-    model: PreTrainedModel,
+    model: Model,
     tokenizer: Any,
     settings: AttackSettings,
     seed: Seed,
@@ -125,17 +134,19 @@ def attack(
     Args:
         known: Texts of the colluding client with their states; at least one.
         unseen: Those to be read back; at least one.
-        model: The model under attack, for its architecture and its input embeddings.
+        model: The model under attack, for its architecture and its embedding.
         tokenizer: What made the tokens.
         settings: How hard it tries.
         seed: Of the decoder's weights and the order of the texts.
     """
-    decoder = Decoder(model.config, settings.blocks, seed.child("weights")).to(known[0].states.device)
+    inner = transformers_model(model.module)
+    decoder = Decoder(inner.config, settings.blocks, seed.child("weights")).to(known[0].states.device)
     train(decoder, known, settings, seed)
     guesses = [guess for batch in _batches(unseen, settings.batch_size) for guess in read(decoder, batch)]
-    vectors = model.get_input_embeddings().weight.detach()
+    vocabulary = inner.get_input_embeddings().num_embeddings
+    closest = nearest(unseen, embedding_of(model), vocabulary)
     right = sum(int((guess == each.tokens).sum()) for guess, each in zip(guesses, unseen, strict=True))
-    near = sum(int((nearest(each.states, vectors) == each.tokens).sum()) for each in unseen)
+    near = sum(int((guess == each.tokens).sum()) for guess, each in zip(closest, unseen, strict=True))
     total = sum(len(each.tokens) for each in unseen)
     texts, truth = (
         tokenizer.batch_decode(list(tokens), skip_special_tokens=True)
@@ -175,16 +186,53 @@ def read(decoder: Decoder, observed: Sequence[Observed]) -> list[Tensor]:
     return [row[: len(each.tokens)] for row, each in zip(found, observed, strict=True)]
 
 
+def embedding_of(model: Model) -> Embed:
+    """Returns the step before the first block, as the model itself does it when nothing trains."""
+    cut = Cut(0, 0)
+    ends = Ends(ends_of(model, cut), cut)
+    ends.module.train(False)
+    return lambda ids: (
+        ends.front(lambda: ends.module(input_ids=ids, attention_mask=torch.ones_like(ids))).states
+    )
+
+
 @torch.inference_mode()
-def nearest(states: Tensor, vectors: Tensor) -> Tensor:
-    """Returns for each hidden state the token with the nearest input embedding, (tokens,) int64.
+def nearest(observed: Sequence[Observed], embed: Embed, vocabulary: int) -> list[Tensor]:
+    """Returns for each text the tokens whose input to the first block is nearest, (tokens,) int64 each.
 
     Args:
-        states: (tokens, hidden).
-        vectors: (vocabulary, hidden).
+        observed: The texts, at least one.
+        embed: The step before the first block; where it knows of positions, a hidden state is compared with
+            tokens at its own.
+        vocabulary: How many tokens there are.
     """
-    parts = torch.split(states.to(vectors), _EMBEDDINGS_AT_A_TIME)
-    return torch.cat([torch.cdist(part, vectors).argmin(dim=-1) for part in parts])
+    lengths = [len(each.states) for each in observed]
+    states = nn.utils.rnn.pad_sequence([each.states.float() for each in observed]).contiguous()
+    one = observed[0].tokens[:1]  # of a text: RoBERTa gives no positions to padding
+    everywhere = embed(one.expand(1, len(states)))
+    if torch.allclose(everywhere, everywhere[:, :1]):  # no positions: all places are one
+        found = _nearest(states.flatten(0, 1)[None], embed, vocabulary).view(states.shape[:2])
+    else:
+        found = _nearest(states, embed, vocabulary)
+    return [row[:length] for row, length in zip(found.T, lengths, strict=True)]
+
+
+def _nearest(states: Tensor, embed: Embed, vocabulary: int) -> Tensor:
+    """Returns the nearest tokens to hidden states (places, texts, hidden), (places, texts) int64."""
+    places, _, hidden = states.shape
+    at_a_time = max(1, min(_TOKENS_AT_A_TIME, _NUMBERS_AT_A_TIME // (places * hidden)))
+    texts_at_a_time = max(1, _NUMBERS_AT_A_TIME // (places * at_a_time))
+    best = states.new_full(states.shape[:2], math.inf)
+    found = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
+    for ids in torch.split(torch.arange(vocabulary, device=states.device), at_a_time):
+        vectors = embed(ids[:, None].expand(-1, places)).float().transpose(0, 1)
+        for start in range(0, states.shape[1], texts_at_a_time):
+            part = slice(start, start + texts_at_a_time)
+            distances, indices = torch.cdist(states[:, part], vectors).min(dim=-1)
+            nearer = distances < best[:, part]
+            best[:, part] = torch.where(nearer, distances, best[:, part])
+            found[:, part] = torch.where(nearer, ids[indices], found[:, part])
+    return found
 
 
 def _batches(observed: Sequence[Observed], size: int) -> Iterable[Sequence[Observed]]:

@@ -35,10 +35,10 @@ import torch
 from torch import Tensor
 
 from fedstrata.core.errors import FedstrataError, FrameError, SessionLostError
-from fedstrata.models.blocks import block_modules, family_of, transformers_model
+from fedstrata.models.blocks import block_modules, family_of, is_empty, transformers_model
 from fedstrata.models.prefix import answering, as_returned, replaced_prefix, run_prefix
 from fedstrata.split.rows import Rows
-from fedstrata.split.stand_ins import cache_of, is_empty, note_tokens, noted_rows, states_of
+from fedstrata.split.stand_ins import cache_of, note_tokens, noted_rows, states_of
 
 if TYPE_CHECKING:
     from fedstrata.core.cut import Cut
@@ -266,6 +266,8 @@ class _Asking:
         """
         if torch.is_grad_enabled() and states.requires_grad:
             raise ValueError("a connected model learns nothing: use `front` and `back`, or torch.no_grad()")
+        if past and (past != self._rows.length or not _goes_on(live, self._live)):
+            raise ValueError("a connected model goes on from the last tokens alone, and with each row once")
         kept = self._only(live)
         self._rows = self._rows.longer(past + states.shape[1])
         sent = states.detach()
@@ -303,6 +305,11 @@ class _Asking:
     @property
     def _session(self) -> str:
         return f"{self._name}/{self._number}"
+
+
+def _goes_on(live: Sequence[int], before: Sequence[int]) -> bool:
+    """Whether some of the rows go on, in the order they had; the server cannot go back, nor copy a row."""
+    return list(live) == [row for row in before if row in set(live)]
 
 
 def _received(states: Tensor, sent: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from fedstrata.core.errors import FrameError
 from fedstrata.core.types import Message
-from fedstrata.split.messages import ENDS, GRADIENT, STATES, Form, kind_of, number_in, pack, unpack
+from fedstrata.split.messages import ENDS, GRADIENT, STATES, Form, error_in, kind_of, number_in, pack, unpack
 from fedstrata.train.local import autocast, to_device
 
 if TYPE_CHECKING:
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from fedstrata.split.ends import Ends, Front
     from fedstrata.split.noise import Noise
     from fedstrata.train.work import Tally
+
+
+ROUNDED = ("states_up", "states_down", "gradient_up", "gradient_down")
+"""What travels in a step, by kind and direction."""
 
 
 @dataclass
@@ -56,6 +61,18 @@ class Exchange:
     in_flight: int = 1
     average_every: int | None = None
     _steps: int = field(default=0, init=False)
+    _errors: dict[str, list[float]] = field(default_factory=dict, init=False)
+
+    @property
+    def rounding(self) -> dict[str, JSON]:
+        """What int8 has changed so far, relative to what was sent: a mean over messages, by `ROUNDED`."""
+        return {name: float(f"{fmean(errors):.4g}") for name, errors in self._errors.items()}
+
+    def note(self, message: Message, direction: str) -> Message:
+        """Takes down what a message says of its rounding, and returns the message."""
+        if (error := error_in(message)) is not None:
+            self._errors.setdefault(f"{kind_of(message)}_{direction}", []).append(error)
+        return message
 
     def gradients(
         self,
@@ -143,11 +160,11 @@ class _Step:
             "cut": [exchange.cut.front, exchange.cut.back],
             "wants_gradient": front.needs_gradient,
         }
-        exchange.line.send(pack(STATES, states, exchange.form, values))
+        exchange.line.send(exchange.note(pack(STATES, states, exchange.form, values), "up"))
 
     def take(self, message: Message) -> None:
         """Goes on with the batch that the server answers to."""
-        kind, index = kind_of(message), number_in(message, "batch")
+        kind, index = kind_of(self._exchange.note(message, "down")), number_in(message, "batch")
         tensor = unpack(message, self._exchange.form)
         if index not in self._fronts or kind == ENDS or (kind == STATES and tensor is None):
             raise FrameError(f"the server says {kind} of batch {index}, which does not wait for it")
@@ -174,7 +191,7 @@ class _Step:
             "terms": int(count),
             "last": len(self.losses) == len(self._batches),
         }
-        exchange.line.send(pack(GRADIENT, leaf.grad, exchange.form, values))
+        exchange.line.send(exchange.note(pack(GRADIENT, leaf.grad, exchange.form, values), "up"))
 
     def _call(self, index: int) -> Callable[[], tuple[Tensor, Tensor]]:
         batch = to_device(self._batches[index], self._device)

@@ -13,10 +13,12 @@ by the first ones comes down. Labels and tokens are in none of them.
 | `wants_gradient` | states that go up | whether anything of A learns |
 | `terms` | gradients that go up | over how many terms the loss is a sum |
 | `last` | gradients that go up | whether it is the last of its step |
+| `error` | `states`, `gradient` in int8 | the norm of what rounding changed, over that of what was sent |
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -24,7 +26,7 @@ import torch
 from fedstrata.core.cut import Cut
 from fedstrata.core.errors import FrameError
 from fedstrata.core.types import Message
-from fedstrata.wire.quantize import dequantize, quantize
+from fedstrata.wire.quantize import dequantize, quantize, relative_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,11 +52,13 @@ def pack(kind: str, tensor: Tensor | None, form: Form, values: Mapping[str, JSON
         form: How it travels.
         values: What else the message says.
     """
-    said = {"kind": kind, **values}
+    said: dict[str, JSON] = {"kind": kind, **values}
     if tensor is None:
         return Message({}, said)
     if form == "int8":
         rounded, scales = quantize(tensor)
+        if math.isfinite(error := relative_error(tensor, rounded, scales)):
+            said["error"] = float(f"{error:.3g}")  # and no digits that mean nothing
         return Message({kind: rounded, SCALES: scales}, said)
     return Message({kind: tensor.detach().to(_DTYPES[form])}, said)
 
@@ -97,6 +101,12 @@ def kind_of(message: Message) -> str:
     if kind not in (STATES, GRADIENT, ENDS):
         raise FrameError(f"a message is about {kind!r}; known are {STATES}, {GRADIENT} and {ENDS}")
     return str(kind)
+
+
+def error_in(message: Message) -> float | None:
+    """Returns what a message says of its rounding; none if it says nothing that is a number of 0 or more."""
+    value = message.values.get("error")
+    return value if isinstance(value, float) and 0.0 <= value < math.inf else None
 
 
 def number_in(message: Message, name: str) -> int:

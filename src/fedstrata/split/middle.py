@@ -26,10 +26,10 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata.core.errors import ConfigurationError, FrameError, Problem, StepLostError
-from fedstrata.models.blocks import block_modules, family_of, is_listed, transformers_model
+from fedstrata.models.blocks import block_modules, family_of, is_empty, is_listed, transformers_model
 from fedstrata.models.prefix import answering, run_prefix
 from fedstrata.split.rows import Rows
-from fedstrata.split.stand_ins import hand_on, is_empty
+from fedstrata.split.stand_ins import hand_on
 from fedstrata.train.local import train_mode
 
 if TYPE_CHECKING:

@@ -232,13 +232,15 @@ class ClientBatch:
 class Hierarchical:
     """A copy of B for each client, of the blocks it lacks; all are averaged now and then, and at the end.
 
-    The copy of a client that is lost counts in no average from then on.
+    The copy of a client that is lost counts in no average from then on. The clients' ends are averaged when
+    all who are there have sent theirs: of each tensor the mean over those who have it.
 
     Args:
         replica_of: Makes the copy of the client of this name.
         clients: Who takes part, and what each may say.
         weights: The weight of each in averages.
         average_every: Steps between averages; none for the end alone.
+        average_ends: Whether clients will ask for averages of their ends.
 
     Attributes:
         together: Whether clients must be there at once.
@@ -253,13 +255,16 @@ class Hierarchical:
         clients: Mapping[str, Course],
         weights: Mapping[str, float],
         average_every: int | None,
+        *,
+        average_ends: bool = False,
     ) -> None:
         self._replicas = {client: replica_of(client) for client in clients}
         self._courses, self._weights, self._every = clients, dict(weights), average_every
-        self.together = average_every is not None
+        self.together = average_every is not None or average_ends
         self._there = list(clients)
         self._terms = dict.fromkeys(clients, 0)
         self._held: dict[str, list[Said]] = {}  # of those who wait for an average
+        self._ends: dict[str, Said] = {}  # of those who wait for one of their ends
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -280,11 +285,15 @@ class Hierarchical:
         """Goes on without the client; its copy stays as it is, and counts if the client has delivered."""
         self._there = [each for each in self._there if each != client]
         self._held.pop(client, None)
+        self._ends.pop(client, None)
         if lost:
             self._replicas.pop(client, None)
         yield from self._averaged()
 
     def _answered(self, client: str, said: Said) -> Answers:
+        if said.kind == ENDS:
+            self._ends[client] = said
+            return
         replica = self._replicas[client]
         yield client, _answered(replica, client, said, self._courses[client])
         self._terms[client] += said.terms
@@ -295,9 +304,18 @@ class Hierarchical:
                 self._held[client] = []
 
     def _averaged(self) -> Answers:
-        """Averages the copies once every client that is there waits for it."""
-        if not self._there or any(client not in self._held for client in self._there):
-            return
+        """Averages the copies, or the ends, once every client that is there waits for it."""
+        if self._there and all(client in self._held for client in self._there):
+            yield from self._with_averaged_copies()
+        if self._there and all(client in self._ends for client in self._there):
+            said, self._ends = self._ends, {}
+            mean = mean_of([own.ends for own in said.values()], [self._weights[each] for each in said])
+            for client, own in said.items():
+                self._courses[client].answered(own)
+                yield client, Message({name: mean[name] for name in own.ends}, {"kind": ENDS})
+
+    def _with_averaged_copies(self) -> Answers:
+        """Averages the copies and answers what came meanwhile."""
         mean = self.tensors
         for replica in self._replicas.values():
             replica.middle.model.load({name: mean[name] for name in replica.names})

@@ -60,11 +60,6 @@ def empty(block: nn.Module, index: int, returns: int) -> None:
     block.forward = partial(hand_on, index, returns)
 
 
-def is_empty(block: nn.Module) -> bool:
-    """Whether a block has no weights, and so is on another side."""
-    return next(block.parameters(), None) is None
-
-
 def hand_on(index: int, returns: int, /, *args: Any, **kwargs: Any) -> Any:
     """Answers for block `index` with the hidden states that it got."""
     states = states_of(args, kwargs)

@@ -3,7 +3,8 @@
 Source: FL-LLaMA, section 4.1.2: s(y|x), the sum of log P(y_t | y_1 ... y_(t-1), x) over an answer's tokens.
 
 The answers to a prompt share it. It runs once, and the first token of every answer is read off its last one;
-where answers are longer, the rest of each runs after the prompt's keys and values.
+where answers are longer, the rest of each runs after the prompt's keys and values. The server of a divided
+model has its own and cannot copy them: there every answer of several tokens runs with its prompt.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fedstrata.models.blocks import is_divided
 from fedstrata.tasks.generate import left_padded
 from fedstrata.tasks.lm import cross_entropies
 from fedstrata.tasks.windows import IGNORED, run_model
@@ -41,7 +43,8 @@ def log_likelihoods(module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     # PEFT puts a prefix before whatever keys and values there are; BERT's kin count positions their own way.
     prefixed = getattr(getattr(module, "active_peft_config", None), "is_prompt_learning", False)
     own_way = prefixed or getattr(inner.config, "is_decoder", False)
-    if "past_key_values" in taken and not own_way:
+    copies = batch["answers"].shape[1] > 1 and is_divided(inner)
+    if "past_key_values" in taken and not (own_way or copies):
         return _after_prompts(module, batch, taken)
     return _with_prompts(module, batch)
 

@@ -99,6 +99,7 @@ def fit(
     penalty: Callable[[], None] | None = None,
     dropout: LayerDropout | None = None,
     gradients: Gradients | None = None,
+    segments: Sequence[Collection[str]] = (),
 ) -> FitResult:
     """Trains the named parameters of a client's model on its examples.
 
@@ -115,6 +116,8 @@ def fit(
         penalty: Adds the gradient of a term of its own to that of each step's loss.
         dropout: Draws the blocks that are left out of each batch, and hears of the gradients of the others.
         gradients: What takes the place of `accumulate`, where the model is not all here (`fedstrata.split`).
+        segments: The parts of the trainable names whose gradients are clipped each by its own norm; none: all
+            by that of all.
 
     Raises:
         TrainingError: The loss, the gradient or, at the end, a weight is not finite.
@@ -130,7 +133,7 @@ def fit(
         if penalty is not None:
             penalty()
 
-    result = _descend(client, trainable, rng, more, dropout, gradients or accumulate)
+    result = _descend(client, trainable, rng, more, dropout, gradients or accumulate, segments)
     if corrupt:
         own = set(private() if callable(private) else private)
         sent = [name for name in trainable if name not in own]
@@ -145,11 +148,13 @@ def _descend(
     more: Callable[[], None],
     dropout: LayerDropout | None,
     gradients: Gradients,
+    segments: Sequence[Collection[str]],
 ) -> FitResult:
     """Takes all steps of a local training; see `fit`."""
     settings, model = client.training, client.model
     model.train_only(trainable)
     parameters = model.parameters(trainable)
+    clipped = [model.parameters(names) for names in segments] or [parameters]
     blocks = [model.parameters(names) for names in model.layout.blocks]
     loader = training_batches(client, rng)
     steps_per_epoch = math.ceil(len(loader) / settings.accumulation)
@@ -172,7 +177,7 @@ def _descend(
                 if dropout:
                     dropout.observe(block_gradient_norms(blocks))
                 more()
-                norm = clip(parameters, settings)
+                norm = math.hypot(*(clip(own, settings) for own in clipped))
                 if not (math.isfinite(step_loss) and math.isfinite(norm)):
                     what = f"loss became {step_loss} and the norm of its gradient {norm}"
                     raise _diverged(client, what, step, steps)

@@ -347,7 +347,7 @@ def test_what_cannot_be_answered_is_refused(run_of: RunOf, tmp_path: Path) -> No
     with pytest.raises(ConfigurationError, match="there is nothing to answer"):
         Generating(experiment, "site-1", tmp_path, Drawing(), [])
     own = prepare_prompts(read_source(None, [*TINY, *overrides, "method.average_ends=never"]), "site-1")
-    with pytest.raises(ConfigurationError, match=r"--home: .* holds nothing"):
+    with pytest.raises(ConfigurationError, match=r"--home: .* holds nothing of client 'site-"):
         Generating(own, "site-1", tmp_path, Drawing(), [Document("one", "No fever")])
     with pytest.raises(ConfigurationError, match="lm, which generates nothing"):
         Generating(prepare_client(source, "site-1"), "site-1", tmp_path, Drawing(temperature=1.0))

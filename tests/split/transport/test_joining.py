@@ -265,9 +265,13 @@ def test_a_certificate_that_nobody_trusts_does_not_connect(
         certificates(other, tmp_path, "north", authority),
         certificates(authority, tmp_path, "north", other),
     ):
-        member = Membership(address, "north", AGREED, certificates=wrong, token="secret", timing=brief)
+        warnings: list[str] = []
+        own: dict[str, Any] = {"certificates": wrong, "token": "secret", "warn": warnings.append}
+        member = Membership(address, "north", AGREED, timing=brief, **own)
         with pytest.raises(LineError, match=r"the server cannot be reached for 0\.5 s"), member:
             pass
+        (warning,) = warnings  # at once, and not at every attempt
+        assert warning.startswith(f"the server at {address} cannot be reached yet, trying again for 0.5 s: ")
     assert server.present == ()
 
 

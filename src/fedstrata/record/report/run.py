@@ -61,6 +61,7 @@ def run_page(history: History) -> str:
         groups=_group_rows(history),
         tensors=_tensor_rows(history),
         influences=_influence_rows(history),
+        rounding=_rounding(history),
         times=[(part, seconds, 100.0 * seconds / total) for part, seconds in parts.items()] if total else [],
         everybody=CURVES["global"] + (", own models" if history.start["personal"] else ""),
         totals=_documents(history.start["clients"]),
@@ -174,6 +175,18 @@ def _influence_rows(history: History) -> list[dict[str, Any]]:
         }
         for client, own in sorted(turns.items())
     ]
+
+
+def _rounding(history: History) -> dict[str, float]:
+    """Returns what hidden states and gradients lost to 8 bits, a share of their norm: the mean of rounds."""
+    rounds = [
+        event.get("state", {}).get("rounding") for event in history.rounds if not event.get("abandoned")
+    ]
+    known = [own for own in rounds if own]
+    return {
+        name.replace("_", " "): fmean(own[name] for own in known if name in own)
+        for name in dict.fromkeys(name for own in known for name in own)
+    }
 
 
 def _score_figures(history: History, rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from queue import SimpleQueue
 from threading import Event, Thread
@@ -49,6 +49,7 @@ class Membership:
         token: The client's token; none is only allowed without TLS.
         certificates: The client's certificate and whom it trusts; none for plain text on this machine.
         timing: How long to wait.
+        warn: Told why the first attempt to join has failed, if it is made again.
 
     Attributes:
         welcome: What the server said when the session began.
@@ -64,6 +65,7 @@ class Membership:
         token: str | None = None,
         certificates: Certificates | None = None,
         timing: Timing | None = None,
+        warn: Callable[[str], None] = lambda message: None,
     ) -> None:
         require_safe(address, insecure=certificates is None, setting="--server")
         if certificates is not None and not token:
@@ -73,6 +75,7 @@ class Membership:
         self._client, self._agreement = client, agreement
         self._greeting = {**(greeting or {}), "facts": dict(agreement.facts)}
         self._session = ""
+        self._address, self._warn, self._warned = address, warn, False
         self._link = Link(agreement.largest, ahead=agreement.ahead, delay=self.timing.delay)
         options = self.timing.options(agreement.largest + 2**16)
         if certificates is None:
@@ -173,6 +176,10 @@ class Membership:
         since = self._link.down_since
         if since is not None and time.monotonic() - since >= self.timing.reconnect:
             raise LineError(f"the server cannot be reached for {self.timing.reconnect:g} s: {details}")
+        if not self._session and not self._warned:  # a wrong port or certificate will not get better
+            self._warned = True
+            limit = f"trying again for {self.timing.reconnect:g} s"
+            self._warn(f"the server at {self._address} cannot be reached yet, {limit}: {details}")
 
     def _converse(self) -> None:
         """Holds one connection, until it ends.

@@ -1,0 +1,130 @@
+"""What a client of a divided model keeps of its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+
+import pytest
+import torch
+from support import TINY
+
+from fedstrata.core.errors import FrameError
+from fedstrata.core.sources import read_source
+from fedstrata.core.types import JSON, Message, Plan
+from fedstrata.engine.agreeing import SCORE
+from fedstrata.engine.checkpoint import ClientStore, client_folder, home_of
+from fedstrata.engine.joining import RemoteClient
+from fedstrata.engine.setup import Experiment
+from fedstrata.engine.sides import prepare_client
+from fedstrata.split.transport.header import Header, Kind
+from fedstrata.split.transport.hub import Hub
+from fedstrata.split.transport.membership import Membership
+from fedstrata.split.transport.timing import Timing
+from fedstrata.wire import frame
+
+TIMING = Timing(answer=60.0, reconnect=30.0, keepalive=20.0)
+FIRST, SECOND = "0123456789abcdef", "fedcba9876543210"
+CLIENTS = ("site-1", "site-2")
+
+
+@pytest.fixture(scope="module")
+def experiment() -> Experiment:
+    """The experiment of a client that keeps its ends, and adds noise to whatever it sends."""
+    method = "method={name: fl_llama, average_ends: never, noise: {scale: 0.5, inference: true}}"
+    return prepare_client(read_source(None, [*TINY, method]), "site-1")
+
+
+def store_of(home: Path, run: str, client: str, number: int) -> ClientStore:
+    return ClientStore(client_folder(home_of(home, run), client), number)
+
+
+def kept(home: Path, run: str, client: str) -> float:
+    """Returns the number of the last round of which a client still has its ends."""
+    return float(store_of(home, run, client, 99).read().tensors["head"])
+
+
+@contextmanager
+def served(remote: RemoteClient, welcome: dict[str, JSON]) -> Iterator[tuple[Hub, Membership]]:
+    """A server that says this when a client begins, and a session of that client."""
+    hub = Hub(
+        lambda client, greeting: remote.agreement,
+        largest=2**24,
+        clients=CLIENTS,
+        timing=TIMING,
+        welcome=lambda: welcome,
+    )
+    address = hub.listen("127.0.0.1:0")
+    agreed = {"greeting": remote.greeting, "timing": TIMING}
+    try:
+        with Membership(address, remote.id, remote.agreement, **agreed) as membership:  # type: ignore[arg-type]
+            hub.wait_for([remote.id], 30)
+            yield hub, membership
+    finally:
+        hub.stop(1.0, complete=True)
+
+
+def test_a_client_that_joins_drops_nothing_but_what_its_own_run_did_not_commit(
+    tmp_path: Path, experiment: Experiment
+) -> None:
+    """A server that begins anew has committed nothing: what was learnt in other runs stays."""
+    for client in CLIENTS:
+        for number in (1, 2, 3):
+            ends = Message({"head": torch.tensor(float(number))})
+            store_of(tmp_path, FIRST, client, number).write(ends)
+    remote = RemoteClient(experiment, "site-1", tmp_path, lambda event, facts: None)
+    for welcome, left in (({"committed": 0, "run": SECOND}, 3.0), ({"committed": 2, "run": FIRST}, 2.0)):
+        with served(remote, welcome) as (hub, membership):
+            hub.stop(1.0, complete=True)
+            remote.serve(membership)
+        assert [kept(tmp_path, FIRST, client) for client in CLIENTS] == [left, 3.0]
+
+
+def test_scores_that_fail_cost_a_client_nothing_that_it_has_learnt(
+    tmp_path: Path, experiment: Experiment
+) -> None:
+    store_of(tmp_path, FIRST, "site-1", 3).write(Message({"head": torch.tensor(3.0)}))
+    failed = Event()
+    remote = RemoteClient(
+        experiment, "site-1", tmp_path, lambda event, facts: failed.set() if event == "turn_failed" else None
+    )
+    with served(remote, {"committed": 3, "run": FIRST}) as (hub, membership):
+        asked = Header(Kind.PLAN, turn=1, round=3, handler=SCORE)
+        hub.send("site-1", asked, frame.encode(Plan({}, {"part": "all of them"})))
+        thread = Thread(target=remote.serve, args=(membership,))
+        thread.start()
+        assert failed.wait(60)
+        hub.stop(1.0, complete=True)
+        thread.join()
+    assert kept(tmp_path, FIRST, "site-1") == 3.0
+
+
+def test_what_is_sent_twice_has_no_noise_in_common(tmp_path: Path, experiment: Experiment) -> None:
+    """A server that asks for the same again cannot subtract: both times the states are others."""
+    remote = RemoteClient(experiment, "site-1", tmp_path, lambda event, facts: None)
+    sent: list[torch.Tensor] = []
+    with served(remote, {"committed": 0, "run": FIRST}) as (hub, membership):
+        thread = Thread(target=remote.serve, args=(membership,))
+        thread.start()
+        for turn in (1, 2):
+            asked = Header(Kind.PLAN, turn=turn, round=1, handler=SCORE, call=1)
+            hub.send("site-1", asked, frame.encode(Plan({}, {"part": "test"})))
+            arrival = hub.receive(60)
+            assert arrival is not None
+            assert arrival.frame is not None
+            (states,) = frame.decode(arrival.frame, Message).tensors.values()
+            sent.append(states.clone())
+            hub.send("site-1", Header(Kind.FAILED, turn=turn), frame.encode(Message()))
+        hub.stop(1.0, complete=True)
+        thread.join()
+    assert sent[0].shape == sent[1].shape
+    noise = (sent[1] - sent[0]).abs().mean() / 2**0.5  # of two independent draws
+    assert noise.item() == pytest.approx(0.5, rel=0.05)
+
+
+@pytest.mark.parametrize("said", ["../..", "", 7, f"{FIRST}/.."])
+def test_a_server_does_not_choose_where_a_client_writes(tmp_path: Path, said: JSON) -> None:
+    with pytest.raises(FrameError, match="which is no id of 16 hexadecimal digits"):
+        home_of(tmp_path, said)
