@@ -48,6 +48,7 @@ class Setting:
         batches: Of a client in a round.
         adapter: The adapter, as in a configuration; none to train all weights.
         accumulation: Batches of a step.
+        in_flight: How many of them the server takes at once; a client may say less.
     """
 
     blocks: int
@@ -59,6 +60,7 @@ class Setting:
     batches: int
     adapter: Mapping[str, Any] | None = None
     accumulation: int = 1
+    in_flight: int = 1
 
     def write(self, folder: Path, clients: Sequence[str], method: Mapping[str, Any]) -> Path:
         """Writes the model, the texts and a configuration; returns the latter."""
@@ -88,7 +90,12 @@ class Setting:
     @property
     def method(self) -> dict[str, Any]:
         """The settings of the method that clients are started with."""
-        return {"name": "fl_llama", "front": self.front, "back": self.back}
+        return {
+            "name": "fl_llama",
+            "front": self.front,
+            "back": self.back,
+            "in_flight": self.in_flight,
+        }
 
 
 @dataclass

@@ -77,7 +77,8 @@ def time_modes(options: argparse.Namespace, clients: int, delay: float, folder: 
 def time_flights(options: argparse.Namespace, folder: Path) -> Seconds:
     """Times rounds of two clients alone in turn, one with one batch in flight and one with two."""
     own = {f"in-flight-{each}": [f"method.in_flight={each}"] for each in FLIGHTS}
-    setting = setting_of(options, adapter=LORA, accumulation=options.accumulation)
+    more = {"accumulation": options.accumulation, "in_flight": max(FLIGHTS)}
+    setting = setting_of(options, adapter=LORA, **more)
 
     def once(running: Federation, name: str) -> float:
         return running.round([name])
@@ -141,12 +142,10 @@ def train_whole(configuration: Path) -> None:
     print(peak_rss_bytes())
 
 
-def setting_of(
-    options: argparse.Namespace, *, adapter: Mapping[str, Any] | None, accumulation: int = 1
-) -> Setting:
+def setting_of(options: argparse.Namespace, *, adapter: Mapping[str, Any] | None, **more: int) -> Setting:
     """Returns what is trained when time is measured."""
     size = {name: getattr(options, name) for name in ("blocks", "hidden", "tokens", "batch", "batches")}
-    return Setting(**size, front=options.front, back=options.back, adapter=adapter, accumulation=accumulation)
+    return Setting(**size, front=options.front, back=options.back, adapter=adapter, **more)
 
 
 def ratio(slow: Sequence[float], fast: Sequence[float]) -> dict[str, Any]:
