@@ -60,12 +60,12 @@ class Attendance:
     def _left(self) -> set[str]:
         return set(self.sampled) - self.dropped - self.lost.keys()
 
-    def why_not(self, number: int, run: str) -> str:
+    def why_not(self, number: int, command: str) -> str:
         """Says that a round cannot be completed, why, and how to go on.
 
         Args:
             number: The round.
-            run: The command that goes on with the run.
+            command: What goes on with the run.
         """
         lost, left = len(self.lost), len(self._left)
         rule = f"federation.min_clients is {self.min_clients}"
@@ -75,8 +75,7 @@ class Attendance:
         hint = f"; with federation.min_clients={left} it may go on without what failed" if left else ""
         return (
             f"round {number}: {lost} of {len(self.sampled)} clients lost, at most {left} can deliver, and "
-            f"{rule}:{reasons}\nEarlier rounds are kept. To try this one again: "
-            f"{run}{hint}"
+            f"{rule}:{reasons}\nEarlier rounds are kept. To try this one again: {command}{hint}"
         )
 
 

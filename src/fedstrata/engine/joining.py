@@ -101,7 +101,8 @@ class RemoteClient:
     def _turn(self, membership: Membership, header: Header, content: Frame) -> None:
         """Runs one handler, and sends what it gives, or why it failed."""
         store = ClientStore(self._folder, header.round)
-        written = header.handler != SCORE  # what was learnt in the round stays when its scores fail
+        # What was learnt in the round stays when its scores fail.
+        undo = store.discard if header.handler != SCORE else lambda: None
         line = GrpcLine(membership, header.turn)
         self._listen("turn", {"round": header.round, "handler": header.handler})
         try:
@@ -116,16 +117,13 @@ class RemoteClient:
             done = Header(Kind.UPDATE, turn=header.turn, seconds=seconds, trained=trained)
             membership.send(done, frame.encode(update))
         except TurnOverError as error:
-            if written:
-                store.discard()
+            undo()
             self._listen("turn_failed", {"round": header.round, "message": str(error)})
         except LineError:
-            if written:
-                store.discard()
+            undo()
             raise
         except Exception as error:
-            if written:
-                store.discard()
+            undo()
             told = Message({}, {"message": describe(error)})
             membership.send(Header(Kind.FAILED, turn=header.turn), frame.encode(told))
             if not is_client_failure(error):

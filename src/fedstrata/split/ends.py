@@ -309,7 +309,8 @@ class _Asking:
 
 def _goes_on(live: Sequence[int], before: Sequence[int]) -> bool:
     """Whether some of the rows go on, in the order they had; the server cannot go back, nor copy a row."""
-    return list(live) == [row for row in before if row in set(live)]
+    chosen = set(live)
+    return list(live) == [row for row in before if row in chosen]
 
 
 def _received(states: Tensor, sent: Tensor) -> Tensor:

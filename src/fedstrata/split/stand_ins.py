@@ -81,19 +81,19 @@ def cache_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Cache | None:
 def note_tokens(cache: Cache | None, index: int, states: Tensor) -> None:
     """Lets a cache know that block `index` saw these tokens, (rows, tokens, hidden)."""
     if cache is not None:
-        rows = noted_rows(cache, index) or range(len(states))
-        numbers = torch.tensor(rows, dtype=torch.int32, device=states.device)
-        # As keys: rows, heads, tokens, width.
-        seen = numbers[:, None, None, None].expand(-1, 1, states.shape[1], 1)
+        if cache.get_seq_length(index):
+            numbers = cache.layers[index].keys[:, :, -1:]
+        else:  # as keys: rows, heads, tokens, width
+            rows = torch.arange(len(states), dtype=torch.int32, device=states.device)
+            numbers = rows[:, None, None, None]
+        seen = numbers.expand(-1, 1, states.shape[1], 1)
         cache.update(seen, seen, index)
 
 
 def noted_rows(cache: Cache, index: int) -> list[int]:
-    """Returns which rows a cache still has of those it began with, as `note_tokens` counted them.
+    """Returns which rows a cache that has begun still has, as `note_tokens` counted them.
 
     Whoever generates takes rows that have ended out of the cache, and tells nobody.
     """
-    if not cache.get_seq_length(index):
-        return []
     numbers: list[int] = cache.layers[index].keys[:, 0, -1, 0].tolist()
     return numbers
