@@ -42,9 +42,11 @@ def test_every_shipped_configuration_is_valid(path: Path) -> None:
         )
         sources = [with_value(row, *setting, "")[0].source for row in sweep.rows for setting in tried]
     for source in sources:
-        _, method, problems = check_settings(source)
-        assert not problems
+        settings, method, problems = check_settings(source)
+        assert not problems, [problem.message for problem in problems]
         assert method is not None
+        if path.is_relative_to(REPOSITORY / "benchmarks"):
+            assert settings.name.replace("-", "_") == path.stem
 
 
 def blocks_of(page: str) -> list[str]:

@@ -54,6 +54,18 @@ def test_batches_in_flight_cuts_and_adapters_change_nothing(
     assert_close(whole, divided)
 
 
+def test_terms_with_weights_are_divided_by_the_sum_of_these(run_tiny: RunTiny) -> None:
+    """Of pairs that stand for more like them the weights are no whole numbers."""
+    pairs = (
+        "data={types: null, relations: [dosage], modifiers: clinical, synthetic: {sites: 1, notes: 12}}",
+        "task={name: relations, max_length: 48, negatives: 0.3}",
+        "training.batch_size=8",
+    )
+    whole = run_tiny("method={name: fedavg}", *pairs, *PLAIN, out="whole")
+    divided = run_tiny("method={name: fl_llama}", *pairs, *PLAIN, out="divided")
+    assert_close(whole, divided)
+
+
 @pytest.mark.parametrize("mode", MODES[1:4])
 def test_each_segment_is_clipped_by_its_own_norm(run_tiny: RunTiny, mode: str) -> None:
     """After one step of SGD, with gradients that are all too long, each has moved as far as it may."""

@@ -158,7 +158,8 @@ UNFIT: dict[str, tuple[Message, str]] = {
 UNFIT_GRADIENTS: dict[str, tuple[Message, str]] = {
     "other rows": (gradient(tensor=drawn(1)[:1]), r"gradient of shape \(2, 9, 32\), not \(1, 9, 32\)"),
     "another batch": (gradient(batch=1), "batch 1 came, which does not wait"),
-    "too many terms": (gradient(terms=10**400), "terms=int, which is no whole number from 0 to"),
+    "too many terms": (gradient(terms=10**400), "terms=10000*, which is no number from 0 to"),
+    "terms that are no number": (gradient(terms=float("nan")), "terms=nan, which is no number from 0 to"),
     "states again": (states(batch=1), "while 0 are under way; method.in_flight allows 1"),
     "a norm beyond all numbers": (gradient(tensor=drawn(1, 1e37)), "norm of a gradient is not finite"),
 }

@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedstrata.core.errors import FrameError
-from fedstrata.split.messages import ENDS, GRADIENT, STATES, Form, cut_in, kind_of, number_in, unpack
+from fedstrata.split.messages import (
+    ENDS,
+    GRADIENT,
+    STATES,
+    Form,
+    amount_in,
+    cut_in,
+    kind_of,
+    number_in,
+    unpack,
+)
 from fedstrata.split.rows import Rows
 
 if TYPE_CHECKING:
@@ -33,7 +43,7 @@ class Said:
         tensor: Hidden states or the gradient by them, (rows, columns, hidden).
         rows: The lengths of the rows.
         wants_gradient: Whether the gradient by the states is wanted.
-        terms: Over how many terms the loss is a sum.
+        terms: Over how many terms the loss is a sum; where they have weights, the sum of these.
         last: Whether it is the last gradient of the step.
         ends: The client's weights that are to be averaged.
     """
@@ -43,7 +53,7 @@ class Said:
     tensor: Tensor = field(default_factory=lambda: torch.empty(0))
     rows: Rows = field(default_factory=lambda: Rows(0, ()))
     wants_gradient: bool = False
-    terms: int = 0
+    terms: float = 0.0
     last: bool = False
     ends: Tensors = field(default_factory=dict)
 
@@ -142,7 +152,7 @@ class Course:
             )
         if not bool(torch.linalg.vector_norm(gradient, dtype=torch.float32).isfinite()):
             raise FrameError("the norm of a gradient is not finite; try a lower learning rate")
-        terms, last = number_in(message, "terms"), _flag(message, "last")
+        terms, last = amount_in(message, "terms"), _flag(message, "last")
         if last and any(not each.turned for number, each in self._batches.items() if number != batch):
             raise FrameError(f"batch {batch} is called the last of its step while others wait for gradients")
         own.turned, self._closing = True, last

@@ -188,7 +188,7 @@ class _Step:
         self.counts.append(count)
         values: dict[str, JSON] = {
             "batch": index,
-            "terms": int(count),
+            "terms": float(count),
             "last": len(self.losses) == len(self._batches),
         }
         exchange.line.send(exchange.note(pack(GRADIENT, leaf.grad, exchange.form, values), "up"))

@@ -11,7 +11,7 @@ by the first ones comes down. Labels and tokens are in none of them.
 | `rows` | states that go up | the lengths of the rows (`fedstrata.split.rows`) |
 | `cut` | states that go up | p and q of the client |
 | `wants_gradient` | states that go up | whether anything of A learns |
-| `terms` | gradients that go up | over how many terms the loss is a sum |
+| `terms` | gradients that go up | of how many terms the loss is a sum, or the sum of their weights |
 | `last` | gradients that go up | whether it is the last of its step |
 | `error` | `states`, `gradient` in int8 | the norm of what rounding changed, over that of what was sent |
 """
@@ -120,6 +120,18 @@ def number_in(message: Message, name: str) -> int:
         told = value if isinstance(value, int) and abs(value) <= MOST else type(value).__name__
         raise FrameError(f"a message says {name}={told}, which is no whole number from 0 to {MOST}")
     return value
+
+
+def amount_in(message: Message, name: str) -> float:
+    """Returns a number from 0 to `MOST`, whole or not, among a message's values.
+
+    Raises:
+        FrameError: It is none.
+    """
+    value: Any = message.values.get(name)
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= MOST:
+        raise FrameError(f"a message says {name}={value!r:.40}, which is no number from 0 to {MOST}")
+    return float(value)
 
 
 def numbers_in(message: Message, name: str) -> list[int] | None:

@@ -58,7 +58,7 @@ class Sequential:
         self._order = list(clients)
         self._waiting: dict[str, deque[Said]] = {client: deque() for client in clients}
         self._open: str | None = None  # whose step has begun
-        self._terms = 0
+        self._terms = 0.0
         self._next = 0
 
     @property
@@ -75,7 +75,7 @@ class Sequential:
         """Gives the turn to the next; of a step that nobody will complete nothing is left."""
         if client == self._open:
             self._replica.discard()
-            self._open, self._terms = None, 0
+            self._open, self._terms = None, 0.0
         if client in self._order:
             place = self._order.index(client)
             self._order.remove(client)
@@ -91,7 +91,7 @@ class Sequential:
             yield client, _answered(self._replica, client, said, self._courses[client])
             self._terms += said.terms
             if said.last:
-                terms, self._open, self._terms = self._terms, None, 0
+                terms, self._open, self._terms = self._terms, None, 0.0
                 self._next = (self._next + self.together) % len(self._order)
                 self._replica.step(terms)
 
@@ -262,7 +262,7 @@ class Hierarchical:
         self._courses, self._weights, self._every = clients, dict(weights), average_every
         self.together = average_every is not None or average_ends
         self._there = list(clients)
-        self._terms = dict.fromkeys(clients, 0)
+        self._terms = dict.fromkeys(clients, 0.0)
         self._held: dict[str, list[Said]] = {}  # of those who wait for an average
         self._ends: dict[str, Said] = {}  # of those who wait for one of their ends
 
@@ -298,7 +298,7 @@ class Hierarchical:
         yield client, _answered(replica, client, said, self._courses[client])
         self._terms[client] += said.terms
         if said.last:
-            terms, self._terms[client] = self._terms[client], 0
+            terms, self._terms[client] = self._terms[client], 0.0
             replica.step(terms)
             if self._every and replica.steps % self._every == 0:
                 self._held[client] = []
