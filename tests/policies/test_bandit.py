@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fedstrata.policies.bandit import Bandit, BanditSettings
+from fedstrata.core.seeding import Seed
+from fedstrata.policies.bandit import Bandit, Bandits, BanditSettings
 
 SETTINGS = BanditSettings()
 
@@ -38,6 +39,38 @@ def test_the_rate_that_pays_most_is_chosen_most_of_the_time() -> None:
     assert chosen.most_common(1)[0][0] == 0.6
     assert chosen[0.6] > 0.7 * chosen.total()
     assert 0.6 in bandit.rates and len(bandit.rates) < len(SETTINGS.rates)  # bad ones were given up
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_a_rate_is_judged_by_the_others_of_its_round(each: bool) -> None:
+    """Gains shrink to a tenth in twenty rounds, and a device's own bandit forgets after ten turns."""
+    bandits, seed, late = Bandits(SETTINGS, each), Seed(3), Counter[float]()
+    clients = [f"device-{number}" for number in range(10)]
+    for number in range(1, 61):
+        bandits, rates = bandits.choose(clients, number, seed.child(number))
+        gains = {client: 0.1 ** (number / 20) * (1.0 - abs(rate - 0.6)) for client, rate in rates.items()}
+        bandits = bandits.rewarded({client: (rates[client], gains[client]) for client in clients}, number)
+        if number > 20:
+            late.update(rates.values())
+    assert late.most_common(1)[0][0] == 0.6
+    assert late[0.6] > 0.7 * late.total()
+
+
+def test_a_device_that_trains_alone_in_its_round_is_judged_by_what_it_gained() -> None:
+    bandits, rates = Bandits(SETTINGS, each=False).choose(["a"], 1, Seed(0))
+    bandits = bandits.rewarded({"a": (rates["a"], 0.25)}, 1)
+    assert bandits.known[""].means(SETTINGS, 2) == {rates["a"]: 0.25}
+
+
+def test_the_share_of_random_choices_falls_by_rounds_to_its_last_value() -> None:
+    """However many devices there are. Of ten rates one random choice in ten is the best one, too."""
+    rng, bandit = np.random.default_rng(4), fresh()
+    bandit = bandit.rewarded(SETTINGS, 1, [(rate, 1.0 if rate == 0.3 else 0.0) for rate in SETTINGS.rates])
+    for number, share in ((1, 0.2), (26, 0.125), (51, 0.05), (400, 0.05)):
+        known = bandit.rewarded(SETTINGS, number, [(0.3, 1.0)])
+        _, chosen = known.choose(SETTINGS, number, 20_000, rng)
+        others = sum(rate != 0.3 for rate in chosen) / len(chosen)
+        assert others == pytest.approx(0.9 * share, abs=0.01)
 
 
 def test_what_pays_is_followed_when_it_changes() -> None:

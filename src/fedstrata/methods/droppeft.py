@@ -15,9 +15,10 @@ Client half: in each batch block l is left out with probability P_l, forward and
 Reduces to: FedLoRA (FedAdapter) with `rates: 0` and `shared_blocks: 1.0`.
 Deviations: the paper's Algorithm 1 did not survive in its text; the bandit's rules, the rates over the depth
     (linear) and the place of the head (always shared) are ours. So is what becomes of blocks that did not
-    run: one that has never run at the device has no importance and is neither sent nor personal, and one that
-    came down in this turn is not sent back if it did not run: it holds nothing new, and would dilute the
-    mean. Without emulated devices (`devices`) a second is the share of the blocks that ran.
+    run: one that has never run at the device has no importance and is neither sent nor personal, and neither
+    is one that came down in this turn and did not run: it holds nothing of the device, and would dilute the
+    mean, or grow stale. With all blocks shared one device is enough for a mean. Without emulated devices
+    (`devices`) a second is the share of the blocks that ran.
 """
 
 from __future__ import annotations

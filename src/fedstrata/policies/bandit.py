@@ -1,9 +1,10 @@
 """How many blocks to skip: a bandit over mean dropout rates (DropPEFT, section 3.3).
 
-The paper's Algorithm 1 did not survive in its text, so the rules are ours: rates that were not tried lately
-come first; then, but for a share of the choices that shrinks with time, the rate of the best mean reward. A
-reward is forgotten after some rounds, since what pays changes as the model learns, and the worst rates are
-given up once all were tried twice.
+The paper's Algorithm 1 did not survive in its text, so the rules are ours: rates that were never tried come
+first; then, but for a share of the choices that shrinks with time, the rate of the best mean reward. What is
+remembered of a reward is how far it lies above the mean of its round: gains shrink as the model learns, and
+the rate that was not tried for longest would look best. It is forgotten after some rounds, since what pays
+changes, and the worst rates are given up once all were tried twice.
 """
 
 from __future__ import annotations
@@ -41,13 +42,16 @@ class BanditSettings(Settings):
     explore: Annotated[list[Annotated[float, Field(ge=0.0, le=1.0)]], Field(min_length=2, max_length=2)] = (
         Field(
             default_factory=lambda: [0.2, 0.05],
-            description="Share of the choices that are random, at first and from `decay` choices on.",
+            description="Share of the choices that are random, at first and from round `decay` on.",
         )
     )
-    decay: Count = Field(default=50, description="Choices over which that share falls.")
-    memory: Count = Field(default=10, description="Rounds after which a reward is forgotten.")
+    decay: Count = Field(
+        default=50, description="Rounds over which that share falls; a device's own bandit counts its turns."
+    )
+    memory: Count = Field(default=10, description="Rounds, or turns, after which a reward is forgotten.")
     drop: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
-        default=0.25, description="Share of the rates that is given up whenever all had two rewards more."
+        default=0.25,
+        description="Share of the rates, rounded down, that is given up whenever all had two rewards more.",
     )
 
     @model_validator(mode="after")
@@ -59,7 +63,7 @@ class BanditSettings(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """What a rate brought: the gain in accuracy a second, in a round."""
+    """What a rate brought in a round: the gain in accuracy a second, above the round's mean."""
 
     round: int
     rate: float
@@ -74,13 +78,14 @@ class Bandit:
         rates: Those not given up.
         rewards: The rewards that are not forgotten, oldest first.
         choices: How often a rate was chosen.
-        pulls: Rewards of each rate since rates were last given up.
+        tried: Of each rate that ever had a reward, how many it had since rates were last given up, forgotten
+            or not, and their sum.
     """
 
     rates: tuple[float, ...]
     rewards: tuple[Reward, ...] = ()
     choices: int = 0
-    pulls: dict[float, int] = field(default_factory=dict)
+    tried: dict[float, tuple[int, float]] = field(default_factory=dict)
 
     def choose(
         self, settings: BanditSettings, number: int, count: int, rng: np.random.Generator
@@ -89,7 +94,7 @@ class Bandit:
 
         Args:
             settings: The rules.
-            number: The round, counted from 1.
+            number: The round, or of a device's own bandit its turn, counted from 1.
             count: How many devices there are.
             rng: The generator of this draw.
 
@@ -97,13 +102,13 @@ class Bandit:
             The bandit that knows of the choices, and a rate for each device.
         """
         means = self.means(settings, number)
-        untried = [rate for rate in self.rates if rate not in means]
+        untried = [rate for rate in self.rates if rate not in self.tried]
         rng.shuffle(untried)
+        first, last = settings.explore
+        share = first + (last - first) * min(1.0, (number - 1) / settings.decay)
         chosen: list[float] = []
         for index in range(count):
-            first, last = settings.explore
-            past = min(1.0, (self.choices + index) / settings.decay)
-            random = rng.random() < first + (last - first) * past
+            random = rng.random() < share
             if index < len(untried):
                 chosen.append(untried[index])
             elif random or not means:
@@ -117,29 +122,30 @@ class Bandit:
 
         Args:
             settings: The rules.
-            number: The round, counted from 1.
+            number: As for `choose`.
             given: Each device's rate and reward.
         """
         kept = [reward for reward in self.rewards if number - reward.round < settings.memory]
         new = [Reward(number, rate, value) for rate, value in given if rate in self.rates]
-        pulls = dict(self.pulls)
+        tried = dict(self.tried)
         for reward in new:
-            pulls[reward.rate] = pulls.get(reward.rate, 0) + 1
-        after = replace(self, rewards=(*kept, *new), pulls=pulls)
-        return after._without_the_worst(settings, number)
+            count, total = tried.get(reward.rate, (0, 0.0))
+            tried[reward.rate] = count + 1, total + reward.value
+        return replace(self, rewards=(*kept, *new), tried=tried)._without_the_worst(settings)
 
-    def _without_the_worst(self, settings: BanditSettings, number: int) -> Bandit:
+    def _without_the_worst(self, settings: BanditSettings) -> Bandit:
         """Gives up the worst rates once each has two rewards since that was last done."""
-        means = self.means(settings, number)
         given_up = int(settings.drop * len(self.rates))
-        if not given_up or any(self.pulls.get(rate, 0) < 2 or rate not in means for rate in self.rates):
+        if not given_up or any(self.tried.get(rate, (0, 0.0))[0] < 2 for rate in self.rates):
             return self
+        means = {rate: total / count for rate, (count, total) in self.tried.items()}
         worst = set(sorted(self.rates, key=lambda rate: (means[rate], -rate))[:given_up])
+        left = tuple(rate for rate in self.rates if rate not in worst)
         return replace(
             self,
-            rates=tuple(rate for rate in self.rates if rate not in worst),
+            rates=left,
             rewards=tuple(reward for reward in self.rewards if reward.rate not in worst),
-            pulls={},
+            tried=dict.fromkeys(left, (0, 0.0)),
         )
 
     def means(self, settings: BanditSettings, number: int) -> dict[float, float]:
@@ -156,7 +162,7 @@ class Bandit:
             "rates": list(self.rates),
             "rewards": [[reward.round, reward.rate, reward.value] for reward in self.rewards],
             "choices": self.choices,
-            "pulls": [[rate, count] for rate, count in self.pulls.items()],
+            "tried": [[rate, count, total] for rate, (count, total) in self.tried.items()],
         }
 
     @classmethod
@@ -169,7 +175,7 @@ class Bandit:
             tuple(known["rates"]),
             tuple(Reward(*reward) for reward in known["rewards"]),
             known["choices"],
-            {rate: count for rate, count in known["pulls"]},  # noqa: C416 - says what the pairs are
+            {rate: (count, total) for rate, count, total in known["tried"]},
         )
 
 
@@ -217,9 +223,10 @@ class Bandits:
             given: The rate and the reward of each device that has one.
             number: The round, counted from 1.
         """
+        usual = fmean(reward for _, reward in given.values()) if len(given) > 1 else 0.0
         groups: dict[str, list[tuple[float, float]]] = {}
-        for client, reward in given.items():
-            groups.setdefault(self._owner(client), []).append(reward)
+        for client, (rate, reward) in given.items():
+            groups.setdefault(self._owner(client), []).append((rate, reward - usual))
         learnt = {
             owner: (own := self.known[owner]).rewarded(
                 self.settings, own.choices if self.each else number, rewards

@@ -53,16 +53,17 @@ def sent_and_kept(
         unchanged: Blocks that came down and did not run: the server has them as they are.
 
     Returns:
-        The blocks that are sent: the shared ones but for the unchanged. And those that stay: all that have an
-        importance and are not shared. A block that has never run is neither.
+        The blocks that are sent: the shared ones. And those that stay: the others that have an importance.
+        An unchanged block is neither, whatever its importance, nor is one that has never run.
 
     Example:
-        >>> sent_and_kept([3.0, 1.0, None, 1.0, 2.0], 3, [2, 3])
+        >>> sent_and_kept([3.0, 1.0, None, 1.0, 2.0, 4.0], 3, [2, 3, 5])
         ([1, 4], [0])
     """
     known = sorted((value, block) for block, value in enumerate(importance) if value is not None)
     blocks = [block for _, block in known]
-    return sorted(set(blocks[:count]).difference(unchanged)), sorted(blocks[count:])
+    sent, kept = (set(part).difference(unchanged) for part in (blocks[:count], blocks[count:]))
+    return sorted(sent), sorted(kept)
 
 
 def names_outside(blocks: Sequence[Sequence[str]], chosen: Collection[int]) -> list[str]:

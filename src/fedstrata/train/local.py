@@ -366,7 +366,9 @@ def block_gradient_norms(blocks: Sequence[Sequence[Parameter]]) -> list[float | 
         blocks: The parameters of each block.
     """
     gradients = [[parameter.grad for parameter in block if parameter.grad is not None] for block in blocks]
-    return [float(torch.nn.utils.get_total_norm(own)) if own else None for own in gradients]
+    norms = [torch.nn.utils.get_total_norm(own) for own in gradients if own]
+    values = iter(torch.stack(norms).tolist() if norms else ())  # read back once, not block by block
+    return [next(values) if own else None for own in gradients]
 
 
 def _pull(parameters: Sequence[Parameter], anchors: Sequence[Tensor], proximal: float) -> None:
