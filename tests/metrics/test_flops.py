@@ -204,6 +204,16 @@ def test_blocks_that_do_not_run_cost_nothing(choice: Callable[..., Any], active:
     assert counter.batch(ROWS, TOKENS, active_blocks=active) == expected
 
 
+@pytest.mark.parametrize("active", [(0, 2), (2,), ()])
+@pytest.mark.parametrize("adapter", ["lora", "bottleneck"])
+def test_adapters_of_blocks_that_do_not_run_cost_nothing(adapter: str, active: tuple[int, ...]) -> None:
+    module, layout = adapted("bert", ADAPTERS[adapter], "sequence-classification")
+    counter = FlopCounter(module, layout, layout.all)
+    skipped(*(block for index, block in enumerate(block_modules(module, layout)) if index not in active))
+    expected = count(module, layout, layout.all)
+    assert counter.batch(ROWS, TOKENS, active_blocks=active) == expected
+
+
 def test_stored_states_spare_the_frozen_blocks() -> None:
     module = tiny("bert")
     layout = find_layout(module)
