@@ -17,7 +17,7 @@ from fedstrata.engine.roll import Listener
 from fedstrata.engine.rounds import Run
 from fedstrata.engine.setup import check_settings, prepare
 from fedstrata.record.trackers import Trackers
-from fedstrata.tasks.prompts import read_template
+from fedstrata.tasks.prompts import MARKS, read_template
 
 MAY_CHANGE = frozenset(
     {
@@ -40,9 +40,6 @@ MAY_CHANGE = frozenset(
 
 TOKENIZER = "tokenizer"
 """The folder, within a run's, of a tokenizer that the run built from its training texts."""
-
-TEMPLATES = {"extract": "input", "summarize": "text", "cloze": "answer"}
-"""The field of a task's templates, in whose place a run keeps their text."""
 
 
 def open_run(source: Source, folder: Path | None, listen: Listener, *, resume: bool) -> Run:
@@ -189,7 +186,7 @@ def _is_text_of(path: str, task: str, text: Any, given: Any) -> bool:
     """Whether a setting is the path of a template whose text a run has."""
     if not path.startswith("task.template") or not isinstance(text, str) or not isinstance(given, str):
         return False
-    return read_template(given, TEMPLATES[task], path) == text
+    return read_template(given, MARKS[task], path) == text
 
 
 def differences(one: RunSettings, other: RunSettings) -> dict[str, tuple[Any, Any]]:

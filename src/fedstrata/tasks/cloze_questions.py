@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.data.choices import PRONOUN, choices_of, rivals_of
-from fedstrata.tasks.prompts import builtin, faults, fields_of, filled, read_template
+from fedstrata.tasks.prompts import MARKS, builtin, faults, fields_of, filled, read_template
 
 if TYPE_CHECKING:
     from fedstrata.core.config import ClozeSettings
@@ -59,7 +59,7 @@ WORDS: Mapping[str, str] = {
 }
 """The words that stand for SuperGLUE's labels (Table 1)."""
 
-_ANSWER = "answer"
+_ANSWER = MARKS["cloze"]
 _MARKED = re.compile(r"[*]([^*]+)[*]")
 
 

@@ -19,7 +19,7 @@ from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.data.sentences import lines, sentences
 from fedstrata.tasks.definitions import DEFINITIONS
 from fedstrata.tasks.markup import mark
-from fedstrata.tasks.prompts import builtin, faults, filled, read_template
+from fedstrata.tasks.prompts import MARKS, builtin, faults, filled, read_template
 
 if TYPE_CHECKING:
     from fedstrata.core.config import ExtractSettings
@@ -149,8 +149,10 @@ def template_texts(settings: ExtractSettings) -> dict[Kind, str]:
             continue
         path = f"task.templates.{kind}"
         try:
-            texts[kind] = read_template(given, "input", path)
-            problems += [Problem(path, fault) for fault in faults(texts[kind], "input", FIELDS[kind])]
+            texts[kind] = read_template(given, MARKS["extract"], path)
+            problems += [
+                Problem(path, fault) for fault in faults(texts[kind], MARKS["extract"], FIELDS[kind])
+            ]
         except ConfigurationError as error:
             problems += error.problems
     if problems:

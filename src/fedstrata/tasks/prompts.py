@@ -16,6 +16,8 @@ from fedstrata.tasks.windows import padding_id, require_offsets, separator_id
 if TYPE_CHECKING:
     from fedstrata.core.documents import Document
 
+MARKS = {"extract": "input", "summarize": "text", "cloze": "answer"}
+"""The field that every template of a task names, by which a template is told from the path of one."""
 TEXTS_PER_CALL = 1024
 """Texts given to the tokenizer at a time."""
 

@@ -27,7 +27,7 @@ from fedstrata.tasks.instruction_examples import (
     pad_examples,
 )
 from fedstrata.tasks.lm import counted_loss
-from fedstrata.tasks.prompts import PromptTokenizer, builtin, faults, fields_of, filled, read_template
+from fedstrata.tasks.prompts import MARKS, PromptTokenizer, builtin, faults, fields_of, filled, read_template
 
 if TYPE_CHECKING:
     import numpy as np
@@ -92,10 +92,12 @@ class Summarization:
         documents = [document for own in clients.values() for document in own.all]
         common = set.intersection(*(set(document.metadata) for document in documents)) | {"text"}
         if settings.template is not None:
-            template = read_template(settings.template, "text", _TEMPLATE)
+            template = read_template(settings.template, MARKS["summarize"], _TEMPLATE)
         else:
             template = builtin("summarize_note" if SECTION in common else "summarize")
-        problems = [Problem(_TEMPLATE, fault) for fault in faults(template, "text", sorted(common))]
+        problems = [
+            Problem(_TEMPLATE, fault) for fault in faults(template, MARKS["summarize"], sorted(common))
+        ]
         lacking = [
             name for name, own in clients.items() if own.train and not any(map(_has_answer, own.train))
         ]
