@@ -20,8 +20,9 @@ $(VENV)/installed-test: $(VENV)/installed
 demo: $(VENV)/installed
 	$(BIN)/fedstrata run
 
+# A process a core, each with one thread: small tensors gain nothing from more.
 test: $(VENV)/installed-test
-	$(BIN)/python -m pytest -m 'not slow'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow' --numprocesses auto --dist worksteal
 
 test-slow: $(VENV)/installed-test
 	$(BIN)/python -m pytest -m slow

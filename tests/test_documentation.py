@@ -63,6 +63,7 @@ def readme_commands() -> list[str]:
     return commands_of("README.md")
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_readme_run_in_order(tmp_path: Path) -> None:
     """As a new user: in a folder of its own, with the configuration the README shows. `make` is what
     continuous integration calls."""
