@@ -41,6 +41,7 @@ def test_every_shipped_configuration_is_valid(path: Path) -> None:
             [(tune.setting, value) for value in tune.values] if tune else [("seed", sweep.settings.seeds[0])]
         )
         sources = [with_value(row, *setting, "")[0].source for row in sweep.rows for setting in tried]
+    assert sources
     for source in sources:
         settings, method, problems = check_settings(source)
         assert not problems, [problem.message for problem in problems]

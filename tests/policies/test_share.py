@@ -50,10 +50,12 @@ def test_what_holds_nothing_of_the_device_is_neither_sent_nor_kept(
     importance: list[float | None], count: int, unchanged: set[int]
 ) -> None:
     sent, kept = sent_and_kept(importance, count, unchanged)
-    known = {block for block, value in enumerate(importance) if value is not None}
-    assert set(sent) | set(kept) == known - unchanged
-    assert not set(sent) & set(kept)
-    assert len(kept) <= max(0, len(known) - count)
+    known = [block for block, value in enumerate(importance) if value is not None]
+    most_important = sorted(known, key=lambda block: (importance[block], block))[count:]
+    assert set(sent) | set(kept) | (set(known) & unchanged) == set(known)
+    assert not set(sent) & (set(kept) | unchanged)
+    assert len(most_important) == max(0, len(known) - count)
+    assert kept == sorted(set(most_important) - unchanged)
     assert all(importance[one] <= importance[other] for one in sent for other in kept)  # type: ignore[operator]
 
 

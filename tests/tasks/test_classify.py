@@ -285,10 +285,8 @@ def test_a_model_learns_the_labels(tokenizer: Any, classifier: Callable[[], Any]
     examples = task.encode(documents, tokenizer)
     batch = task.collate(examples)
     optimizer = torch.optim.AdamW(module.parameters(), lr=5e-3)
-    for _ in range(400):
+    for _ in range(60):
         loss, terms = task.loss(module, batch)
-        if loss < 0.5:  # summed: no single answer can be wrong
-            break
         (loss / terms).backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from fedstrata.core.documents import Document
 
 Kind = Literal["ner", "re"]
+_INPUT = MARKS["extract"]
 FIELDS: Mapping[str, tuple[str, ...]] = {
-    "ner": ("input", "types", "definitions"),
-    "re": ("input", "main", "types", "definitions"),
+    "ner": (_INPUT, "types", "definitions"),
+    "re": (_INPUT, "main", "types", "definitions"),
 }
 """What a template of each kind may name; it must name the input."""
 
@@ -127,7 +128,7 @@ class Instructions:
 
     def _filled(self, kind: Kind, sentence: str, main: str, types: Sequence[str]) -> str:
         definitions = "\n".join(map(self._defined, types))
-        values = {"input": sentence, "main": main, "types": ", ".join(types), "definitions": definitions}
+        values = {_INPUT: sentence, "main": main, "types": ", ".join(types), "definitions": definitions}
         return filled(self._templates[kind], values)
 
     def _defined(self, label: str) -> str:
@@ -149,10 +150,8 @@ def template_texts(settings: ExtractSettings) -> dict[Kind, str]:
             continue
         path = f"task.templates.{kind}"
         try:
-            texts[kind] = read_template(given, MARKS["extract"], path)
-            problems += [
-                Problem(path, fault) for fault in faults(texts[kind], MARKS["extract"], FIELDS[kind])
-            ]
+            texts[kind] = read_template(given, _INPUT, path)
+            problems += [Problem(path, fault) for fault in faults(texts[kind], _INPUT, FIELDS[kind])]
         except ConfigurationError as error:
             problems += error.problems
     if problems:

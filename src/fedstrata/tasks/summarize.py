@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from fedstrata.data.split import Split
 
 _TEMPLATE = "task.template"
+_TEXT = MARKS["summarize"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +91,12 @@ class Summarization:
                 second text to learn from.
         """
         documents = [document for own in clients.values() for document in own.all]
-        common = set.intersection(*(set(document.metadata) for document in documents)) | {"text"}
+        common = set.intersection(*(set(document.metadata) for document in documents)) | {_TEXT}
         if settings.template is not None:
-            template = read_template(settings.template, MARKS["summarize"], _TEMPLATE)
+            template = read_template(settings.template, _TEXT, _TEMPLATE)
         else:
             template = builtin("summarize_note" if SECTION in common else "summarize")
-        problems = [
-            Problem(_TEMPLATE, fault) for fault in faults(template, MARKS["summarize"], sorted(common))
-        ]
+        problems = [Problem(_TEMPLATE, fault) for fault in faults(template, _TEXT, sorted(common))]
         lacking = [
             name for name, own in clients.items() if own.train and not any(map(_has_answer, own.train))
         ]
@@ -118,7 +117,7 @@ class Summarization:
     @property
     def reads_texts_alone(self) -> bool:
         """Whether an instruction needs nothing of a document but its text."""
-        return self._fields <= {"text"}
+        return self._fields <= {_TEXT}
 
     def encode(self, documents: Sequence[Document], tokenizer: Any) -> list[Example]:
         """Makes the instructions of documents.
@@ -218,7 +217,7 @@ class Summarization:
         return replace(self.known(document), text_pair=answer.text)
 
     def _prompt(self, document: Document, text: str) -> str:
-        values = {**document.metadata, "text": text}
+        values = {**document.metadata, _TEXT: text}
         if missing := sorted(self._fields - values.keys()):
             message = f"names {{{missing[0]}}}, which document {document.id!r} lacks"
             raise ConfigurationError([Problem(_TEMPLATE, message)])
