@@ -20,6 +20,7 @@ from fedstrata.engine.checkpoint import ClientStore
 from fedstrata.engine.folder import open_run
 from fedstrata.engine.setup import prepare
 from fedstrata.engine.simulate import SimulatedCohort
+from fedstrata.policies.dropout import LayerDropout
 
 LORA = "adapter={kind: lora, rank: 2}"
 PERSONAL = "method={name: droppeft, rates: 0.4, shared_blocks: 2}"
@@ -235,6 +236,30 @@ def test_skipping_blocks_changes_what_is_learnt(run_tiny: RunTiny) -> None:
     assert any(
         not torch.equal(none.state.tensors[name], some.state.tensors[name]) for name in none.state.tensors
     )
+
+
+def test_every_device_and_every_round_draws_its_own_blocks(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the same ones when the run is repeated."""
+    turns: list[list[tuple[int, ...]]] = []
+
+    class Watched(LayerDropout):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            turns.append([])
+
+        def draw(self) -> tuple[int, ...]:
+            turns[-1].append(super().draw())
+            return turns[-1][-1]
+
+    monkeypatch.setattr("fedstrata.methods.droppeft.LayerDropout", Watched)
+    few = ("method={name: droppeft, rates: 0.5, distribution: uniform}", LORA, "training.batch_size=1")
+    for out in ("first", "again"):
+        run_tiny(*few, "federation.rounds=2", out=out)
+    half = len(turns) // 2
+    assert turns[:half] == turns[half:]
+    assert len({tuple(draws) for draws in turns[:half]}) == half >= 4
 
 
 BERT = (
