@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -103,6 +104,13 @@ def test_of_the_unfinished_step_of_a_lost_client_nothing_is_left(
     assert_equal(lossy.tensors, plain.tensors)
 
 
+@pytest.fixture
+def unbounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets pass what is refused for its size, to see what holds without that."""
+    monkeypatch.setattr("fedstrata.split.messages._LARGEST_NORM", math.inf)
+
+
+@pytest.mark.usefixtures("unbounded")
 def test_a_step_that_is_not_finite_costs_the_next_client_nothing(replica: ReplicaOf) -> None:
     lossy, plain = (Sequential(replica(), courses(), by_step=False) for _ in range(2))
     for service in (lossy, plain):
@@ -152,6 +160,10 @@ UNFIT: dict[str, tuple[Message, str]] = {
     "padding on the left": (states(rows=LEFT), "padded on the left"),
     "a gradient before states": (gradient(), "batch 0 came, which does not wait for one"),
     "no batch": (states(batch="x"), "batch=str"),
+    "states that overflow in B": (
+        states(tensor=drawn(1, 1e16)),
+        "a states message .* too large: their norm is",
+    ),
     "ends": (Message({}, {"kind": ENDS}), "where the method does not average them"),
     "no flag": (states(wants_gradient=[]), "neither true nor false"),
 }
@@ -161,7 +173,11 @@ UNFIT_GRADIENTS: dict[str, tuple[Message, str]] = {
     "too many terms": (gradient(terms=10**400), "terms=10000*, which is no number from 0 to"),
     "terms that are no number": (gradient(terms=float("nan")), "terms=nan, which is no number from 0 to"),
     "states again": (states(batch=1), "while 0 are under way; method.in_flight allows 1"),
-    "a norm beyond all numbers": (gradient(tensor=drawn(1, 1e37)), "norm of a gradient is not finite"),
+    "a norm beyond all numbers": (gradient(tensor=drawn(1, 1e37)), "a gradient message .* norm is inf"),
+    "a gradient that overflows in B": (
+        gradient(tensor=drawn(1, 1e16)),
+        "too large: their norm is .* try a lower",
+    ),
 }
 
 
@@ -189,6 +205,7 @@ def test_a_message_that_does_not_fit_is_its_sender_s(replica: ReplicaOf, what: s
     assert_equal(lossy.tensors, plain.tensors)
 
 
+@pytest.mark.usefixtures("unbounded")
 def test_states_that_b_cannot_bear_are_their_sender_s(replica: ReplicaOf) -> None:
     """What B makes of them is not finite; its gradient is then taken without them."""
     lossy, plain = (
@@ -227,7 +244,7 @@ def test_ends_are_averaged_when_the_method_averages_them(replica: ReplicaOf) -> 
     with pytest.raises(FrameError, match="where the clients' ends are to be averaged"):
         said(service.hear("a", states(5)))
     broken = Message({"head": torch.tensor([float("inf")])}, {"kind": ENDS})
-    with pytest.raises(FrameError, match="head, which is to be averaged, holds numbers that are not finite"):
+    with pytest.raises(FrameError, match="head holds numbers that are not finite or beyond"):
         said(service.hear("a", broken))
     said(service.leave("a", lost=True))
     for client, value in (("b", 1.0), ("c", 2.0)):

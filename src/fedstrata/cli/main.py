@@ -11,7 +11,7 @@ import typer
 from fedstrata import __version__
 from fedstrata.cli import attack, compare, export, methods, plan, predict, report, run, score, split, synth
 from fedstrata.cli.options import Flags
-from fedstrata.core.errors import FedstrataError
+from fedstrata.core.errors import FedstrataError, printable
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -69,5 +69,6 @@ def _fail(message: str, status: int) -> NoReturn:
         error = sys.exc_info()[1]
         for link in (error.__cause__ if error else None, error):  # a client's own error first
             traceback.print_tb(link.__traceback__ if link else None)
-    print(f"fedstrata: {message}", file=sys.stderr)
+    for line in f"fedstrata: {message}".split("\n"):
+        print(printable(line, len(line)), file=sys.stderr)
     sys.exit(status)

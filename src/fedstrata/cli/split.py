@@ -70,9 +70,10 @@ def serve(
     from fedstrata.engine.serving import Serving  # noqa: PLC0415
     from fedstrata.engine.sides import prepare_server  # noqa: PLC0415
     from fedstrata.split.transport.credentials import require_safe  # noqa: PLC0415
-    from fedstrata.split.transport.hub import Hub  # noqa: PLC0415
+    from fedstrata.split.transport.hub import Hub, require_free  # noqa: PLC0415
 
     require_safe(listen, insecure=insecure, setting="--listen")
+    require_free(listen)
     certificates = certificates_of(certificate, key, authority, insecure=insecure)
     known, names = who_may_join(tokens, clients, certificates)
     display = Display()
@@ -101,7 +102,7 @@ def serve(
         raise typer.Exit(INTERRUPTED) from None
     finally:
         hub.stop(complete=complete)
-    display.show(summary, folder, personal=True)
+    display.show(summary, folder, personal=serving.personal)
 
 
 @app.command()

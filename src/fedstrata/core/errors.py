@@ -76,6 +76,12 @@ class Problem:
         return f"{self.path}: {self.message}{where}" if self.path else f"{self.message}{where}"
 
 
+def printable(text: str, most: int = 500) -> str:
+    """Returns what another machine said as a terminal may show it: no control characters, and not endless."""
+    shown = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text[:most])
+    return shown if len(text) <= most else f"{shown} ..."
+
+
 class ConfigurationError(FedstrataError):
     """The configuration or its input is wrong; nothing was started.
 

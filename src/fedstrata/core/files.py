@@ -33,8 +33,10 @@ def write_atomically(path: Path, pieces: Iterable[bytes | memoryview], *, durabl
             if durable:
                 os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)  # it may be large, and the disk full
+        if isinstance(error, OSError) and error.filename is None:  # as of a write to a full disk
+            error.filename = str(path)
         raise
     if not durable:
         return

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from threading import Lock
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from fedstrata.core.errors import ConfigurationError, Problem, RefusedError
 from fedstrata.core.sources import flatten
 from fedstrata.core.types import ClientInfo
+from fedstrata.data.split import PARTS
 from fedstrata.engine.fitting import outline
 from fedstrata.methods.fl_llama import FLLLaMA
+from fedstrata.split.messages import MOST
 from fedstrata.split.transport.agreement import Agreement, shapes_of
 
 if TYPE_CHECKING:
@@ -152,6 +154,8 @@ class Agreements:
         if not maps or not all(isinstance(each, int) and each > 0 for each in (rows, length)):
             raise RefusedError(f"client {client!r} does not say what it holds")
         if self._purpose == TRAINING:
+            info_of(client, greeting)
+            documents_of(client, greeting)
             length = self._experiment.settings.task.max_length
         said: Any = (theirs, rows, length, ends, weights)
         return self._agreed(client, *said)
@@ -233,9 +237,25 @@ def info_of(client: str, greeting: Mapping[str, JSON]) -> ClientInfo:
         RefusedError: It does not say how many examples it has.
     """
     examples = greeting.get("examples")
-    if not isinstance(examples, int) or examples < 1:
+    if not _is_count(examples) or not examples:
         raise RefusedError(f"client {client!r} does not say how many training examples it has")
-    return ClientInfo(client, examples)
+    return ClientInfo(client, cast("int", examples))
+
+
+def documents_of(client: str, greeting: Mapping[str, JSON]) -> dict[str, JSON]:
+    """Returns how many documents a client has of each part of the split.
+
+    Raises:
+        RefusedError: It does not say.
+    """
+    documents = greeting.get("documents")
+    if not isinstance(documents, dict) or not all(_is_count(documents.get(part)) for part in PARTS):
+        raise RefusedError(f"client {client!r} does not say how many documents it has of {', '.join(PARTS)}")
+    return {part: documents[part] for part in PARTS}
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST
 
 
 def largest_batch(site: Site, batch_size: int, eval_batch_size: int) -> int:

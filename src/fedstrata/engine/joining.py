@@ -64,6 +64,7 @@ class RemoteClient:
             message = f"the data has no client {client!r} with training documents; it has: {', '.join(sites)}"
             raise ConfigurationError([Problem("--client", message)])
         self.id, self._site = client, sites[client]
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)  # what it keeps there is nobody else's
         training = experiment.settings.training
         rows = largest_batch(self._site, training.batch_size, training.eval_batch_size)
         cut, model = divided_method(experiment.method).cut_of(client), experiment.model

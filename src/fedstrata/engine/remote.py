@@ -10,20 +10,19 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-import torch
-
 from fedstrata.aggregate.mean import MeanResult, StreamingMean
-from fedstrata.core.errors import FedstrataError, FrameError, LineError
+from fedstrata.core.errors import FedstrataError, FrameError, LineError, printable
 from fedstrata.core.types import ClientInfo, Message, Plan, Tensors, Update
 from fedstrata.engine.agreeing import SCORE
 from fedstrata.engine.conversation import NOBODY
 from fedstrata.engine.failures import Attendance, describe, is_client_failure
 from fedstrata.engine.roll import Exchanged, Listener, Roll
+from fedstrata.split.messages import is_moderate, require_moderate
 from fedstrata.split.partition import middle_of
 from fedstrata.split.transport.header import Header, Kind
 from fedstrata.wire import frame
@@ -198,7 +197,8 @@ class _Turns:
         self._handler = handler
         for info, sent in self._group:
             number, session = next(self._hub.turns), self._hub.session(info.id)
-            self._turns[info.id] = _Turn(info, number, session, self._roll.begin(info.id, sent))
+            begun = self._roll.begin(info.id, sent)
+            self._turns[info.id] = _Turn(info, number, session, begun)
         call = self._roll.calls[handler]
         for info, sent in self._group:
             turn = self._turns[info.id]
@@ -252,7 +252,7 @@ class _Turns:
         assert content is not None  # noqa: S101
         if header.kind == Kind.FAILED:
             reason = _decoded(content, Message).values.get("message")
-            raise ClientFailedError(str(reason))
+            raise ClientFailedError(printable(str(reason)))
         if header.kind == Kind.SAID:
             self._roll.meter.count_said(client, content, up=True)
             self._say(self._service.hear(client, _decoded(content, Message)))
@@ -261,7 +261,10 @@ class _Turns:
             raise FrameError(f"client {client!r} sent {header.kind.name} in the middle of a turn")
         self._roll.meter.count_up(client, content)
         update = _decoded(content, Update)
-        _check(update, None if self._handler == SCORE else turn.info.examples)
+        if self._handler == SCORE:
+            _check(update)
+        else:
+            _check(update, turn.info.examples, self._due(client))
         seconds = min(max(header.seconds, 0.0), time.perf_counter() - turn.began)
         self._roll.trained(client, update)
         self._cohort.train_seconds += seconds
@@ -270,6 +273,11 @@ class _Turns:
         self.updates[client] = update
         del self._turns[client]
         self._say(self._service.leave(client))
+
+    def _due(self, client: str) -> Collection[str]:
+        """Returns which weights a client has to send when it has trained: what it trains, if shared."""
+        ends = self._hub.greeting(client)["ends"]
+        return ends if isinstance(ends, dict) and not self._cohort.method.personal else ()
 
     def _say(self, answers: Iterable[tuple[str, Message]]) -> None:
         for client, message in answers:
@@ -318,22 +326,28 @@ def _decoded(content: Frame, kind: type[MessageType]) -> MessageType:
         raise FrameError(f"a message is damaged ({type(error).__name__})") from None
 
 
-def _check(update: Update, examples: int | None) -> None:
+def _check(update: Update, examples: int | None = None, weights: Collection[str] = ()) -> None:
     """Looks at an update before anything is done with it.
 
     Args:
         update: The update.
         examples: What it must weigh if it is one of training: the client's number of training examples.
+        weights: What it must hold: all that was to be trained.
 
     Raises:
         FrameError: It would spoil an average, or the record.
     """
     if examples is not None and update.weight != examples:
         raise FrameError(f"an update weighs {update.weight:g} where the client has {examples} examples")
+    if lacking := sorted(set(weights) - update.tensors.keys()):
+        raise FrameError(
+            f"an update lacks {len(lacking)} of the weights that were to be trained, {lacking[0]} for one"
+        )
     if not (math.isfinite(update.weight) and update.weight >= 0):
         raise FrameError(f"an update weighs {update.weight:g}; it must be a finite number of 0 or more")
     if not isinstance(update.values.get("loss"), float | None):
         raise FrameError("an update's loss is no number")
-    for name, tensor in update.tensors.items():
-        if not bool(torch.isfinite(tensor).all()):
-            raise FrameError(f"{name} holds numbers that are not finite; try a lower learning rate")
+    for name, value in update.values.items():
+        if isinstance(value, int | float) and not isinstance(value, bool) and not is_moderate(value):
+            raise FrameError(f"an update says {name:.40}={value!r:.40}, which cannot be averaged")
+    require_moderate(update.tensors)

@@ -8,16 +8,22 @@ since no side has all of it.
 
 from __future__ import annotations
 
-import math
 import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstrata.core.errors import ConfigurationError, FedstrataError, FrameError, LineError, Problem
+from fedstrata.core.errors import (
+    ConfigurationError,
+    FedstrataError,
+    FrameError,
+    LineError,
+    Problem,
+    printable,
+)
 from fedstrata.core.types import ClientInfo, Plan, State, Update
-from fedstrata.engine.agreeing import SCORE, divided_method, info_of
+from fedstrata.engine.agreeing import SCORE, divided_method, documents_of, info_of
 from fedstrata.engine.checkpoint import Checkpoints
 from fedstrata.engine.demands import too_few_sampled
 from fedstrata.engine.facts import model_facts
@@ -31,6 +37,7 @@ from fedstrata.record.log import RecordLog, committed_rounds, read_events
 from fedstrata.record.summary import mean_of, summarise, write_summary
 from fedstrata.split.asking import Answering
 from fedstrata.split.kvcache import SESSION_BYTES, Sessions
+from fedstrata.split.messages import MOST
 from fedstrata.split.middle import Middle
 
 if TYPE_CHECKING:
@@ -39,6 +46,7 @@ if TYPE_CHECKING:
     from fedstrata.split.transport.hub import Hub
 
 Scores = Mapping[str, float]
+_LARGEST_SCORE = 1e290
 
 
 class Serving:
@@ -82,6 +90,11 @@ class Serving:
         self._lost: Collection[str] = ()  # to the last round
         if rounds:
             self.committed, self._state = self._checkpoints.load(rounds[-1]["round"])
+
+    @property
+    def personal(self) -> bool:
+        """Whether every client has ends of its own."""
+        return self._method.personal
 
     def execute(self, hub: Hub, *, patience: float) -> dict[str, Any]:
         """Runs all rounds that are not yet committed and returns the summary.
@@ -261,7 +274,7 @@ class Serving:
             "server_documents": [],
             "corrupt": None,
             "devices": None,
-            "clients": {client: hub.greeting(client).get("documents") for client in hub.present},
+            "clients": {client: documents_of(client, hub.greeting(client)) for client in hub.present},
         }
 
     def _emit(self, event: str, facts: Mapping[str, Any]) -> None:
@@ -279,17 +292,19 @@ def _scores_in(update: Update) -> Scores | None:
     match update.values.get("scores"):
         case None:
             return None
-        case dict(own) if update.weight > 0 and all(_is_score(value) for value in own.values()):
+        case dict(own) if (
+            0 < update.weight <= MOST
+            and all(map(_is_score, own.values()))
+            and all(name == printable(name, 100) for name in own)
+        ):
             return {name: float(value) for name, value in own.items()}  # type: ignore[arg-type]
         case _:
             raise FrameError(f"scores came that are no numbers, or of {update.weight:g} documents")
 
 
 def _is_score(value: object) -> bool:
-    try:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:
-        return False
+    """Whether a value is a number that can be averaged; a perplexity is large long before it is infinite."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST_SCORE
 
 
 def _weights_of(hub: Hub) -> dict[str, Any]:

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from fedstrata.core.types import JSON, Tensors
     from fedstrata.split.kvcache import Sessions
 
+_NAME = 64
+"""Characters that a session's name may have."""
+
 
 class RemoteMiddle:
     """The server's middle at the other end of a line; implements `fedstrata.split.ends.Remote`.
@@ -120,6 +123,8 @@ class Answering:
         ask, session = message.values.get("ask"), message.values.get("session")
         if not isinstance(session, str | None):
             raise FrameError(f"a session is called by a {type(session).__name__}, not by a text")
+        if len(session or "") > _NAME:
+            raise FrameError(f"a session's name has {len(session or '')} characters; it may have {_NAME}")
         name = (client, session)
         if ask == "close":
             self._sessions.close(name)

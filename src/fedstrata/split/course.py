@@ -22,6 +22,7 @@ from fedstrata.split.messages import (
     cut_in,
     kind_of,
     number_in,
+    require_moderate,
     unpack,
 )
 from fedstrata.split.rows import Rows
@@ -150,8 +151,6 @@ class Course:
             raise FrameError(
                 f"batch {batch} waits for a gradient of shape {tuple(own.shape)}, not {tuple(gradient.shape)}"
             )
-        if not bool(torch.linalg.vector_norm(gradient, dtype=torch.float32).isfinite()):
-            raise FrameError("the norm of a gradient is not finite; try a lower learning rate")
         terms, last = amount_in(message, "terms"), _flag(message, "last")
         if last and any(not each.turned for number, each in self._batches.items() if number != batch):
             raise FrameError(f"batch {batch} is called the last of its step while others wait for gradients")
@@ -161,9 +160,7 @@ class Course:
     def _ends(self, message: Message) -> Said:
         if self._averaged or self._batches:
             raise FrameError("a client wants its ends averaged where the method does not average them")
-        for name, tensor in message.tensors.items():
-            if not bool(torch.isfinite(tensor).all()):
-                raise FrameError(f"{name}, which is to be averaged, holds numbers that are not finite")
+        require_moderate(message.tensors)
         self._averaged = True  # a second time would be one too many
         return Said(ENDS, ends=message.tensors)
 

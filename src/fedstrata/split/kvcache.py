@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 SESSION_BYTES = 2**30
 """Bytes of keys and values of all clients together, if nobody says otherwise."""
+_SESSIONS = 1024
+"""Sessions at most: beside its keys and values each takes some kilobytes, which `limit` does not count."""
 
 
 @dataclass(slots=True)
@@ -54,7 +56,7 @@ class Sessions:
 
     Args:
         middle: The server's side of the model.
-        limit: Bytes that all sessions may have together.
+        limit: Bytes of keys and values that all sessions may have together; there are 1024 at most.
     """
 
     def __init__(self, middle: Middle, limit: int) -> None:
@@ -151,7 +153,7 @@ class Sessions:
         self.close(session)
         self._require_room(session, held.size)
         self._sessions[session] = held
-        while self.size > self._limit:
+        while self.size > self._limit or len(self._sessions) > _SESSIONS:
             self.close(next(iter(self._sessions)))
 
     def _require_room(self, session: Hashable, size: int) -> None:

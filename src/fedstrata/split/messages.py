@@ -33,13 +33,18 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from fedstrata.core.types import JSON
+    from fedstrata.core.types import JSON, Tensors
 
 Form = Literal["float32", "bfloat16", "int8"]
 """In what numbers hidden states and gradients travel."""
 STATES, GRADIENT, ENDS, SCALES = "states", "gradient", "ends", "scales"
 MOST = 2**31 - 1
 """The largest number that a message may say."""
+_LARGEST_NORM = 1e8
+"""Of hidden states or a gradient, at most: far from what training gives, and as far from what overflows on
+its way through the other side, where it would be the error of all who share the batch."""
+_LARGEST_WEIGHT = 1e18
+"""Size of a weight at most: even times the most examples it is far from overflowing in a mean."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -72,7 +77,7 @@ def unpack(message: Message, form: Form) -> Tensor | None:
     """Returns the tensor of a message as float32 or bfloat16, (rows, columns, hidden); none if it has none.
 
     Raises:
-        FrameError: The message is not in the form agreed, or a number in it is not finite.
+        FrameError: The message is not in the form agreed, or its numbers are not finite, or too large.
     """
     tensors, kind = message.tensors, kind_of(message)
     if not tensors:
@@ -86,9 +91,32 @@ def unpack(message: Message, form: Form) -> Tensor | None:
         if tensors[SCALES].shape != (*tensor.shape[:-1], 1):
             raise FrameError(f"scales of {tuple(tensors[SCALES].shape)} for {tuple(tensor.shape)}")
         tensor = dequantize(tensor, tensors[SCALES], torch.float32)
-    if not bool(torch.isfinite(tensor).all()):
-        raise FrameError(f"a {kind} message holds numbers that are not finite; try a lower learning rate")
+    norm = float(torch.linalg.vector_norm(tensor, dtype=torch.float32))
+    if not norm <= _LARGEST_NORM:
+        raise FrameError(
+            f"a {kind} message holds numbers that are not finite or too large: their norm is {norm:g}, and "
+            f"may be {_LARGEST_NORM:g}; try a lower learning rate"
+        )
     return tensor
+
+
+def require_moderate(tensors: Tensors) -> None:
+    """Looks at weights before they are averaged.
+
+    Raises:
+        FrameError: One is not finite, or so large that a mean would not be.
+    """
+    for name, tensor in tensors.items():
+        if tensor.numel() and not bool(tensor.abs().amax() <= _LARGEST_WEIGHT):
+            raise FrameError(
+                f"{name} holds numbers that are not finite or beyond {_LARGEST_WEIGHT:g}, which cannot be "
+                "averaged; try a lower learning rate"
+            )
+
+
+def is_moderate(value: object) -> bool:
+    """Whether a value is a number that can be averaged."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST_WEIGHT
 
 
 def kind_of(message: Message) -> str:

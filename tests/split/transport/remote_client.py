@@ -3,9 +3,9 @@
 Reads orders from standard input, one JSON object a line: `{"start": [arguments of main], "out": FILE}` is
 answered with the number of a new process, `{"wait": NUMBER}` with its exit status. A behaviour makes a client
 fail in its second step: `stop` and `die` by themselves, `nan` and `shape` by what it sends; or at the end of
-its turn: `leaves` once it has delivered, `weight` and `infinite` by what it delivers, `scores` by the scores
-that it says. One that begins
-with `generate` is that of a client that answers the prompts of a file and writes the answers to another.
+its turn: `leaves` once it has delivered, those of `DELIVERED` by what it delivers, `scores` by the scores
+that it says. One that begins with `generate` is that of a client that answers the prompts of a file and
+writes the answers to another.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from support import TINY
 import fedstrata.engine.rounds  # noqa: F401 - what takes long; not gRPC, which cannot be forked
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.sources import read_source
-from fedstrata.core.types import Message
+from fedstrata.core.types import Message, Update
 
 SECOND_STEP = 3
 """Which message of a turn is the first of the second step."""
@@ -55,10 +57,22 @@ def misbehave(behaviour: str) -> None:
     GrpcLine.send = instead  # type: ignore[method-assign]
 
 
+def _filled(update: Update, value: float) -> Update:
+    return replace(update, tensors={name: own.fill_(value) for name, own in update.tensors.items()})
+
+
+DELIVERED: dict[str, Callable[[Update], Update]] = {
+    "weight": lambda update: replace(update, weight=1e9),
+    "infinite": lambda update: _filled(update, float("inf")),
+    "huge": lambda update: _filled(update, 3e38),
+    "empty": lambda update: replace(update, tensors={}),
+    "loss": lambda update: replace(update, values={**update.values, "loss": 1.7e308}),
+}
+
+
 def misdeliver(behaviour: str) -> None:
     """Changes what a client does when its turn is over."""
     from fedstrata.core.errors import LineError
-    from fedstrata.core.types import Update
     from fedstrata.engine.joining import RemoteClient
     from fedstrata.split.transport.header import Kind
     from fedstrata.split.transport.membership import Membership
@@ -67,12 +81,8 @@ def misdeliver(behaviour: str) -> None:
     send = Membership.send
 
     def instead(self: Any, header: Any, content: Any) -> None:
-        if header.kind == Kind.UPDATE and behaviour in {"weight", "infinite"}:
-            update = frame.decode(content, Update)
-            for tensor in update.tensors.values():
-                tensor.view(-1)[0] = float("inf") if behaviour == "infinite" else 0.0
-            weight = 1e9 if behaviour == "weight" else update.weight
-            content = frame.encode(Update(update.tensors, update.values, weight=weight))
+        if header.kind == Kind.UPDATE and behaviour in DELIVERED:
+            content = frame.encode(DELIVERED[behaviour](frame.decode(content, Update)))
         send(self, header, content)
         if header.kind == Kind.UPDATE and behaviour == "leaves":
             raise LineError("enough")

@@ -126,6 +126,9 @@ def test_a_client_whose_ends_are_called_or_shaped_otherwise_is_refused(
         ),
         ({**own, "ends": None}, "does not say what it holds"),
         ({**own, "length": 0}, "does not say what it holds"),
+        ({**own, "examples": 0}, "does not say how many training examples it has"),
+        ({**own, "examples": 10**400}, "does not say how many training examples it has"),
+        ({**own, "documents": "x"}, "does not say how many documents it has of train, validation, test"),
     ):
         with pytest.raises(RefusedError, match=told):
             agree("site-1", other)

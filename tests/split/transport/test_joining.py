@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +18,6 @@ from hypothesis import strategies as st
 from fedstrata.core.cut import Cut
 from fedstrata.core.errors import (
     ConfigurationError,
-    DataError,
     FrameError,
     LineError,
     RefusedError,
@@ -25,9 +25,9 @@ from fedstrata.core.errors import (
 )
 from fedstrata.core.types import Message
 from fedstrata.split.transport.agreement import Agreement
-from fedstrata.split.transport.credentials import Certificates, Tokens, read_token, require_safe
+from fedstrata.split.transport.credentials import Certificates, Tokens
 from fedstrata.split.transport.header import Header, Kind
-from fedstrata.split.transport.hub import Hub
+from fedstrata.split.transport.hub import Hub, require_free
 from fedstrata.split.transport.membership import GrpcLine, Membership
 from fedstrata.split.transport.timing import Timing
 from fedstrata.wire import frame
@@ -275,35 +275,38 @@ def test_a_certificate_that_nobody_trusts_does_not_connect(
     assert server.present == ()
 
 
-def test_without_tls_nothing_leaves_the_machine() -> None:
-    for address in ("127.0.0.1:1", "localhost:1", "[::1]:1"):
-        require_safe(address, insecure=True, setting="--listen")
-    for address in ("0.0.0.0:1", "10.0.0.1:1", "example.org:1", "[::]:1"):
-        require_safe(address, insecure=False, setting="--listen")
-        with pytest.raises(ConfigurationError, match="only loopback addresses are allowed"):
-            require_safe(address, insecure=True, setting="--listen")
-    with pytest.raises(ConfigurationError, match="must be HOST:PORT"):
-        require_safe("localhost", insecure=True, setting="--listen")
+def test_plain_text_passes_by_the_proxy_of_the_environment(
+    hub: Callable[..., Hub], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would carry off what is to stay on this machine."""
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        server = hub()
+        with joined(server, server.listen("127.0.0.1:0")):
+            pass
+        proxy.setblocking(False)
+        with pytest.raises(BlockingIOError):  # nobody has come
+            proxy.accept()
 
 
-def test_files_of_secrets_that_others_may_read_are_not_read(tmp_path: Path) -> None:
-    tokens, own = tmp_path / "tokens", tmp_path / "token"
-    tokens.write_text("# all\nnorth one\nsouth side two\n")
-    own.write_text("one\n")
-    for path in (tokens, own):
-        path.chmod(0o600)
-    known = Tokens.read(tokens)
-    assert known.clients == ("north", "south side")
-    assert known.accept("south side", "two")
-    assert not known.accept("south", "two")
-    assert not known.accept("north", "two")
-    assert read_token(own) == "one"
-    own.chmod(0o640)
-    with pytest.raises(ConfigurationError, match=r"others may read .* \(mode 640\)"):
-        read_token(own)
-    tokens.write_text("north\n")
-    with pytest.raises(DataError, match="line 1"):
-        Tokens.read(tokens)
+def test_files_that_are_no_certificates_are_named_before_anything_is_tried(
+    authority: trustme.CA, tmp_path: Path
+) -> None:
+    good = certificates(authority, tmp_path, "north", authority)
+    other = certificates(authority, tmp_path, "south", authority)
+    with pytest.raises(ConfigurationError, match=r"are no certificate and its key.*key values mismatch"):
+        replace(good, key=other.key).for_client()
+    (tmp_path / "text").write_text("no certificate")
+    with pytest.raises(ConfigurationError) as found:
+        replace(good, certificate=tmp_path / "text", authority=tmp_path / "text").for_server()
+    assert [problem.path for problem in found.value.problems] == ["--certificate", "--authority"]
+
+
+def test_an_address_that_is_taken_is_told_before_anything_is_written(hub: Callable[..., Hub]) -> None:
+    address = hub().listen("127.0.0.1:0")
+    with pytest.raises(LineError, match=f"cannot listen on {address}: it is taken"):
+        require_free(address)
+    require_free("127.0.0.1:0")
 
 
 def test_a_second_process_of_a_client_takes_the_place_of_the_first(hub: Callable[..., Hub]) -> None:

@@ -171,15 +171,28 @@ def test_a_client_that_is_started_again_while_others_are_waited_for_takes_part(s
     assert last.said.splitlines()[-1] == told
 
 
-def test_an_update_that_would_spoil_the_mean_costs_the_round_its_client(serve: Serve) -> None:
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (
+            ("weight", "an update weighs 1e+09 where the client has"),
+            ("infinite", "numbers that are not finite"),
+        ),
+        (("huge", "beyond 1e+18, which cannot be averaged"), ("loss", "says loss=1.7e+308, which cannot be")),
+        (("empty", "of the weights that were to be trained"), ("good", None)),
+    ],
+)
+def test_an_update_that_would_spoil_the_mean_costs_the_round_its_client(
+    serve: Serve, one: tuple[str, str], other: tuple[str, str | None]
+) -> None:
     server = serve(BATCH, *ONE_EACH)
-    for client, behaviour in zip(CLIENTS, ("weight", "infinite", "good"), strict=True):
+    for client, behaviour in zip(CLIENTS, (one[0], other[0], "good"), strict=True):
         server.start(client, behaviour)
     state = server.run(min_clients=1)
     failed = {facts["client"]: facts["message"] for facts in server.of("client_failed")}
-    assert failed.keys() == {"site-1", "site-2"}
-    assert "an update weighs 1e+09 where the client has" in failed["site-1"]
-    assert "holds numbers that are not finite" in failed["site-2"]
+    expected = {client: told for client, (_, told) in zip(CLIENTS, (one, other), strict=False) if told}
+    assert failed.keys() == expected.keys()
+    assert all(told in failed[client] for client, told in expected.items())
     assert all(bool(tensor.isfinite().all()) for tensor in state.tensors.values())
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import ssl
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from typing import Any
 import grpc
 
 from fedstrata.core.errors import ConfigurationError, DataError, Problem, RefusedError
+
+_LAST_PORT = 2**16 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ class Certificates:
         """Returns what gRPC takes; every client must show a certificate.
 
         Raises:
-            ConfigurationError: A file cannot be read, or others may read the key.
+            ConfigurationError: A file cannot be read or is not what it must be, or others may read the key.
         """
         chain, key, authority = self._read()
         return grpc.ssl_server_credentials([(key, chain)], authority, require_client_auth=True)
@@ -56,7 +59,22 @@ class Certificates:
         return grpc.ssl_channel_credentials(authority, key, chain)
 
     def _read(self) -> tuple[bytes, bytes, bytes]:
-        return _bytes_of(self.certificate), secret_bytes(self.key), _bytes_of(self.authority)
+        contents = _bytes_of(self.certificate), secret_bytes(self.key), _bytes_of(self.authority)
+        # gRPC would say of a file that is no PEM only that the other side cannot be reached.
+        context, problems = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), []
+        try:
+            context.load_cert_chain(self.certificate, self.key, password="")
+        except (ssl.SSLError, ValueError) as error:
+            message = f"{self.certificate} and {self.key} are no certificate and its key, unencrypted PEM"
+            problems.append(Problem("--certificate", f"{message}{_reason(error)}"))
+        try:
+            context.load_verify_locations(self.authority)
+        except ssl.SSLError as error:
+            message = f"{self.authority} is no certificate, PEM{_reason(error)}"
+            problems.append(Problem("--authority", message))
+        if problems:
+            raise ConfigurationError(problems)
+        return contents
 
 
 class Tokens:
@@ -78,11 +96,11 @@ class Tokens:
             DataError: A line is not of this form, or a client is there twice.
         """
         tokens: dict[str, str] = {}
-        for number, line in enumerate(secret_bytes(path).decode().splitlines(), start=1):
+        for number, line in enumerate(_secret_text(path, "--tokens").splitlines(), start=1):
             if not line.strip() or line.startswith("#"):
                 continue
             client, _, token = line.strip().rpartition(" ")
-            if not client.strip() or client.strip() in tokens:
+            if not client.strip() or client.strip() in tokens or not _is_token(token):
                 raise DataError(path, "no client and token of its own", line=number, expected="CLIENT TOKEN")
             tokens[client.strip()] = token
         return cls(tokens)
@@ -102,12 +120,33 @@ def read_token(path: Path) -> str:
     """Returns a client's own token.
 
     Raises:
-        ConfigurationError: The file cannot be read, is empty, or others may read it.
+        ConfigurationError: The file cannot be read or holds no token, or others may read it.
     """
-    token = secret_bytes(path).decode().strip()
-    if not token:
-        raise ConfigurationError([Problem("--token", f"{path} is empty")])
+    token = _secret_text(path, "--token").strip()
+    if not _is_token(token):
+        message = (
+            f"{path} holds no token; it must have one alone: ASCII letters, digits and signs, without blanks"
+        )
+        raise ConfigurationError([Problem("--token", message)])
     return token
+
+
+def _secret_text(path: Path, setting: str) -> str:
+    try:
+        return secret_bytes(path).decode()
+    except UnicodeDecodeError:
+        raise ConfigurationError([Problem(setting, f"{path} is no text")]) from None
+
+
+def _is_token(text: str) -> bool:
+    """Whether a text may stand in the header of a request."""
+    return bool(text) and text.isascii() and text.isprintable() and " " not in text
+
+
+def _reason(error: Exception) -> str:
+    """Returns what OpenSSL calls an error, where it has a name for it."""
+    reason = getattr(error, "reason", None)
+    return f" ({str(reason).replace('_', ' ').lower()})" if reason else ""
 
 
 def secret_bytes(path: Path) -> bytes:
@@ -156,8 +195,10 @@ def require_safe(address: str, *, insecure: bool, setting: str) -> None:
         ConfigurationError: It would, or the address is none.
     """
     host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdigit():
-        raise ConfigurationError([Problem(setting, f"must be HOST:PORT, not {address!r}")])
+    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > _LAST_PORT:
+        raise ConfigurationError(
+            [Problem(setting, f"must be HOST:PORT, a port up to 65535, not {address!r}")]
+        )
     if insecure and not is_loopback(host):
         message = f"{host} is not on this machine, and without TLS only loopback addresses are allowed"
         raise ConfigurationError([Problem(setting, message)])

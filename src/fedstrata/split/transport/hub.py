@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -34,6 +35,22 @@ _GREETING_BYTES = 2**20
 """Bytes that a greeting may have: nothing is known of its sender's model yet."""
 _BEATS = 4
 """Signs of life to those who wait, in the time after which they would give up."""
+
+_TAKEN = "cannot listen on {}: it is taken, or not an address of this machine"
+
+
+def require_free(address: str) -> None:
+    """Checks that an address can be listened on, before anything is written that would be left behind.
+
+    Raises:
+        LineError: It cannot.
+    """
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host.strip("[]"), int(port)), family=family).close()
+    except OSError:
+        raise LineError(_TAKEN.format(address)) from None
 
 
 class Hub:
@@ -106,7 +123,7 @@ class Hub:
         except RuntimeError:
             port = 0
         if not port:
-            raise LineError(f"cannot listen on {address}: it is taken, or not an address of this machine")
+            raise LineError(_TAKEN.format(address))
         self._server.start()
         return f"{address.rpartition(':')[0]}:{port}"
 

@@ -17,6 +17,7 @@ from fedstrata.core.errors import (
     LineError,
     RefusedError,
     SessionOverError,
+    printable,
 )
 from fedstrata.core.types import JSON, Message
 from fedstrata.split.transport.agreement import Agreement, accept
@@ -36,6 +37,12 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 
 _GOODBYE = 5.0
 """Seconds for what was sent last to leave."""
+
+
+_REFUSED = (
+    " (a server that is there may have refused this client's certificate, or the client the server's: "
+    "expired, not for this address, or signed by another authority)"
+)
 
 
 class Membership:
@@ -79,8 +86,11 @@ class Membership:
         self._link = Link(agreement.largest, ahead=agreement.ahead, delay=self.timing.delay)
         options = self.timing.options(agreement.largest + 2**16)
         if certificates is None:
-            self._channel = grpc.insecure_channel(address, options)
+            # A proxy of the environment would carry plain text off this machine.
+            self._hint = ""
+            self._channel = grpc.insecure_channel(address, [*options, ("grpc.enable_http_proxy", 0)])
         else:
+            self._hint = _REFUSED
             self._channel = grpc.secure_channel(address, certificates.for_client(), options)
         self._metadata: list[tuple[str, str | bytes]] = [("client-bin", client.encode())]
         if token:
@@ -166,7 +176,7 @@ class Membership:
 
     def _judge(self, error: Any) -> None:
         """Raises what the end of a connection means, if it means more than that there is to be another."""
-        code, details = error.code(), error.details()
+        code, details = error.code(), printable(error.details() or "")
         if code == grpc.StatusCode.FAILED_PRECONDITION:
             raise RefusedError(f"the server refuses: {details}")
         if code == grpc.StatusCode.ABORTED:
@@ -175,11 +185,12 @@ class Membership:
             raise RefusedError(f"a message is too large: {details}")
         since = self._link.down_since
         if since is not None and time.monotonic() - since >= self.timing.reconnect:
-            raise LineError(f"the server cannot be reached for {self.timing.reconnect:g} s: {details}")
+            told = f"the server cannot be reached for {self.timing.reconnect:g} s: {details}"
+            raise LineError(told + self._hint)
         if not self._session and not self._warned:  # a wrong port or certificate will not get better
             self._warned = True
             limit = f"trying again for {self.timing.reconnect:g} s"
-            self._warn(f"the server at {self._address} cannot be reached yet, {limit}: {details}")
+            self._warn(f"the server at {self._address} cannot be reached yet, {limit}: {details}{self._hint}")
 
     def _converse(self) -> None:
         """Holds one connection, until it ends.

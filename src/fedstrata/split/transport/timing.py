@@ -43,7 +43,6 @@ class Timing:
             ("grpc.http2.max_ping_strikes", 0),
             ("grpc.http2.min_ping_interval_without_data_ms", 10),
             ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.min_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 2000),
             ("grpc.so_reuseport", 0),
             ("grpc.enable_retries", 0),

@@ -1,0 +1,51 @@
+"""Addresses and secrets: what is refused before anybody is spoken with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedstrata.core.errors import ConfigurationError, DataError
+from fedstrata.split.transport.credentials import Tokens, read_token, require_safe
+
+
+def test_without_tls_nothing_leaves_the_machine() -> None:
+    for address in ("127.0.0.1:1", "localhost:1", "[::1]:1"):
+        require_safe(address, insecure=True, setting="--listen")
+    for address in ("0.0.0.0:1", "10.0.0.1:1", "example.org:1", "[::]:1"):
+        require_safe(address, insecure=False, setting="--listen")
+        with pytest.raises(ConfigurationError, match="only loopback addresses are allowed"):
+            require_safe(address, insecure=True, setting="--listen")
+    for address in ("localhost", "localhost:99999", "localhost:x"):
+        with pytest.raises(ConfigurationError, match="must be HOST:PORT, a port up to 65535"):
+            require_safe(address, insecure=True, setting="--listen")
+
+
+def test_files_of_secrets_that_others_may_read_are_not_read(tmp_path: Path) -> None:
+    tokens, own = tmp_path / "tokens", tmp_path / "token"
+    tokens.write_text("# all\nnorth one\nsouth side two\n")
+    own.write_text("one\n")
+    for path in (tokens, own):
+        path.chmod(0o600)
+    known = Tokens.read(tokens)
+    assert known.clients == ("north", "south side")
+    assert known.accept("south side", "two")
+    assert not known.accept("south", "two")
+    assert not known.accept("north", "two")
+    assert read_token(own) == "one"
+    own.chmod(0o640)
+    with pytest.raises(ConfigurationError, match=r"others may read .* \(mode 640\)"):
+        read_token(own)
+    tokens.write_text("north\n")
+    with pytest.raises(DataError, match="line 1"):
+        Tokens.read(tokens)
+
+
+@pytest.mark.parametrize("content", [b"", b"one\ntwo\n", "pass\u00e9".encode(), bytes(range(128, 160))])
+def test_a_file_that_holds_no_token_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "token"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    with pytest.raises(ConfigurationError, match=r"--token: .*(holds no token|is no text)"):
+        read_token(path)
