@@ -9,6 +9,7 @@ from support import TINY
 
 from fedstrata.core.sources import read_source
 from fedstrata.engine.planning.plan import make_plan
+from fedstrata.record.costs import COSTS
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedlora", "fedper"])
@@ -22,6 +23,9 @@ def test_no_rounds_score_the_model_as_it_is(run_tiny: Any, method: str) -> None:
     assert [event["event"] for event in done.events][-1] == "final"
     assert (done.folder / "report.html").is_file()
     assert done.of("round") == []
+    costs = {name: value(summary) for name, (_, value) in COSTS.items()}  # as a comparison asks for them
+    assert costs["train_seconds_per_round"] is None
+    assert costs["megabytes_sent"] == 0.0
 
 
 def test_its_model_is_the_one_it_began_with(run_tiny: Any) -> None:

@@ -55,7 +55,7 @@ COSTS: dict[str, tuple[Column, Callable[[Summary], float | None]]] = {
     "megabytes_down": (Column("down, MB", "lower"), _megabytes("bytes_down")),
     "train_seconds_per_round": (
         Column("training, s a round", "lower"),
-        lambda summary: summary["time"]["train_seconds"] / summary["rounds"],
+        lambda summary: summary["time"]["train_seconds"] / summary["rounds"] if summary["rounds"] else None,
     ),
     "rounds_to_90_percent": (
         Column("rounds to 90 %", "lower"),
