@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fedstrata.core.errors import ConfigurationError
 from fedstrata.record.log import RecordLog, committed_rounds, read_events
 from fedstrata.record.summary import headline, mean_of, summarise
 
@@ -15,6 +16,14 @@ def test_events_are_on_disk_as_they_happen(tmp_path: Path) -> None:
     log = RecordLog(tmp_path / "record.jsonl")
     log.append("round", {"round": 1})
     assert [event["round"] for event in read_events(tmp_path / "record.jsonl")] == [1]
+
+
+def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
+    log = RecordLog(tmp_path / "record.jsonl")
+    with pytest.raises(ConfigurationError, match="another process is at work on the run in"):
+        RecordLog(tmp_path / "record.jsonl")
+    log.close()
+    RecordLog(tmp_path / "record.jsonl").close()
 
 
 def test_a_torn_line_spoils_no_other(tmp_path: Path) -> None:
@@ -45,8 +54,10 @@ def test_the_headline_is_the_clients_mean_where_nothing_is_global() -> None:
     assert headline({}, "f1") is None
 
 
-def summary_of(scores: Sequence[float], metric: str = "f1", **start: Any) -> dict[str, Any]:
-    """The summary of a run whose rounds had these scores."""
+def summary_of(
+    scores: Sequence[float], metric: str = "f1", peaks: Sequence[int | None] = (), **start: Any
+) -> dict[str, Any]:
+    """The summary of a run whose rounds had these scores, and these peaks of memory."""
     begun = {
         "event": "run", "metric": metric, "method": "m", "task": "ner", "seed": 0, "pooled": False,
         "model": {"name": "x", "parameters": 1, "blocks": 1, "bytes": 100},
@@ -58,7 +69,7 @@ def summary_of(scores: Sequence[float], metric: str = "f1", **start: Any) -> dic
             "train_seconds": 2.0, "evaluate_seconds": 0.5,
             "exchanges": {"a": {"bytes_up": 50, "bytes_down": 70}},
             "trainable_parameters": 1, "state": {"top": 3},
-        }
+        } | ({"peak_rss_bytes": peaks[number - 1]} if peaks else {})
         for number, score in enumerate(scores, start=1)
     ]  # fmt: skip
     final = {
@@ -66,6 +77,12 @@ def summary_of(scores: Sequence[float], metric: str = "f1", **start: Any) -> dic
         "seconds": 1.0, "peak_rss_bytes": 1, "peak_gpu_bytes": None,
     }  # fmt: skip
     return summarise([begun | start, *rounds, final])
+
+
+def test_the_peak_of_memory_is_that_of_all_processes_that_a_run_went_through() -> None:
+    assert summary_of((0.1, 0.2), peaks=(7, 3))["memory"]["peak_rss_bytes"] == 7
+    assert summary_of((0.1, 0.2), peaks=(None, 0))["memory"]["peak_rss_bytes"] == 1  # the last event's
+    assert summary_of((0.1,))["memory"]["peak_gpu_bytes"] is None
 
 
 @pytest.mark.parametrize(

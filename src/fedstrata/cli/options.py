@@ -52,7 +52,8 @@ def sort_arguments(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
     files, overrides = sort_files(arguments)
     if len(files) > 1:
         named = ", ".join(map(str, files))
-        raise ConfigurationError([Problem("", f"one configuration file at most, not {len(files)}: {named}")])
+        message = f"one configuration file at most, not {len(files)}: {named}; a setting is PATH=VALUE"
+        raise ConfigurationError([Problem("", message)])
     return (files[0] if files else None), overrides
 
 

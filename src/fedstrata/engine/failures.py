@@ -72,10 +72,11 @@ class Attendance:
         if self.min_clients is None:
             rule = "every client that does not drop out must deliver (federation.min_clients is null)"
         reasons = "".join(f"\n  - {client}: {reason}" for client, reason in self.lost.items())
+        kept = "Earlier rounds are kept. " if number > 1 else ""
         hint = f"; with federation.min_clients={left} it may go on without what failed" if left else ""
         return (
             f"round {number}: {lost} of {len(self.sampled)} clients lost, at most {left} can deliver, and "
-            f"{rule}:{reasons}\nEarlier rounds are kept. To try this one again: {command}{hint}"
+            f"{rule}:{reasons}\n{kept}To try this one again: {command}{hint}"
         )
 
 

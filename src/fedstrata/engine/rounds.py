@@ -31,7 +31,7 @@ from fedstrata.engine.scoring import Scorer
 from fedstrata.engine.server import ServerDocuments
 from fedstrata.engine.simulate import SimulatedCohort, parameters_in
 from fedstrata.engine.sites import PooledSite, Site, sample
-from fedstrata.metrics.cost import peak_gpu_bytes, peak_rss_bytes
+from fedstrata.metrics.cost import peak_memory
 from fedstrata.record.log import RecordLog, committed_rounds, read_events
 from fedstrata.record.summary import summarise, trained_scores, write_summary
 
@@ -164,6 +164,9 @@ class Run:
             "seconds": time.perf_counter() - started,
             "train_seconds": cohort.train_seconds,
             "evaluate_seconds": evaluate_seconds,
+            **peak_memory(
+                self.experiment.model.device
+            ),  # in every round: a run may go through several processes
         }
         self._emit("round", facts)
         self._checkpoints.prune()
@@ -186,8 +189,7 @@ class Run:
         facts = {
             **scores,
             "seconds": time.perf_counter() - started,
-            "peak_rss_bytes": peak_rss_bytes(),
-            "peak_gpu_bytes": peak_gpu_bytes(self.experiment.model.device),
+            **peak_memory(self.experiment.model.device),
         }
         self._emit("final", facts)
         self._caches.remove()  # before the summary, with which a run counts as finished

@@ -32,7 +32,7 @@ from fedstrata.engine.fitting import outline
 from fedstrata.engine.remote import RemoteCohort
 from fedstrata.engine.rounds import RECORDED, due_for_scoring
 from fedstrata.engine.sites import sample
-from fedstrata.metrics.cost import peak_gpu_bytes, peak_rss_bytes
+from fedstrata.metrics.cost import peak_memory
 from fedstrata.record.log import RecordLog, committed_rounds, read_events
 from fedstrata.record.summary import mean_of, summarise, write_summary
 from fedstrata.split.asking import Answering
@@ -171,6 +171,7 @@ class Serving:
             "seconds": time.perf_counter() - started,
             "train_seconds": cohort.train_seconds,
             "evaluate_seconds": evaluate_seconds,
+            **peak_memory(experiment.model.device),  # in every round: a run may go through several processes
         }
         self._emit("round", facts)
         self.committed = number
@@ -183,8 +184,7 @@ class Serving:
         facts = {
             **self._score(hub, rounds, infos, "test"),
             "seconds": time.perf_counter() - started,
-            "peak_rss_bytes": peak_rss_bytes(),
-            "peak_gpu_bytes": peak_gpu_bytes(self.experiment.model.device),
+            **peak_memory(self.experiment.model.device),
         }
         self._emit("final", facts)
         summary = summarise(read_events(self.folder / "record.jsonl"))

@@ -36,6 +36,11 @@ def peak_gpu_bytes(device: torch.device) -> int | None:
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
+def peak_memory(device: torch.device) -> dict[str, int | None]:
+    """Returns the peaks so far of this process, as the record's events and the summary call them."""
+    return {"peak_rss_bytes": peak_rss_bytes(), "peak_gpu_bytes": peak_gpu_bytes(device)}
+
+
 def cores() -> int:
     """Returns the number of CPU cores this process may use."""
     if hasattr(os, "sched_getaffinity"):  # not on macOS

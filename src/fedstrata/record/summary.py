@@ -60,13 +60,17 @@ def summarise(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         },
         "time": _time(rounds, final),
         "memory": {
-            "peak_rss_bytes": final["peak_rss_bytes"],
-            "peak_gpu_bytes": final["peak_gpu_bytes"],
+            **{name: _largest([*rounds, final], name) for name in ("peak_rss_bytes", "peak_gpu_bytes")},
             **_device_memory(rounds),
         },
         "energy_joules": total_of(rounds, "joules"),
         "privacy": {"epsilon": None, "delta": None, "sigma": None, "mechanism": None, "clients": None},
     }
+
+
+def _largest(events: Sequence[Mapping[str, Any]], name: str) -> int | None:
+    """Returns the largest of a figure over all events, which may be those of several processes."""
+    return max((event[name] for event in events if event.get(name) is not None), default=None)
 
 
 def write_summary(summary: Mapping[str, Any], path: Path) -> None:

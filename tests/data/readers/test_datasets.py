@@ -169,7 +169,9 @@ def test_a_first_row_that_is_no_header_is_not_quoted(tmp_path: Path) -> None:
     [
         ({"text": 3}, ColumnSettings(), "'text' holds int"),
         ({"text": "SECRET", "label": 0.5}, LABELLED, "'label' holds float"),
-        ({"text": "a", "label": "SECRET" * 40}, LABELLED, "'label' holds a label of 240 characters"),
+        ({"text": "a", "label": "SECRET" * 40}, LABELLED, "'label' holds a name of 240 characters"),
+        ({"text": "a", "id": "SECRET" * 40}, ColumnSettings(id="id"), "'id' holds a name of 240 characters"),
+        ({"text": "a", "site": "SECRET\nb"}, ColumnSettings(site="site"), "'site' holds .* in 2 lines"),
         ({"text": "a", "label": [0, 1, 0]}, LABELLED, "'label' holds 0 twice .expected the numbers or names"),
         ({"text": "a", "label": [True, True]}, LABELLED, "'label' holds True twice"),
         ({"text": "SECRET", "id": " "}, ColumnSettings(id="id"), "'id' names nothing"),

@@ -33,8 +33,8 @@ _WITH_TABS = (".tsv", ".tsv.gz")
 _TABLES = (".csv", ".csv.gz", *_WITH_TABS)
 _RECORDS = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
 _SUFFIXES = (*_TABLES, *_RECORDS, ".parquet")
-LONGEST_LABEL = 200
-"""Characters in a label: labels are shown and recorded, and a column of texts must not be."""
+LONGEST_NAME = 200
+"""Characters in a label, an id or the name of a site: they are shown and recorded, and texts must not be."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _SAVED = ("dataset_dict.json", "state.json")
 
@@ -223,7 +223,15 @@ class _Cells:
         value = self.values[column]
         if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
             raise self.wrong(column, "names nothing", "text or a whole number")
-        return str(value).strip()
+        return self._shown(column, str(value).strip())
+
+    def _shown(self, column: str, name: str) -> str:
+        """Refuses what is perhaps the text of a note, which no message may quote."""
+        if len(name) > LONGEST_NAME or "\n" in name:
+            lines = len(name.splitlines())
+            message = f"holds a name of {len(name)} characters" + (f" in {lines} lines" if lines > 1 else "")
+            raise self.wrong(column, message, f"at most {LONGEST_NAME}, in one line")
+        return name
 
     def names(self, column: str) -> list[str]:
         """Returns the labels in a cell: class numbers by their names, a list, or one."""
@@ -241,9 +249,7 @@ class _Cells:
                 raise self.wrong(
                     column, f"holds {type(item).__name__}", "text, whole numbers or lists of them"
                 )
-            if len(found[-1]) > LONGEST_LABEL:  # perhaps the text of a note, which no message may quote
-                message = f"holds a label of {len(found[-1])} characters"
-                raise self.wrong(column, message, f"at most {LONGEST_LABEL}")
+            self._shown(column, found[-1])
         return [name for name in found if name]
 
     def labels(self, column: str) -> list[str]:
