@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from support import RunTiny
 
 from fedstrata.cli.display import Display
 from fedstrata.metrics.spans import OVERALL
@@ -70,6 +71,17 @@ def test_of_mentions_the_strict_scores_and_lenient_f1_have_the_room() -> None:
     assert (
         "in summary.json as well: lenient_precision, lenient_recall, untyped_f1, untyped_lenient_f1" in lines
     )
+
+
+def test_a_run_without_test_documents_says_so_and_reports_the_validation_split(run_tiny: RunTiny) -> None:
+    run = run_tiny("data.split={train: 0.9, validation: 0.1, test: 0.0}", "federation.rounds=1")
+    console = Console(file=io.StringIO(), width=100)
+    Display(console).show(run.summary, run.folder, personal=False)
+    assert isinstance(console.file, io.StringIO)
+    told = console.file.getvalue()
+    assert told.startswith("no test documents, so there are no scores")
+    assert "test split" not in told
+    assert "Scores on the validation split after round 1" in (run.folder / "report.html").read_text()
 
 
 def test_of_many_clients_the_lowest_and_the_highest_are_shown() -> None:

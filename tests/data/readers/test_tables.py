@@ -45,12 +45,19 @@ def test_tabs_and_quotation_marks_that_mean_nothing(tmp_path: Path) -> None:
     assert list(read_rows(path, tabs=True)) == [(2, {"a": '" one', "b": 'two "'})]
 
 
+def test_a_table_with_semicolons_is_told_from_one_with_a_broken_row(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a;c\n1;2,3\n")
+    with pytest.raises(DataError, match=r"line 2: a row of 2 fields .* the header has semicolons"):
+        list(read_rows(tmp_path / "t.csv"))
+
+
 @pytest.mark.parametrize(
     ("content", "line", "says"),
     [
         (b"", None, "holds nothing"),
         (b"a,b\n", 1, r"no column c \(expected a header with a, c"),
         (b"a,c,SECRET,b,SECRET\n", 1, "columns 3 and 5 have one name"),
+        (b"a;c\n1;2\n", 1, "no column a, c .* the header has semicolons"),
         (b"a,c\n1,2\n1\n", 3, r"a row of 1 fields \(expected 2"),
         (b'a,c\n"1\n",2\nSECRET,2,3\n', 4, "a row of 3 fields"),
         (b'a,c\n"SECRET"x,2\n', 2, "malformed row"),

@@ -71,8 +71,7 @@ def read_rows(
         elif len(fields) != len(columns) and skip_broken:
             broken += 1
         elif len(fields) != len(columns):
-            message, expected = f"a row of {len(fields)} fields", f"{len(columns)}, one for each column"
-            raise DataError(path, message, line=line, expected=expected)
+            raise _uneven(path, line, fields, columns)
         else:
             yield line, dict(zip(columns, fields, strict=True))
     if broken:
@@ -81,10 +80,20 @@ def read_rows(
         raise DataError(path, "holds nothing", expected="a header that names the columns")
 
 
+def _uneven(path: Path, line: int, fields: Sequence[str], columns: Sequence[str]) -> DataError:
+    expected = f"{len(columns)}, one for each column{_hint(columns)}"
+    return DataError(path, f"a row of {len(fields)} fields", line=line, expected=expected)
+
+
+def _hint(columns: Sequence[str]) -> str:
+    apart = len(columns) == 1 and ";" in columns[0]
+    return "; fields are set apart by commas, and the header has semicolons" if apart else ""
+
+
 def _columns(path: Path, names: Sequence[str], required: Sequence[str]) -> list[str]:
     missing = [name for name in required if name not in names]
     if missing:
-        expected = f"a header with {', '.join(required)}"
+        expected = f"a header with {', '.join(required)}{_hint(names)}"
         raise DataError(path, f"has no column {', '.join(missing)}", line=1, expected=expected)
     twice = [number for number, name in enumerate(names, start=1) if name and names.count(name) > 1]
     if twice:

@@ -72,7 +72,9 @@ def run_page(history: History) -> str:
 
 def _latest_scores(history: History) -> tuple[Mapping[str, Any], str]:
     """Returns the scores of the test split, or else the last ones of the validation split, and which."""
-    if history.final is not None:
+    if history.final is not None and any(
+        (history.final["global"], history.final.get("external"), *history.final["clients"].values())
+    ):
         return history.final, "test split"
     scored = [event for event in history.rounds if "clients" in event]
     if not scored:
