@@ -93,9 +93,9 @@ def test_conditions_between_settings_are_checked(tmp_path: Path) -> None:
             "task.stride",
             ["it belongs to name: ner or classify. Allowed here: max_length, name"],
         ),
-        ("{name: null}", "task.name", ["'summarize', not None"]),
+        ("{name: null}", "task.name", ["'summarize', not null"]),
         ("{name: [ner]}", "task.name", ["'summarize', not ['ner']"]),
-        ("classify", "task", ["not 'classify'"]),
+        ("classify", "task", ["must be a mapping, not 'classify'"]),
         ("{max_length: 7}", "task.max_length", ["greater than or equal to 8", "not 7"]),
         ("{name: classify, pooling: sum}", "task.pooling", ["'mean' or 'max'", "not 'sum'"]),
         ("{name: classify, thresold: 0.1}", "task.thresold", ["did you mean 'threshold'?", "max_windows"]),
@@ -115,6 +115,13 @@ def test_problems_of_a_task_are_told_in_its_own_terms(
     for part in [*parts, "[from site.yaml, line 2]"]:
         assert part in found[path]
     assert set(found) <= {path, "task.classify"}
+
+
+def test_a_section_s_problem_is_where_the_setting_that_it_names_was_set(tmp_path: Path) -> None:
+    text = "data:\n  format: brat\n  path: notes\n"
+    (told,) = problems_of(tmp_path, text, "data.synthetic.notes=100").values()
+    assert "data.synthetic belongs to data.format 'synthetic'" in told
+    assert told.endswith("[from the command line]")
 
 
 @pytest.mark.parametrize(

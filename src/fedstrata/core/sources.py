@@ -199,8 +199,16 @@ def _problems(
         if any(other[: len(names)] == names and len(other) > len(names) for other in found):
             continue  # another alternative of the type came further and says more
         path = ".".join([*filter(None, [section]), *names])
-        problems.append(source.problem(path, _message(model, names, items, values)))
+        message = _message(model, names, items, values)
+        problems.append(Problem(path, message, _origin(source, path, message)))
     return problems
+
+
+def _origin(source: Source, path: str, message: str) -> str:
+    """Returns where a setting was set; of a section, the first of its settings that a message names."""
+    named = re.findall(rf"\b{re.escape(path)}(?:\.\w+)+", message) if path else []
+    known = (each for each in named if any(f"{own}.".startswith(f"{each}.") for own in source.origins))
+    return source.origin(next(known, path))
 
 
 def _names(model: type[BaseModel], item: Mapping[str, Any], values: Any) -> tuple[str, ...]:
@@ -239,14 +247,23 @@ def _message(
         allowed = (repr(other.model_fields[names[-1]].default) for other in variants(field_info))
         return f"must be set, to one of {', '.join(allowed)}"
     if kind == "union_tag_invalid":
-        return f"must be one of {items[0]['ctx']['expected_tags']}, not {items[0]['input'][names[-1]]!r}"
+        return (
+            f"must be one of {items[0]['ctx']['expected_tags']}, not {_given(items[0]['input'][names[-1]])}"
+        )
     if kind == "value_error":
         return str(items[0]["msg"]).removeprefix("Value error, ")
     wanted = " or ".join(dict.fromkeys(item["msg"].removeprefix("Input should be ") for item in items))
-    wanted = re.sub(r"a valid dictionary( or instance of \w+)?", "a mapping", wanted)
+    wanted = re.sub(
+        r"a valid dictionary( or (instance of \w+|object to extract fields from))?", "a mapping", wanted
+    )
+    wanted = wanted.replace("String should match pattern", "text of the form")
     for name, plain in _PLAIN.items():
         wanted = wanted.replace(f"a valid {name}", plain)
-    return f"must be {wanted}, not {items[0]['input']!r}"
+    return f"must be {wanted}, not {_given(items[0]['input'])}"
+
+
+def _given(value: object) -> str:
+    return "null" if value is None else repr(value)
 
 
 def _unknown_key(model: type[BaseModel], names: Sequence[str], values: Any) -> str:
