@@ -119,3 +119,37 @@ class DataError(FedstrataError):
         where = f"{path}, line {line}" if line is not None else f"{path}"
         tail = f" (expected {expected})" if expected else ""
         super().__init__(f"{where}: {message}{tail}")
+
+    @property
+    def each(self) -> tuple[DataError, ...]:
+        """The errors of all files."""
+        return (self,)
+
+
+class ManyDataError(DataError):
+    """Several input files do not hold what their format says.
+
+    Args:
+        errors: What is wrong with each, at least one.
+    """
+
+    def __init__(self, errors: Sequence[DataError]) -> None:
+        first = errors[0]
+        super().__init__(first.path, "", line=first.line, expected=first.expected)
+        self._errors = tuple(errors)
+        self.args = ("\n".join([f"{len(errors)} files are wrong:", *(f"  - {error}" for error in errors)]),)
+
+    @property
+    def each(self) -> tuple[DataError, ...]:
+        """The errors of all files."""
+        return self._errors
+
+
+def require_sound(errors: Sequence[DataError]) -> None:
+    """Raises what is wrong with some files, if anything is.
+
+    Raises:
+        DataError: Something is; `ManyDataError` where more than one file is wrong.
+    """
+    if errors:
+        raise errors[0] if len(errors) == 1 else ManyDataError(errors)

@@ -170,7 +170,7 @@ def _collecting(problems: list[Problem], source: Source) -> Iterator[None]:
     except ConfigurationError as error:
         problems += source.located(error.problems)
     except DataError as error:
-        problems.append(source.problem("data.path", str(error)))
+        problems += [source.problem("data.path", str(each)) for each in error.each]
 
 
 def machine_problems(settings: RunSettings) -> list[Problem]:

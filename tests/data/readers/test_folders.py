@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from fedstrata.core.errors import ConfigurationError, DataError
+from fedstrata.core.sources import read_source
 from fedstrata.data.readers import FORMATS, read
+from fedstrata.engine.setup import prepare
 
 
 def tree(root: Path, *paths: str, text: str = "Fever") -> Path:
@@ -179,6 +181,25 @@ def test_texts_without_annotations_can_be_kept(tmp_path: Path) -> None:
     assert [item.id for item in read(tmp_path, "brat", unannotated="keep")] == ["a", "b"]
     with pytest.raises(DataError, match=r"b\.txt: has no annotations"):
         read(tmp_path, "brat")
+
+
+def test_all_wrong_files_are_named_at_once(tmp_path: Path) -> None:
+    tree(tmp_path, "a.txt", "a.ann", "b.txt", "c.txt")
+    with pytest.raises(
+        DataError, match=r"(?s)2 files are wrong:.*b\.txt: has .*c\.txt: has .*data\.unannotated"
+    ):
+        read(tmp_path, "brat")
+    tree(tmp_path, "b.ann", "c.ann")
+    for name in ("a.txt", "c.txt"):
+        (tmp_path / name).write_bytes(b"SECRET\xef")
+    with pytest.raises(DataError) as raised:
+        read(tmp_path, "brat")
+    assert [each.path.name for each in raised.value.each] == ["a.txt", "c.txt"]
+    assert "SECRET" not in str(raised.value)
+    data = [f"data={{format: brat, path: {tmp_path}}}"]
+    with pytest.raises(ConfigurationError, match=r"2 problems in the configuration") as refused:
+        prepare(read_source(None, data))
+    assert [problem.path for problem in refused.value.problems] == ["data.path", "data.path"]
 
 
 def test_two_documents_of_one_id_are_refused(tmp_path: Path) -> None:

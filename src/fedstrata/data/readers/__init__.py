@@ -18,7 +18,7 @@ from fedstrata.core.config import (
     PlainTextSettings,
 )
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, DataError, Problem
+from fedstrata.core.errors import ConfigurationError, DataError, Problem, require_sound
 from fedstrata.data.readers import (
     ag_news,
     brat,
@@ -36,7 +36,7 @@ from fedstrata.data.readers import (
     texts,
 )
 from fedstrata.data.readers.files import Format, Source
-from fedstrata.data.readers.folders import Unannotated, find_sources
+from fedstrata.data.readers.folders import TOLD, Unannotated, find_sources
 
 FORMATS: dict[str, Format] = {
     "text": texts.FORMAT,
@@ -158,6 +158,13 @@ def read(
 
 
 def _from_files(path: Path, layout: Format, unannotated: Unannotated) -> Iterator[tuple[Source, Document]]:
+    errors: list[DataError] = []
     for source in find_sources(path, layout, unannotated=unannotated):
-        for document in documents_of(source, layout):
-            yield source, document
+        try:
+            for document in documents_of(source, layout):
+                yield source, document
+        except DataError as error:
+            errors += error.each
+            if len(errors) >= TOLD:
+                break
+    require_sound(errors)

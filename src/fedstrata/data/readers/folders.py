@@ -22,9 +22,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from fedstrata.core.errors import DataError
+from fedstrata.core.errors import DataError, require_sound
 from fedstrata.data.readers.files import Format, Source, stem
 
+TOLD = 20
+"""Wrong files that are named at once, at most."""
 SPLITS = {
     "train": "train",
     "training": "train",
@@ -284,11 +286,14 @@ def _labelled(sources: list[Source], layout: Format, unannotated: Unannotated) -
 
 def _refuse_unannotated(sources: list[Source], layout: Format) -> None:
     """Refuses a text without annotations, where others have some."""
+    errors: list[DataError] = []
     for source in sources:
-        if source.annotations is None:
+        if source.annotations is None and len(errors) < TOLD:
             wanted = f"{stem(source.path, layout.suffixes)}{layout.annotation_suffix}"
             message = "has no annotations, and other texts have"
-            raise DataError(source.path, message, expected=f"{wanted}, which may be empty")
+            expected = f"{wanted}, which may be empty, or data.unannotated: skip or keep"
+            errors.append(DataError(source.path, message, expected=expected))
+    require_sound(errors)
 
 
 def find_sources(path: Path, layout: Format, *, unannotated: Unannotated = "refuse") -> list[Source]:

@@ -193,7 +193,7 @@ def _metrics(rows: list[RowPlan]) -> tuple[Sequence[str], Divided | None, list[P
     except ConfigurationError as error:
         return (), None, pending.source.located(error.problems)
     except DataError as error:
-        return (), None, [pending.source.problem("data.path", str(error))]
+        return (), None, [pending.source.problem("data.path", str(each)) for each in error.each]
     divided = Divided(settings, parts.clients, parts.server, task)
     return task.metric_names, divided, list(_by_row({row.name: _too_few(row, divided) for row in rows}))
 
