@@ -47,6 +47,15 @@ def test_the_code_of_the_card_runs(
     }
 
 
+def test_a_card_says_how_much_of_a_long_text_is_read(run_tiny: RunTiny, tmp_path: Path) -> None:
+    classify = ("task.name=classify", "data.types=null", "federation.rounds=0")
+    for most, told in ((2, True), ("null", False)):
+        run = run_tiny(*classify, f"task.max_windows={most}", out=f"run-{most}")
+        card, _ = exported(run, tmp_path / f"card-{most}")
+        assert "overlapping windows" in card.text
+        assert ("and reads the first 2 alone" in card.text) == told
+
+
 def test_what_the_card_says_is_what_the_run_did(run_tiny: RunTiny, tmp_path: Path) -> None:
     done = run_tiny("federation.rounds=2")
     card, _ = exported(done, tmp_path / "tagger", licence="apache-2.0")
