@@ -100,9 +100,11 @@ class NamedEntityRecognition:
         types = mention_types(parts["train"])
         if not types:
             count = len(parts["train"])
-            raise ConfigurationError(
-                [Problem("data.types", f"none of the {count} training documents has a mention")]
+            message = (
+                f"none of the {count} training documents has a mention of a type that data.types keeps; "
             )
+            message += "are data.path and data.format those of the annotations?"
+            raise ConfigurationError([Problem("data", message)])
         problems = [
             problem
             for part, documents in parts.items()
