@@ -296,6 +296,10 @@ def test_a_question_is_its_client_s_alone(tiny_model: Tiny) -> None:
     assert ask("a", ask="extend", session="b/c", past=5).values["lost"]
     list(service.leave("a"))
     assert not ask("a/b", ask="extend", session="c", past=5).values.get("lost")
-    for wrong, told in (({"cut": [-1, 0]}, "not Cut"), ({"session": ["c"]}, "a session is called by a list")):
+    for wrong, told in (
+        ({"cut": [-1, 0]}, "not Cut"),
+        ({"session": ["c"]}, "a session is called by a list"),
+        ({"session": "c" * 65}, "a session's name has 65 characters"),
+    ):
         with pytest.raises(FrameError, match=told):
             ask("a/b", **wrong)

@@ -117,13 +117,12 @@ class Display(Listener):
             rows["mean of clients' own models"] = trained["mean"]
         rows |= {f"{name} (held out)": row for name, row in (scores["external"] or {}).items()}
         shown = len(names)
-        if not any(rows.values()):
-            self.say("no test documents, so there are no scores; data.split.test sets some aside")
-            rows = {}
         while shown > 1 and self._width(_table(title, names[:shown], rows)) > self._console.width:
             shown -= 1
-        if rows:
+        if any(rows.values()):
             self._console.print(_table(title, names[:shown], rows))
+        else:
+            self.say("no test documents, so there are no scores; data.split.test sets some aside")
         if rest := [name for name in every if name not in names[:shown]]:
             self.say(f"in summary.json as well: {', '.join(rest)}")
         if len(clients) < len(scores["clients"]):

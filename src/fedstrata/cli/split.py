@@ -102,7 +102,7 @@ def serve(
         raise typer.Exit(INTERRUPTED) from None
     finally:
         hub.stop(complete=complete)
-    display.show(summary, folder, personal=serving.personal)
+    display.show(summary, folder, personal=experiment.method.personal)
 
 
 @app.command()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 from fedstrata.core.errors import ConfigurationError, Problem
 
@@ -45,6 +47,23 @@ def write_atomically(path: Path, pieces: Iterable[bytes | memoryview], *, durabl
         os.fsync(folder)  # the new name itself must survive a power cut
     finally:
         os.close(folder)
+
+
+def hold(file: IO[Any], told: str) -> None:
+    """Keeps other processes from an open file; that ends with the process, however it ends.
+
+    Args:
+        file: The file; closed if it is held already.
+        told: What is said then.
+
+    Raises:
+        ConfigurationError: Another one holds it.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ConfigurationError([Problem("--out", told)]) from None
 
 
 def nearest_existing(path: Path) -> Path:

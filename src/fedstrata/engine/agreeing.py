@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from threading import Lock
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedstrata.core.errors import ConfigurationError, Problem, RefusedError
 from fedstrata.core.sources import flatten
@@ -12,7 +12,7 @@ from fedstrata.core.types import ClientInfo
 from fedstrata.data.split import PARTS
 from fedstrata.engine.fitting import outline
 from fedstrata.methods.fl_llama import FLLLaMA
-from fedstrata.split.messages import MOST
+from fedstrata.split.messages import is_count
 from fedstrata.split.transport.agreement import Agreement, shapes_of
 
 if TYPE_CHECKING:
@@ -237,9 +237,9 @@ def info_of(client: str, greeting: Mapping[str, JSON]) -> ClientInfo:
         RefusedError: It does not say how many examples it has.
     """
     examples = greeting.get("examples")
-    if not _is_count(examples) or not examples:
+    if not is_count(examples) or not examples:
         raise RefusedError(f"client {client!r} does not say how many training examples it has")
-    return ClientInfo(client, cast("int", examples))
+    return ClientInfo(client, examples)
 
 
 def documents_of(client: str, greeting: Mapping[str, JSON]) -> dict[str, JSON]:
@@ -249,13 +249,9 @@ def documents_of(client: str, greeting: Mapping[str, JSON]) -> dict[str, JSON]:
         RefusedError: It does not say.
     """
     documents = greeting.get("documents")
-    if not isinstance(documents, dict) or not all(_is_count(documents.get(part)) for part in PARTS):
+    if not isinstance(documents, dict) or not all(is_count(documents.get(part)) for part in PARTS):
         raise RefusedError(f"client {client!r} does not say how many documents it has of {', '.join(PARTS)}")
     return {part: documents[part] for part in PARTS}
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST
 
 
 def largest_batch(site: Site, batch_size: int, eval_batch_size: int) -> int:

@@ -22,7 +22,7 @@ from fedstrata.engine.agreeing import SCORE
 from fedstrata.engine.conversation import NOBODY
 from fedstrata.engine.failures import Attendance, describe, is_client_failure
 from fedstrata.engine.roll import Exchanged, Listener, Roll
-from fedstrata.split.messages import is_moderate, require_moderate
+from fedstrata.split.messages import LARGEST_WEIGHT, require_moderate
 from fedstrata.split.partition import middle_of
 from fedstrata.split.transport.header import Header, Kind
 from fedstrata.wire import frame
@@ -176,6 +176,7 @@ class _Turn:
     number: int
     session: str
     exchanged: Exchanged
+    due: Collection[str]
     began: float = field(default_factory=time.perf_counter)
 
 
@@ -198,7 +199,7 @@ class _Turns:
         for info, sent in self._group:
             number, session = next(self._hub.turns), self._hub.session(info.id)
             begun = self._roll.begin(info.id, sent)
-            self._turns[info.id] = _Turn(info, number, session, begun)
+            self._turns[info.id] = _Turn(info, number, session, begun, self._due(info.id))
         call = self._roll.calls[handler]
         for info, sent in self._group:
             turn = self._turns[info.id]
@@ -264,7 +265,7 @@ class _Turns:
         if self._handler == SCORE:
             _check(update)
         else:
-            _check(update, turn.info.examples, self._due(client))
+            _check(update, turn.info.examples, turn.due)
         seconds = min(max(header.seconds, 0.0), time.perf_counter() - turn.began)
         self._roll.trained(client, update)
         self._cohort.train_seconds += seconds
@@ -276,8 +277,13 @@ class _Turns:
 
     def _due(self, client: str) -> Collection[str]:
         """Returns which weights a client has to send when it has trained: what it trains, if shared."""
-        ends = self._hub.greeting(client)["ends"]
-        return ends if isinstance(ends, dict) and not self._cohort.method.personal else ()
+        if self._cohort.method.personal:
+            return ()
+        try:
+            ends = self._hub.greeting(client)["ends"]
+        except LineError:
+            return ()  # it is not there, and nothing of this turn will come
+        return ends if isinstance(ends, dict) else ()
 
     def _say(self, answers: Iterable[tuple[str, Message]]) -> None:
         for client, message in answers:
@@ -348,6 +354,6 @@ def _check(update: Update, examples: int | None = None, weights: Collection[str]
     if not isinstance(update.values.get("loss"), float | None):
         raise FrameError("an update's loss is no number")
     for name, value in update.values.items():
-        if isinstance(value, int | float) and not isinstance(value, bool) and not is_moderate(value):
+        if isinstance(value, int | float) and not abs(value) <= LARGEST_WEIGHT:
             raise FrameError(f"an update says {name:.40}={value!r:.40}, which cannot be averaged")
     require_moderate(update.tensors)

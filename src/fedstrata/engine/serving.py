@@ -37,7 +37,7 @@ from fedstrata.record.log import RecordLog, committed_rounds, read_events
 from fedstrata.record.summary import mean_of, summarise, write_summary
 from fedstrata.split.asking import Answering
 from fedstrata.split.kvcache import SESSION_BYTES, Sessions
-from fedstrata.split.messages import MOST
+from fedstrata.split.messages import MOST, is_number
 from fedstrata.split.middle import Middle
 
 if TYPE_CHECKING:
@@ -90,11 +90,6 @@ class Serving:
         self._lost: Collection[str] = ()  # to the last round
         if rounds:
             self.committed, self._state = self._checkpoints.load(rounds[-1]["round"])
-
-    @property
-    def personal(self) -> bool:
-        """Whether every client has ends of its own."""
-        return self._method.personal
 
     def execute(self, hub: Hub, *, patience: float) -> dict[str, Any]:
         """Runs all rounds that are not yet committed and returns the summary.
@@ -304,7 +299,7 @@ def _scores_in(update: Update) -> Scores | None:
 
 def _is_score(value: object) -> bool:
     """Whether a value is a number that can be averaged; a perplexity is large long before it is infinite."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST_SCORE
+    return is_number(value, _LARGEST_SCORE)
 
 
 def _weights_of(hub: Hub) -> dict[str, Any]:

@@ -6,7 +6,6 @@ to: a resumed run adds a `resumed` event, and for a round that was run twice the
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.files import hold
 
 
 class RecordLog:
@@ -31,12 +30,7 @@ class RecordLog:
     def __init__(self, path: Path) -> None:
         torn = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
         self._file = path.open("a", encoding="utf-8")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # goes with the process, however it ends
-        except BlockingIOError:
-            self._file.close()
-            message = f"another process is at work on the run in {path.parent}"
-            raise ConfigurationError([Problem("--out", message)]) from None
+        hold(self._file, f"another process is at work on the run in {path.parent}")
         if torn:
             self._file.write("\n")
 

@@ -19,7 +19,7 @@ by the first ones comes down. Labels and tokens are in none of them.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import torch
 
@@ -43,7 +43,7 @@ MOST = 2**31 - 1
 _LARGEST_NORM = 1e8
 """Of hidden states or a gradient, at most: far from what training gives, and as far from what overflows on
 its way through the other side, where it would be the error of all who share the batch."""
-_LARGEST_WEIGHT = 1e18
+LARGEST_WEIGHT = 1e18
 """Size of a weight at most: even times the most examples it is far from overflowing in a mean."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -107,16 +107,21 @@ def require_moderate(tensors: Tensors) -> None:
         FrameError: One is not finite, or so large that a mean would not be.
     """
     for name, tensor in tensors.items():
-        if tensor.numel() and not bool(tensor.abs().amax() <= _LARGEST_WEIGHT):
+        if tensor.numel() and not float(torch.linalg.vector_norm(tensor, math.inf)) <= LARGEST_WEIGHT:
             raise FrameError(
-                f"{name} holds numbers that are not finite or beyond {_LARGEST_WEIGHT:g}, which cannot be "
+                f"{name} holds numbers that are not finite or beyond {LARGEST_WEIGHT:g}, which cannot be "
                 "averaged; try a lower learning rate"
             )
 
 
-def is_moderate(value: object) -> bool:
-    """Whether a value is a number that can be averaged."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST_WEIGHT
+def is_number(value: object, most: float) -> TypeGuard[int | float]:
+    """Whether a value is a number of this size at most."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= most
+
+
+def is_count(value: object) -> TypeGuard[int]:
+    """Whether a value is a whole number from 0 to `MOST`."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST
 
 
 def kind_of(message: Message) -> str:
@@ -144,7 +149,7 @@ def number_in(message: Message, name: str) -> int:
         FrameError: It is none.
     """
     value: Any = message.values.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST:
+    if not is_count(value):
         told = value if isinstance(value, int) and abs(value) <= MOST else type(value).__name__
         raise FrameError(f"a message says {name}={told}, which is no whole number from 0 to {MOST}")
     return value
@@ -156,8 +161,8 @@ def amount_in(message: Message, name: str) -> float:
     Raises:
         FrameError: It is none.
     """
-    value: Any = message.values.get(name)
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= MOST:
+    value = message.values.get(name)
+    if not is_number(value, MOST) or value < 0:
         raise FrameError(f"a message says {name}={value!r:.40}, which is no number from 0 to {MOST}")
     return float(value)
 

@@ -100,11 +100,9 @@ class NamedEntityRecognition:
         types = mention_types(parts["train"])
         if not types:
             count = len(parts["train"])
-            message = (
-                f"none of the {count} training documents has a mention of a type that data.types keeps; "
-            )
-            message += "are data.path and data.format those of the annotations?"
-            raise ConfigurationError([Problem("data", message)])
+            found = f"none of the {count} training documents has a mention of a type that data.types keeps"
+            asked = "are data.path and data.format those of the annotations?"
+            raise ConfigurationError([Problem("data", f"{found}; {asked}")])
         problems = [
             problem
             for part, documents in parts.items()

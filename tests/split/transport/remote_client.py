@@ -57,14 +57,16 @@ def misbehave(behaviour: str) -> None:
     GrpcLine.send = instead  # type: ignore[method-assign]
 
 
-def _filled(update: Update, value: float) -> Update:
-    return replace(update, tensors={name: own.fill_(value) for name, own in update.tensors.items()})
+def _spoilt(update: Update, value: float) -> Update:
+    for tensor in update.tensors.values():
+        tensor.view(-1)[0] = value
+    return update
 
 
 DELIVERED: dict[str, Callable[[Update], Update]] = {
     "weight": lambda update: replace(update, weight=1e9),
-    "infinite": lambda update: _filled(update, float("inf")),
-    "huge": lambda update: _filled(update, 3e38),
+    "infinite": lambda update: _spoilt(update, float("inf")),
+    "huge": lambda update: _spoilt(update, 3e38),
     "empty": lambda update: replace(update, tensors={}),
     "loss": lambda update: replace(update, values={**update.values, "loss": 1.7e308}),
 }

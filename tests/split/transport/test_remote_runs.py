@@ -176,7 +176,7 @@ def test_a_client_that_is_started_again_while_others_are_waited_for_takes_part(s
     [
         (
             ("weight", "an update weighs 1e+09 where the client has"),
-            ("infinite", "numbers that are not finite"),
+            ("infinite", "holds numbers that are not finite"),
         ),
         (("huge", "beyond 1e+18, which cannot be averaged"), ("loss", "says loss=1.7e+308, which cannot be")),
         (("empty", "of the weights that were to be trained"), ("good", None)),

@@ -7,7 +7,6 @@ for every row alike, by the validation split of one seed; the test split has no 
 
 from __future__ import annotations
 
-import fcntl
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.files import hold
 from fedstrata.core.sweep import Sweep
 from fedstrata.engine.comparing.cells import Cell, CellProcess, stop
 from fedstrata.engine.roll import Listener
@@ -188,11 +187,7 @@ class Comparison:
         """Keeps a second comparison out of the folder; the lock goes with the process, however it ends."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / LOCK).open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                message = f"another comparison is under way in {self.folder}"
-                raise ConfigurationError([Problem("--out", message)]) from None
+            hold(file, f"another comparison is under way in {self.folder}")
             yield
 
 

@@ -228,9 +228,8 @@ def _description(facts: Facts) -> dict[str, Any]:
     else:
         what = f"Labels texts, with {_how_many(facts)} these {len(labels)} labels: {', '.join(labels)}."
         long = "the pipeline above takes them as one window, longer than any it was trained on"
-        most = getattr(result.settings.task, "max_windows", None)
-        if most is not None:
-            cut += f" and reads the first {most} alone" if most > 1 else " and reads the first alone"
+        if isinstance(result.settings.task, ClassifySettings) and result.settings.task.max_windows:
+            cut += f" and reads the first {result.settings.task.max_windows} alone"
     if result.client is not None:
         what += f" This is the model of one client, {facts.clients[result.client]}, made for its own notes."
     return {

@@ -46,9 +46,9 @@ def require_free(address: str) -> None:
         LineError: It cannot.
     """
     host, _, port = address.rpartition(":")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        socket.create_server((host.strip("[]"), int(port)), family=family).close()
+        family, *_, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        socket.create_server(place[:2], family=family).close()
     except OSError:
         raise LineError(_TAKEN.format(address)) from None
 

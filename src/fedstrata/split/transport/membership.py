@@ -86,8 +86,8 @@ class Membership:
         self._link = Link(agreement.largest, ahead=agreement.ahead, delay=self.timing.delay)
         options = self.timing.options(agreement.largest + 2**16)
         if certificates is None:
-            # A proxy of the environment would carry plain text off this machine.
             self._hint = ""
+            # A proxy of the environment would carry plain text off this machine.
             self._channel = grpc.insecure_channel(address, [*options, ("grpc.enable_http_proxy", 0)])
         else:
             self._hint = _REFUSED
