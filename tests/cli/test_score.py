@@ -297,6 +297,17 @@ def test_the_numbers_are_those_of_the_run_that_predicted(run: Finished, tmp_path
     assert content["systems"][0]["mentions"]["scores"] == expected
     content = scored(tmp_path / "gold", tmp_path / "found", "--as", run.folder, folder=tmp_path)
     assert content["systems"][0]["mentions"]["scores"] == expected
+    if form == "jsonl":  # where ids are the run's own
+        write(notes, tmp_path / "every", form)
+        part = "--as", run.folder, "--part", "test"
+        content = scored(tmp_path / "every", tmp_path / "found", *part, folder=tmp_path)
+        assert content["systems"][0]["mentions"]["scores"] == expected
+        shown = score(tmp_path / "gold", tmp_path / "found", *part[:-1], "train")
+        assert f"--part: GOLD lacks these of the train part of {run.folder}: 'site-" in str(shown.exception)
+    shown = score(tmp_path / "gold", tmp_path / "found", "--part", "test")
+    assert "--part: has no meaning without --as" in str(shown.exception)
+    shown = score(tmp_path / "gold", tmp_path / "found", "--as", run.folder, "--part", "all")
+    assert "--part: must be one of train, validation, test, not 'all'" in str(shown.exception)
     shown = score(tmp_path / "gold", tmp_path / "found", "--as", run.folder, "--types", names)
     assert "--types: has no meaning with --as" in str(shown.exception)
     shown = score(tmp_path / "gold", tmp_path / "found", "--as", tmp_path)

@@ -54,6 +54,13 @@ def score(
             "--as", metavar="RUN", help="A run: keep the mentions and relations that it is scored on."
         ),
     ] = None,
+    part: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PART",
+            help="With --as: train, validation or test; the documents the run has there, alone.",
+        ),
+    ] = None,
     instances: Annotated[
         int,
         typer.Option(min=0, help="Documents in a bootstrap draw, at most as many as there are; 0: as many."),
@@ -80,12 +87,15 @@ def score(
         read_documents,
         select,
         select_as,
+        select_part,
         wanted_types,
     )
     from fedstrata.engine.results.score import Draws, as_json, differences, score_systems  # noqa: PLC0415
 
     if run is not None and types is not None:
         raise ConfigurationError([Problem("--types", "has no meaning with --as, which names the types")])
+    if part is not None and run is None:
+        raise ConfigurationError([Problem("--part", "has no meaning without --as, which names the run")])
     chosen, draws = wanted_types(types), Draws(instances, resamples, level, seed)
     sides = {"GOLD": gold, "PRED": predicted} | ({} if against is None else {"--against": against})
     documents = []
@@ -96,6 +106,8 @@ def score(
     if run is None:
         (annotated, *systems), mentions = select(documents, chosen), None
     else:
+        if part is not None:
+            documents = select_part(run, part, documents[0], documents[1:])
         (annotated, *systems), mentions = select_as(run, documents)
     ordered = [paired(annotated, system, name) for system, name in zip(systems, list(sides)[1:], strict=True)]
     first, *others = score_systems(annotated, ordered, draws, mentions)
@@ -107,8 +119,8 @@ def score(
     console = Console()
     for table in _tables(first):
         console.print(table)
-    for part, schemes in compared.items():
-        console.print(_comparison(part, schemes))
+    for name, schemes in compared.items():
+        console.print(_comparison(name, schemes))
     for line in _notes(first, draws, compared=bool(compared)):
         _say(console, line)
     if file is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from fedstrata.core.config import RunSettings, TrainedTokenizer
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.files import new_folder, write_atomically
 from fedstrata.core.sources import Source, flatten, read_source
+from fedstrata.data.split import PARTS, Split
 from fedstrata.engine.roll import Listener
 from fedstrata.engine.rounds import Run
 from fedstrata.engine.setup import check_settings, prepare
@@ -37,6 +39,9 @@ MAY_CHANGE = frozenset(
 
 `federation.min_clients` decides whether a round goes on at all; those that are committed stay as they are.
 """
+
+DOCUMENTS = "documents.json"
+"""The file, within a run's folder, of the ids of each client's documents by split."""
 
 TOKENIZER = "tokenizer"
 """The folder, within a run's, of a tokenizer that the run built from its training texts."""
@@ -70,6 +75,7 @@ def open_run(source: Source, folder: Path | None, listen: Listener, *, resume: b
         with new_folder(folder / TOKENIZER) as unfinished:  # a resumed run must not build another one
             experiment.model.tokenizer.save_pretrained(unfinished)
     write_settings(experiment.settings, folder / "config.yaml")
+    _write_documents(experiment.clients, folder / DOCUMENTS)
     if experiment.settings.report_to:
         settings = experiment.settings.model_dump(mode="json")
         listen = Trackers(experiment.settings.report_to, folder, settings, listen)
@@ -99,6 +105,16 @@ def serving_folder(source: Source, folder: Path | None, *, resume: bool) -> tupl
     folder.mkdir(parents=True, exist_ok=True)
     write_settings(settings, folder / "config.yaml")
     return source, folder
+
+
+def _write_documents(clients: Mapping[str, Split], path: Path) -> None:
+    """Writes which documents are whose, and what for; what a run once said of them stays."""
+    if not path.exists():
+        ids = {
+            client: {part: [document.id for document in getattr(own, part)] for part in PARTS}
+            for client, own in clients.items()
+        }
+        write_atomically(path, [json.dumps(ids, indent=0, ensure_ascii=False).encode()])
 
 
 def _require_free(folder: Path | None) -> None:

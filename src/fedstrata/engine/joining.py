@@ -12,7 +12,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstrata.core.errors import ConfigurationError, FrameError, LineError, Problem, SessionOverError
+from fedstrata.core.errors import (
+    ConfigurationError,
+    FrameError,
+    LineError,
+    Problem,
+    SessionOverError,
+    TrainingError,
+)
 from fedstrata.core.seeding import Seed
 from fedstrata.core.types import Message, Plan, Update
 from fedstrata.data.split import PARTS
@@ -59,6 +66,7 @@ class RemoteClient:
     def __init__(self, experiment: Experiment, client: str, home: Path, listen: Listener) -> None:
         self._experiment, self._home, self._listen = experiment, home, listen
         self._folder = client_folder(home, client)
+        self._trained, self._failure = 0, ""
         sites = {site.id: site for site in sites_of(experiment)[1]}
         if client not in sites:
             message = f"the data has no client {client!r} with training documents; it has: {', '.join(sites)}"
@@ -85,6 +93,7 @@ class RemoteClient:
 
         Raises:
             LineError: The session is over; with `SessionOverError` a new one may be begun.
+            TrainingError: The run is complete, and this client has failed whenever it was to train.
         """
         run, committed = (membership.welcome.get(name) for name in ("run", "committed"))
         self._folder = client_folder(home_of(self._home, run), self.id)
@@ -94,7 +103,7 @@ class RemoteClient:
             header, content = membership.receive(patient=True)
             if header.kind == Kind.END:
                 if frame.decode(content, Message).values.get("complete"):
-                    return
+                    return self._require_trained()
                 raise SessionOverError("the server has stopped, and the run is not complete")
             if header.kind == Kind.PLAN:
                 self._turn(membership, header, content)
@@ -119,7 +128,7 @@ class RemoteClient:
             membership.send(done, frame.encode(update))
         except TurnOverError as error:
             undo()
-            self._listen("turn_failed", {"round": header.round, "message": str(error)})
+            self._tell_failed(header, str(error))
         except LineError:
             undo()
             raise
@@ -129,8 +138,23 @@ class RemoteClient:
             membership.send(Header(Kind.FAILED, turn=header.turn), frame.encode(told))
             if not is_client_failure(error):
                 raise
-            self._listen("turn_failed", {"round": header.round, "message": describe(error)})
+            self._tell_failed(header, describe(error))
             release_memory(error)
+        else:
+            self._trained += header.handler != SCORE
+
+    def _tell_failed(self, header: Header, message: str) -> None:
+        if header.handler != SCORE:
+            self._failure = message
+        self._listen("turn_failed", {"round": header.round, "message": message})
+
+    def _require_trained(self) -> None:
+        """Raises TrainingError if this client was to train and never did; it may never have been asked."""
+        if self._failure and not self._trained:
+            message = (
+                f"the run is complete without client {self.id!r}, which has failed in each of its rounds"
+            )
+            raise TrainingError(f"{message}: {self._failure}")
 
     def _handler(self, name: str) -> Any:
         """Returns what a plan names: scoring, or a handler of the method, and nothing else."""

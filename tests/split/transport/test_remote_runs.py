@@ -204,8 +204,9 @@ def test_states_that_are_not_finite_cost_the_round_their_client(serve: Serve) ->
     assert (failed["client"], failed["error"]) == ("site-1", "FrameError")
     assert "not finite" in failed["message"]
     server.hub.stop(complete=True)
-    assert processes["site-1"].wait() == 0
-    assert processes["site-1"].said.split()[-1] == "turn_failed"
+    assert processes["site-1"].wait() == 1
+    told = "the run is complete without client 'site-1', which has failed in each of its rounds"
+    assert told in processes["site-1"].said.splitlines()[-1]
 
 
 def test_states_of_another_shape_end_a_round_that_needs_their_client(serve: Serve) -> None:

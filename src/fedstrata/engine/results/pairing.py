@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from fedstrata.core.sources import read_source, validate
 from fedstrata.data.readers import FORMATS, read
 from fedstrata.data.readers.folders import find_sources
 from fedstrata.data.select import keep_types, mention_types, rename_relations, select_types
+from fedstrata.data.split import PARTS
 from fedstrata.data.writers.layout import name_of
+from fedstrata.engine.folder import DOCUMENTS
 from fedstrata.engine.results.result import open_task
 from fedstrata.tasks.extract import Extraction
 
@@ -146,6 +149,42 @@ def select_as(run: Path, sides: Sequence[list[Document]]) -> tuple[list[list[Doc
         for side in sides
     ]
     return kept, list(task.settings.mentions) if isinstance(task, Extraction) else None
+
+
+def select_part(
+    run: Path, part: str, gold: Sequence[Document], systems: Sequence[Sequence[Document]]
+) -> list[list[Document]]:
+    """Keeps on all sides the documents that a run has in a part of its split.
+
+    Args:
+        run: The run directory.
+        part: `train`, `validation` or `test`.
+        gold: The annotated documents, under the ids that they had in the run.
+        systems: Those of the systems, which may have some of the others as well.
+
+    Returns:
+        The annotated documents, then those of the systems.
+
+    Raises:
+        ConfigurationError: There is no such part or nothing in it, the run does not say, or annotated
+            documents are missing.
+    """
+    if part not in PARTS:
+        raise ConfigurationError([Problem("--part", f"must be one of {', '.join(PARTS)}, not {part!r}")])
+    file = run / DOCUMENTS
+    if not file.is_file():
+        message = f"{run} does not say which documents are whose: there is no {DOCUMENTS} in it"
+        raise ConfigurationError([Problem("--part", message)])
+    clients = json.loads(file.read_text(encoding="utf-8")).values()
+    ids = {id_ for documents in clients if documents["train"] for id_ in documents[part]}
+    known = {document.id for document in gold}
+    missing = sorted(ids - known)
+    if missing or not ids:
+        lacking = f"GOLD lacks these of the {part} part of {run}: {_listed(missing)}"
+        message = lacking if ids else f"{run} has no {part} documents"
+        raise ConfigurationError([Problem("--part", message)])
+    others = known - ids
+    return [[document for document in side if document.id not in others] for side in (gold, *systems)]
 
 
 def _of_types(problems: Iterable[Problem]) -> ConfigurationError:
