@@ -80,7 +80,14 @@ def test_the_commands_of_the_readme_run_in_order(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         ran.append(arguments[0])
     verbs = ["synth", "plan", "run", "run", "predict", "score", "export", "run", "report", "compare"]
-    assert ran == [*verbs, "score", "score", "score", "predict", "score"]  # the page goes on in the README's folder
+    assert ran == [
+        *verbs,
+        "score",
+        "score",
+        "score",
+        "predict",
+        "score",
+    ]  # a page goes on in its folder
     assert (tmp_path / "scores.json").exists()
     assert (tmp_path / "both.html").exists()
     assert (tmp_path / "runs" / "first" / "summary.json").exists()

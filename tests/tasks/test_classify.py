@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -226,6 +227,17 @@ def test_the_labels_of_a_corpus_are_those_of_all_its_documents() -> None:
     )
     assert task.labels == ("a", "b", "c", "z")
     assert (task.problem_type, task.metric) == ("multi_label_classification", "micro_f1")
+
+
+def test_documents_without_a_label_among_others_are_told_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    documents = {"north": Split((*ONE_EACH, replace(ONE_EACH[0], id="bare", labels=())))}
+    assert DocumentClassification.from_documents(ClassifySettings(), documents).metric == "micro_f1"
+    assert f"multi_label: 1 of {len(ONE_EACH) + 1} documents have no label" in caplog.text
+    caplog.clear()
+    DocumentClassification.from_documents(ClassifySettings(problem_type="multi_label"), documents)
+    assert not caplog.text
 
 
 def test_auto_is_single_label_where_every_document_has_one() -> None:

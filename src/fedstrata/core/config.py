@@ -153,20 +153,29 @@ class ColumnSettings(Settings):
     )
     text_pair: str | None = Field(default=None, description="The second text, where rows are pairs of texts.")
     labels: str | None = Field(default=None, description="A label of the document, or a list of them.")
+    separator: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None, description="What stands between several labels in one field of text: ; in I10;E11.9."
+    )
     tokens: str | None = Field(default=None, description="Tokens instead of a text; needs `tags`.")
     tags: str | None = Field(default=None, description="A chunk tag (B-x, I-x, O) a token.")
     id: str | None = Field(default=None, description="Unique; the number of the row when null.")
     site: str | None = None
+    patient: str | None = Field(
+        default=None, description="Whose document it is: one patient's come to one part of the split."
+    )
+    split: str | None = Field(default=None, description="The part of the split: train, validation or test.")
     names: list[str] | None = Field(
         default=None, description="The columns of CSV files that have no header, in order."
     )
 
     @model_validator(mode="after")
-    def _tokens_with_tags(self) -> ColumnSettings:
+    def _go_together(self) -> ColumnSettings:
         if (self.tokens is None) != (self.tags is None):
             raise ValueError("tokens and tags are two columns of one task: name both, or none")
         if self.tokens is not None and self.text_pair is not None:
             raise ValueError("text_pair has no meaning with tokens, which are no pair of texts")
+        if self.separator is not None and self.labels is None:
+            raise ValueError("separator has no meaning without labels, the column that it divides")
         return self
 
 

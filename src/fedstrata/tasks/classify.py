@@ -13,6 +13,7 @@ that only test documents have cannot be found and counts as missed.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     from fedstrata.core.documents import Document
     from fedstrata.core.seeding import Seed
     from fedstrata.data.split import Split
+
+logger = logging.getLogger(__name__)
+_UNLABELLED = "multi_label: %s of %s documents have no label; data.labels.without_labels=drop leaves them out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +119,14 @@ class DocumentClassification:
         documents = [document for own in clients.values() for document in own.all]
         labels = sorted({label for document in documents for label in document.labels})
         odd = [document for document in documents if len(set(document.labels)) != 1]
+        if settings.problem_type == "auto" and odd and not any(document.labels[1:] for document in odd):
+            logger.warning(_UNLABELLED, f"{len(odd):,}", f"{len(documents):,}")
         settings = _resolved(settings, "multi_label" if odd else "single_label")
         one_each = settings.problem_type == "single_label"
         problems = []
         if len(labels) < 1 + one_each:
-            found = f"the {len(documents)} documents have {len(labels)} different labels"
-            message = f"{found}; at least {1 + one_each} are needed to classify them"
-            problems.append(Problem("data.labels", message))
+            message = f"the {len(documents)} documents have {len(labels)} different labels; at least "
+            problems.append(Problem("data.labels", f"{message}{1 + one_each} are needed to classify them"))
         if one_each and odd:
             count = len(set(odd[0].labels))
             others = f", and {len(odd) - 1} more have not exactly one" if len(odd) > 1 else ""

@@ -45,6 +45,22 @@ def test_columns_of_a_file_without_a_header(tmp_path: Path) -> None:
     assert rows(path, columns) == [Document("7", 'A "b\nc', site="north")]
 
 
+def test_columns_of_codes_patients_and_parts(tmp_path: Path) -> None:
+    path = tmp_path / "notes.csv"
+    path.write_text("text,codes,person,part\na,I10;E11.9; ;I10,7,train\nb,,7,Dev\n")
+    columns = ColumnSettings(labels="codes", separator=";", patient="person", split="part")
+    assert rows(path, columns) == [
+        Document("notes-1", "a", labels=("I10", "E11.9"), metadata={"patient": "7", "split": "train"}),
+        Document("notes-2", "b", metadata={"patient": "7", "split": "validation"}),
+    ]
+    path.write_text("text,codes,person,part\na,I10,7,elsewhere\n")
+    with pytest.raises(DataError, match=r"notes.csv, line 2: the column 'part' names no part of the split"):
+        rows(path, columns)
+    with pytest.raises(ConfigurationError, match=r"data.columns.patient: .* has no column 'person'"):
+        path.write_text("text,codes,part\na,I10,train\n")
+        rows(path, columns)
+
+
 @pytest.mark.parametrize("suffix", [".json", ".jsonl", ".jsonl.gz"])
 def test_json_with_lists_numbers_and_gaps(tmp_path: Path, suffix: str) -> None:
     pytest.importorskip("datasets")

@@ -179,7 +179,7 @@ def _check_columns(table: _Rows, columns: ColumnSettings) -> None:
         wanted = {"tokens": columns.tokens, "tags": str(columns.tags)}
     wanted |= {
         key: name
-        for key in ("text_pair", "labels", "id", "site")
+        for key in ("text_pair", "labels", "id", "site", "patient", "split")
         if (name := getattr(columns, key)) is not None
     }
     missing = {key: name for key, name in wanted.items() if name not in table.columns}
@@ -233,9 +233,18 @@ class _Cells:
             raise self.wrong(column, message, f"at most {LONGEST_NAME}, in one line")
         return name
 
-    def names(self, column: str) -> list[str]:
-        """Returns the labels in a cell: class numbers by their names, a list, or one."""
+    def part(self, column: str) -> str:
+        """Returns the part of the split that a cell names."""
+        part = split_named(self.name(column))
+        if not part:
+            raise self.wrong(column, "names no part of the split", "train, validation or test")
+        return part
+
+    def names(self, column: str, separator: str | None = None) -> list[str]:
+        """Returns the labels in a cell: class numbers by their names, a list, or one, or text divided."""
         value = self.values[column]
+        if separator is not None and isinstance(value, str):
+            value = value.split(separator)
         classes = self.table.classes.get(column)
         found = []
         for item in value if isinstance(value, list) else [value]:
@@ -252,7 +261,7 @@ class _Cells:
             self._shown(column, found[-1])
         return [name for name in found if name]
 
-    def labels(self, column: str) -> list[str]:
+    def labels(self, column: str, separator: str | None) -> list[str]:
         """Returns the labels of a row; refuses a 0 or 1 for every class, which would give two labels."""
         value = self.values[column]
         numbers = [item for item in value if isinstance(item, int)] if isinstance(value, list) else []
@@ -262,7 +271,7 @@ class _Cells:
                 "the numbers or names of the labels that a row has, and no 0 or 1 for each that it may have"
             )
             raise self.wrong(column, f"holds {twice} twice", expected)
-        return self.names(column)
+        return self.names(column, separator)
 
 
 def _tagged(cells: Sequence[_Cells], columns: ColumnSettings) -> list[tuple[list[str], list[str]]]:
@@ -297,15 +306,19 @@ def _documents(table: _Rows, columns: ColumnSettings) -> Iterator[Document]:
     texts = [columns.text] if isinstance(columns.text, str) else columns.text
     for position, row in enumerate(cells):
         name = row.name(columns.id) if columns.id is not None else f"{table.name}-{row.number}"
-        labels = row.labels(columns.labels) if columns.labels is not None else []
+        labels = row.labels(columns.labels, columns.separator) if columns.labels is not None else []
         site = row.name(columns.site) if columns.site is not None else ""
         if sentences is not None:
             tagged = tagged_document(name, [sentences[position]])
             text, spans = tagged.text, tagged.spans
         else:
             text, spans = "\n".join(row.text(column) for column in texts), ()
+        metadata = {} if columns.patient is None else {"patient": row.name(columns.patient)}
+        if columns.split is not None:
+            metadata["split"] = row.part(columns.split)
         second = row.text(columns.text_pair) if columns.text_pair is not None else None
-        yield Document(name, text, spans, labels=tuple(dict.fromkeys(labels)), site=site, text_pair=second)
+        kept = tuple(dict.fromkeys(labels))
+        yield Document(name, text, spans, labels=kept, site=site, metadata=metadata, text_pair=second)
 
 
 def read(path: str, settings: DatasetSettings, columns: ColumnSettings) -> Iterator[tuple[Source, Document]]:
