@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedstrata.cli.options import Arguments, Debug, configuration, sort_arguments
-from fedstrata.record.words import duration, size
+from fedstrata.record.words import duration, plural, size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -111,7 +111,7 @@ def _alike(groups: Sequence[GroupPlan]) -> Iterator[tuple[str, list[GroupPlan]]]
 def _clients(made: RunPlan) -> Table:
     """Who does what; the first clients only where there are many."""
     table = _table(
-        f"{made.rounds} rounds, judged by {made.metric}",
+        f"{plural(made.rounds, 'round')}, judged by {made.metric}",
         "client", "training documents", "examples", "steps a round", "seconds a round", "rounds",
     )  # fmt: skip
     shown = list(made.clients.items())[:CLIENTS_SHOWN]

@@ -37,8 +37,7 @@ def write_atomically(path: Path, pieces: Iterable[bytes | memoryview], *, durabl
         temporary.replace(path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)  # it may be large, and the disk full
-        if isinstance(error, OSError) and error.filename is None:  # as of a write to a full disk
-            error.filename = str(path)
+        _named(error, temporary, path)
         raise
     if not durable:
         return
@@ -98,12 +97,19 @@ def new_folder(folder: Path) -> Iterator[Path]:
     folder = folder.resolve()
     require_new(folder)
     temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
-    temporary.mkdir(parents=True)
     try:
+        temporary.mkdir(parents=True)
         yield temporary
         if folder.exists():
             folder.rmdir()
         temporary.rename(folder)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        _named(error, temporary, folder)
         raise
+
+
+def _named(error: BaseException, temporary: Path, path: Path) -> None:
+    """Lets an error name what the user knows; that of a write to a full disk names nothing."""
+    if isinstance(error, OSError):
+        error.filename = str(error.filename or path).replace(str(temporary), str(path))

@@ -7,7 +7,7 @@ must not come to different parts, and else by document (`data.split.by`).
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -208,11 +208,12 @@ def _counts(total: int, shares: Mapping[str, float]) -> dict[str, int]:
 
 
 def _require_unique_ids(documents: Sequence[Document]) -> None:
-    seen: set[str] = set()
-    for document in documents:
-        if document.id in seen:
-            raise ConfigurationError([Problem("data.path", f"two documents have the id {document.id!r}")])
-        seen.add(document.id)
+    found = Counter(document.id for document in documents)
+    repeated = [(id_, count) for id_, count in found.items() if count > 1]
+    if repeated:
+        (first, count), *others = repeated
+        more = f" (and {len(others):,} more are repeated)" if others else ""
+        raise ConfigurationError([Problem("data.path", f"{count} documents have the id {first!r}{more}")])
 
 
 def _require_patients(documents: Sequence[Document]) -> None:

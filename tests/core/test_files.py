@@ -1,0 +1,38 @@
+"""Files and folders that appear complete or not at all: what their errors name, and what stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedstrata.core.files import new_folder, write_atomically
+
+
+def test_errors_name_what_was_to_be_written_and_leave_nothing(tmp_path: Path) -> None:
+    absent = tmp_path / "absent" / "scores.json"
+    with pytest.raises(FileNotFoundError) as missing:
+        write_atomically(absent, [b"{}"])
+    assert missing.value.filename == str(absent)
+    within = tmp_path / "file" / "folder"
+    within.parent.write_text("")
+    with pytest.raises(NotADirectoryError) as refused, new_folder(within):
+        pass
+    assert refused.value.filename == str(within)
+    with pytest.raises(FileNotFoundError) as inside, new_folder(tmp_path / "folder") as unfinished:
+        (unfinished / "a" / "b").write_text("")
+    assert inside.value.filename == str(tmp_path / "folder" / "a" / "b")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_was_there_stays_until_all_is_written(tmp_path: Path) -> None:
+    def pieces():
+        yield b"half"
+        raise RuntimeError("and no more")
+
+    path = tmp_path / "scores.json"
+    write_atomically(path, [b"before"])
+    with pytest.raises(RuntimeError, match="and no more"):
+        write_atomically(path, pieces())
+    assert path.read_bytes() == b"before"
+    assert list(tmp_path.iterdir()) == [path]
