@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import settings
-from support import REPOSITORY, TINY, Finished, RunTiny, finished
+from support import REPOSITORY, TINY, Call, Finished, RunTiny, Told, finished
 
+from fedstrata.cli import main as cli
 from fedstrata.core.sources import read_source
 from fedstrata.engine.folder import open_run, resumable
 
@@ -49,5 +50,19 @@ def run_tiny(tmp_path: Path) -> RunTiny:
         source = resumable(folder, None, overrides) if resume else read_source(None, [*TINY, *overrides])
         opened = open_run(source, folder, lambda event, facts: None, resume=resume)
         return finished(folder, opened.execute(resume=resume))
+
+    return run
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Calls a command in an empty folder; a process of its own would spend seconds on imports."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: object) -> Told:
+        monkeypatch.setattr("sys.argv", ["fedstrata", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        return Told(int(stop.value.code or 0), *capsys.readouterr())
 
     return run

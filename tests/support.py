@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -51,6 +51,17 @@ class Finished:
 
 
 RunTiny = Callable[..., Finished]
+
+
+class Told(NamedTuple):
+    """How a command ended, and what it wrote."""
+
+    status: int
+    out: str
+    err: str
+
+
+Call = Callable[..., Told]
 
 
 def finished(folder: Path, summary: dict[str, Any]) -> Finished:

@@ -77,7 +77,6 @@ SCRIPTS = [
             *("--blocks", "3", "--hidden", "8", "--contexts", "8", "12", "--tokens", "3", "--repeats", "1"),
         ],
         {"cached_over_uncached", "bytes_per_token", "context"},
-        marks=pytest.mark.slow,
     ),
     pytest.param(
         "split_training.py",
@@ -87,17 +86,13 @@ SCRIPTS = [
             *("--memory-blocks", "4", "--memory-hidden", "32"),
         ],
         {"client_batch_over_sequential", "overlap_on_over_off", "parameter_share"},
-        marks=[
-            pytest.mark.slow,
-            pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of /proc/PID/status"),
-        ],
+        marks=pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of /proc/PID/status"),
     ),
-    pytest.param("engine_overhead.py", ["--rounds", "1"], {"overhead_fraction"}, marks=pytest.mark.slow),
+    pytest.param("engine_overhead.py", ["--rounds", "1"], {"overhead_fraction"}),
     pytest.param(
         "client_memory.py",
         ["--few", "1", "--many", "2", "--rounds", "1"],
         {"rss_ratio_2_over_1"},
-        marks=pytest.mark.slow,
     ),
     pytest.param(
         "sketched_selection.py",
@@ -107,7 +102,6 @@ SCRIPTS = [
             "data.text.documents=paragraphs",
         ],
         {"agreement", "uplink_fraction_of_blocks", "perplexity_ratio", "downlink_fraction"},
-        marks=pytest.mark.slow,
     ),
     pytest.param(
         "many_clients.py",
@@ -116,17 +110,16 @@ SCRIPTS = [
             *("--sampled", "1", "--rounds", "1", "--repeats", "1", "data.text.documents=paragraphs"),
         ],
         {"overhead_fraction", "rss_ratio", "seconds_per_round"},
-        marks=pytest.mark.slow,
     ),
     pytest.param(
         "plan_accuracy.py",
         ["--configurations", "top2", "--rounds", "1", "--notes", "24", "--seconds", "0"],
         {"top2"},
-        marks=pytest.mark.slow,
     ),
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("script", "arguments", "figures"), SCRIPTS)
 def test_the_last_line_is_one_json_object(script: str, arguments: list[str], figures: set[str]) -> None:
     command = [sys.executable, str(REPOSITORY / "benchmarks" / "speed" / script), *arguments]

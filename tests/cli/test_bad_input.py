@@ -10,9 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import TINY
+from support import TINY, Call, Told
 
-from fedstrata.cli import main as cli
 from fedstrata.cli.options import configuration
 from fedstrata.engine.setup import check_settings
 
@@ -39,18 +38,14 @@ def notes(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def fedstrata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Runs the command line in this process; returns exit status, standard output and standard error."""
-    monkeypatch.chdir(tmp_path)
+def fedstrata(call: Call) -> Call:
+    """Calls a command, which must not quote a text."""
 
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["fedstrata", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        out, err = capsys.readouterr()
-        assert QUOTED not in out + err
-        assert "Traceback" not in err
-        return int(stop.value.code or 0), out, err
+    def run(*arguments: str) -> Told:
+        told = call(*arguments)
+        assert QUOTED not in told.out + told.err
+        assert "Traceback" not in told.err
+        return told
 
     return run
 

@@ -87,6 +87,7 @@ def test_a_comparison_that_was_killed_goes_on_without_repeating_what_has_finishe
         assert [line["row"] for line in csv.DictReader(file)] == ["top 1 of 2", "FedAvg"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_the_runs_and_exits_130(tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text(BASE)
     settings = ["federation.rounds=500", "--seeds", "0,1", "--jobs", "2"]

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support import TINY
+from support import TINY, Call, Told
 
 SCHEMA = {
     "name": None,
@@ -57,30 +55,22 @@ SCHEMA = {
 
 
 @pytest.fixture
-def plan(tmp_path: Path):
-    """Plans a tiny run in a process of its own, in an empty folder that stays empty."""
+def plan(call: Call, tmp_path: Path) -> Call:
+    """Plans a tiny run in a folder in which nothing is left behind."""
     (tmp_path / "tiny.yaml").write_text("{}\n")
-    (tmp_path / "here").mkdir()
 
-    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-        fedstrata = [sys.executable, "-m", "fedstrata", "plan", str(tmp_path / "tiny.yaml")]
-        done = subprocess.run(
-            [*fedstrata, *TINY, "threads=1", "--seconds", "0", *arguments],
-            cwd=tmp_path / "here",
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert not list((tmp_path / "here").iterdir())
-        return done
+    def run(*arguments: str) -> Told:
+        told = call("plan", tmp_path / "tiny.yaml", *TINY, "threads=1", "--seconds", "0", *arguments)
+        assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
+        return told
 
-    return command
+    return run
 
 
-def test_the_json_form_has_its_keys_and_nothing_else_is_printed(plan) -> None:
+def test_the_json_form_has_its_keys_and_nothing_else_is_printed(plan: Call) -> None:
     done = plan("--json")
-    assert done.returncode == 0, done.stderr
-    made = json.loads(done.stdout)
+    assert done.status == 0, done.err
+    made = json.loads(done.out)
     assert made.keys() == SCHEMA.keys()
     for key, inner in SCHEMA.items():
         if inner is not None:
@@ -97,24 +87,24 @@ def test_the_json_form_has_its_keys_and_nothing_else_is_printed(plan) -> None:
     assert made["memory"]["peak_rss_bytes"] > 1e8
 
 
-def test_people_see_what_trains_travels_and_costs(plan) -> None:
+def test_people_see_what_trains_travels_and_costs(plan: Call) -> None:
     done = plan("method={name: layer_skipping, top: 1}")
-    assert done.returncode == 0, done.stderr
+    assert done.status == 0, done.err
     for part in ("blocks 0 to 1", "block 2", "site-3", "steps a round", "judged by f1"):
-        assert part in done.stdout
+        assert part in done.out
     for line in ("trains ", "travels ", "time ", "memory ", "disk "):
-        assert any(text.startswith(line) for text in done.stdout.splitlines())
+        assert any(text.startswith(line) for text in done.out.splitlines())
 
 
-def test_pooled_training_travels_as_notes(plan) -> None:
+def test_pooled_training_travels_as_notes(plan: Call) -> None:
     done = plan("method={name: centralized}")
-    assert "travels  every note, to one place; no model" in done.stdout
+    assert "travels  every note, to one place; no model" in done.out
 
 
-def test_every_problem_is_listed_at_once(plan) -> None:
+def test_every_problem_is_listed_at_once(plan: Call) -> None:
     wrong = ["training.epochs=0", "method={name: layer_skipping, top: 9}", "nonsense=1"]
     done = plan(*wrong, "federation.metric=auc", "data.types=[gene]")
-    assert done.returncode == 2
-    assert "5 problems" in done.stderr
+    assert done.status == 2
+    assert "5 problems" in done.err
     for part in ("training.epochs", "method.top", "nonsense", "federation.metric", "data.types"):
-        assert part in done.stderr
+        assert part in done.err

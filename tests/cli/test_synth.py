@@ -1,26 +1,20 @@
 from __future__ import annotations
 
 import csv
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support import Call
 
 from fedstrata.data.readers import read
 from fedstrata.data.synthetic import generate
 
 
-def synth(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fedstrata", "synth", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.parametrize("form", ["i2b2", "brat", "conll", "jsonl"])
-def test_what_is_written_is_read_back_site_by_site(tmp_path: Path, form: str) -> None:
-    done = synth("--sites", "3", "--notes", "12", "--format", form, "--out", str(tmp_path / "notes"))
-    assert done.returncode == 0, done.stderr
-    assert "12 notes of 3 sites" in done.stdout
+def test_what_is_written_is_read_back_site_by_site(call: Call, tmp_path: Path, form: str) -> None:
+    done = call("synth", "--sites", "3", "--notes", "12", "--format", form, "--out", str(tmp_path / "notes"))
+    assert done.status == 0, done.err
+    assert "12 notes of 3 sites" in done.out
     documents = read(tmp_path / "notes", form)
     written = generate(seed=0, sites=3, notes=12)
     assert len(documents) == 12
@@ -38,8 +32,8 @@ def test_what_is_written_is_read_back_site_by_site(tmp_path: Path, form: str) ->
     assert mentions[0] == mentions[1]
 
 
-def test_mimic_tables_have_their_real_columns_and_join(tmp_path: Path) -> None:
-    assert synth("--notes", "12", "--format", "mimic", "--out", str(tmp_path)).returncode == 0
+def test_mimic_tables_have_their_real_columns_and_join(call: Call, tmp_path: Path) -> None:
+    assert call("synth", "--notes", "12", "--format", "mimic", "--out", str(tmp_path)).status == 0
     with (tmp_path / "NOTEEVENTS.csv").open(newline="", encoding="utf-8") as file:
         notes = list(csv.DictReader(file))
     with (tmp_path / "DIAGNOSES_ICD.csv").open(newline="", encoding="utf-8") as file:
@@ -52,43 +46,51 @@ def test_mimic_tables_have_their_real_columns_and_join(tmp_path: Path) -> None:
     assert {code["HADM_ID"] for code in codes} <= {note["HADM_ID"] for note in notes}
 
 
-def test_the_seed_decides_and_a_used_folder_is_refused(tmp_path: Path) -> None:
+def test_the_seed_decides_and_a_used_folder_is_refused(call: Call, tmp_path: Path) -> None:
     texts = {}
     for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
         assert (
-            synth(
-                "--notes", "4", "--seed", seed, "--format", "jsonl", "--out", str(tmp_path / name)
-            ).returncode
+            call(
+                "synth", "--notes", "4", "--seed", seed, "--format", "jsonl", "--out", str(tmp_path / name)
+            ).status
             == 0
         )
         texts[name] = "".join(path.read_text() for path in sorted((tmp_path / name).rglob("*.jsonl")))
     assert texts["a"] == texts["b"] != texts["c"]
-    again = synth("--notes", "4", "--format", "jsonl", "--out", str(tmp_path / "a"))
-    assert again.returncode == 2
-    assert str(tmp_path / "a") in again.stderr
+    again = call("synth", "--notes", "4", "--format", "jsonl", "--out", str(tmp_path / "a"))
+    assert again.status == 2
+    assert str(tmp_path / "a") in again.err
 
 
 @pytest.mark.parametrize(
     "arguments", [("--sites", "0"), ("--sites", "9", "--notes", "4"), ("--format", "word")]
 )
-def test_bad_numbers_and_formats_exit_2(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    done = synth(*arguments, "--out", str(tmp_path / "notes"))
-    assert done.returncode == 2
+def test_bad_numbers_and_formats_exit_2(call: Call, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    done = call("synth", *arguments, "--out", str(tmp_path / "notes"))
+    assert done.status == 2
     assert not (tmp_path / "notes").exists()
 
 
-def test_notes_under_the_admissions_of_other_tables(tmp_path: Path) -> None:
+def test_notes_under_the_admissions_of_other_tables(call: Call, tmp_path: Path) -> None:
     tables = tmp_path / "tables"
     tables.mkdir()
     (tables / "diagnoses_icd.csv").write_text(
         "row_id,subject_id,hadm_id,seq_num,icd9_code\n1,7,20,2,4019\n2,7,20,1,25000\n3,8,31,1,V4581\n"
     )
-    done = synth(
-        "--notes", "40", "--format", "mimic", "--admissions", str(tables), "--out", str(tmp_path / "out")
+    done = call(
+        "synth",
+        "--notes",
+        "40",
+        "--format",
+        "mimic",
+        "--admissions",
+        str(tables),
+        "--out",
+        str(tmp_path / "out"),
     )
-    assert done.returncode == 0, done.stderr
-    assert "2 notes" in done.stdout
-    assert "of its 3 codes" in done.stdout
+    assert done.status == 0, done.err
+    assert "2 notes" in done.out
+    assert "of its 3 codes" in done.out
     documents = read(tmp_path / "out", "mimic")
     assert [(item.id, item.labels, item.metadata["patient"]) for item in documents] == [
         ("20", ("250.00", "401.9"), "7"),
@@ -108,8 +110,10 @@ def test_notes_under_the_admissions_of_other_tables(tmp_path: Path) -> None:
         (["--format", "mimic", "--notes", "4"], "DIAGNOSES_ICD.csv"),
     ],
 )
-def test_admissions_that_cannot_be_used_exit_2(tmp_path: Path, arguments: list[str], says: str) -> None:
-    done = synth(*arguments, "--admissions", str(tmp_path), "--out", str(tmp_path / "out"))
-    assert done.returncode == 2
-    assert says in done.stderr
+def test_admissions_that_cannot_be_used_exit_2(
+    call: Call, tmp_path: Path, arguments: list[str], says: str
+) -> None:
+    done = call("synth", *arguments, "--admissions", str(tmp_path), "--out", str(tmp_path / "out"))
+    assert done.status == 2
+    assert says in done.err
     assert not (tmp_path / "out").exists()

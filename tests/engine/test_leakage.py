@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support import TINY
+from support import TINY, Call
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.sources import read_source
@@ -37,18 +35,13 @@ def test_a_cut_without_a_block_for_the_server_is_refused() -> None:
         list(leakage_table(prepare(read_source(None, TINY)), Target(fronts=[3], noises=[0.0])))
 
 
-def test_the_command_writes_the_table_and_refuses_what_is_no_number(tmp_path: Path) -> None:
+def test_the_command_writes_the_table_and_refuses_what_is_no_number(call: Call, tmp_path: Path) -> None:
     options = ["--front", "1", "--noise", "0,1", "--texts", "20", "--epochs", "1", "--out", "leak"]
-
-    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-        whole = [sys.executable, "-m", "fedstrata", "attack", *TINY, *arguments]
-        return subprocess.run(whole, cwd=tmp_path, capture_output=True, text=True, check=False)
-
-    done = command(*options)
-    assert done.returncode == 0, done.stderr
+    done = call("attack", *TINY, *options)
+    assert done.status == 0, done.err
     table = json.loads((tmp_path / "leak/leakage.json").read_text())
     assert [(row["front"], row["noise"]) for row in table["rows"]] == [(1, 0.0), (1, 1.0)]
     assert (tmp_path / "leak/leakage.md").read_text().startswith("| p | noise | tokens |")
-    wrong = command("--front", "1.5")
-    assert wrong.returncode == 2
-    assert "--front: must be whole numbers of 0 or more" in wrong.stderr
+    wrong = call("attack", *TINY, "--front", "1.5")
+    assert wrong.status == 2
+    assert "--front: must be whole numbers of 0 or more" in wrong.err

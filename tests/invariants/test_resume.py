@@ -69,7 +69,13 @@ def test_resumed_is_uninterrupted(run_tiny: RunTiny, tmp_path: Path, method: str
     assert without_times(resumed)[-2:] == without_times(whole)[-2:]
 
 
-@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
+@pytest.mark.parametrize(
+    "ending",
+    [
+        pytest.param(signal.SIGKILL, id="kill -9"),
+        pytest.param(signal.SIGINT, id="Ctrl-C", marks=pytest.mark.slow),
+    ],
+)
 def test_a_stopped_process_loses_at_most_the_round_under_way(
     run_tiny: RunTiny, tmp_path: Path, ending: signal.Signals
 ) -> None:

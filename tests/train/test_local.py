@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from support import TINY
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
+from transformers import get_scheduler
 
+from fedstrata.core.config import TrainingSettings
 from fedstrata.core.errors import TrainingError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.sources import read_source
@@ -18,7 +24,7 @@ from fedstrata.engine.setup import Experiment, prepare
 from fedstrata.engine.simulate import SimulatedClient
 from fedstrata.engine.sites import Site
 from fedstrata.train.evaluate import predict
-from fedstrata.train.local import fit
+from fedstrata.train.local import fit, schedule_of
 
 
 class Store:
@@ -213,6 +219,27 @@ def test_the_learning_rate_follows_its_schedule() -> None:
         after = experiment.model.tensors(experiment.model.layout.head)
         moves[schedule] = sum(float((after[name] - before[name]).norm()) for name in before)
     assert moves["linear"] / moves["constant"] == pytest.approx(0.75, abs=0.02)
+
+
+@given(
+    st.sampled_from(["constant", "linear", "cosine"]), st.integers(1, 40), st.floats(0, 1, exclude_max=True)
+)
+def test_the_schedules_are_those_of_transformers(name: str, steps: int, warmup: float) -> None:
+    def rates(schedule_of: Callable[[torch.optim.Optimizer], LRScheduler]) -> list[float]:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        schedule, rates = schedule_of(optimizer), []
+        for _ in range(steps):
+            rates.append(schedule.get_last_lr()[0])
+            optimizer.step()
+            schedule.step()
+        return rates
+
+    settings = TrainingSettings(schedule=name, warmup=warmup)
+    theirs = "constant_with_warmup" if name == "constant" else name
+    counts = {"num_warmup_steps": round(warmup * steps), "num_training_steps": steps}
+    assert rates(lambda own: schedule_of(own, settings, steps)) == rates(
+        lambda own: get_scheduler(theirs, own, **counts)
+    )
 
 
 def test_dropout_is_on_in_what_trains_and_off_in_what_is_frozen() -> None:

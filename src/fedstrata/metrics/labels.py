@@ -18,7 +18,6 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.metrics import roc_auc_score
 
 from fedstrata.metrics.counts import Counts, total
 
@@ -169,6 +168,8 @@ def _auc(
     gold: NDArray[np.bool_], probabilities: NDArray[np.float64]
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Returns the areas under the ROC curve that are defined, and how many labels have none."""
+    from sklearn.metrics import roc_auc_score  # noqa: PLC0415 - heavy
+
     defined = np.flatnonzero(gold.any(axis=0) & ~gold.all(axis=0))
     scores = {}
     if gold.any() and not gold.all():

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from fedstrata.core.seeding import Seed
 
@@ -105,7 +104,9 @@ def rank_sum(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
         first: The bootstrap scores of one system, (resamples,).
         second: Those of the other, of draws of their own, (resamples,).
     """
-    return float(stats.ranksums(first, second).pvalue)
+    from scipy.stats import ranksums  # noqa: PLC0415 - heavy
+
+    return float(ranksums(first, second).pvalue)
 
 
 def paired_permutation(

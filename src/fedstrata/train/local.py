@@ -298,16 +298,23 @@ def optimizer_of(parameters: Sequence[Parameter], settings: TrainingSettings) ->
 def schedule_of(
     optimizer: torch.optim.Optimizer, settings: TrainingSettings, steps: int
 ) -> torch.optim.lr_scheduler.LRScheduler:
-    """Returns the learning rate's schedule over so many steps."""
-    from transformers import get_scheduler  # noqa: PLC0415 - seconds to import, and the cards import this module
+    """Returns the learning rate's schedule over so many steps, that of transformers.
 
-    # transformers' own "constant" leaves the warm-up out.
-    name = "constant_with_warmup" if settings.schedule == "constant" else settings.schedule
+    Its own `get_scheduler` imports what can train in any way, compilers included: a second in every process.
+    """
     warmup = round(settings.warmup * steps)
-    schedule: torch.optim.lr_scheduler.LRScheduler = get_scheduler(
-        name, optimizer, num_warmup_steps=warmup, num_training_steps=steps
-    )
-    return schedule
+    rest = max(1, steps - warmup)
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return step / max(1, warmup)
+        if settings.schedule == "linear":
+            return max(0.0, (steps - step) / rest)
+        if settings.schedule == "cosine":
+            return max(0.0, 0.5 * (1.0 + math.cos(math.pi * ((step - warmup) / rest))))
+        return 1.0
+
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
 
 def clip(parameters: Sequence[Parameter], settings: TrainingSettings) -> float:

@@ -49,8 +49,11 @@ def assert_same_run(server: Server, state: State, simulated: Finished) -> None:
             "training.accumulation=2",
         ),
         (BATCH, "adapter={kind: lora, rank: 4}"),
-        ("method={name: fl_llama, average_ends: never, turns: step, wire: bfloat16}",),
-        ("method={name: fl_llama, mode: hierarchical}",),
+        pytest.param(
+            ("method={name: fl_llama, average_ends: never, turns: step, wire: bfloat16}",),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(("method={name: fl_llama, mode: hierarchical}",), marks=pytest.mark.slow),
     ],
 )
 def test_a_run_between_processes_gives_the_weights_of_a_simulation(
