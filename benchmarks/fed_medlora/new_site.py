@@ -2,19 +2,26 @@
 
     python benchmarks/fed_medlora/new_site.py
 
-What has finished is not run again, and a run that was stopped goes on. Everything lies under runs/ and
-comparisons/ of the folder that it is called in, as with the commands themselves.
+The models are those of the first seed of three_sites.yaml, which is run if it has not been. What has finished
+is not run again, and a run that was stopped goes on. Everything lies under runs/ and comparisons/ of the folder
+that it is called in, as with the commands themselves.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).parent
-METHODS = ("fedmedlora", "fedmedlora_plus")
+PRETRAINED = Path("runs/pretrain-mini-markup")
+THREE_SITES = Path("comparisons/three-sites")
+MODELS = {
+    "Fed-MedLoRA/seed-0": Path("runs/three-sites-fedmedlora"),
+    "Fed-MedLoRA+/seed-0": Path("runs/three-sites-fedmedlora_plus"),
+    "centralised/seed-0": Path("runs/three-sites-centralized"),
+}
+"""The runs of three_sites.yaml whose models a new site takes over, and where new_site.yaml looks for them."""
 
 
 def fedstrata(*arguments: str | Path) -> None:
@@ -22,26 +29,15 @@ def fedstrata(*arguments: str | Path) -> None:
     subprocess.run([sys.executable, "-m", "fedstrata", *map(str, arguments)], check=True)
 
 
-def runs() -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """Yields each run's directory with its configuration."""
-    yield Path("runs/pretrain-mini-markup"), (str(HERE / "pretrain_mini_markup.yaml"),)
-    for method in METHODS:
-        yield (
-            Path(f"runs/federation-{method}"),
-            (str(HERE / "federation.yaml"), f"method={{name: {method}}}", f"name=federation-{method}"),
-        )
-
-
 def main() -> None:
     """Runs what is missing, then compares."""
-    for folder, configuration in runs():
-        if not (folder / "summary.json").is_file():
-            begun = ("--resume",) if (folder / "config.yaml").is_file() else ()
-            fedstrata("run", *configuration, *begun, "--out", folder)
-    for method in METHODS:
-        exported = Path(f"runs/federation-{method}-export")
+    if not (PRETRAINED / "summary.json").is_file():
+        begun = ["--resume"] if (PRETRAINED / "config.yaml").is_file() else []
+        fedstrata("run", HERE / "pretrain_mini_markup.yaml", *begun, "--out", PRETRAINED)
+    fedstrata("compare", HERE / "three_sites.yaml", "--jobs", "2", "--out", THREE_SITES)
+    for run, exported in MODELS.items():
         if not exported.is_dir():
-            fedstrata("export", f"runs/federation-{method}", "--out", exported)
+            fedstrata("export", THREE_SITES / run, "--out", exported)
     fedstrata("compare", HERE / "new_site.yaml", "--jobs", "2")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedstrata.record.score_columns import column_names, is_external, score_groups, score_of
+from fedstrata.record.score_columns import CLIENT, EXTERNAL, column_names, is_of_one, score_groups, score_of
 
 
 def test_intervals_hold_their_scores_and_change_nothing_else(run_tiny: Any) -> None:
@@ -34,9 +34,10 @@ def test_ends_of_intervals_and_held_out_sites_are_columns(run_tiny: Any) -> None
     assert score_of(summary, "high.f1") == metrics["intervals"]["f1"][1]
     assert score_of(summary, "external.site-2.f1") == metrics["external"]["site-2"]["f1"]
     assert score_of(summary, "f1") == metrics["global"]["f1"]
-    assert {"", "low.", "high.", "external.site-2."} <= score_groups([summary]).keys()
+    assert score_of(summary, "client.site-1.f1") == metrics["clients"]["site-1"]["f1"]
+    assert {"", "client.site-1.", "low.", "high.", "external.site-2."} <= score_groups([summary]).keys()
     assert {"low.f1", "high.f1"} <= set(column_names(["f1"]))
-    assert is_external("external.site-2.f1", ["f1"]) and not is_external("external.f1", ["f1"])
+    assert is_of_one("external.site-2.f1", ["f1"], EXTERNAL) and not is_of_one("client.f1", ["f1"], CLIENT)
 
 
 @pytest.mark.parametrize("everywhere", [True, False])

@@ -16,26 +16,30 @@ LOW, HIGH = "low.", "high."
 """What stands before a score's name, and before what stands there already, for the ends of its interval."""
 EXTERNAL = "external."
 """What stands, with a site's name and a dot, before a score's name on a site or corpus that is held out."""
+CLIENT = "client."
+"""What stands, with a client's name and a dot, before a score's name on that client's own documents."""
+FEW = 20
+"""Clients of a run at most, of which each is a group of columns."""
 _DOUBLED = {ord(brace): brace * 2 for brace in "{}"}  # a name of a site is no field of a title
 
 
 def column_names(metrics: Sequence[str]) -> list[str]:
     """Returns the columns a comparison can be asked for, given the scores its task may give.
 
-    Besides, there are those of sites that are held out, which `is_external` knows.
+    Besides, there are those of single clients and sites, which `is_of_one` knows.
     """
     groups = (CLIENTS, TRAINED, LOW, HIGH, LOW + CLIENTS, HIGH + CLIENTS)
     return [*metrics, *(prefix + name for prefix in groups for name in metrics), *COSTS, *TARGETS]
 
 
-def is_external(column: str, metrics: Sequence[str]) -> bool:
-    """Whether a column is a score on a site that is held out, whatever its name.
+def is_of_one(column: str, metrics: Sequence[str], group: str) -> bool:
+    """Whether a column is a score of one client, or on one site that is held out, whatever its name.
 
-    >>> is_external("external.north.f1", ["f1"]), is_external("external.f1", ["f1"])
+    >>> is_of_one("external.north.f1", ["f1"], EXTERNAL), is_of_one("external.f1", ["f1"], EXTERNAL)
     (True, False)
     """
-    return column.startswith(EXTERNAL) and any(
-        column.endswith(f".{name}") and len(column) > len(EXTERNAL) + len(name) + 1 for name in metrics
+    return column.startswith(group) and any(
+        column.endswith(f".{name}") and len(column) > len(group) + len(name) + 1 for name in metrics
     )
 
 
@@ -47,12 +51,15 @@ def score_groups(summaries: Sequence[Summary]) -> dict[str, str]:
     """
     sites = {site for summary in summaries for site in summary["metrics"].get("external") or {}}
     outside = {f"{EXTERNAL}{site}.": f"{{}}, {site.translate(_DOUBLED)}" for site in sorted(sites)}
+    clients = {site for summary in summaries for site in _clients(summary)}
+    within = {f"{CLIENT}{site}.": f"{{}}, {site.translate(_DOUBLED)}" for site in sorted(clients)}
     drawn = {"": "{}", CLIENTS: "{}, mean of clients", **outside}
     seldom = {
         TRAINED: "{}, clients' own models",
         **{f"{LOW}{prefix}": f"{title}, lower end" for prefix, title in drawn.items()},
         **{f"{HIGH}{prefix}": f"{title}, upper end" for prefix, title in drawn.items()},
         **outside,
+        **within,
     }
     having = (prefix for prefix in seldom if any(scores_of(summary, prefix) for summary in summaries))
     return {"": "{}", CLIENTS: "{}, mean of clients", **{prefix: seldom[prefix] for prefix in having}}
@@ -70,12 +77,20 @@ def scores_of(summary: Summary, prefix: str) -> Mapping[str, float]:
     metrics = summary["metrics"]
     if prefix.startswith(EXTERNAL):
         return (metrics.get("external") or {}).get(prefix.removeprefix(EXTERNAL)[:-1]) or {}
+    if prefix.startswith(CLIENT):
+        return _clients(summary).get(prefix.removeprefix(CLIENT)[:-1]) or {}
     if prefix.startswith((LOW, HIGH)):
         ends = _intervals(metrics, prefix.partition(".")[2])
         return {name: own[prefix.startswith(HIGH)] for name, own in ends.items()}
     if prefix == TRAINED:
         return (metrics.get("trained") or {}).get("mean") or {}
     return metrics.get("mean_client" if prefix == CLIENTS else "global") or {}
+
+
+def _clients(summary: Summary) -> Mapping[str, Mapping[str, float]]:
+    """Returns the scores of each client; nothing where there are many, to whom a table gives no columns."""
+    clients = summary["metrics"].get("clients") or {}
+    return clients if len(clients) <= FEW else {}
 
 
 def _intervals(metrics: Mapping[str, Any], prefix: str) -> Mapping[str, Sequence[float]]:

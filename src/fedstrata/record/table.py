@@ -13,12 +13,13 @@ from typing import Any
 
 from fedstrata.record.costs import COSTS, EMULATED_COSTS, SHOWN_COSTS, Column, Summary
 from fedstrata.record.score_columns import (
+    CLIENT,
     CLIENTS,
     EXTERNAL,
     HIGH,
     LOW,
     TRAINED,
-    is_external,
+    is_of_one,
     score_groups,
     score_of,
     scores_of,
@@ -211,12 +212,12 @@ def _falling(rows: Sequence[RowResult]) -> set[str]:
 
 
 def _default_columns(described: Mapping[str, Column], metric: str | None, *, emulated: bool) -> list[str]:
-    groups = (CLIENTS, TRAINED, LOW, HIGH, EXTERNAL)
+    groups = (CLIENTS, TRAINED, LOW, HIGH, EXTERNAL, CLIENT)
     costs = COSTS.keys() | TARGETS.keys()
     own = [key for key in described if not key.startswith(groups) and key not in costs]
     scores = sorted(headings(own, metric), key=lambda key: key != metric)  # what the runs are judged by first
     clients = [group + metric for group in (CLIENTS, TRAINED) if metric and group + metric in described]
-    outside = [key for key in described if metric and is_external(key, [metric])]
+    outside = [key for key in described if metric and is_of_one(key, [metric], EXTERNAL)]
     return [*scores, *clients, *outside, *SHOWN_COSTS, *([*EMULATED_COSTS, *TARGETS] if emulated else [])]
 
 

@@ -24,7 +24,7 @@ from fedstrata.engine.folder import differences
 from fedstrata.engine.roll import Listener
 from fedstrata.engine.setup import check_metric, check_settings, machine_problems
 from fedstrata.metrics.cost import cores
-from fedstrata.record.score_columns import HIGH, LOW, column_names, is_external
+from fedstrata.record.score_columns import CLIENT, EXTERNAL, HIGH, LOW, column_names, is_of_one
 from fedstrata.tasks import TASKS
 
 DATA_SECTIONS = frozenset({"data", "partition", "task"})
@@ -148,7 +148,8 @@ def _wrong_scores(sweep: Sweep, metrics: Sequence[str]) -> Iterator[Problem]:
     whole = [name for name in metrics if "/" not in name]
     allowed, shown = column_names(metrics), column_names(whole)
     for name in sweep.settings.columns or ():
-        if name not in allowed and not is_external(name.removeprefix(LOW).removeprefix(HIGH), metrics):
+        outside = is_of_one(name.removeprefix(LOW).removeprefix(HIGH), metrics, EXTERNAL)
+        if name not in allowed and not outside and not is_of_one(name, metrics, CLIENT):
             message = (
                 f"there is no column {name!r}; there are {', '.join(shown)}, and scores of single labels"
             )
