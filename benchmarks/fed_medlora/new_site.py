@@ -2,9 +2,9 @@
 
     python benchmarks/fed_medlora/new_site.py
 
-The models are those of the first seed of three_sites.yaml, which is run if it has not been. What has finished
-is not run again, and a run that was stopped goes on. Everything lies under runs/ and comparisons/ of the folder
-that it is called in, as with the commands themselves.
+The models are those of the first seed of three_sites.yaml, which is run if it has not been. What is finished
+is not run again, and a run that was stopped goes on. Everything lies under runs/ and comparisons/ of the
+folder where it is called, as with the commands themselves.
 """
 
 from __future__ import annotations

@@ -102,12 +102,19 @@ def test_a_layer_that_would_be_read_wrongly_is_refused(saved: Callable[..., Path
         loaded(saved("llama", config={**WIDE, "head_dim": 8}), "nf4")
 
 
-def test_flora_is_refused_before_any_weights_are_loaded(folder: Path) -> None:
-    asked = (f"model={{name: {folder}, quantization: nf4}}", "method={name: flora}", "task={name: lm}")
+@pytest.mark.parametrize(
+    ("weights", "told"),
+    [
+        ("quantization: nf4", r"model\.quantization: must be left out with method flora"),
+        ("dtype: bfloat16", r"model\.dtype: must be float32 with method flora.* would round most"),
+    ],
+)
+def test_flora_is_refused_before_any_weights_are_loaded(folder: Path, weights: str, told: str) -> None:
+    asked = (f"model={{name: {folder}, {weights}}}", "method={name: flora}", "task={name: lm}")
     settings, method, problems = check_settings(read_source(None, [*asked, "adapter={kind: lora}"]))
     assert settings is not None
     assert not problems
-    with pytest.raises(ConfigurationError, match=r"model\.quantization: must be left out with method flora"):
+    with pytest.raises(ConfigurationError, match=told):
         check_model(settings, method)
 
 

@@ -126,7 +126,16 @@ def test_documents_in_which_nobody_looked_for_relations_are_not_scored_for_them(
     assert one["mentions"]["counts"]["f1"]["gold"] == 8
     assert one["documents_without_relations"] == 1
     shown = " ".join(score(gold, first).output.split())
-    assert "1 documents in which nobody looked for relations are not in the scores of these" in shown
+    assert "the scores of relations leave out 1 document in which nobody looked for relations" in shown
+
+
+def test_a_site_without_any_relation_is_one_where_nobody_looked_for_them(tmp_path: Path) -> None:
+    """As in a run: BRAT cannot say so of a document."""
+    north, south = replace(GOLD, site="north"), replace(GOLD, site="south", relations=())
+    gold, found = sides(tmp_path, "brat", [north, south], [north, replace(GOLD, site="south")])
+    (system,) = scored(gold, found, folder=tmp_path)["systems"]
+    assert system["relations"]["counts"]["f1"] == {"gold": 2, "predicted": 2, "correct": 2}
+    assert system["documents_without_relations"] == 1
 
 
 def test_two_systems(tmp_path: Path) -> None:

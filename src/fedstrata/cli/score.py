@@ -11,6 +11,7 @@ import typer
 
 from fedstrata.cli.options import Debug
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.record.words import plural
 from fedstrata.record.words import score as in_words
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def score(
     from rich.console import Console  # noqa: PLC0415 - heavy
 
     from fedstrata.core.files import write_atomically  # noqa: PLC0415
+    from fedstrata.data.uneven import mark_unannotated  # noqa: PLC0415
     from fedstrata.engine.results.pairing import (  # noqa: PLC0415
         paired,
         read_documents,
@@ -103,6 +105,7 @@ def score(
         own = ("--gold-format", gold_format) if name == "GOLD" else ("--pred-format", pred_format)
         option, form = own if own[1] or not format else ("--format", format)
         documents.append(read_documents(path, form, option))
+    documents[0] = mark_unannotated(documents[0])  # as a run does, and before some are left out
     if run is None:
         (annotated, *systems), mentions = select(documents, chosen), None
     else:
@@ -198,8 +201,8 @@ def _notes(system: System, draws: Draws, *, compared: bool) -> Iterator[str]:
     drawn = f"{draws.resamples:,} draws of {draws.size(count):,} of {count:,} documents with replacement"
     yield f"intervals of f1 hold {100 * draws.level:g} % of {drawn} (seed {draws.seed})"
     if system.unrelated:
-        which = f"{system.unrelated:,} documents in which nobody looked for relations"
-        yield f"{which} are not in the scores of these"
+        which = f"{plural(system.unrelated, 'document')} in which nobody looked for relations"
+        yield f"the scores of relations leave out {which}"
     if compared:
         yield "paired p: by exchanging the two systems in documents at random; the one to go by"
         yield "rank-sum p: of the two systems' draws, as in Fed-MedLoRA; more draws alone make it smaller"

@@ -207,9 +207,13 @@ def _check_method(settings: RunSettings, method: Method | None, layout: Layout) 
     """Refuses a method that does not fit the model, and a cache asked for where there is nothing to keep."""
     if method is None:
         return
-    if isinstance(method.settings, FLoRASettings) and settings.model.quantization is not None:
-        message = "must be left out with method flora, which adds adapters to the model's weights"
-        raise ConfigurationError([Problem("model.quantization", message)])
+    if isinstance(method.settings, FLoRASettings):
+        adds = "with method flora, which adds adapters to the model's weights"
+        if settings.model.quantization is not None:
+            raise ConfigurationError([Problem("model.quantization", f"must be left out {adds}")])
+        if settings.model.dtype != "float32":
+            message = f"must be float32 {adds}: {settings.model.dtype} would round most of a sum away"
+            raise ConfigurationError([Problem("model.dtype", message)])
     cut = frozen_blocks(layout, method.trainable(layout))
     if settings.training.cache == "on" and cut == 0:
         message = (
