@@ -152,6 +152,12 @@ def test_both_mentions_are_marked_with_their_types(words: Any) -> None:
     assert "# ^ problem ^ severe chest pain # ; no @ * problem * fever @ . [SEP]" in read_pairs[FEVER, PAIN]
 
 
+def test_without_types_the_signs_alone_stand_around_the_mentions(words: Any) -> None:
+    assert windows(NOTE, words, typed=False)[DRUG, DOSAGE] == (
+        "[CLS] given # 81 mg # of @ aspirin @ daily for severe chest pain ; no fever . [SEP]"
+    )
+
+
 def test_equal_nested_and_crossing_mentions(words: Any) -> None:
     text = "a b a b"
     spans = (Span(0, 3, "drug"), Span(0, 3, "Lab_value"), Span(2, 5, "drug"), Span(2, 5, "dosage"))

@@ -87,6 +87,11 @@ class RelationSettings(TaskSettings):
         description="Types of modifiers by type of main mention: the pairs a model is asked about; auto: "
         "those that are related in the training documents.",
     )
+    typed: bool = Field(
+        default=True,
+        description="Whether a model is shown the types of the two mentions; where a relation is called by "
+        "the type of its modifier, that would be the answer.",
+    )
     most_words: Annotated[int, Field(ge=0)] = Field(
         default=20, description="Words between the two mentions of a pair, at most."
     )

@@ -5,7 +5,7 @@
 These are the typed entity markers of Zhou and Chen, "An Improved Baseline for Sentence-level Relation
 Extraction" (AACL-IJCNLP 2022), in their form of punctuation: the main mention stands between `@` and its type
 between `*`, the modifier between `#` and its type between `^`. Being ordinary tokens they need no embeddings
-that a model would have to learn first, and that would have to travel.
+that a model would have to learn first, and that would have to travel. Without types `@` and `#` are left.
 
 Markers stand between tokens: a mention that begins or ends within a token is marked with the whole of it. A
 pair that leaves room in its window has as much text on its left as on its right, as far as there is text. One
@@ -31,20 +31,25 @@ SIGNS = (("@", "*"), ("#", "^"))
 """What stands around a main mention and around its type; and so for a modifier."""
 
 
-def marks_around(label: str, role: int) -> tuple[str, str]:
+def marks_around(label: str, role: int, *, typed: bool) -> tuple[str, str]:
     """Returns what stands before and after a mention of a type: 0 for a main one, 1 for a modifier.
 
-    >>> marks_around("Lab_value", 1)
-    ('# ^ lab value ^', '#')
+    >>> marks_around("Lab_value", 1, typed=True), marks_around("Lab_value", 1, typed=False)
+    (('# ^ lab value ^', '#'), ('#', '#'))
     """
     sign, of_type = SIGNS[role]
+    if not typed:
+        return sign, sign
     return f"{sign} {of_type} {' '.join(label.replace('_', ' ').lower().split())} {of_type}", sign
 
 
-def marked_example(modifiers: Mapping[str, Sequence[str]]) -> str:
+def marked_example(modifiers: Mapping[str, Sequence[str]], *, typed: bool) -> str:
     """Returns a text as a model reads it, with the first types that it is asked about."""
     main = next(label for label, own in modifiers.items() if own)
-    (before, after), (begin, end) = marks_around(main, 0), marks_around(modifiers[main][0], 1)
+    pair = (main, modifiers[main][0])
+    (before, after), (begin, end) = (
+        marks_around(label, role, typed=typed) for role, label in enumerate(pair)
+    )
     return f"... {before} WORDS {after} ... {begin} WORDS {end} ..."
 
 
@@ -88,17 +93,18 @@ class PairMarker:
     Args:
         tokenizer: A fast transformers tokenizer.
         max_length: Tokens in a window, special tokens and markers included.
+        typed: Whether the types of the mentions are shown.
 
     Raises:
         ConfigurationError: The tokenizer gives no offsets, or does not know the four signs apart.
     """
 
-    def __init__(self, tokenizer: Any, max_length: int) -> None:
+    def __init__(self, tokenizer: Any, max_length: int, *, typed: bool = True) -> None:
         require_signs(tokenizer)
         before, after = special_around(tokenizer)
         self._before, self._after = np.array(before, dtype=np.int32), np.array(after, dtype=np.int32)
         self._room = max_length - len(before) - len(after)
-        self._tokenizer = tokenizer
+        self._tokenizer, self._typed = tokenizer, typed
         self._marks: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = {}
 
     def window(self, text: MarkableText, spans: Sequence[Span], main: int, modifier: int) -> np.ndarray:
@@ -130,7 +136,7 @@ class PairMarker:
     def _around(self, label: str, role: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the tokens before and after a mention of a type."""
         if (label, role) not in self._marks:
-            texts = [f" {mark}" for mark in marks_around(label, role)]
+            texts = [f" {mark}" for mark in marks_around(label, role, typed=self._typed)]
             ids = self._tokenizer(texts, add_special_tokens=False)["input_ids"]
             self._marks[label, role] = np.array(ids[0], dtype=np.int32), np.array(ids[1], dtype=np.int32)
         return self._marks[label, role]

@@ -305,7 +305,8 @@ class RelationClassification:
         require_single_texts(documents, "relations")
         if problems := unknown_relations(documents, self.types):
             raise ConfigurationError(problems)
-        marker, pad_id = PairMarker(tokenizer, self.settings.max_length), padding_id(tokenizer)
+        settings, pad_id = self.settings, padding_id(tokenizer)
+        marker = PairMarker(tokenizer, settings.max_length, typed=settings.typed)
         asked = [index for index, own in enumerate(pairs) if own]
         texts = whole_texts([documents[index] for index in asked], tokenizer, offsets=True)
         examples = []

@@ -158,7 +158,7 @@ def _code(facts: Facts) -> str:
     kind, task = facts.result.task.kind, facts.result.task
     if facts.adapter is None:
         if isinstance(task, RelationClassification):
-            return CODE[kind].replace(TEXT, marked_example(task.modifiers))
+            return CODE[kind].replace(TEXT, marked_example(task.modifiers, typed=task.settings.typed))
         return CODE[kind]
     own = "import fedstrata.adapters.bottleneck\n" if facts.adapter.kind == "bottleneck" else ""
     labels = "" if kind == "causal-lm" else f", num_labels={len(facts.result.task.labels)}"
