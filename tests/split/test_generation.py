@@ -11,7 +11,7 @@ import torch
 from divided import Divided, Tiny, deeper, divided, joined, with_lora
 from torch import Tensor
 
-from fedstrata.core.config import ClassifySettings
+from fedstrata.core.config import ClassifySettings, TrainingSettings
 from fedstrata.core.cut import Cut
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, FrameError, SessionLostError, SessionTooLargeError
@@ -111,6 +111,19 @@ def test_adapters_of_both_sides_answer_together(tiny_model: Tiny, family: str) -
     with both.ends.connected(Sessions(both.middle, ALL)):
         assert continued(both.ends.module) == expected
     assert expected != continued(causal(tiny_model, family).module)
+
+
+def test_the_middle_answers_in_the_precision_of_training(tiny_model: Tiny) -> None:
+    """A server by itself is in no context of its client's; scores would differ from a simulation's."""
+    middle = divided(causal(tiny_model, "llama"), Cut(1, 1)).middle
+    states, rows = torch.randn(2, 7, 32, generator=Seed(0).torch()), Rows(7, (0, 2), "left")
+    low = TrainingSettings(precision="bfloat16")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = middle.run(states, rows)
+    sessions = Sessions(middle, ALL, low)
+    assert torch.equal(sessions.run(states, rows), expected)
+    assert torch.equal(sessions.open("one", states, rows), expected)
+    assert not torch.equal(Sessions(middle, ALL).run(states, rows), expected)
 
 
 @pytest.mark.parametrize("front", [0, 1, 2])

@@ -33,8 +33,8 @@ ReplicaOf = Callable[..., Replica]
 def replica(tiny_model: Tiny) -> ReplicaOf:
     """Makes copies of B that begin alike and take steps of plain gradient descent."""
 
-    def make(client: str = "", *, steps: int = 64, family: str = "llama") -> Replica:
-        server = divide(tiny_model(family, config=deeper(family)), CUT)[1]
+    def make(client: str = "", *, steps: int = 64, family: str = "llama", **config: Any) -> Replica:
+        server = divide(tiny_model(family, config=deeper(family, **config)), CUT)[1]
         server.train_only(server.layout.all)
         training = {"optimizer": "sgd", "learning_rate": 0.1, "clip_norm": None}
         settings = RunSettings.model_validate({"training": training})
@@ -226,6 +226,16 @@ def test_states_that_b_cannot_bear_are_their_sender_s(replica: ReplicaOf) -> Non
     assert_equal(lossy.tensors, plain.tensors)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_batches_of_one_joint_step_have_dropout_of_their_own(replica: ReplicaOf, dropout: float) -> None:
+    service = ClientBatch(replica(attention_dropout=dropout), {"a": courses()["a"]}, {"a": 1.0})
+    answers = []
+    for batch in range(2):
+        answers.append(unpack(said(service.hear("a", states(0, batch=batch)))["a"], "float32"))
+        said(service.hear("a", gradient(batch=batch, last=False)))
+    assert torch.equal(*answers) == (not dropout)
+
+
 def test_no_more_waits_for_a_client_than_may_be_under_way(replica: ReplicaOf) -> None:
     service = Sequential(replica(), courses(2), by_step=True)
     for batch in range(2):
@@ -254,11 +264,11 @@ def test_ends_are_averaged_when_the_method_averages_them(replica: ReplicaOf) -> 
 
 def test_a_gradient_of_a_batch_that_is_no_longer_held_is_not_passed_over(replica: ReplicaOf) -> None:
     server, rows = replica(steps=1), Rows(9, (4, 0))
-    server.forward("one", drawn(0), rows, wants_gradient=True)
-    server.forward("other", drawn(1), rows, wants_gradient=True)
+    server.forward("one", drawn(0), rows, batch=0, wants_gradient=True)
+    server.forward("other", drawn(1), rows, batch=0, wants_gradient=True)
     with pytest.raises(StepLostError, match="step 'one' is not waiting"):
         server.backward("one", drawn(2))
     server.names, server._parameters = (), ()
     server.middle.model.train_only(())
-    server.forward("frozen", drawn(1), rows, wants_gradient=False)
+    server.forward("frozen", drawn(1), rows, batch=0, wants_gradient=False)
     assert server.backward("frozen", drawn(2)) is None, "nothing learns, and nobody wants a gradient"

@@ -65,7 +65,8 @@ class Answers:
             raise ConfigurationError([Problem("task.name", message)])
         self._middle = Middle(experiment.model, method.widest(clients))
         ends_of = None if method.personal else self._ends_of
-        self._service = Answering(Sessions(self._middle, limit), method.settings.wire, method.cut_of, ends_of)
+        sessions = Sessions(self._middle, limit, experiment.settings.training)
+        self._service = Answering(sessions, method.settings.wire, method.cut_of, ends_of)
 
     def agreements(self, largest: int) -> Agreements:
         """Returns what is agreed with each client; to be asked for before `serve`.

@@ -198,7 +198,8 @@ class Serving:
         cohort = self._cohort(hub, number, here, part)
         model = cohort.middle(widest)
         model.load({name: self._state.tensors[name] for name in model.layout.all})
-        sessions = Sessions(Middle(model, widest), SESSION_BYTES)
+        training = self.experiment.settings.training
+        sessions = Sessions(Middle(model, widest), SESSION_BYTES, training)
         service = Answering(sessions, self._method.settings.wire, self._method.cut_of)
 
         def plan_of(info: ClientInfo) -> Plan:

@@ -29,10 +29,12 @@ from fedstrata.core.errors import (
     SessionTooLargeError,
 )
 from fedstrata.split.rows import Rows
+from fedstrata.train.local import autocast
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fedstrata.core.config import TrainingSettings
     from fedstrata.core.cut import Cut
     from fedstrata.split.middle import Middle
 
@@ -57,10 +59,11 @@ class Sessions:
     Args:
         middle: The server's side of the model.
         limit: Bytes of keys and values that all sessions may have together; there are 1024 at most.
+        training: In what precision the middle computes, as in training; that of its weights if none.
     """
 
-    def __init__(self, middle: Middle, limit: int) -> None:
-        self._middle, self._limit = middle, limit
+    def __init__(self, middle: Middle, limit: int, training: TrainingSettings | None = None) -> None:
+        self._middle, self._limit, self._training = middle, limit, training
         self._token_bytes: dict[Cut | None, int] = {}
         self._sessions: dict[Hashable, _Session] = {}  # the one used last is the last
 
@@ -76,7 +79,7 @@ class Sessions:
 
     def run(self, states: Tensor, rows: Rows, cut: Cut | None = None) -> Tensor:
         """Returns what the middle gives for whole rows and keeps nothing; see `Middle.run`."""
-        return self._middle.run(states, rows, cut)
+        return self._run(states, rows, cut)
 
     def open(self, session: Hashable, states: Tensor, rows: Rows, cut: Cut | None = None) -> Tensor:
         """Begins a session with all that comes before the first new token.
@@ -103,7 +106,7 @@ class Sessions:
         self.close(session)
         self._require_room(session, len(rows.padding) * rows.length * self._bytes_of_token(cut))
         cache = self._cache()
-        output = self._middle.run(states, rows, cut, cache)
+        output = self._run(states, rows, cut, cache)
         self._keep(session, _Session(cache, rows, cut, cached_bytes(cache)))
         return output
 
@@ -140,13 +143,19 @@ class Sessions:
             held.cache.batch_select_indices(torch.tensor(kept, device=self._middle.model.device))
         more = len(rows.padding) * states.shape[1] * self._bytes_of_token(held.cut)
         self._require_room(session, cached_bytes(held.cache) + more)
-        output = self._middle.run(states, rows, held.cut, held.cache)
+        output = self._run(states, rows, held.cut, held.cache)
         self._keep(session, _Session(held.cache, rows, held.cut, cached_bytes(held.cache)))
         return output
 
     def close(self, session: Hashable) -> None:
         """Forgets a session, if it is held."""
         self._sessions.pop(session, None)
+
+    def _run(self, states: Tensor, rows: Rows, cut: Cut | None, cache: Cache | None = None) -> Tensor:
+        if self._training is None:
+            return self._middle.run(states, rows, cut, cache)
+        with autocast(self._training, self._middle.model.device):
+            return self._middle.run(states, rows, cut, cache)
 
     def _keep(self, session: Hashable, held: _Session) -> None:
         """Makes a session the one used last, and forgets others until all fit."""
@@ -170,7 +179,7 @@ class Sessions:
         """Returns the bytes of one token's keys and values, which are those of one token alone."""
         if cut not in self._token_bytes:
             cache, width = self._cache(), self._middle.inner.config.get_text_config().hidden_size
-            self._middle.run(torch.ones(1, 1, width), Rows(1, (0,)), cut, cache)
+            self._run(torch.ones(1, 1, width), Rows(1, (0,)), cut, cache)
             self._token_bytes[cut] = cached_bytes(cache)
         return self._token_bytes[cut]
 

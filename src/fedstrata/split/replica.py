@@ -57,10 +57,17 @@ class Replica:
         return self.middle.model.tensors(self.names)
 
     def forward(
-        self, name: str, states: Tensor, rows: Rows, *, wants_gradient: bool, cut: Cut | None = None
+        self,
+        name: str,
+        states: Tensor,
+        rows: Rows,
+        *,
+        batch: int,
+        wants_gradient: bool,
+        cut: Cut | None = None,
     ) -> Tensor:
-        """Runs B; see `Middle.forward`. What dropout draws goes by the steps taken and the name."""
-        seeded = self._rng.child(self.steps, name).everywhere()
+        """Runs B; see `Middle.forward`. Dropout goes by the steps taken, the name and the batch."""
+        seeded = self._rng.child(self.steps, name, batch).everywhere()
         with seeded, autocast(self._training, self.middle.model.device):
             output = self.middle.forward(name, states, rows, needs_gradient=wants_gradient, cut=cut)
         if name not in self.middle.waiting:

@@ -200,7 +200,10 @@ class ClientBatch:
         states = self._joint.join([own.tensor for own in said.values()])
         wanted = any(own.wants_gradient for own in said.values())
         cut = next(self._courses[client].cut for client in said)
-        output = self._replica.forward("all", states, self._joint.rows, wants_gradient=wanted, cut=cut)
+        batch = max(own.batch for own in said.values())
+        output = self._replica.forward(
+            "all", states, self._joint.rows, batch=batch, wants_gradient=wanted, cut=cut
+        )
         return dict(zip(said, self._joint.split(output), strict=True))
 
     def _backward(self, said: Mapping[str, Said]) -> Answers:
@@ -340,7 +343,7 @@ def _answered(replica: Replica, client: str, said: Said, course: Course) -> Mess
         found = replica.backward(name, said.tensor)
     else:
         found = replica.forward(
-            name, said.tensor, said.rows, wants_gradient=said.wants_gradient, cut=course.cut
+            name, said.tensor, said.rows, batch=said.batch, wants_gradient=said.wants_gradient, cut=course.cut
         )
     course.answered(said)
     return pack(said.kind, found, course.form, values)
