@@ -14,6 +14,7 @@ from fedstrata.split.attack import AttackSettings, Leakage, Observed, attack, em
 from fedstrata.split.ends import Ends
 from fedstrata.split.noise import Noise
 from fedstrata.split.partition import divide
+from fedstrata.split.search import can_search, search
 
 
 def observed(model: Model, front: int, texts: int, noise: Noise, first: int = 0) -> list[Observed]:
@@ -26,12 +27,14 @@ def observed(model: Model, front: int, texts: int, noise: Noise, first: int = 0)
         tokens = torch.randint(5, 25, (1, length), generator=Seed(index).torch())
         with torch.no_grad():
             sent = ends.front(lambda tokens=tokens: ends.module(input_ids=tokens))  # type: ignore[misc]
-        states = noise.add(sent.states, sent.rows, index)
-        found.append(Observed(states[0].float(), tokens[0]))
+        deviation = float(noise.deviation(sent.states, sent.rows))
+        found.append(Observed(sent.states[0].float(), tokens[0], deviation))
     return found
 
 
-def leakage(tiny_model: Tiny, front: int, noise: Noise, weight: float = 1.0, **changes: str) -> Leakage:
+def leakage(
+    tiny_model: Tiny, front: int, noise: Noise, weight: float = 1.0, sent: int = 1, **changes: str
+) -> Leakage:
     """Attacks a model whose blocks change what comes into them so many times as much as usual."""
     model = tiny_model("llama", "causal-lm", config=deeper("llama", 4), **changes)
     with torch.no_grad():
@@ -39,8 +42,11 @@ def leakage(tiny_model: Tiny, front: int, noise: Noise, weight: float = 1.0, **c
             if "_proj" in name:
                 parameter.mul_(weight)
     known, unseen = observed(model, front, 120, noise), observed(model, front, 12, noise, first=500)
-    settings = AttackSettings(blocks=front, epochs=15, learning_rate=1e-2)
-    return attack(known, unseen, model, model.tokenizer, settings, Seed(3))
+    settings = AttackSettings(blocks=front, epochs=15, learning_rate=1e-2, sent=sent)
+    cut = Cut(front, 0)
+    ends = Ends(divide(model, cut)[0], cut)
+    ends.module.train(False)
+    return attack(known, unseen, ends, model, model.tokenizer, settings, Seed(3))
 
 
 @pytest.mark.parametrize("front", [0, 1, 2])
@@ -63,6 +69,38 @@ def test_noise_hides_what_it_drowns(tiny_model: Tiny) -> None:
     assert little.tokens > 0.9
     assert much.tokens < 0.3
     assert much.nearest < 0.3
+    assert much.searched is not None and much.searched < 0.3
+
+
+def test_a_text_that_is_sent_often_is_read_through_its_noise(tiny_model: Tiny) -> None:
+    noise = Noise(4.0, Seed(1), relative=True)
+    once, often = (leakage(tiny_model, 1, noise, sent=sent) for sent in (1, 100))
+    assert often.nearest > once.nearest + 0.2
+    assert often.tokens > once.tokens + 0.2
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
+def test_whoever_has_a_reads_the_text_through_any_number_of_blocks(tiny_model: Tiny, family: str) -> None:
+    """Also where blocks change so much that nothing of the embedding is left, and nobody colludes."""
+    model = tiny_model(family, "causal-lm", config=deeper(family, 4))
+    with torch.no_grad():
+        for name, parameter in model.module.named_parameters():
+            if "proj" in name or "c_" in name:
+                parameter.mul_(8.0)
+    texts = observed(model, 3, 3, Noise(0.0, Seed(1)))
+    cut = Cut(3, 0)
+    ends = Ends(divide(model, cut)[0], cut)
+    ends.module.train(False)
+    assert can_search(ends)
+    found = search([each.states for each in texts], ends, 64, 4)
+    assert [guess.tolist() for guess in found] == [each.tokens[:4].tolist() for each in texts]
+
+
+def test_what_sees_later_tokens_is_not_searched(tiny_model: Tiny) -> None:
+    model, cut = tiny_model("bert", "sequence-classification", config=deeper("bert")), Cut(1, 0)
+    ends = Ends(divide(model, cut)[0], cut)
+    ends.module.train(False)
+    assert not can_search(ends)
 
 
 def test_the_attack_repeats_from_its_seed(tiny_model: Tiny) -> None:

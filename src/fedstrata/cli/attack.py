@@ -21,6 +21,15 @@ def attack(
     relative: Annotated[bool, typer.Option(help="Scales in units of the hidden states.")] = False,
     texts: Annotated[int, typer.Option(min=1, help="Texts that are learnt from, and read, at most.")] = 500,
     epochs: Annotated[int, typer.Option(min=1, help="How often the attacker goes through them.")] = 20,
+    sent: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="How often each text is sent, with other noise each time; as in the run if not given."
+        ),
+    ] = None,
+    searched: Annotated[
+        int, typer.Option(min=0, help="Tokens of a text that whoever has A searches for; 0: none.")
+    ] = 16,
     out: Annotated[Path, typer.Option(help="Folder for leakage.json and leakage.md.")] = Path("leakage"),
     debug: Debug = False,
 ) -> None:
@@ -33,11 +42,11 @@ def attack(
     from rich.console import Console  # noqa: PLC0415 - heavy
     from rich.table import Table  # noqa: PLC0415
 
-    from fedstrata.engine.leakage import SCORES, Target, cells, leakage_table, write_leakage  # noqa: PLC0415
+    from fedstrata.engine.leakage import COLUMNS, Target, cells, leakage_table, write_leakage  # noqa: PLC0415
     from fedstrata.engine.setup import prepare  # noqa: PLC0415
 
     fronts = [int(value) for value in _numbers("--front", front, whole=True)]
-    target = Target(fronts, _numbers("--noise", noise), kind, relative, texts, epochs)
+    target = Target(fronts, _numbers("--noise", noise), kind, relative, texts, epochs, sent, searched)
     console = Console()
     console.print("preparing the data and the model ...")
     experiment = prepare(configuration(file, overrides))
@@ -46,9 +55,13 @@ def attack(
         attempts.append(attempt)
         share = 100 * attempt.leakage.tokens
         console.print(f"p {attempt.front}, noise {attempt.noise:g}: {share:.1f} % of the tokens")
-        facts = {"model": experiment.settings.model.title, "seed": experiment.settings.seed}
+        facts = {
+            "sent": target.times(experiment),
+            "model": experiment.settings.model.title,
+            "seed": experiment.settings.seed,
+        }
         write_leakage(attempts, target, facts, out)
-    table = Table("p", "noise", *SCORES.values(), title="read back, in hundredths")
+    table = Table(*COLUMNS, title="read back, in hundredths")
     for attempt in attempts:
         table.add_row(*cells(attempt))
     console.print(table)

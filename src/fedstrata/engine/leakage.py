@@ -30,8 +30,16 @@ if TYPE_CHECKING:
     from fedstrata.core.seeding import Seed
     from fedstrata.engine.setup import Experiment
 
-SCORES = {"tokens": "tokens", "nearest": "nearest embedding", "rouge2": "ROUGE-2", "bleu4": "BLEU-4"}
+SCORES = {
+    "tokens": "tokens",
+    "nearest": "nearest embedding",
+    "searched": "search",
+    "rouge2": "ROUGE-2",
+    "bleu4": "BLEU-4",
+}
 """The scores of a leakage table and their titles; shares are shown in hundredths."""
+COLUMNS = ("p", "noise", "mean size", *SCORES.values())
+"""The columns of the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +49,13 @@ class Attempt:
     Attributes:
         front: Blocks of the client below the server's, p.
         noise: Scale of the noise.
+        size: Mean absolute value of the hidden states that are sent, without noise.
         leakage: What was read back.
     """
 
     front: int
     noise: float
+    size: float
     leakage: Leakage
 
 
@@ -60,6 +70,8 @@ class Target:
         relative: Whether in units of the hidden states.
         texts: How many examples the attacker learns from, and how many it reads, at most.
         epochs: How often it goes through what it learns from.
+        sent: How often each text was sent, with other noise each time; as often as in the run if none.
+        searched: Tokens of a text that are searched for, from its beginning; 0 for no search.
     """
 
     fronts: Sequence[int]
@@ -68,6 +80,13 @@ class Target:
     relative: bool = False
     texts: int = 500
     epochs: int = 20
+    sent: int | None = None
+    searched: int = 16
+
+    def times(self, experiment: Experiment) -> int:
+        """Returns how often each text was sent."""
+        settings = experiment.settings
+        return self.sent or max(settings.federation.rounds * settings.training.epochs, 1)
 
 
 def leakage_table(experiment: Experiment, target: Target) -> Iterator[Attempt]:
@@ -93,30 +112,31 @@ def leakage_table(experiment: Experiment, target: Target) -> Iterator[Attempt]:
         ends = Ends(ends_of(model, cut), cut)
         size = experiment.settings.training.eval_batch_size
         for scale in target.noises:
-            # Equal names draw equal noise, and what one client adds must not be what another adds.
-            seen, sent = (
-                _observed(ends, task, part, Noise(scale, own, target.kind, target.relative), size)
-                for part, own in ((known, seed.child("known", front)), (unseen, seed.child("unseen", front)))
+            noise = Noise(scale, seed, target.kind, target.relative)
+            seen, sent = (_observed(ends, task, part, noise, size) for part in (known, unseen))
+            settings = AttackSettings(
+                front, epochs=target.epochs, sent=target.times(experiment), searched=target.searched
             )
-            settings = AttackSettings(front, epochs=target.epochs)
-            found = attack(seen, sent, model, model.tokenizer, settings, seed.child(front))
-            yield Attempt(front, scale, found)
+            found = attack(seen, sent, ends, model, model.tokenizer, settings, seed.child(front))
+            numbers = [each.states.abs() for each in sent]
+            mean = sum(float(own.sum()) for own in numbers) / sum(own.numel() for own in numbers)
+            yield Attempt(front, scale, mean, found)
 
 
 @torch.inference_mode()
 def _observed(ends: Ends, task: Any, examples: Sequence[Any], noise: Noise, size: int) -> list[Observed]:
-    """Returns what leaves a client of these examples, and what it was made from."""
+    """Returns what A makes of these examples, what it was made from, and how much noise goes with it."""
     ends.module.train(False)
     device = next(ends.module.parameters()).device
     found = []
-    for number, chosen in enumerate(batches_by_length(examples, size)):
+    for chosen in batches_by_length(examples, size):
         batch = to_device(task.collate([examples[index] for index in chosen]), device)
         front = ends.front(partial(task.loss, ends.module, batch))
-        states = noise.add(front.states, front.rows, number)
+        deviation = float(noise.deviation(front.states, front.rows))
         for row, padding in enumerate(front.rows.padding):
             length = front.rows.length - padding
-            own = states[row, :length].float().clone()
-            found.append(Observed(own, batch["input_ids"][row, :length].clone()))
+            own = front.states[row, :length].float().clone()
+            found.append(Observed(own, batch["input_ids"][row, :length].clone(), deviation))
     return found
 
 
@@ -127,7 +147,10 @@ def _drawn(examples: Sequence[Any], count: int, seed: Seed) -> list[Any]:
 
 def write_leakage(attempts: Sequence[Attempt], target: Target, facts: dict[str, Any], folder: Path) -> None:
     """Writes `leakage.json` and `leakage.md`; each appears complete or not at all."""
-    rows = [{"front": each.front, "noise": each.noise, **asdict(each.leakage)} for each in attempts]
+    rows = [
+        {"front": each.front, "noise": each.noise, "size": each.size, **asdict(each.leakage)}
+        for each in attempts
+    ]
     text = json.dumps({**facts, "target": asdict(target), "rows": rows}, indent=2) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "leakage.json", [text.encode()])
@@ -137,13 +160,14 @@ def write_leakage(attempts: Sequence[Attempt], target: Target, facts: dict[str, 
 def markdown(attempts: Sequence[Attempt]) -> str:
     """Returns the table for people, in hundredths."""
     lines = [
-        "| p | noise | " + " | ".join(SCORES.values()) + " |",
-        "|---:|---:|" + "---:|" * len(SCORES),
+        "| " + " | ".join(COLUMNS) + " |",
+        "|" + "---:|" * len(COLUMNS),
     ]
     return "\n".join([*lines, *("| " + " | ".join(cells(each)) + " |" for each in attempts)]) + "\n"
 
 
 def cells(attempt: Attempt) -> list[str]:
     """Returns one row of the table as people read it."""
-    scores = [f"{100 * getattr(attempt.leakage, name):.1f}" for name in SCORES]
-    return [str(attempt.front), f"{attempt.noise:g}", *scores]
+    values = [getattr(attempt.leakage, name) for name in SCORES]
+    scores = ["-" if value is None else f"{100 * value:.1f}" for value in values]
+    return [str(attempt.front), f"{attempt.noise:g}", f"{attempt.size:.2g}", *scores]

@@ -8,7 +8,13 @@ here it is given a rate at which it learns.
 
 The second attack needs no training: the token of which what enters the first block is nearest to a hidden
 state. A server that knows the pretrained model can compute that for every token: its embedding, times
-whatever the architecture multiplies it by (Gemma), with the position added and normalised (BERT, GPT-2).
+whatever the architecture multiplies it by (Gemma), with the position added and normalised (BERT, GPT-2). The
+third one runs A itself: see `fedstrata.split.search`.
+
+Noise is drawn anew whenever a text is sent, and both sides of this can use that: the decoder is trained on
+other noise in every epoch, since whoever colludes can make as much of it as it wants, and of a text that was
+sent n times the server has the mean, with 1 / sqrt(n) of the noise. (While A learns the states move a little
+between two times; that is not in the numbers.)
 
 Padding is left out of everything. Special tokens count as tokens, and are no part of the texts that are
 compared.
@@ -33,6 +39,7 @@ from fedstrata.metrics.text import overlap_scores
 from fedstrata.models.blocks import transformers_model
 from fedstrata.split.ends import Ends
 from fedstrata.split.partition import ends_of
+from fedstrata.split.search import can_search, search
 
 if TYPE_CHECKING:
     from fedstrata.core.seeding import Seed
@@ -48,15 +55,24 @@ Embed = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What the server saw of one text, and the text.
+    """What A makes of one text, and the text.
 
     Attributes:
-        states: The hidden states as they were sent, (tokens, hidden) float32.
+        states: The hidden states without noise, (tokens, hidden) float32.
         tokens: The tokens that gave them, (tokens,) int64.
+        deviation: That of the noise which is added whenever they are sent.
     """
 
     states: Tensor
     tokens: Tensor
+    deviation: float = 0.0
+
+    def sent(self, seed: Seed, times: int = 1) -> Observed:
+        """Returns what the server has after they were sent so many times: the mean, and of less noise."""
+        if not self.deviation:
+            return self
+        noise = torch.randn(self.states.shape, generator=seed.torch()).to(self.states.device)
+        return Observed(self.states + noise * (self.deviation / math.sqrt(times)), self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +84,18 @@ class AttackSettings:
         epochs: How often it goes through the colluding client's texts.
         batch_size: Texts in a step.
         learning_rate: Of AdamW.
+        sent: How often each of the others' texts was sent.
+        searched: Tokens of a text that are searched for, from its beginning.
+        searches: Texts that are searched for, at most: each token costs a run of A on the whole vocabulary.
     """
 
     blocks: int
     epochs: int = 20
     batch_size: int = 16
     learning_rate: float = 1e-3
+    sent: int = 1
+    searched: int = 16
+    searches: int = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +105,15 @@ class Leakage:
     Attributes:
         tokens: Share of the tokens that the decoder names.
         nearest: Share of the tokens whose input to the first block is the nearest to their hidden state.
+        searched: Share of the first tokens of texts that running A on all tokens finds; none where A is not
+            causal, or nothing was searched for.
         rouge2: Of the decoder's texts.
         bleu4: Of the decoder's texts.
     """
 
     tokens: float
     nearest: float
+    searched: float | None
     rouge2: float
     bleu4: float
 
@@ -124,6 +149,7 @@ class Decoder(nn.Module):
 def attack(
     known: Sequence[Observed],
     unseen: Sequence[Observed],
+    ends: Ends,
     model: Model,
     tokenizer: Any,
     settings: AttackSettings,
@@ -134,6 +160,7 @@ def attack(
     Args:
         known: Texts of the colluding client with their states; at least one.
         unseen: Those to be read back; at least one.
+        ends: The client's side, in evaluation mode.
         model: The model under attack, for its architecture and its embedding.
         tokenizer: What made the tokens.
         settings: How hard it tries.
@@ -142,33 +169,63 @@ def attack(
     inner = transformers_model(model.module)
     decoder = Decoder(inner.config, settings.blocks, seed.child("weights")).to(known[0].states.device)
     train(decoder, known, settings, seed)
+    unseen = [each.sent(seed.child("sent", index), settings.sent) for index, each in enumerate(unseen)]
     guesses = [guess for batch in _batches(unseen, settings.batch_size) for guess in read(decoder, batch)]
     vocabulary = inner.get_input_embeddings().num_embeddings
     closest = nearest(unseen, embedding_of(model), vocabulary)
-    right = sum(int((guess == each.tokens).sum()) for guess, each in zip(guesses, unseen, strict=True))
-    near = sum(int((guess == each.tokens).sum()) for guess, each in zip(closest, unseen, strict=True))
-    total = sum(len(each.tokens) for each in unseen)
     texts, truth = (
         tokenizer.batch_decode(list(tokens), skip_special_tokens=True)
         for tokens in (guesses, [each.tokens for each in unseen])
     )
     overlap = overlap_scores(texts, truth, rouge=["rouge2"])
-    return Leakage(right / total, near / total, overlap["rouge2"], overlap["bleu4"])
+    found = _searched(unseen, closest, ends, vocabulary, settings)
+    return Leakage(
+        _right(guesses, unseen),
+        _right(closest, unseen),
+        None if found is None else _right(found, unseen),
+        overlap["rouge2"],
+        overlap["bleu4"],
+    )
+
+
+def _right(guesses: Sequence[Tensor], observed: Sequence[Observed]) -> float:
+    """Returns the share of the guessed tokens that are right; guesses may be of the first texts alone."""
+    pairs = [(guess, each.tokens[: len(guess)]) for guess, each in zip(guesses, observed, strict=False)]
+    return sum(int((guess == own).sum()) for guess, own in pairs) / sum(len(own) for _, own in pairs)
+
+
+def _searched(
+    unseen: Sequence[Observed],
+    closest: Sequence[Tensor],
+    ends: Ends,
+    vocabulary: int,
+    settings: AttackSettings,
+) -> list[Tensor] | None:
+    """Returns the first tokens of the first texts that a search finds; none where it cannot be done."""
+    chosen = unseen[: settings.searches]
+    if not settings.searched or not chosen:
+        return None
+    if not settings.blocks:  # A is what `nearest` compares with
+        return [found[: settings.searched] for found in closest[: len(chosen)]]
+    if not can_search(ends):
+        return None
+    return search([each.states for each in chosen], ends, vocabulary, settings.searched)
 
 
 def train(decoder: Decoder, known: Sequence[Observed], settings: AttackSettings, seed: Seed) -> None:
     """Trains the decoder to name the tokens behind hidden states, by cross entropy."""
-    loader: DataLoader[Any] = DataLoader(
-        known,  # type: ignore[arg-type]  # a sequence serves as a dataset
-        batch_size=settings.batch_size,
-        shuffle=True,
-        generator=seed.child("order").torch(),
-        collate_fn=_padded,
-    )
+    order, noise = seed.child("order").torch(), seed.child("noise")
     optimizer = torch.optim.AdamW(decoder.parameters(), lr=settings.learning_rate, fused=True)
     decoder.train()
     with seed.child("dropout").everywhere():
-        for _ in range(settings.epochs):
+        for epoch in range(settings.epochs):
+            loader: DataLoader[Any] = DataLoader(
+                [each.sent(noise.child(epoch, index)) for index, each in enumerate(known)],  # type: ignore[arg-type]
+                batch_size=settings.batch_size,
+                shuffle=True,
+                generator=order,
+                collate_fn=_padded,
+            )
             for states, mask, tokens in loader:
                 logits = decoder(states, mask)
                 F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), ignore_index=IGNORED).backward()  # type: ignore[no-untyped-call]

@@ -71,9 +71,10 @@ class Noise:
         if self.scale == 0:
             return states
         noise = torch.randn(states.shape, generator=self.seed.child(*names).torch())
-        return states + (noise.to(states.device) * self._deviation(states, rows)).to(states.dtype)
+        return states + (noise.to(states.device) * self.deviation(states, rows)).to(states.dtype)
 
-    def _deviation(self, states: Tensor, rows: Rows) -> Tensor:
+    def deviation(self, states: Tensor, rows: Rows) -> Tensor:
+        """Returns the standard deviation of what is added to these states."""
         deviation = self.scale * (math.sqrt(math.pi / 2) if self.kind == "mean_abs" else 1.0)
         if not self.relative:
             return torch.tensor(deviation, device=states.device)
