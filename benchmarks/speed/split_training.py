@@ -3,13 +3,14 @@
     python benchmarks/speed/split_training.py
 
 A server in this process trains a LLaMA-like decoder with random weights with clients that are processes of
-`fedstrata split join`, over gRPC on loopback; every client has as many batches of random text. Rounds of the
-ways that are compared are timed in turn, several times; ratios are of medians, with their range over the
-repeats. LoRA on the attention's query and value, as in FL-LLaMA, but for the memory of full training.
+`fedstrata split join`, over gRPC on loopback; the same batches of random text are shared out evenly. Rounds
+of the ways that are compared are timed in turn, several times; ratios are of medians, with their range over
+the repeats. LoRA on the attention's query and value, as in FL-LLaMA, but for the memory of full training.
 
 - `client_batch_over_sequential`: texts a second with mode client_batch over those with mode sequential, with
-  4 clients (FL-LLaMA, table 3; `--clients 2 4 8` prints its other columns). The server computes what it would
-  for one client on a batch of all clients' rows, with one step of its optimiser for all.
+  4 clients (FL-LLaMA, table 3; `--clients 2 4 8` prints its other columns, beside the seconds that training
+  the whole model on the same batches takes in one process). The server computes what it would for one client
+  on a batch of all clients' rows, with one step of its optimiser for all.
 - `hierarchical_over_sequential`: the same for mode hierarchical, where every client has its own copy of the
   middle; the server computes one copy after the other.
 - `delayed`: both again where either side holds every message back (`--delay`).
@@ -32,6 +33,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +47,7 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.sources import read_source
 from fedstrata.engine.checkpoint import ClientStore
 from fedstrata.engine.rounds import sites_of
-from fedstrata.engine.setup import prepare
+from fedstrata.engine.setup import Experiment, prepare
 from fedstrata.engine.simulate import SimulatedClient
 from fedstrata.engine.sites import Examples
 from fedstrata.metrics.cost import peak_rss_bytes
@@ -63,7 +65,7 @@ Seconds = dict[str, list[float]]
 def time_modes(options: argparse.Namespace, clients: int, delay: float, folder: Path) -> Seconds:
     """Times rounds of every mode in turn."""
     names = {f"client-{number}": () for number in range(clients)}
-    setting = setting_of(options, adapter=LORA)
+    setting = setting_of(options, adapter=LORA, batches=max(options.batches // clients, 1))
     with federation(setting, names, folder, delay=delay, threads=options.threads) as running:
         for mode in MODES:
             running.round(mode=mode)  # threads, allocator, connections
@@ -77,7 +79,8 @@ def time_modes(options: argparse.Namespace, clients: int, delay: float, folder: 
 def time_flights(options: argparse.Namespace, folder: Path) -> Seconds:
     """Times rounds of two clients alone in turn, one with one batch in flight and one with two."""
     own = {f"in-flight-{each}": [f"method.in_flight={each}"] for each in FLIGHTS}
-    more = {"accumulation": options.accumulation, "in_flight": max(FLIGHTS)}
+    batches = max(options.accumulation, 4)
+    more = {"batches": batches, "accumulation": options.accumulation, "in_flight": max(FLIGHTS)}
     setting = setting_of(options, adapter=LORA, **more)
 
     def once(running: Federation, name: str) -> float:
@@ -91,6 +94,30 @@ def time_flights(options: argparse.Namespace, folder: Path) -> Seconds:
             for name, seconds in found.items():
                 seconds.append(once(running, name))
     return found
+
+
+def time_whole(options: argparse.Namespace, folder: Path) -> list[float]:
+    """Times the training of the whole model on all batches, in this process."""
+    setting = setting_of(options, adapter=LORA)
+    path = setting.write(folder, ["client"], {"name": "centralized"})
+    experiment = prepare(read_source(path, [f"threads={options.threads}"]))
+    client, names = client_of(experiment, folder), experiment.model.layout.all
+    found = []
+    for _ in range(1 + options.repeats):  # the first one warms up
+        experiment.model.restore()
+        started = time.perf_counter()
+        fit(client, names, Seed(0))
+        found.append(time.perf_counter() - started)
+    return found[1:]
+
+
+def client_of(experiment: Experiment, folder: Path) -> SimulatedClient:
+    """Returns the only client of a configuration, with the whole model."""
+    (site,), training = sites_of(experiment)[1], experiment.settings.training
+    store = ClientStore(folder, 1)
+    return SimulatedClient(
+        site.id, experiment.model, site.task, Examples(site), training, store, lambda progress: None
+    )
 
 
 def memory(options: argparse.Namespace, adapter: Mapping[str, Any] | None, folder: Path) -> dict[str, float]:
@@ -133,19 +160,14 @@ def peak_of_whole(configuration: Path) -> int:
 def train_whole(configuration: Path) -> None:
     """Trains a whole model as a client trains its ends, and prints the peak memory of this process."""
     experiment = prepare(read_source(configuration, []))
-    site, model = sites_of(experiment)[1][0], experiment.model
-    training, store = experiment.settings.training, ClientStore(configuration.parent, 1)
-    client = SimulatedClient(
-        site.id, model, site.task, Examples(site), training, store, lambda progress: None
-    )
-    fit(client, model.layout.all, Seed(0))
+    fit(client_of(experiment, configuration.parent), experiment.model.layout.all, Seed(0))
     print(peak_rss_bytes())
 
 
 def setting_of(options: argparse.Namespace, *, adapter: Mapping[str, Any] | None, **more: int) -> Setting:
     """Returns what is trained when time is measured."""
     size = {name: getattr(options, name) for name in ("blocks", "hidden", "tokens", "batch", "batches")}
-    return Setting(**size, front=options.front, back=options.back, adapter=adapter, **more)
+    return Setting(**(size | more), front=options.front, back=options.back, adapter=adapter)
 
 
 def ratio(slow: Sequence[float], fast: Sequence[float]) -> dict[str, Any]:
@@ -168,15 +190,17 @@ def over_sequential(seconds: Seconds) -> dict[str, dict[str, Any]]:
 
 def parallel(options: argparse.Namespace, folder: Path) -> dict[tuple[int, float], Seconds]:
     """Times all modes, by the number of clients and the delay; prints table 3."""
-    found = {}
-    print("| clients | delay, ms | " + " | ".join(f"{mode}, s a round" for mode in MODES) + " |")
-    print("|" + "---:|" * (2 + len(MODES)))
+    found, whole = {}, statistics.median(time_whole(options, folder / "whole"))
+    print(
+        "| clients | delay, ms | " + " | ".join(f"{mode}, s a round" for mode in MODES) + " | whole model |"
+    )
+    print("|" + "---:|" * (3 + len(MODES)))
     for clients in options.clients:
         for delay in (0.0, options.delay):
             own = time_modes(options, clients, delay, folder / f"{clients} clients, {delay:g} s")
             found[clients, delay] = own
             shown = " | ".join(f"{statistics.median(own[mode]):.2f}" for mode in MODES)
-            print(f"| {clients} | {1000 * delay:g} | {shown} |", flush=True)
+            print(f"| {clients} | {1000 * delay:g} | {shown} | {whole:.2f} |", flush=True)
     return found
 
 
@@ -190,7 +214,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--back", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--batch", type=int, default=2, help="rows of a client's batch")
-    parser.add_argument("--batches", type=int, default=4, help="of a client in a round")
+    parser.add_argument("--batches", type=int, default=16, help="of all clients in a round together")
     parser.add_argument("--accumulation", type=int, default=4, help="batches of a step, for the overlap")
     parser.add_argument("--delay", type=float, default=0.02, help="seconds, each way")
     parser.add_argument("--memory-blocks", type=int, default=16)
