@@ -6,7 +6,8 @@
 The first is an estimate from the shapes alone, on any machine; nothing is downloaded. Fed-MedLoRA's setting:
 LoRA of rank 16 with dropout on all seven linear layers of a block, 4-bit frozen weights, batches of 4 of 800
 tokens, activations computed again in the backward pass; two sites, two rounds. `--measure` takes real steps
-on random weights, on a GPU if there is one, and adds peak memory and seconds. Last line: one JSON object by
+on random weights, on a GPU if there is one, and adds peak memory and seconds; on a CPU the peak is that of
+the process, with the making of the model and the shapes before. Last line: one JSON object by
 shape.
 
 The estimated peak is the sum of: frozen weights (4 bits and their scales for the linear layers of the blocks,
@@ -141,6 +142,8 @@ def measure(shape: str, options: argparse.Namespace) -> dict[str, Any]:
         client = client_of(model, task, passages, run.training, Path(folder))  # type: ignore[arg-type]
         moments: list[float] = []
         client.report = lambda progress: moments.append(time.perf_counter())
+        if model.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(model.device)  # of the shape before, and of making this one
         fit(client, model.layout.all, Seed(0))
         device = model.device
     seconds = (moments[-1] - moments[0]) / (len(moments) - 1)
