@@ -149,6 +149,8 @@ def test_the_task_is_ner_unless_it_is_named(tmp_path: Path, text: str, kind: typ
     [
         (None, [], "cannot read the configuration"),
         ("a: [1", [], "not valid YAML"),
+        ("a: 1\na: 2\n", [], r'site.yaml is not valid YAML: line 2: found duplicate key "a"'),
+        ("a: 1\nb: caf\xe9\n", [], "site.yaml is no text in UTF-8: line 2 holds other bytes"),
         ("- 1\n- 2\n", [], "key: value"),
         ("seed: 1", ["seed"], "key.path=value"),
         ("seed: 1", ["seed.deeper=1"], "single value"),
@@ -161,7 +163,7 @@ def test_what_cannot_be_read_is_named(
 ) -> None:
     file = tmp_path / "site.yaml"
     if text is not None:
-        file.write_text(text)
+        file.write_text(text, encoding="latin-1")
     with pytest.raises(ConfigurationError, match=message):
         read_source(file, overrides)
 

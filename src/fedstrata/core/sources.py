@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
-from ruamel.yaml.error import YAMLError
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from fedstrata.core.errors import ConfigurationError, Problem
 
@@ -77,8 +77,11 @@ def read_source(file: Path | None, overrides: Sequence[str]) -> Source:
             document = YAML(typ="rt").load(file.read_text(encoding="utf-8"))
         except OSError as error:
             problems.append(Problem("", f"cannot read the configuration {file}: {error.strerror}"))
-        except (YAMLError, UnicodeDecodeError) as error:
-            problems.append(Problem("", f"{file} is not valid YAML: {' '.join(str(error).split())}"))
+        except UnicodeDecodeError as error:
+            line = 1 + error.object.count(b"\n", 0, error.start)
+            problems.append(Problem("", f"{file} is no text in UTF-8: line {line} holds other bytes"))
+        except YAMLError as error:
+            problems.append(Problem("", f"{file} is not valid YAML: {_told(error)}"))
         else:
             if document is not None and not isinstance(document, CommentedMap):
                 problems.append(Problem("", f"{file} must hold settings as `key: value`"))
@@ -119,6 +122,14 @@ def _plain(node: Any, file: str, prefix: str, origins: dict[str, str]) -> Any:
         if isinstance(node, kind):
             return kind(node)
     return node
+
+
+def _told(error: YAMLError) -> str:
+    """Returns what is wrong and where, without what the library says of itself."""
+    if not isinstance(error, MarkedYAMLError) or error.problem is None:
+        return " ".join(str(error).split())
+    where = "" if error.problem_mark is None else f"line {error.problem_mark.line + 1}: "
+    return f"{where}{' '.join(error.problem.split())}"
 
 
 def apply_override(override: str, source: Source) -> Problem | None:
