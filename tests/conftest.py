@@ -14,6 +14,7 @@ from support import REPOSITORY, TINY, Call, Finished, RunTiny, Told, finished
 from fedstrata.cli import main as cli
 from fedstrata.core.sources import read_source
 from fedstrata.engine.folder import open_run, resumable
+from fedstrata.engine.rounds import Run
 
 # Same examples every time, and no clock in a verdict.
 settings.register_profile("fedstrata", deadline=None, derandomize=True)
@@ -42,10 +43,15 @@ def data_root() -> Path:
 
 
 @pytest.fixture
-def run_tiny(tmp_path: Path) -> RunTiny:
-    """Runs a tiny federation in this process; takes overrides, and `out` for the name of its folder."""
+def run_tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunTiny:
+    """Runs a tiny federation in this process; takes overrides, and `out` for the name of its folder.
 
-    def run(*overrides: str, out: str = "run", resume: bool = False) -> Finished:
+    Its report, which would be half of its time, is written only where it is asked for.
+    """
+    draw = Run._report
+
+    def run(*overrides: str, out: str = "run", resume: bool = False, report: bool = False) -> Finished:
+        monkeypatch.setattr(Run, "_report", draw if report else lambda run: None)
         folder = tmp_path / out
         source = resumable(folder, None, overrides) if resume else read_source(None, [*TINY, *overrides])
         opened = open_run(source, folder, lambda event, facts: None, resume=resume)

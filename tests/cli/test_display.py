@@ -74,7 +74,7 @@ def test_of_mentions_the_strict_scores_and_lenient_f1_have_the_room() -> None:
 
 
 def test_a_run_without_test_documents_says_so_and_reports_the_validation_split(run_tiny: RunTiny) -> None:
-    run = run_tiny("data.split={train: 0.9, validation: 0.1, test: 0.0}", "federation.rounds=1")
+    run = run_tiny("data.split={train: 0.9, validation: 0.1, test: 0.0}", "federation.rounds=1", report=True)
     console = Console(file=io.StringIO(), width=100)
     Display(console).show(run.summary, run.folder, personal=False)
     assert isinstance(console.file, io.StringIO)

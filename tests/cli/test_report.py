@@ -9,7 +9,6 @@ def test_one_run_gets_its_report_and_several_a_comparison(
     call: Call, run_tiny: RunTiny, tmp_path: Path
 ) -> None:
     one, other = (run_tiny("federation.rounds=1", out=name).folder for name in ("one", "other"))
-    (one / "report.html").unlink()
     assert call("report", one).out.strip() == f"report: {one / 'report.html'}"
     assert "<title>one: layer_skipping on ner</title>" in (one / "report.html").read_text()
     assert call("report", one, other).status == 0

@@ -102,7 +102,7 @@ def test_only_the_training_examples_of_corrupt_clients_change(kind: str) -> None
 
 
 def test_the_record_and_the_summary_say_who_is_corrupt(run_tiny: RunTiny) -> None:
-    run = run_tiny("federation.corrupt={share: 0.5, kind: sign_flip}", "federation.rounds=1")
+    run = run_tiny("federation.corrupt={share: 0.5, kind: sign_flip}", "federation.rounds=1", report=True)
     expected = {"clients": ["site-1", "site-2"], "kind": "sign_flip", "strength": 1.0}
     assert run.of("run")[0]["corrupt"] == run.summary["corrupt"] == expected
     page = (run.folder / "report.html").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from fedstrata.record.score_columns import CLIENT, EXTERNAL, column_names, is_of
 def test_intervals_hold_their_scores_and_change_nothing_else(run_tiny: Any) -> None:
     plain = run_tiny("federation.rounds=0", out="plain")  # untrained, it finds a little by chance
     draws = "federation.bootstrap={instances: null, resamples: 60}"
-    drawn = run_tiny("federation.rounds=0", draws, out="drawn")
+    drawn = run_tiny("federation.rounds=0", draws, out="drawn", report=True)
     again = run_tiny("federation.rounds=0", draws, out="again")
     metrics = drawn.summary["metrics"]
     intervals = metrics["intervals"]

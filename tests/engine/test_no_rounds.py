@@ -14,7 +14,7 @@ from fedstrata.record.costs import COSTS
 
 @pytest.mark.parametrize("method", ["fedavg", "fedlora", "fedper"])
 def test_no_rounds_score_the_model_as_it_is(run_tiny: Any, method: str) -> None:
-    done = run_tiny("federation.rounds=0", f"method={{name: {method}}}")
+    done = run_tiny("federation.rounds=0", f"method={{name: {method}}}", report=True)
     summary = done.summary
     assert summary["rounds"] == 0
     assert 0.0 <= summary["metrics"]["mean_client"]["f1"] <= 1.0

@@ -57,7 +57,7 @@ def rows(page: Page, table: int = 0) -> dict[str, list[str]]:
 
 
 def test_a_run_leaves_a_report_with_its_numbers(run_tiny: RunTiny) -> None:
-    run = run_tiny("method={name: layer_skipping, top: 1}")
+    run = run_tiny("method={name: layer_skipping, top: 1}", report=True)
     page = Page((run.folder / "report.html").read_text(encoding="utf-8"))
     metrics, table = run.summary["metrics"], rows(page)
     assert table["all documents"][0] == f"{metrics['global']['f1']:.3f}"
@@ -76,7 +76,7 @@ def test_a_run_leaves_a_report_with_its_numbers(run_tiny: RunTiny) -> None:
 @pytest.mark.parametrize("update", ["targeted", "random"])
 def test_the_blocks_that_were_merged_are_shown_by_round(run_tiny: RunTiny, update: str) -> None:
     settings = f"method={{name: fedtlu, update: {update}, portion: 0.67}}"
-    run = run_tiny(settings, "federation.rounds=3", "federation.evaluate_every=3")
+    run = run_tiny(settings, "federation.rounds=3", "federation.evaluate_every=3", report=True)
     page = (run.folder / "report.html").read_text()
     figure = page[page.index("<figcaption>Blocks by round") :]
     figure = figure[: figure.index("</figure>")]
@@ -95,7 +95,7 @@ def test_the_blocks_that_were_merged_are_shown_by_round(run_tiny: RunTiny, updat
 
 
 def test_where_no_block_is_ever_merged_there_is_no_figure_of_blocks(run_tiny: RunTiny) -> None:
-    run = run_tiny("method={name: fedtlu, update: last}", "federation.rounds=1")
+    run = run_tiny("method={name: fedtlu, update: last}", "federation.rounds=1", report=True)
     assert "Blocks by round" not in (run.folder / "report.html").read_text()
 
 
@@ -106,14 +106,14 @@ def test_a_report_that_cannot_be_written_fails_no_run(
         raise ValueError
 
     monkeypatch.setattr("fedstrata.record.report.write_report", broken)
-    run = run_tiny("federation.rounds=1")
+    run = run_tiny("federation.rounds=1", report=True)
     assert (run.folder / "summary.json").exists()
     assert not (run.folder / "report.html").exists()
 
 
 @pytest.mark.parametrize("method", ["local_only", "centralized"])
 def test_personal_and_pooled_methods_have_reports(run_tiny: RunTiny, method: str) -> None:
-    run = run_tiny(f"method={{name: {method}}}", "federation.rounds=1")
+    run = run_tiny(f"method={{name: {method}}}", "federation.rounds=1", report=True)
     page = Page((run.folder / "report.html").read_text(encoding="utf-8"))
     titles = {attributes.get("aria-label") for tag, attributes in page.tags if tag == "svg"}
     assert ("validation f1 by megabytes sent, both ways, all clients" in titles) == (method == "local_only")
@@ -316,7 +316,9 @@ def test_runs_of_one_name_are_told_apart(write_run: Any, events: Any) -> None:
 
 
 def test_held_out_sites_and_lost_clients_are_shown(run_tiny: RunTiny) -> None:
-    run = run_tiny("data.split.test_sites=[site-3]", "federation.dropout=0.5", "federation.rounds=4")
+    run = run_tiny(
+        "data.split.test_sites=[site-3]", "federation.dropout=0.5", "federation.rounds=4", report=True
+    )
     page = Page((run.folder / "report.html").read_text(encoding="utf-8"))
     held_out = run.summary["metrics"]["external"]["site-3"]["f1"]
     assert rows(page)["site-3 held out"][0] == f"{held_out:.3f}"
@@ -348,7 +350,7 @@ def test_scores_by_simulated_time_are_drawn_where_runs_have_it(write_run, events
 
 
 def test_what_each_client_counted_by_its_loss_is_a_table(run_tiny: RunTiny) -> None:
-    run = run_tiny("method={name: fedmedlora_plus, cap: 0.4}", "data.split.server=3")
+    run = run_tiny("method={name: fedmedlora_plus, cap: 0.4}", "data.split.server=3", report=True)
     (table,) = [table for table in report(run.folder).tables if table[0][0] == "client"]
     shown = {row[0]: row[1:] for row in table[1:]}
     rounds = [event["state"]["influence"] for event in run.of("round")]

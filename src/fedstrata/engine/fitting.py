@@ -18,7 +18,7 @@ from fedstrata.methods.fedmedlora_plus import FedMedLoRAPlus
 from fedstrata.methods.flora import FLoRASettings
 from fedstrata.methods.hetlora import HetLoRASettings
 from fedstrata.models.blocks import find_layout, transformers_model
-from fedstrata.models.load import load, read_config, read_tokenizer, skeleton
+from fedstrata.models.load import early_tokenizer, load, read_config, read_tokenizer, skeleton
 from fedstrata.models.prefix import frozen_blocks
 from fedstrata.models.quantize import quantization
 from fedstrata.models.state import Model
@@ -129,7 +129,8 @@ def check_model(settings: RunSettings, method: Method | None) -> None:
     if settings.model.dtype != "float32" and not frozen:
         message = "weights that train must be float32; for bfloat16 arithmetic set training.precision"
         problems.append(Problem("model.dtype", f"{message}, not {settings.model.dtype!r} here"))
-    config = read_config(settings.model).get_text_config()
+    tokenizer = early_tokenizer(settings.model)
+    config = read_config(settings.model, tokenizer).get_text_config()
     positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and settings.task.max_length > positions:
         message = (
@@ -137,20 +138,21 @@ def check_model(settings: RunSettings, method: Method | None) -> None:
         )
         problems.append(Problem("task.max_length", message))
     problems += refusals(
-        lambda: _check_method(settings, method, _layout(settings, method)), lambda: _check_tokenizer(settings)
+        lambda: _check_method(settings, method, _layout(settings, method, tokenizer)),
+        lambda: _check_tokenizer(settings, tokenizer),
     )
     if problems:
         raise ConfigurationError(problems)
 
 
-def _layout(settings: RunSettings, method: Method | None) -> Layout:
+def _layout(settings: RunSettings, method: Method | None, tokenizer: Any) -> Layout:
     """Returns the layout of the model with its adapter, without loading any weights.
 
     Raises:
         ConfigurationError: The adapter is not one the method works with, or does not fit the model.
     """
     kind = TASKS[settings.task.name].kind
-    module = skeleton(settings.model, kind=kind, labels=("O",))
+    module = skeleton(settings.model, kind=kind, labels=("O",), tokenizer=tokenizer)
     adapter = settings.adapter
     if settings.training.checkpointing:
         _check_checkpointing(module, adapter)
@@ -192,11 +194,11 @@ def _check_checkpointing(module: PreTrainedModel, adapter: AdapterSettings | Non
         raise ConfigurationError([Problem("training.checkpointing", message)])
 
 
-def _check_tokenizer(settings: RunSettings) -> None:
+def _check_tokenizer(settings: RunSettings, tokenizer: Any) -> None:
     """Refuses a tokenizer that cannot be read, or has not what the task needs of it."""
     if isinstance(settings.model.tokenizer, TrainedTokenizer):
         return
-    tokenizer = read_tokenizer(settings.model)
+    tokenizer = tokenizer or read_tokenizer(settings.model)
     if settings.task.name in ("lm", "extract", "summarize"):
         end_id(tokenizer, settings.task.name)
     if settings.task.name == "relations":

@@ -89,6 +89,7 @@ def load(
         ConfigurationError: There is no such model here or on the hub, it is broken, it has no head of this
             kind or no single stack of blocks, or its tokenizer cannot give offsets.
     """
+    tokenizer = tokenizer or early_tokenizer(settings)
     config = _for_kind(read_config(settings, tokenizer), settings, kind, labels, problem_type)
     tokenizer = tokenizer or read_tokenizer(settings)
     _check_vocabulary(config, tokenizer, settings)
@@ -191,6 +192,12 @@ def read_tokenizer(settings: ModelSettings) -> Any:
             raise refused(setting, f"the tokenizer of {name!r} has no padding and no end-of-sequence token")
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def early_tokenizer(settings: ModelSettings) -> Any:
+    """Returns the tokenizer where already the model's configuration needs it, so that it is read once."""
+    built = isinstance(settings.tokenizer, TrainedTokenizer)
+    return None if built or "model_type" not in settings.config else read_tokenizer(settings)
 
 
 def _config_of_folder(folder: Path, name: str, overrides: dict[str, Any]) -> PretrainedConfig:
