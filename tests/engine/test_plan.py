@@ -75,7 +75,7 @@ def test_a_plan_says_that_it_cannot_know_which_blocks_run() -> None:
 def test_any_run_is_planned_as_it_then_runs(run_tiny: RunTiny, overrides: tuple[str, ...]) -> None:
     overrides = (*overrides, "federation.rounds=4")
     plan = plan_tiny(*overrides)
-    run = run_tiny(*SMALL[len(TINY) :], *overrides)
+    run = run_tiny(*SMALL[len(TINY) :], *overrides, report=True)
     assert plan.model == run.summary["model"]
     assert plan.trainable_parameters == run.summary["trainable_parameters"]
     assert plan.metric == run.summary["convergence"]["metric"]
@@ -104,7 +104,7 @@ def test_any_run_is_planned_as_it_then_runs(run_tiny: RunTiny, overrides: tuple[
 
 def test_drop_outs_and_abandoned_rounds_are_in_the_plan(run_tiny: RunTiny) -> None:
     overrides = ("federation={rounds: 4, dropout: 0.5, min_clients: 2}",)
-    plan, run = plan_tiny(*overrides), run_tiny(*SMALL[len(TINY) :], *overrides)
+    plan, run = plan_tiny(*overrides), run_tiny(*SMALL[len(TINY) :], *overrides, report=True)
     assert run.summary["failures"]["clients"]
     assert run.summary["failures"]["abandoned_rounds"]
     assert plan.communication["bytes_down"] == run.summary["communication"]["bytes_down"]
@@ -175,7 +175,7 @@ def test_steps_and_who_takes_part_are_those_of_the_run(tmp_path: Path) -> None:
 def test_nothing_is_left_behind_and_a_later_run_is_the_same(
     run_tiny: RunTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = run_tiny(*SMALL[len(TINY) :], out="before")
+    before = run_tiny(*SMALL[len(TINY) :], out="before", report=True)
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "empty"))
@@ -183,7 +183,7 @@ def test_nothing_is_left_behind_and_a_later_run_is_the_same(
     plan_tiny("method={name: local_only}")
     assert torch.equal(torch.get_rng_state(), random_state)
     assert not list((tmp_path / "empty").iterdir())
-    after = run_tiny(*SMALL[len(TINY) :], out="after")
+    after = run_tiny(*SMALL[len(TINY) :], out="after", report=True)
     assert_same_tensors(before.state.tensors, after.state.tensors)
 
 
