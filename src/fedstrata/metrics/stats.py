@@ -23,7 +23,9 @@ from numpy.typing import NDArray
 from fedstrata.core.seeding import Seed
 
 INSTANCES, RESAMPLES, LEVEL = 200, 30, 0.95
-"""The paper's bootstrap: documents in a draw, draws, and the share of the scores that an interval holds."""
+"""The paper's bootstrap: instances in a draw, draws, and the share of the scores that an interval holds.
+
+It does not say what an instance is; here it is a document."""
 PERMUTATIONS = 9_999
 """How often the documents of two systems are exchanged at random."""
 
