@@ -110,7 +110,7 @@ def score(
         (annotated, *systems), mentions = select(documents, chosen), None
     else:
         if part is not None:
-            documents = select_part(run, part, documents[0], documents[1:])
+            documents = select_part(run, part, documents)
         (annotated, *systems), mentions = select_as(run, documents)
     ordered = [paired(annotated, system, name) for system, name in zip(systems, list(sides)[1:], strict=True)]
     first, *others = score_systems(annotated, ordered, draws, mentions)

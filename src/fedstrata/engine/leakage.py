@@ -20,13 +20,15 @@ from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.files import write_atomically
 from fedstrata.engine.rounds import sites_of
 from fedstrata.split.attack import AttackSettings, Leakage, Observed, attack
-from fedstrata.split.ends import Ends
+from fedstrata.split.ends import Ends, Front
 from fedstrata.split.noise import Kind, Noise
 from fedstrata.split.partition import ends_of
 from fedstrata.train.evaluate import batches_by_length
 from fedstrata.train.local import to_device
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fedstrata.core.seeding import Seed
     from fedstrata.engine.setup import Experiment
 
@@ -111,9 +113,10 @@ def leakage_table(experiment: Experiment, target: Target) -> Iterator[Attempt]:
         cut = Cut(front, 0)
         ends = Ends(ends_of(model, cut), cut)
         size = experiment.settings.training.eval_batch_size
+        fronts = [_fronts(ends, task, part, size) for part in (known, unseen)]
         for scale in target.noises:
             noise = Noise(scale, seed, target.kind, target.relative)
-            seen, sent = (_observed(ends, task, part, noise, size) for part in (known, unseen))
+            seen, sent = (_observed(part, noise) for part in fronts)
             settings = AttackSettings(
                 front, epochs=target.epochs, sent=target.times(experiment), searched=target.searched
             )
@@ -124,19 +127,25 @@ def leakage_table(experiment: Experiment, target: Target) -> Iterator[Attempt]:
 
 
 @torch.inference_mode()
-def _observed(ends: Ends, task: Any, examples: Sequence[Any], noise: Noise, size: int) -> list[Observed]:
-    """Returns what A makes of these examples, what it was made from, and how much noise goes with it."""
+def _fronts(ends: Ends, task: Any, examples: Sequence[Any], size: int) -> list[tuple[Front, Tensor]]:
+    """Returns what A makes of these examples, by batches, each with its token ids (rows, length)."""
     ends.module.train(False)
     device = next(ends.module.parameters()).device
     found = []
     for chosen in batches_by_length(examples, size):
         batch = to_device(task.collate([examples[index] for index in chosen]), device)
-        front = ends.front(partial(task.loss, ends.module, batch))
+        found.append((ends.front(partial(task.loss, ends.module, batch)), batch["input_ids"]))
+    return found
+
+
+def _observed(fronts: Sequence[tuple[Front, Tensor]], noise: Noise) -> list[Observed]:
+    """Returns each text's states and tokens, and how much noise goes with them."""
+    found = []
+    for front, ids in fronts:
         deviation = float(noise.deviation(front.states, front.rows))
         for row, padding in enumerate(front.rows.padding):
             length = front.rows.length - padding
-            own = front.states[row, :length].float().clone()
-            found.append(Observed(own, batch["input_ids"][row, :length].clone(), deviation))
+            found.append(Observed(front.states[row, :length].float(), ids[row, :length], deviation))
     return found
 
 

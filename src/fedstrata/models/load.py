@@ -196,8 +196,9 @@ def read_tokenizer(settings: ModelSettings) -> Any:
 
 def early_tokenizer(settings: ModelSettings) -> Any:
     """Returns the tokenizer where already the model's configuration needs it, so that it is read once."""
+    from_scratch = settings.init == "random" and "model_type" in settings.config
     built = isinstance(settings.tokenizer, TrainedTokenizer)
-    return None if built or "model_type" not in settings.config else read_tokenizer(settings)
+    return read_tokenizer(settings) if from_scratch and not built else None
 
 
 def _config_of_folder(folder: Path, name: str, overrides: dict[str, Any]) -> PretrainedConfig:

@@ -53,12 +53,12 @@ def search(sent: Sequence[Tensor], ends: Ends, vocabulary: int, most: int) -> li
     """
     config: Any = transformers_model(ends.module).config
     everything = torch.arange(vocabulary, device=next(ends.module.parameters()).device)
+    chunks = torch.split(everything, _CANDIDATES_AT_A_TIME)
     found = []
     for states in sent:
         known = DynamicCache(config=config.get_text_config(decoder=True))
         tokens: list[Tensor] = []
         for state in states[:most]:
-            chunks = torch.split(everything, _CANDIDATES_AT_A_TIME)
             distances = [_states(ends, chunk, known).sub_(state).norm(dim=-1) for chunk in chunks]
             tokens.append(torch.cat(distances).argmin())
             _run(ends, tokens[-1].view(1, 1), known)

@@ -151,19 +151,17 @@ def select_as(run: Path, sides: Sequence[list[Document]]) -> tuple[list[list[Doc
     return kept, list(task.settings.mentions) if isinstance(task, Extraction) else None
 
 
-def select_part(
-    run: Path, part: str, gold: Sequence[Document], systems: Sequence[Sequence[Document]]
-) -> list[list[Document]]:
+def select_part(run: Path, part: str, sides: Sequence[list[Document]]) -> list[list[Document]]:
     """Keeps on all sides the documents that a run has in a part of its split.
 
     Args:
         run: The run directory.
         part: `train`, `validation` or `test`.
-        gold: The annotated documents, under the ids that they had in the run.
-        systems: Those of the systems, which may have some of the others as well.
+        sides: The annotated documents, under the ids that they had in the run, and those of the systems,
+            which may have some of the others as well.
 
     Returns:
-        The annotated documents, then those of the systems.
+        The sides, in their order.
 
     Raises:
         ConfigurationError: There is no such part or nothing in it, the run does not say, or annotated
@@ -177,14 +175,14 @@ def select_part(
         raise ConfigurationError([Problem("--part", message)])
     clients = json.loads(file.read_text(encoding="utf-8")).values()
     ids = {id_ for documents in clients if documents["train"] for id_ in documents[part]}
-    known = {document.id for document in gold}
+    known = {document.id for document in sides[0]}
     missing = sorted(ids - known)
     if missing or not ids:
         lacking = f"GOLD lacks these of the {part} part of {run}: {_listed(missing)}"
         message = lacking if ids else f"{run} has no {part} documents"
         raise ConfigurationError([Problem("--part", message)])
     others = known - ids
-    return [[document for document in side if document.id not in others] for side in (gold, *systems)]
+    return [[document for document in side if document.id not in others] for side in sides]
 
 
 def _of_types(problems: Iterable[Problem]) -> ConfigurationError:
