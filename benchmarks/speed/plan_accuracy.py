@@ -4,7 +4,7 @@
 
 Plans and then runs each configuration, every one in a process of its own with one thread, and divides the
 estimates by what the run measured: seconds, peak memory, bytes sent, and the size of the run directory. Last
-line: one JSON object with the four ratios of each configuration.
+line: one JSON object with the ratios of each configuration.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ CONFIGURATIONS = {
     "top2": ["method={name: layer_skipping, top: 2}"],
     "fedavg": ["method={name: fedavg}", "training.learning_rate=2e-4"],
     "local_only": ["method={name: local_only}", "training.learning_rate=2e-4"],
+    "fl_llama": ["method={name: fl_llama, front: 1, back: 1}", "training.learning_rate=2e-4"],
 }
 """Changes to the demo."""
 
@@ -56,11 +57,16 @@ def ratios(overrides: list[str], options: argparse.Namespace, folder: Path) -> d
     pairs = {
         "seconds": (plan["time"]["total_seconds"], summary["time"]["total_seconds"]),
         "train_seconds": (plan["time"]["train_seconds"], summary["time"]["train_seconds"]),
+        "serve_seconds": (plan["time"]["serve_seconds"], summary["time"]["serve_seconds"]),
         "memory": (plan["memory"]["peak_rss_bytes"], summary["memory"]["peak_rss_bytes"]),
         "bytes": tuple(values["bytes_up"] + values["bytes_down"] for values in (sent, measured)),
         "disk": (plan["disk"]["bytes"], held),
     }
-    return {name: round(estimate / measurement, 5) for name, (estimate, measurement) in pairs.items()}
+    return {
+        name: round(estimate / measurement, 5)
+        for name, (estimate, measurement) in pairs.items()
+        if measurement  # what the server works at its part of the model, where it has none
+    }
 
 
 def main() -> None:

@@ -31,6 +31,7 @@ SCHEMA = {
         "preparation_seconds",
         "total_seconds",
         "train_seconds",
+        "serve_seconds",
         "evaluate_seconds",
         "engine_overhead_seconds",
         "finish_seconds",

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedstrata.core.types import Message
-from fedstrata.engine.conversation import Conversation, SimulatedLine
+from fedstrata.engine.conversation import Conversation, SimulatedLine, TimedService
 from fedstrata.wire.meter import Meter
 
 
@@ -58,3 +58,25 @@ def test_an_error_ends_the_clients_that_wait_and_what_they_hold() -> None:
     assert (begun, went_on) == (["a"], [])
     assert [model() for model in models] == [None]
     assert torch.equal(torch.rand(1), expected)
+
+
+class Answering(Silent):
+    """Answers twice, after three seconds each of a clock that only it and the listener move."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def hear(self, client: str, message: Message) -> Iterable[tuple[str, Message]]:
+        for _ in range(2):
+            self.now += 3.0
+            yield client, message
+
+
+def test_a_service_is_timed_without_the_travel_of_its_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    service, worked = Answering(), list[float]()
+    monkeypatch.setattr("fedstrata.engine.conversation.time.perf_counter", lambda: service.now)
+    timed = TimedService(service, worked.append)
+    for _ in timed.hear("a", Message({}, {})):
+        service.now += 100.0
+    assert list(timed.leave("a")) == []
+    assert sum(worked) == 6.0

@@ -226,7 +226,7 @@ REHEARSED = Rehearsed(
         Turn(2, "site-1", [Timed(100, 1.5), Timed(300, 3.5)], 1.0),
         Turn(2, "site-2", [Timed(200, 2.5)], 3.0),
     ],
-    rounds=[RoundCost(10.0, 100.0, 99.0, 99.0), RoundCost(20.0, 200.0, 0.25, 0.75)],
+    rounds=[RoundCost(10.0, 100.0, 99.0, 99.0), RoundCost(20.0, 200.0, 0.25, 0.75, serve_seconds=0.125)],
     scorings=[Timed(10, 99.0), Timed(100, 2.0), Timed(50, 1.0)],
     save_seconds=7.0,
 )
@@ -246,7 +246,7 @@ def test_time_and_bytes_are_the_sums_over_what_a_run_does(method: str, every: in
     surveyed = survey(experiment)
     workloads = {workload.id: workload for workload in surveyed.workloads}
     estimate = Estimate(experiment, surveyed, REHEARSED)
-    train = evaluate = engine = up = down = 0.0
+    train = serve = evaluate = engine = up = down = 0.0
     seen = set()
     for number in (1, 2, 3):
         cohort = sorted(
@@ -257,6 +257,7 @@ def test_time_and_bytes_are_the_sums_over_what_a_run_does(method: str, every: in
             train += 2.0 + 2 * (0.5 * math.ceil(math.ceil(work.examples / 4) / 2) + 0.01 * sum(work.batches))
             if method == "fedmedlora_plus":
                 evaluate += 0.02 * surveyed.scored_tokens["server"]
+            serve += 0.125 * 2 * sum(work.batches)
             engine += 0.25 + work.encode_seconds * (2 if work.id not in seen else 1)
             seen.add(work.id)
             up += 10 if number == 1 else 20
@@ -267,10 +268,11 @@ def test_time_and_bytes_are_the_sums_over_what_a_run_does(method: str, every: in
     finish = models * (7.0 + 0.02 * surveyed.scored_tokens["test"])
     time = estimate.time()
     assert time["train_seconds"] == pytest.approx(train)
+    assert time["serve_seconds"] == pytest.approx(serve)
     assert time["evaluate_seconds"] == pytest.approx(evaluate)
     assert time["engine_overhead_seconds"] == pytest.approx(engine)
     assert time["finish_seconds"] == pytest.approx(finish)
-    assert time["total_seconds"] == pytest.approx(train + evaluate + engine + finish)
+    assert time["total_seconds"] == pytest.approx(train + serve + evaluate + engine + finish)
     sent = estimate.communication()
     assert (sent["bytes_up"], sent["bytes_down"]) == (up, down)
     assert sent["bytes_up_per_client_round"] == pytest.approx(up / 6)
@@ -322,7 +324,7 @@ def test_a_score_the_task_does_not_give_is_refused(metric: str, parts: list[str]
 @pytest.mark.skipif(
     sys.platform != "linux", reason="elsewhere a program inherits its parent's peak of memory"
 )
-@pytest.mark.parametrize("configuration", ["top2", "fedavg", "local_only"])
+@pytest.mark.parametrize("configuration", ["top2", "fedavg", "local_only", "fl_llama"])
 def test_estimates_are_within_20_percent_of_what_the_run_measures(configuration: str) -> None:
     """What else the machine does shows in the seconds, so the nearest of three attempts counts."""
     script = REPOSITORY / "benchmarks" / "speed" / "plan_accuracy.py"
@@ -331,7 +333,8 @@ def test_estimates_are_within_20_percent_of_what_the_run_measures(configuration:
         command = [sys.executable, str(script), "--configurations", configuration, "--rounds", "2"]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         ratios = json.loads(done.stdout.splitlines()[-1])[configuration]
-        assert ratios["bytes"] == pytest.approx(1.0, abs=1e-4 if configuration != "local_only" else 0.1)
+        exact = configuration in ("top2", "fedavg")
+        assert ratios["bytes"] == pytest.approx(1.0, abs=1e-4 if exact else 0.1)
         for quantity in ("disk", "memory"):
             assert ratios[quantity] == pytest.approx(1.0, abs=0.2)
         if abs(ratios["seconds"] - 1.0) <= 0.2:

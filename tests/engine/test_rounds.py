@@ -45,6 +45,7 @@ SUMMARY_KEYS = {
     "time": {
         "total_seconds",
         "train_seconds",
+        "serve_seconds",
         "engine_overhead_seconds",
         "seconds_per_client_round",
         "simulated_seconds",
@@ -66,7 +67,10 @@ def test_a_run_leaves_what_the_design_says(run_tiny: RunTiny, method: str) -> No
     assert set(run.summary["metrics"]["clients"]) == {"site-1", "site-2", "site-3"}
     assert {"f1", "precision", "recall", "f1/problem"} <= run.summary["metrics"]["global"].keys()
     assert [event["round"] for event in run.of("round")] == [1, 2]
-    assert all(event["seconds"] >= event["train_seconds"] for event in run.of("round"))
+    assert all(
+        event["seconds"] >= event["train_seconds"] + event["serve_seconds"] for event in run.of("round")
+    )
+    assert all((event["serve_seconds"] > 0) == (method == "fl_llama") for event in run.of("round"))
     leftovers = [path for path in run.folder.rglob("*") if ".tmp" in path.name or path.name.startswith(".")]
     assert not leftovers
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 CLIENTS_SHOWN = 12
 TIMES = {
     "train_seconds": "training",
+    "serve_seconds": "the server's part of the model",
     "evaluate_seconds": "scoring",
     "engine_overhead_seconds": "the engine",
     "finish_seconds": "test scores and saving",

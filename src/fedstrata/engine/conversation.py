@@ -68,6 +68,50 @@ class SimulatedLine:
         return self.inbox.popleft()
 
 
+@dataclass
+class TimedService:
+    """The server's half of a method, whose work is timed; implements `core.method.Service`.
+
+    Attributes:
+        service: The server's half.
+        worked: Told the seconds of each piece of its work, without those in which its answers travel.
+    """
+
+    service: Service
+    worked: Callable[[float], None]
+
+    @property
+    def together(self) -> bool:
+        """Whether all clients must be there at once."""
+        return self.service.together
+
+    @property
+    def ordered(self) -> bool:
+        """Whether each client must end before the next."""
+        return self.service.ordered
+
+    def hear(self, client: str, message: Message) -> Iterator[tuple[str, Message]]:
+        """Takes a client's message; yields what is now said, and to whom."""
+        return self._timed(lambda: self.service.hear(client, message))
+
+    def leave(self, client: str, *, lost: bool = False) -> Iterator[tuple[str, Message]]:
+        """Hears that a client has no more to say; yields what is now said to others."""
+        return self._timed(lambda: self.service.leave(client, lost=lost))
+
+    def _timed(self, say: Callable[[], Iterable[tuple[str, Message]]]) -> Iterator[tuple[str, Message]]:
+        answers: Iterator[tuple[str, Message]] | None = None
+        while True:
+            started = time.perf_counter()
+            try:
+                answers = iter(say()) if answers is None else answers
+                answer = next(answers, None)
+            finally:
+                self.worked(time.perf_counter() - started)
+            if answer is None:
+                return
+            yield answer
+
+
 class Conversation:
     """The lines of all clients of a round to one service.
 

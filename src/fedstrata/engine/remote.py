@@ -19,7 +19,7 @@ from fedstrata.aggregate.mean import MeanResult, StreamingMean
 from fedstrata.core.errors import FedstrataError, FrameError, LineError, printable
 from fedstrata.core.types import ClientInfo, Message, Plan, Tensors, Update
 from fedstrata.engine.agreeing import SCORE
-from fedstrata.engine.conversation import NOBODY
+from fedstrata.engine.conversation import NOBODY, TimedService
 from fedstrata.engine.failures import Attendance, describe, is_client_failure
 from fedstrata.engine.roll import Exchanged, Listener, Roll
 from fedstrata.split.messages import LARGEST_WEIGHT, require_moderate
@@ -132,6 +132,7 @@ class RemoteCohort:
             ClientsLostError: As `each` does.
         """
         present = list(self._present(handler, plan_of))
+        service = TimedService(service, self.roll.served)
         for group in [[one] for one in present] if service.ordered else [present]:
             yield from self._take_turns(handler, group, service)
 

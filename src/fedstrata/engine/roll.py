@@ -38,6 +38,7 @@ class Roll:
         meter: Counts the round's bytes.
         calls: How often each handler was called.
         losses: The training loss and the weight of each client that has trained.
+        serve_seconds: Time in which the server worked at its part of a divided model so far.
     """
 
     number: int
@@ -48,6 +49,7 @@ class Roll:
     meter: Meter = field(default_factory=Meter)
     calls: Counter[str] = field(default_factory=Counter)
     losses: dict[str, tuple[float, float]] = field(default_factory=dict)
+    serve_seconds: float = 0.0
 
     @property
     def loss(self) -> float | None:
@@ -76,6 +78,10 @@ class Roll:
                 yield info, sent
         if not goes_on:
             raise RoundAbandonedError
+
+    def served(self, seconds: float) -> None:
+        """Counts the server's work at its part of a divided model."""
+        self.serve_seconds += seconds
 
     def begin(self, client: str, sent: Frame) -> Exchanged:
         """Begins to count what a client's turn costs, its plan with it."""

@@ -163,6 +163,7 @@ class Run:
             "groups_up": by_group(cohort.meter.tensors_up, self.experiment.model.layout),
             "seconds": time.perf_counter() - started,
             "train_seconds": cohort.train_seconds,
+            "serve_seconds": cohort.roll.serve_seconds,
             "evaluate_seconds": evaluate_seconds,
             **peak_memory(
                 self.experiment.model.device

@@ -165,6 +165,7 @@ class Serving:
             "groups_up": {},
             "seconds": time.perf_counter() - started,
             "train_seconds": cohort.train_seconds,
+            "serve_seconds": cohort.roll.serve_seconds,
             "evaluate_seconds": evaluate_seconds,
             **peak_memory(experiment.model.device),  # in every round: a run may go through several processes
         }

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from fedstrata.aggregate.mean import MeanResult, StreamingMean
 from fedstrata.core.types import ClientInfo, Plan, State, Tensors, Update, Work
 from fedstrata.engine.checkpoint import ClientStore, client_folder
-from fedstrata.engine.conversation import Conversation, SimulatedLine
+from fedstrata.engine.conversation import Conversation, SimulatedLine, TimedService
 from fedstrata.engine.devices import RoundClock
 from fedstrata.engine.failures import Attendance, is_client_failure, release_memory
 from fedstrata.engine.roll import Listener, Roll
@@ -183,7 +183,7 @@ class SimulatedCohort:
 
         present = {info.id: (info, site, sent) for info, site, sent in self._present(handler, plan_of)}
         work = {client: partial(turn, *own) for client, own in present.items()}
-        conversation = Conversation(service, self.meter)
+        conversation = Conversation(TimedService(service, self.roll.served), self.meter)
         for (info, _, _), received in zip(present.values(), conversation.hold(work), strict=True):
             if received is not None:
                 yield info, frame.decode(received, Update)

@@ -45,6 +45,10 @@ def _megabytes(direction: str) -> Callable[[Summary], float | None]:
     return lambda summary: _scaled(summary["communication"][direction], 1e-6)
 
 
+def _per_round(summary: Summary, seconds: float) -> float | None:
+    return seconds / summary["rounds"] if summary["rounds"] else None
+
+
 COSTS: dict[str, tuple[Column, Callable[[Summary], float | None]]] = {
     "percent_of_full_model": (
         Column("update, % of model", "lower"),
@@ -55,7 +59,11 @@ COSTS: dict[str, tuple[Column, Callable[[Summary], float | None]]] = {
     "megabytes_down": (Column("down, MB", "lower"), _megabytes("bytes_down")),
     "train_seconds_per_round": (
         Column("training, s a round", "lower"),
-        lambda summary: summary["time"]["train_seconds"] / summary["rounds"] if summary["rounds"] else None,
+        lambda summary: _per_round(summary, summary["time"]["train_seconds"]),
+    ),
+    "serve_seconds_per_round": (
+        Column("server's part, s a round", "lower"),
+        lambda summary: _per_round(summary, summary["time"].get("serve_seconds", 0.0)),
     ),
     "rounds_to_90_percent": (
         Column("rounds to 90 %", "lower"),

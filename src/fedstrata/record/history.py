@@ -159,16 +159,21 @@ def group_bytes(rounds: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def time_parts(history: History) -> dict[str, float]:
-    """Returns the seconds of a run by what they were spent on; they add up to the total."""
+    """Returns the seconds of a run by what they were spent on; they add up to the total.
+
+    The server's part of a divided model comes last, and only where there was one.
+    """
     train = sum(event["train_seconds"] for event in history.rounds)
     scoring = sum(event["evaluate_seconds"] for event in history.rounds)
+    serving = sum(event.get("serve_seconds", 0.0) for event in history.rounds)
     rounds = sum(event["seconds"] for event in history.rounds)
-    return {
+    parts = {
         "training": train,
         "scoring the validation split": scoring,
-        "engine": max(0.0, rounds - train - scoring),
+        "engine": max(0.0, rounds - train - serving - scoring),
         "scoring the test split, saving": history.final["seconds"] if history.final else 0.0,
     }
+    return parts | ({"the server's part of the model": serving} if serving else {})
 
 
 def _trained(event: Mapping[str, Any], metric: str) -> float | None:

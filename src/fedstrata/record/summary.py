@@ -209,11 +209,14 @@ def _time(rounds: Sequence[Mapping[str, Any]], final: Mapping[str, Any]) -> dict
     train = sum(event["train_seconds"] for event in rounds)
     total = sum(event["seconds"] for event in rounds)
     evaluation = sum(event["evaluate_seconds"] for event in rounds)
+    serving = sum(event.get("serve_seconds", 0.0) for event in rounds)  # records before it lack it
     delivered = _delivered(rounds)
     return {
         "total_seconds": total + final["seconds"],
         "train_seconds": train,
-        "engine_overhead_seconds": total - train - evaluation,
+        "serve_seconds": serving,
+        # Clients in other processes work at once, and longer in all than the round takes.
+        "engine_overhead_seconds": max(0.0, total - train - serving - evaluation),
         "seconds_per_client_round": train / delivered if delivered else None,
         "simulated_seconds": total_of(rounds, "simulated_seconds"),
     }

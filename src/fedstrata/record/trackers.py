@@ -259,6 +259,7 @@ def round_values(event: Mapping[str, Any], metric: str) -> dict[str, float]:
         "bytes/down": sum(client["bytes_down"] for client in exchanges),
         "seconds/round": event["seconds"],
         "seconds/train": event["train_seconds"],
+        **({"seconds/serve": event["serve_seconds"]} if event.get("serve_seconds") else {}),
         **_emulated_values(event),
     }
 

@@ -104,9 +104,7 @@ class Estimate:
         )
         if isinstance(self.experiment.method, DropPEFT):
             down += self._late_beginners() * (first.bytes_down - fmean(cost.bytes_down for cost in later))
-        tokens = self.training.epochs * sum(
-            count * sum(self.workloads[client].batches) for client, count in self.turns.items()
-        )
+        tokens = self._trained_tokens
         up += tokens * fmean(cost.said_up for cost in later)
         down += tokens * fmean(cost.said_down for cost in later)
         if self._stacks is not None:
@@ -116,6 +114,12 @@ class Estimate:
         full, each = self.model_bytes(), max(1, turns)
         values = (round(up), round(down), up / each, down / each, 100.0 * up / each / full, full * turns)
         return dict(zip(COMMUNICATION, values, strict=True))
+
+    @property
+    def _trained_tokens(self) -> int:
+        """The padded tokens that all clients train on in the whole run."""
+        batches = (count * sum(self.workloads[client].batches) for client, count in self.turns.items())
+        return self.training.epochs * sum(batches)
 
     def _late_beginners(self) -> int:
         """Returns how often, after the first round, a client is sent everything for having nothing yet.
@@ -139,6 +143,7 @@ class Estimate:
             tokens += turns * self.surveyed.scored_tokens["server"]
         evaluate = tokens * self.per_scored_token
         costs = self.measured.rounds[1:]
+        serve = self._trained_tokens * fmean(cost.serve_seconds for cost in costs)
         engine = rounds * fmean(cost.round_seconds for cost in costs)
         engine += turns * fmean(cost.client_seconds for cost in costs)
         # A client's documents are encoded for each of its turns, and once more to count its examples.
@@ -151,12 +156,13 @@ class Estimate:
         passes = models if scores_everywhere(self.experiment) else 1
         finish += passes * self.per_scored_token * self.surveyed.scored_tokens["test"]
         return {
-            "total_seconds": train + evaluate + engine + finish,
+            "total_seconds": train + serve + evaluate + engine + finish,
             "train_seconds": train,
+            "serve_seconds": serve,
             "evaluate_seconds": evaluate,
             "engine_overhead_seconds": engine,
             "finish_seconds": finish,
-            "seconds_per_round": (train + evaluate + engine) / max(1, rounds),
+            "seconds_per_round": (train + serve + evaluate + engine) / max(1, rounds),
             "seconds_per_client_round": train / max(1, turns),
         }
 

@@ -82,6 +82,7 @@ class RoundCost:
         round_seconds: The engine's own work for the round: the checkpoint and the record.
         said_up: What a client says of each padded token it trains on, on average, while it does.
         said_down: What is said to it of each.
+        serve_seconds: What the server works at its part of the model for each.
     """
 
     bytes_up: float
@@ -90,6 +91,7 @@ class RoundCost:
     round_seconds: float
     said_up: float = 0.0
     said_down: float = 0.0
+    serve_seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -218,7 +220,7 @@ class Rehearsal(Run):
         super().__init__(experiment, folder, lambda event, facts: None)
         self.measured = Rehearsed()
         self._watched = watched
-        self._turn, self._marked, self._counted = Turn(1), 0.0, 0
+        self._turn, self._marked, self._counted, self._served = Turn(1), 0.0, 0, 0.0
         self._round_began = self._last_client = 0.0
         self._trained: tuple[str, ...] = ()
         self._meter = TensorMeter()
@@ -257,6 +259,7 @@ class Rehearsal(Run):
     def _cohort(self, number: int, sites: list[Site]) -> SimulatedCohort:
         cohort = super()._cohort(number, sites)
         cohort.roll.meter = self._meter = TensorMeter()
+        self._roll = cohort.roll
         return cohort
 
     def _score(self, scorer: Scorer, cohort: SimulatedCohort, state: State, *, final: bool) -> dict[str, Any]:
@@ -292,12 +295,14 @@ class Rehearsal(Run):
 
     def _begin_turn(self, number: int) -> None:
         self._turn, self._marked, self._counted = Turn(number), 0.0, 0
+        self._served = self._roll.serve_seconds
         self._watched.reset()
 
     def _note_step(self, now: float) -> None:
         began = self._marked or self._watched.began or now
-        self._turn.steps.append(Timed(self._watched.tokens - self._counted, now - began))
-        self._marked, self._counted = now, self._watched.tokens
+        served = self._roll.serve_seconds - self._served
+        self._turn.steps.append(Timed(self._watched.tokens - self._counted, max(0.0, now - began - served)))
+        self._marked, self._counted, self._served = now, self._watched.tokens, self._roll.serve_seconds
 
     def _end_turn(self, facts: Mapping[str, Any]) -> None:
         self._turn.client = facts["client"]
@@ -310,8 +315,9 @@ class Rehearsal(Run):
     def _note_round(self, facts: Mapping[str, Any]) -> None:
         exchanges = facts["exchanges"].values()
         clients = max(1, len(exchanges))
-        per_client = (self._last_client - self._round_began - facts["train_seconds"]) / clients
-        engine = facts["seconds"] - facts["train_seconds"] - facts["evaluate_seconds"]
+        worked = facts["train_seconds"] + facts["serve_seconds"]
+        per_client = (self._last_client - self._round_began - worked) / clients
+        engine = facts["seconds"] - worked - facts["evaluate_seconds"]
         turns = [turn for turn in self.measured.turns if turn.round == facts["round"]]
         tokens = max(1, sum(step.tokens for turn in turns for step in turn.steps))
         meter = self._meter
@@ -322,6 +328,7 @@ class Rehearsal(Run):
             max(0.0, engine - per_client * clients),
             meter.said_up / tokens,
             meter.said_down / tokens,
+            facts["serve_seconds"] / tokens,
         )
         self.measured.rounds.append(cost)
         self.measured.up, self.measured.down = self._meter.sizes_up, self._meter.sizes_down

@@ -44,7 +44,7 @@ def comparison_page(histories: Sequence[History]) -> str:
         unfinished=[row["name"] for row in rows if row["state"] != "finished"],
         private=any(row["epsilon"] is not None for row in begun),
         emulated=any(row["simulated"] is not None for row in begun),
-        parts_of_time=list(time_parts(histories[0])),
+        parts_of_time=max((list(time_parts(history)) for history in histories), key=len),
         differences=_differences(histories),
         figures=_figures(begun, metrics[0]) if len(metrics) == 1 else {},
     )
