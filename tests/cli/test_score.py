@@ -268,6 +268,8 @@ def test_nothing_to_score(tmp_path: Path) -> None:
     empty = replace(OTHER, spans=())
     paths = sides(tmp_path, "brat", [empty], [empty])
     assert "there is nothing to score" in str(score(*paths).exception)
+    paths = sides(tmp_path / "labelled", "jsonl", [replace(empty, labels=("a",))], [empty])
+    assert "labels are scored by the run that learns them" in str(score(*paths).exception)
 
 
 def test_the_tables_fit_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

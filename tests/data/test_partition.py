@@ -46,13 +46,34 @@ def skew(clients: dict[str, Split]) -> float:
     return float(np.abs(rows / rows.sum(axis=1, keepdims=True) - everybody).sum(axis=1).mean() / 2)
 
 
-RULES = st.builds(
-    PartitionSettings,
-    by=st.sampled_from(["iid", "dirichlet", "dirichlet_equal", "quantity", "speciality"]),
-    clients=st.integers(1, 6),
-    alpha=st.sampled_from([0.5, 1.0, 100.0]),
-    lean=st.sampled_from([0.1, 0.8]),
+RULES = st.one_of(
+    st.builds(PartitionSettings, by=st.just("iid"), clients=st.integers(1, 6)),
+    st.builds(
+        PartitionSettings,
+        by=st.sampled_from(["dirichlet", "dirichlet_equal", "quantity"]),
+        clients=st.integers(1, 6),
+        alpha=st.sampled_from([0.5, 1.0, 100.0]),
+    ),
+    st.builds(
+        PartitionSettings,
+        by=st.just("speciality"),
+        clients=st.integers(1, 6),
+        lean=st.sampled_from([0.1, 0.8]),
+    ),
 )
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"by": "site", "alpha": 0.5}, "alpha=0.5 has no meaning when documents are partitioned by 'site'"),
+        ({"by": "speciality", "clients": 2, "alpha": 0.5}, "it belongs to 'dirichlet' or"),
+        ({"by": "quantity", "clients": 2, "lean": 0.5}, "it belongs to 'speciality'"),
+    ],
+)
+def test_a_setting_of_another_rule_is_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        PartitionSettings(**settings)
 
 
 @settings(max_examples=60)

@@ -171,6 +171,25 @@ def test_problems_of_every_row_come_at_once_and_say_which_row(tmp_path: Path) ->
     assert not (tmp_path / "out").exists()
 
 
+def test_a_row_with_wrong_documents_hides_nothing_of_the_others(tmp_path: Path) -> None:
+    text = BASE + (
+        "sweep:\n"
+        "  columns: [f2]\n"
+        "  rows:\n"
+        "    a: {data: {synthetic: {notes: 0}}}\n"
+        "    b: {method: {name: fedavg}}\n"
+        "    c: {data: {synthetic: {notes: 20}}}\n"
+    )
+    found = refusals(tmp_path, text)
+    assert len(found) == 3
+    for part in (
+        "a: data.synthetic.notes: must be greater than or equal to 1, not 0",
+        "c: data.synthetic.notes: is 20, in row 'b' 16; rows are compared on the same data",
+        "sweep.columns: there is no column 'f2'",
+    ):
+        assert any(item.startswith(part) for item in found), part
+
+
 def test_scores_devices_and_trackers_are_checked_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,6 +266,8 @@ def test_a_column_must_be_one_that_runs_can_have(tmp_path: Path, finished: bool)
     checked(tmp_path, BASE, "sweep.seeds=[0]", "sweep.columns=[f1,mean_client.f1,total_seconds]")
     (found,) = refusals(tmp_path, BASE, "sweep.seeds=[0]", "sweep.columns=[f1,f2]")
     assert found.startswith("sweep.columns: there is no column 'f2'; there are f1")
+    (found,) = refusals(tmp_path, BASE, "sweep.seeds=[0]", "sweep.columns=[total_second]")
+    assert found.startswith("sweep.columns: there is no column 'total_second'; did you mean 'total_seconds'?")
 
 
 def test_a_score_to_tune_by_must_exist(tmp_path: Path) -> None:

@@ -32,7 +32,11 @@ def test_mimic_keeps_its_fifty_most_frequent_codes_unless_told_otherwise(tmp_pat
     write(generate(seed=0, sites=2, notes=60), tmp_path / "mimic", "mimic")
     data = f"format: mimic, path: {tmp_path / 'mimic'}, mimic: {{categories: null}}"
     labels = [
-        {label for document in documents_of(f"data: {{{data}{more}}}") for label in document.labels}
+        {
+            label
+            for document in documents_of(f"task: {{name: classify}}\ndata: {{{data}{more}}}")
+            for label in document.labels
+        }
         for more in ("", ", labels: {top: all}", ", labels: {top: 3, digits: 3, without_labels: drop}")
     ]
     assert len(labels[0]) == 50
@@ -75,6 +79,7 @@ def test_a_hub_id_stays_and_a_file_becomes_absolute(tmp_path: Path, monkeypatch:
         ("{format: datasets, path: x, columns: {tokens: words}}", "name both, or none"),
         ("{format: mimic}", "data.path must name a file or folder"),
         ("{labels: {top: 0}}", "data.labels.top"),
+        ("{labels: {top: 3}}", "labels have no meaning with task ner"),
         ("{labels: {digits: 4}}", "data.labels.digits"),
         ("{labels: {keep: []}}", "data.labels.keep"),
         ("{format: mimic, path: x, mimic: {categories: []}}", "data.mimic.categories"),
@@ -99,4 +104,4 @@ def test_settings_that_mean_nothing_are_refused(data: str, says: str) -> None:
 
 def test_a_label_that_occurs_nowhere_is_a_problem_of_its_setting() -> None:
     with pytest.raises(ConfigurationError, match=r"data\.labels\.keep: '401' is the label of no document"):
-        documents_of("data: {synthetic: {notes: 4}, labels: {keep: ['401']}}")
+        documents_of("task: {name: classify}\ndata: {synthetic: {notes: 4}, labels: {keep: ['401']}}")

@@ -285,7 +285,7 @@ def test_overrides_are_checked(
     folder = str(saved())
     unknown = refusal(ModelSettings(name=folder, config={"num_hiden_layers": 3}), "causal-lm")
     assert unknown.path == "model.config.num_hiden_layers"
-    assert unknown.message == "LlamaConfig has no such setting; did you mean num_hidden_layers?"
+    assert unknown.message == "LlamaConfig has no such setting; did you mean 'num_hidden_layers'?"
     mistyped = refusal(ModelSettings(name=folder, config={"attention_dropout": "much"}), "causal-lm")
     assert mistyped.path == "model.config.attention_dropout"
     assert "'much' does not fit" in mistyped.message

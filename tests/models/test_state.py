@@ -196,7 +196,7 @@ def test_loading_is_all_or_nothing(tiny_model: Callable[..., Model]) -> None:
     good = {"classifier.bias": torch.ones(3)}
     with pytest.raises(FrameError, match=r"classifier.weight has shape \(3, 31\), but \(3, 32\)"):
         model.load({**good, "classifier.weight": torch.ones(3, 31)})
-    with pytest.raises(FrameError, match=r"no parameter classifier.wieght; did you mean classifier.weight\?"):
+    with pytest.raises(FrameError, match=r"no parameter classifier.wieght; did you mean 'classifier.weight'"):
         model.load({**good, "classifier.wieght": torch.ones(3, 32)})
     with pytest.raises(FrameError, match=r"classifier.weight is torch.int64, but torch.float32"):
         model.load({**good, "classifier.weight": torch.ones(3, 32, dtype=torch.int64)})

@@ -16,6 +16,7 @@ from fedstrata.core.adapter_settings import AdapterSettings
 from fedstrata.core.devices import DeviceSettings
 from fedstrata.core.federation import FederationSettings
 from fedstrata.core.model_settings import ModelSettings, TrainedTokenizer
+from fedstrata.core.partition_settings import PartitionSettings
 from fedstrata.core.settings import Count, Fraction, NotNegative, Positive, Settings
 from fedstrata.core.task_settings import (
     ClassifySettings,
@@ -43,6 +44,7 @@ __all__ = [
     "ModelSettings",
     "NerSettings",
     "NotNegative",
+    "PartitionSettings",
     "Positive",
     "RelationSettings",
     "Settings",
@@ -274,29 +276,6 @@ class DataSettings(CorpusSettings):
         description="Corpora that are only tested on, by the name that their scores have: all documents of "
         "each, with the settings of `data` above.",
     )
-
-
-class PartitionSettings(Settings):
-    """How documents come to clients."""
-
-    by: Literal["site", "iid", "dirichlet", "dirichlet_equal", "quantity", "tokens", "speciality"] = "site"
-    clients: Count | None = Field(
-        default=None, description="Number of clients; the number of sites when by site."
-    )
-    alpha: Positive = Field(
-        default=1.0,
-        description="Concentration of `dirichlet`, `dirichlet_equal` (times each label's share) and "
-        "`quantity`: smaller is more skewed.",
-    )
-    lean: Fraction = Field(
-        default=0.8, description="Chance that a document goes to the client of its kind (`speciality`)."
-    )
-
-    @model_validator(mode="after")
-    def _clients_where_needed(self) -> PartitionSettings:
-        if self.by != "site" and self.clients is None:
-            raise ValueError(f"clients must be set (1 or more) when documents are partitioned by {self.by!r}")
-        return self
 
 
 class TrainingSettings(Settings):

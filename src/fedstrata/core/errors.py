@@ -5,7 +5,8 @@ A message names the value, what is allowed and where the value was set. It never
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,6 +75,12 @@ class Problem:
     def __str__(self) -> str:
         where = f"  [from {self.origin}]" if self.origin else ""
         return f"{self.path}: {self.message}{where}" if self.path else f"{self.message}{where}"
+
+
+def did_you_mean(name: str, allowed: Iterable[str]) -> str:
+    """Returns the question whether the allowed name nearest to this one is meant; empty if none is near."""
+    near = difflib.get_close_matches(name, list(allowed), n=1)
+    return f"did you mean {near[0]!r}?" if near else ""
 
 
 def printable(text: str, most: int = 500) -> str:

@@ -5,7 +5,6 @@ YAML is read as version 1.2 (ruamel.yaml), so `2e-5` is a number and `off` is a 
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean
 
 SettingsType = TypeVar("SettingsType", bound=BaseModel)
 
@@ -283,8 +282,8 @@ def _unknown_key(model: type[BaseModel], names: Sequence[str], values: Any) -> s
     if section is None:
         return "unknown key"
     key, allowed = names[-1], list(section.model_fields)
-    near = difflib.get_close_matches(key, allowed, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    meant = did_you_mean(key, allowed)
+    hint = f"{meant} " if meant else ""
     tag = field_info.discriminator if field_info else None
     owners = [other for other in variants(field_info) if isinstance(tag, str) and key in other.model_fields]
     if owners and tag is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,9 +19,10 @@ from fedstrata.core.config import (
     TaskSettings,
     TrainedTokenizer,
 )
-from fedstrata.core.errors import ConfigurationError, DataError, Problem
+from fedstrata.core.errors import ConfigurationError, DataError, Problem, did_you_mean
 from fedstrata.core.seeding import Seed
 from fedstrata.core.sources import Source, validate
+from fedstrata.data.partition import LABEL_OF
 from fedstrata.data.split import Split
 from fedstrata.engine.demands import (
     too_few,
@@ -191,8 +191,8 @@ def check_metric(settings: RunSettings, task: Task | None) -> None:
         return
     if metric in names or (task is None and "/" in metric):
         return
-    near = difflib.get_close_matches(metric, names, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
+    meant = did_you_mean(metric, names)
+    hint = f"; {meant}" if meant else "."
     whole = [name for name in names if "/" not in name]
     singles = len(names) - len(whole)
     more = f" and {singles} scores of single labels, such as {names[-1]}" if singles else ""
@@ -238,14 +238,19 @@ def check_settings(source: Source) -> tuple[RunSettings, Method | None, list[Pro
 
 
 def _idle_choices(settings: RunSettings) -> list[Problem]:
-    """Returns a problem for each choice of annotations that the task does not learn."""
+    """Returns a problem for each choice of annotations that the task does not learn and nothing uses."""
     data, name = settings.data, settings.task.name
     idle: dict[str, object] = {}
+    used = "labels" in TASKS[name].gives or settings.partition.by in LABEL_OF
+    if not used and data.labels.without_labels == "keep":  # what is dropped depends on those that are kept
+        chosen = {"keep": data.labels.keep, "top": data.labels.top}
+        idle = {f"labels.{key}": value for key, value in chosen.items()}
     if "relations" not in TASKS[name].gives:
-        idle = {"relations": data.relations, "modifiers": data.modifiers}
+        idle |= {"relations": data.relations, "modifiers": data.modifiers}
     if not TASKS[name].reads_spans:
         idle["types"] = data.types
-    what = {"relations": "relations", "modifiers": "relations", "types": "mention types"}
+    what = dict.fromkeys(idle, "labels")
+    what |= {"relations": "relations", "modifiers": "relations", "types": "mention types"}
     return [
         Problem(
             f"data.{key}",

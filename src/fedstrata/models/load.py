@@ -31,7 +31,7 @@ from transformers import (
 from transformers.models.auto.auto_factory import _get_model_class
 
 from fedstrata.core.config import ModelSettings, TrainedTokenizer
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean
 from fedstrata.core.seeding import Seed
 from fedstrata.models.blocks import HEAD, block_count, find_layout
 from fedstrata.models.locate import check_weights, locate, refuse_adapter, refused
@@ -243,9 +243,8 @@ def _refuse_strays(config: PretrainedConfig, keys: Sequence[str]) -> None:
     problems = []
     for key in keys:
         if key not in known and not _is_read_by_family(config, key):
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            message = f"{type(config).__name__} has no such setting{hint}"
+            message = f"{type(config).__name__} has no such setting"
+            message = "; ".join(filter(None, [message, did_you_mean(key, known)]))
             problems.append(Problem(f"model.config.{key}", message))
     if problems:
         raise ConfigurationError(problems)

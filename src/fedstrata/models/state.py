@@ -6,7 +6,6 @@ and `Model.restore` brings back the model as it was. Only what was touched is ev
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
-from fedstrata.core.errors import FedstrataError, FrameError
+from fedstrata.core.errors import FedstrataError, FrameError, did_you_mean
 from fedstrata.models.blocks import Layout, block_modules, find_layout, numbers_in, transformers_model
 
 QUANTISED_BYTES = 2
@@ -307,9 +306,8 @@ class Model:
         if name in aliases:
             own = next(known for known, parameter in self._parameters.items() if parameter is aliases[name])
             return f"{name} is tied to {own} in model {self.name}; use that name"
-        close = difflib.get_close_matches(name, self._parameters, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        return f"model {self.name} has no parameter {name}{hint}"
+        meant = did_you_mean(name, self._parameters)
+        return "; ".join(filter(None, [f"model {self.name} has no parameter {name}", meant]))
 
     def _check(self, name: str, value: Tensor) -> None:
         parameter = self._parameter(name)

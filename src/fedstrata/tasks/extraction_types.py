@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean
 from fedstrata.data.select import mention_types, relation_types, unknown_mentions, unknown_relations
 from fedstrata.tasks.definitions import DEFINITIONS
 from fedstrata.tasks.markup import unusable_types
@@ -106,8 +105,7 @@ def _misnamed(settings: ExtractSettings, clients: Mapping[str, Split]) -> Iterat
         ("definitions", [*settings.definitions], {*mentions, *relations, *DEFINITIONS, *asked}),
     ):
         for name in dict.fromkeys(name for name in names if name not in known):
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known))}."
+            hint = did_you_mean(name, known) or f"there are {', '.join(sorted(known))}."
             say = "" if setting == "definitions" else " If it is meant, say in task.definitions what it is"
             yield Problem(f"task.{setting}", f"{name!r} occurs nowhere in the data; {hint}{say}")
 

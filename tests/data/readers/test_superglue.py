@@ -186,12 +186,12 @@ def test_files_are_splits_and_those_without_labels_what_the_settings_say(tmp_pat
     ("name", "content", "line", "says"),
     [
         ("other/x.jsonl", "{}", None, "no task that is known"),
-        ("RTE/x.jsonl", '{"premise": "SECRET"}', 1, "hypothesis: Field required"),
+        ("RTE/x.jsonl", '{"premise": "SECRET"}', 1, "hypothesis: must be set"),
         ("RTE/x.jsonl", '{"premise": "a", "hypothesis": "SECRET", "label": 2}', 1, "none of this task"),
         ("RTE/x.jsonl", '{"premise": "a", "hypothesis": "b", "label": "SECRET"}', 1, "none of this task"),
-        ("BoolQ/x.jsonl", '{"question": "a", "passage": 3}', 1, "passage: Input should be a valid string"),
+        ("BoolQ/x.jsonl", '{"question": "a", "passage": 3}', 1, "passage: must be a valid string"),
         ("CB/x.jsonl", "\nSECRET", 2, "Invalid JSON"),
-        ("MultiRC/x.jsonl", '{"passage": {"text": "SECRET"}}', 1, "passage.questions: Field required"),
+        ("MultiRC/x.jsonl", '{"passage": {"text": "SECRET"}}', 1, "passage.questions: must be set"),
         ("WSC/x.jsonl", json.dumps(wsc("Al", True) | {"text": "SECRET"}), 1, "outside the text"),
     ],
 )

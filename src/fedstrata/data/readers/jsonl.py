@@ -18,12 +18,14 @@ from typing import Annotated, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedstrata.core.documents import Document, Relation, Span
-from fedstrata.core.errors import DataError
+from fedstrata.core.errors import DataError, did_you_mean
 from fedstrata.data.readers.files import Format, Source, numbered_lines, read_text, stem
 
 Offset = Annotated[int, Field(ge=0)]
 Name = Annotated[str, Field(min_length=1)]
 Record = TypeVar("Record", bound=BaseModel)
+_REASONS = {"extra_forbidden": "unknown key", "missing": "must be set"}
+"""What is wrong by pydantic's kind of error, where its own words are not those of people who write files."""
 
 
 class _Strict(BaseModel):
@@ -134,8 +136,10 @@ def parse_line(record: type[Record], path: Path, number: int, line: str) -> Reco
         # Only where and why: pydantic's own message would quote the value, and so the note.
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        reason = first["msg"].removeprefix("Value error, ")
-        message = f"{where}: {reason}" if where else reason
+        reason = _REASONS.get(first["type"]) or first["msg"].removeprefix("Value error, ")
+        reason = reason.replace("Input should be", "must be")
+        meant = did_you_mean(where, record.model_fields) if first["type"] == "extra_forbidden" else ""
+        message = "; ".join(filter(None, [f"{where}: {reason}" if where else reason, meant]))
         keys = ", ".join(record.model_fields)
         raise DataError(path, message, line=number, expected=f"one object of {keys}") from None
 

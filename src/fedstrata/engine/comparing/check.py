@@ -11,7 +11,7 @@ from typing import Any
 
 from fedstrata.core.config import RunSettings
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, DataError, Problem
+from fedstrata.core.errors import ConfigurationError, DataError, Problem, did_you_mean
 from fedstrata.core.sweep import SECTION, Row, Sweep, folder_name, label, with_value
 from fedstrata.core.task import Task
 from fedstrata.data.split import Split
@@ -73,12 +73,12 @@ def check_comparison(sweep: Sweep, folder: Path, *, jobs: int, listen: Listener)
         plan, found[row.name] = _plan(row, sweep, folder, jobs)
         rows.append(plan)
     problems += _by_row(found)
-    unsound = _sections([problem for wrong in found.values() for problem in wrong])
+    sound = [row for row in rows if not DATA_SECTIONS & _sections(found[row.name])]
     divided: Divided | None = None
-    if not DATA_SECTIONS & unsound:
+    if sound:
         if not sweep.settings.allow_different_data:
-            problems += _other_data(rows)
-        metrics, divided, wrong = _metrics(rows)
+            problems += _other_data(sound)
+        metrics, divided, wrong = _metrics(sound)
         problems += [*wrong, *(_wrong_scores(sweep, metrics) if metrics else ())]
     problems += _by_row({row.name: _wrong_metrics(row, divided) for row in rows})
     if problems:
@@ -150,9 +150,8 @@ def _wrong_scores(sweep: Sweep, metrics: Sequence[str]) -> Iterator[Problem]:
     for name in sweep.settings.columns or ():
         outside = is_of_one(name.removeprefix(LOW).removeprefix(HIGH), metrics, EXTERNAL)
         if name not in allowed and not outside and not is_of_one(name, metrics, CLIENT):
-            message = (
-                f"there is no column {name!r}; there are {', '.join(shown)}, and scores of single labels"
-            )
+            there = f"there are {', '.join(shown)}, and scores of single labels"
+            message = f"there is no column {name!r}; {did_you_mean(name, allowed) or there}"
             yield sweep.source.problem(f"{SECTION}.columns", message)
     metric = sweep.settings.tune.metric if sweep.settings.tune else None
     if metric is not None and metric not in metrics:

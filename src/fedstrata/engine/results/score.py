@@ -171,6 +171,8 @@ def score_systems(
     everything = [document for side in (gold, *systems) for document in side]
     if not any(document.spans for document in everything):
         message = "no document has a mention, annotated or predicted: there is nothing to score"
+        if any(document.labels for document in everything):
+            message += "; labels are scored by the run that learns them, and by `fedstrata predict`"
         raise ConfigurationError([Problem("GOLD", message)])
     looked = [index for index, document in enumerate(gold) if not document.lacks_relations]
     with_relations = any(side[index].relations for side in (gold, *systems) for index in looked)
