@@ -100,6 +100,7 @@ def test_a_server_that_is_killed_goes_on_with_the_clients_that_are_there(
         said, complained = client.communicate()
         assert client.returncode == 0, complained
         assert "the run has ended" in said
+    assert {(tmp_path / client).stat().st_mode & 0o777 for client in CLIENTS} == {0o700}
     summary = json.loads((out / "summary.json").read_text())
     served, simulated = finished(out, summary), run_tiny(*SITES, METHOD)
     assert served.of("resumed")

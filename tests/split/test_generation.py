@@ -176,6 +176,14 @@ def test_several_sessions_share_the_memory_and_the_one_not_used_goes_first(tiny_
     assert server.names == ("three",)
 
 
+def test_sessions_are_bounded_in_number_too(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedstrata.split.kvcache._SESSIONS", 3)
+    server = Sessions(divided(causal(tiny_model, "llama"), Cut(1, 1)).middle, ALL)
+    for name in "abcbd":
+        server.open(name, torch.ones(1, 2, 32), Rows(2, (0,), "left"))
+    assert server.names == ("c", "b", "d")
+
+
 def test_a_session_goes_on_as_if_it_had_been_one_call(tiny_model: Tiny) -> None:
     both = divided(causal(tiny_model, "llama"), Cut(1, 1))
     states, rows = torch.randn(3, 9, 32, generator=Seed(0).torch()), Rows(9, (0, 2, 4), "left")
