@@ -36,7 +36,7 @@ def shown(names: list[str], width: int, clients: Clients | None = None) -> list[
         "trainable_parameters": 50,
         "communication": {"bytes_up": None},
         "failures": {"clients": None, "abandoned_rounds": None},
-        "time": {"total_seconds": 2.0, "train_seconds": 1.0},
+        "time": {"total_seconds": 2.0, "train_seconds": 1.0, "serve_seconds": 0.5},
         "memory": {"peak_rss_bytes": 1, "peak_gpu_bytes": None},
     }
     console = Console(file=io.StringIO(), width=width)
@@ -50,6 +50,7 @@ def test_the_table_fits_and_the_scores_it_has_no_room_for_are_named(width: int) 
     lines = shown(NAMES, width)
     table = [line for line in lines if line[:1] in "┏┃┡│└"]
     assert max(map(len, table)) <= width
+    assert "took 2.0 s, of which 1.0 s of training, and 0.5 s at the server's part of the model" in lines
     assert not any("…" in line for line in lines)
     columns = next(line for line in lines if "site-1" in line).count("0.1")
     assert columns >= (3 if width < 100 else 8)

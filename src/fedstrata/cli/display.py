@@ -195,7 +195,9 @@ def _cost(summary: Mapping[str, Any]) -> list[str]:
             f"{failures['abandoned_rounds']} of {plural(summary['rounds'], 'round')} abandoned"
         )
     total, training = (duration(summary["time"][key]) for key in ("total_seconds", "train_seconds"))
-    lines.append(f"took {total}, of which {training} of training")
+    serving = summary["time"].get("serve_seconds")
+    there = f", and {duration(serving)} at the server's part of the model" if serving else ""
+    lines.append(f"took {total}, of which {training} of training{there}")
     if (simulated := summary["time"].get("simulated_seconds")) is not None:
         joules = energy(summary["energy_joules"])
         lines.append(f"on the emulated devices {duration(simulated)}; their computing takes {joules}")
