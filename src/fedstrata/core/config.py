@@ -17,7 +17,7 @@ from fedstrata.core.devices import DeviceSettings
 from fedstrata.core.federation import FederationSettings
 from fedstrata.core.model_settings import ModelSettings, TrainedTokenizer
 from fedstrata.core.partition_settings import PartitionSettings
-from fedstrata.core.settings import Count, Fraction, NotNegative, Positive, Settings
+from fedstrata.core.settings import Count, Fraction, NotNegative, Positive, Settings, idle_settings
 from fedstrata.core.task_settings import (
     ClassifySettings,
     ClozeSettings,
@@ -251,8 +251,7 @@ class CorpusSettings(Settings):
         idle = [
             f"data.{name} belongs to data.format {' or '.join(map(repr, formats))} and has no meaning when "
             f"it is {self.format!r}"
-            for name, formats in owners.items()
-            if self.format not in formats and getattr(self, name) != type(self).model_fields[name].default
+            for name, formats in idle_settings(self, self.format, owners).items()
         ]
         if idle:
             raise ValueError("; ".join(idle))

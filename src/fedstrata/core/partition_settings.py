@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from fedstrata.core.settings import Count, Fraction, Positive, Settings
+from fedstrata.core.settings import Count, Fraction, Positive, Settings, idle_settings
 
 
 class PartitionSettings(Settings):
@@ -37,8 +37,7 @@ class PartitionSettings(Settings):
         idle = [
             f"{name}={getattr(self, name):g} has no meaning when documents are partitioned by {self.by!r}; "
             f"it belongs to {' or '.join(map(repr, rules))}"
-            for name, rules in owners.items()
-            if self.by not in rules and getattr(self, name) != type(self).model_fields[name].default
+            for name, rules in idle_settings(self, self.by, owners).items()
         ]
         if idle:
             raise ValueError("; ".join(idle))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,3 +17,21 @@ class Settings(BaseModel):
     """Base of every part of the configuration: strict, finite, frozen, unknown keys refused."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def idle_settings(
+    settings: Settings, choice: str, owners: Mapping[str, Sequence[str]]
+) -> dict[str, Sequence[str]]:
+    """Returns the settings that belong to other choices than the one that was made, and were set.
+
+    Args:
+        settings: A section.
+        choice: What was chosen in it.
+        owners: The choices that each of its settings belongs to.
+    """
+    fields = type(settings).model_fields
+    return {
+        name: choices
+        for name, choices in owners.items()
+        if choice not in choices and getattr(settings, name) != fields[name].default
+    }
