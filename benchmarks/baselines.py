@@ -3,7 +3,8 @@
     python benchmarks/baselines.py benchmarks/layer_skipping/table_2_ner_maccrobat.yaml --seeds 0,1,2
 
 Scores, on the test split of each seed, what every trained model must beat: for named entity recognition a
-look-up table of the training mentions, for document classification TF-IDF with logistic regression. Both see
+look-up table of the training mentions, for document classification TF-IDF with logistic regression, for
+relations the nearest mention that a mention may modify by its type. All see
 all clients' training documents at one place. Where every document has one label there is also
 `own_majority.accuracy`, of always answering the commonest label of a client's own training documents: the
 mean over clients, each on its own test documents, and `own_majority.validation_accuracy` on its validation
@@ -29,6 +30,8 @@ from fedstrata.engine.setup import check_settings, divide
 from fedstrata.tasks import TASKS
 from fedstrata.tasks.classify import DocumentClassification
 from fedstrata.tasks.lookup import LookupTagger
+from fedstrata.tasks.nearest import NearestLinker
+from fedstrata.tasks.relations import RelationClassification
 from fedstrata.tasks.tfidf import tfidf_baseline
 
 
@@ -45,6 +48,9 @@ def scores(source: Source) -> dict[str, float]:
     )
     if isinstance(task, DocumentClassification):
         return tfidf_baseline(task, train, test) | own_majority(task, clients)
+    if isinstance(task, RelationClassification):
+        linker = NearestLinker.fit(train, task.settings.most_words)
+        return task.score(test, [linker.predict(document) for document in test])
     tagger = LookupTagger.fit(train)
     return task.score(test, [tagger.predict(document) for document in test])
 

@@ -81,14 +81,23 @@ def candidate_pairs(
         if main in number:
             fits[number[main], [number[name] for name in own if name in number]] = True
     labels = np.array([number[span.label] for span in spans])
+    asked = fits[labels[:, None], labels[None, :]] & (words_apart(document) <= most_words)
+    np.fill_diagonal(asked, val=False)
+    return [(main, modifier) for main, modifier in np.argwhere(asked).tolist()]
+
+
+def words_apart(document: Document) -> np.ndarray:
+    """Returns how many words begin between any two mentions, (mentions, mentions) int64.
+
+    It is below 0 where they overlap.
+    """
+    spans = document.spans
     words = np.array([match.start() for match in WORD.finditer(document.text)])
     until_start = np.searchsorted(words, [span.start for span in spans])  # words that begin before it
     until_end = np.searchsorted(words, [span.end for span in spans])
     after = until_start[None, :] - until_end[:, None]  # words from a mention's end to another one's start
-    apart = np.maximum(after, after.T)
-    asked = fits[labels[:, None], labels[None, :]] & (apart <= most_words)
-    np.fill_diagonal(asked, val=False)
-    return [(main, modifier) for main, modifier in np.argwhere(asked).tolist()]
+    apart: np.ndarray = np.maximum(after, after.T)
+    return apart
 
 
 def reachability(
