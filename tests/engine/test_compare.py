@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -233,6 +234,24 @@ def test_documents_are_read_and_divided_before_anything_starts(tmp_path: Path) -
     (found,) = refusals(tmp_path, text)
     assert found.startswith("partition.clients")
     assert "[from sweep.yaml, line 4]" in found
+
+
+def test_documents_are_divided_as_every_seed_will_divide_them(tmp_path: Path) -> None:
+    """A type of mentions must be in a note that is trained on; one that two notes have is not, for some seeds."""
+    labels = ["common"] * 16 + ["rare"] * 2
+    spans = ([{"start": 0, "end": 4, "label": label}] for label in labels)
+    lines = [json.dumps({"text": f"note {number}", "spans": own}) for number, own in enumerate(spans)]
+    (tmp_path / "notes.jsonl").write_text("\n".join(lines))
+    text = (
+        f"name: small\ndata: {{format: jsonl, path: {tmp_path / 'notes.jsonl'}}}\n"
+        "partition: {by: iid, clients: 2}\nfederation: {rounds: 2}\n"
+        "sweep: {seeds: [0, 1, 2, 3, 4, 5, 6, 7], rows: {a: {}, b: {method: {name: fedavg}}}}\n"
+    )
+    found = refusals(tmp_path, text)
+    assert 0 < len(found) < 8
+    assert all(
+        re.match(r"a, seed [1-7]: data\.types: mention type 'rare' .*no training", item) for item in found
+    )
 
 
 def test_a_rule_that_needs_more_clients_is_refused_before_other_rows_have_run(tmp_path: Path) -> None:

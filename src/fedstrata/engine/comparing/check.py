@@ -126,12 +126,17 @@ def _cell(name: str, row: Row, seed: int, folder: Path, jobs: int) -> tuple[Cell
 
 def _model_problems(cell: Cell, checked: dict[str, list[Problem]]) -> list[Problem]:
     """Returns what is wrong with the model, or with the method on it; asked once for equal ones."""
-    settings = cell.settings.model_dump(mode="json")
-    key = json.dumps([settings[section] for section in ("model", "method", "task")], sort_keys=True)
+    key = _key(cell, "model", "method", "task")
     if key not in checked:
         _, method, _ = check_settings(cell.source)
         checked[key] = cell.source.located(refusals(lambda: check_model(cell.settings, method)))
     return checked[key]
+
+
+def _key(cell: Cell, *sections: str) -> str:
+    """Returns what equal settings of these sections have in common."""
+    settings = cell.settings.model_dump(mode="json")
+    return json.dumps({section: settings[section] for section in sections}, sort_keys=True)
 
 
 def _by_row(found: Mapping[str, list[Problem]]) -> Iterator[Problem]:
@@ -178,24 +183,37 @@ def _other_data(rows: list[RowPlan]) -> Iterator[Problem]:
 def _metrics(rows: list[RowPlan]) -> tuple[Sequence[str], Divided | None, list[Problem]]:
     """Returns the scores that runs may have, their documents, and what is wrong with these or the clients.
 
-    Where a run is still to come the documents are read and divided once, before any process is started;
-    otherwise the scores are those of a finished run.
+    Where runs are still to come their documents are read and divided, equal ones once, before any process
+    is started; otherwise the scores are those of a finished run.
     """
     every = [cell for row in rows for cells in row.trials.values() for cell in cells.values()]
-    pending = next((cell for cell in every if cell.summary() is None), None)
-    if pending is None:
+    pending = (cell for cell in reversed(every) if cell.summary() is None)
+    distinct = {_key(cell, *DATA_SECTIONS, "seed"): cell for cell in pending}
+    if not distinct:
         scores = (every[0].summary() or {"metrics": {}})["metrics"]
         return list(scores.get("global") or scores.get("mean_client") or ()), None, []
-    settings: RunSettings = pending.settings
+    first, *others = reversed(distinct.values())
+    divided = _divide(first)
+    if not isinstance(divided, Divided):
+        return (), None, divided
+    problems = list(_by_row({row.name: _too_few(row, divided) for row in rows}))
+    for cell in others:  # another seed may leave a label without a training document
+        if not isinstance(refused := _divide(cell), Divided):
+            problems += [replace(problem, path=f"{cell.name}: {problem.path}") for problem in refused]
+    return divided.task.metric_names, divided, problems
+
+
+def _divide(cell: Cell) -> Divided | list[Problem]:
+    """Returns the documents of a run, divided, or what is wrong with them."""
+    settings = cell.settings
     try:
         parts = divide(settings)
         task = TASKS[settings.task.name].from_documents(settings.task, parts.clients)
     except ConfigurationError as error:
-        return (), None, pending.source.located(error.problems)
+        return cell.source.located(error.problems)
     except DataError as error:
-        return (), None, [pending.source.problem("data.path", str(each)) for each in error.each]
-    divided = Divided(settings, parts.clients, parts.server, task)
-    return task.metric_names, divided, list(_by_row({row.name: _too_few(row, divided) for row in rows}))
+        return [cell.source.problem("data.path", str(each)) for each in error.each]
+    return Divided(settings, parts.clients, parts.server, task)
 
 
 def _too_few(row: RowPlan, divided: Divided) -> list[Problem]:
