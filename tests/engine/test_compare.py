@@ -237,7 +237,7 @@ def test_documents_are_read_and_divided_before_anything_starts(tmp_path: Path) -
 
 
 def test_documents_are_divided_as_every_seed_will_divide_them(tmp_path: Path) -> None:
-    """A type of mentions must be in a note that is trained on; one that two notes have is not, for some seeds."""
+    """A type of mentions must be in a note that is trained on; with some seeds one of two notes is not."""
     labels = ["common"] * 16 + ["rare"] * 2
     spans = ([{"start": 0, "end": 4, "label": label}] for label in labels)
     lines = [json.dumps({"text": f"note {number}", "spans": own}) for number, own in enumerate(spans)]
