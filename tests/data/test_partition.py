@@ -68,7 +68,10 @@ RULES = st.one_of(
     [
         ({"by": "site", "alpha": 0.5}, "alpha=0.5 has no meaning when documents are partitioned by 'site'"),
         ({"by": "speciality", "clients": 2, "alpha": 0.5}, "it belongs to 'dirichlet' or"),
-        ({"by": "quantity", "clients": 2, "lean": 0.5}, "it belongs to 'speciality'"),
+        (
+            {"by": "quantity", "clients": 2, "lean": 0.5},
+            "it belongs to 'speciality': leave it out, or at 0.8",
+        ),
     ],
 )
 def test_a_setting_of_another_rule_is_refused(settings: dict[str, Any], says: str) -> None:

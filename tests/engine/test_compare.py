@@ -237,7 +237,7 @@ def test_documents_are_read_and_divided_before_anything_starts(tmp_path: Path) -
 
 
 def test_documents_are_divided_as_every_seed_will_divide_them(tmp_path: Path) -> None:
-    """A type of mentions must be in a note that is trained on; with some seeds one of two notes is not."""
+    """A type of mentions must be in a note that is trained on; with seed 3 neither of two such notes is."""
     labels = ["common"] * 16 + ["rare"] * 2
     spans = ([{"start": 0, "end": 4, "label": label}] for label in labels)
     lines = [json.dumps({"text": f"note {number}", "spans": own}) for number, own in enumerate(spans)]
@@ -245,13 +245,23 @@ def test_documents_are_divided_as_every_seed_will_divide_them(tmp_path: Path) ->
     text = (
         f"name: small\ndata: {{format: jsonl, path: {tmp_path / 'notes.jsonl'}}}\n"
         "partition: {by: iid, clients: 2}\nfederation: {rounds: 2}\n"
-        "sweep: {seeds: [0, 1, 2, 3, 4, 5, 6, 7], rows: {a: {}, b: {method: {name: fedavg}}}}\n"
+        "sweep: {columns: [f2], rows: {a: {}, b: {method: {name: fedavg}}}}\n"
     )
-    found = refusals(tmp_path, text)
-    assert 0 < len(found) < 8
-    assert all(
-        re.match(r"a, seed [1-7]: data\.types: mention type 'rare' .*no training", item) for item in found
+    for seeds in ("0,1,2,3,4", "3,0"):  # the first one or another
+        refused, column = refusals(tmp_path, text, f"sweep.seeds=[{seeds}]")
+        assert re.match(r"a, seed 3: data\.types: mention type 'rare' .*no training", refused)
+        assert column.startswith("sweep.columns: there is no column 'f2'")
+    (refused,) = refusals(tmp_path, text, "sweep.seeds=[3]")
+    assert refused.startswith("data.types: mention type 'rare'")
+
+
+def test_what_is_wrong_with_the_documents_of_a_row_is_said_once_for_all_seeds(tmp_path: Path) -> None:
+    text = BASE + (
+        "sweep:\n  allow_different_data: true\n  seeds: [0, 1, 2]\n"
+        "  rows:\n    a: {}\n    b: {partition: {by: iid, clients: 100}}\n    c: {}\n"
     )
+    (found,) = refusals(tmp_path, text)
+    assert found.startswith("b, seed 0 and 2 more: partition.clients")
 
 
 def test_a_rule_that_needs_more_clients_is_refused_before_other_rows_have_run(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedstrata.core.errors import FrameError
 from fedstrata.core.types import Message
 from fedstrata.engine.conversation import Conversation, SimulatedLine, TimedService
 from fedstrata.wire.meter import Meter
@@ -60,6 +61,17 @@ def test_an_error_ends_the_clients_that_wait_and_what_they_hold() -> None:
     assert torch.equal(torch.rand(1), expected)
 
 
+class Failing(Silent):
+    """Works for five seconds of its own clock, and fails."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def hear(self, client: str, message: Message) -> Iterable[tuple[str, Message]]:
+        self.now += 5.0
+        raise FrameError("not what was agreed")
+
+
 class Answering(Silent):
     """Answers twice, after three seconds each of a clock that only it and the listener move."""
 
@@ -80,3 +92,11 @@ def test_a_service_is_timed_without_the_travel_of_its_answers(monkeypatch: pytes
         service.now += 100.0
     assert list(timed.leave("a")) == []
     assert sum(worked) == 6.0
+
+
+def test_the_work_of_a_service_that_fails_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    service, worked = Failing(), list[float]()
+    monkeypatch.setattr("fedstrata.engine.conversation.time.perf_counter", lambda: service.now)
+    with pytest.raises(FrameError):
+        list(TimedService(service, worked.append).hear("a", Message({}, {})))
+    assert worked == [5.0]

@@ -64,6 +64,24 @@ def test_the_parts_of_the_time_add_up_to_the_total(write_run: Any, events: Any) 
     parts = time_parts(history)
     assert sum(parts.values()) == pytest.approx(history.summary["time"]["total_seconds"])
     assert parts["engine"] == pytest.approx(1.5)
+    assert len(parts) == 4
+
+
+def test_the_server_s_part_of_a_divided_model_is_told_apart(write_run: Any, events: Any) -> None:
+    served = [event | ({"serve_seconds": 0.25} if event["event"] == "round" else {}) for event in events()]
+    history = read_history(write_run(served))
+    parts = time_parts(history)
+    assert sum(parts.values()) == pytest.approx(history.summary["time"]["total_seconds"])
+    assert list(parts)[-1] == "the server's part of the model"
+    assert (parts["the server's part of the model"], parts["engine"]) == pytest.approx((0.75, 0.75))
+    time = history.summary["time"]
+    assert (time["serve_seconds"], time["engine_overhead_seconds"]) == pytest.approx((0.75, 0.75))
+
+
+def test_clients_that_work_at_once_leave_no_time_below_nothing(write_run: Any, events: Any) -> None:
+    at_once = [event | ({"train_seconds": 9.0} if event["event"] == "round" else {}) for event in events()]
+    history = read_history(write_run(at_once))
+    assert time_parts(history)["engine"] == history.summary["time"]["engine_overhead_seconds"] == 0.0
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def cell(
             "bytes_down": sent,
             "percent_of_full_model": None if sent is None else 21.1,
         },
-        "time": {"train_seconds": 30.0, "total_seconds": 40.0},
+        "time": {"train_seconds": 30.0, "serve_seconds": 5.0, "total_seconds": 40.0},
         "rounds": 10,
         "convergence": {"metric": "f1", "rounds_to_90_percent": 3},
         "memory": {"peak_rss_bytes": 500_000_000, "peak_gpu_bytes": None},
@@ -91,6 +91,7 @@ def test_mean_and_spread_are_those_of_the_statistics_module() -> None:
     assert values(table, "a", "megabytes_up")["mean"] == 5.0
     assert values(table, "a", "megabytes_down")["mean"] == 5.0
     assert values(table, "a", "train_seconds_per_round")["mean"] == 3.0
+    assert values(table, "a", "serve_seconds_per_round")["mean"] == 0.5
     assert values(table, "a", "peak_memory_megabytes")["mean"] == 500.0
 
 

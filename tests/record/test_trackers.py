@@ -224,6 +224,7 @@ def test_names_have_one_slash_and_clients_only_their_extremes() -> None:
         "validation/trained.f1": 0.4,
         "bytes/up": 11, "bytes/down": 22, "seconds/round": 3.0, "seconds/train": 2.0,
     }  # fmt: skip
+    assert round_values(event | {"serve_seconds": 0.5}, "f1")["seconds/serve"] == 0.5
     assert score_values({"global": {"f1": 0.1}}, "f1", "test") == {"test/f1": 0.1}
 
 

@@ -34,9 +34,10 @@ class PartitionSettings(Settings):
     @model_validator(mode="after")
     def _settings_of_the_rule(self) -> PartitionSettings:
         owners = {"alpha": ("dirichlet", "dirichlet_equal", "quantity"), "lean": ("speciality",)}
+        fields = type(self).model_fields
         idle = [
             f"{name}={getattr(self, name):g} has no meaning when documents are partitioned by {self.by!r}; "
-            f"it belongs to {' or '.join(map(repr, rules))}"
+            f"it belongs to {' or '.join(map(repr, rules))}: leave it out, or at {fields[name].default}"
             for name, rules in idle_settings(self, self.by, owners).items()
         ]
         if idle:

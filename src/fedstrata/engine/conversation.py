@@ -106,6 +106,8 @@ class TimedService:
                 answers = iter(say()) if answers is None else answers
                 answer = next(answers, None)
             finally:
+                if torch.cuda.is_available():
+                    torch.cuda.synchronize()  # what was asked of it is done before the clock stops
                 self.worked(time.perf_counter() - started)
             if answer is None:
                 return

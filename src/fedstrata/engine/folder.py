@@ -175,7 +175,7 @@ def require_same_settings(folder: Path, source: Source, *, may_change: Collectio
         if not left_open and not _is_text_of(path, now.task.name, old, new):
             problems += _changes(source, {path: (old, new)}, may_change)
     if problems or broken:
-        raise ConfigurationError([*broken, *problems])
+        raise ConfigurationError(list(dict.fromkeys([*broken, *problems])))
 
 
 def _require_same_numbers(folder: Path, source: Source, settings: RunSettings) -> None:

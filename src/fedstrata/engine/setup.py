@@ -218,7 +218,9 @@ def check_settings(source: Source) -> tuple[RunSettings, Method | None, list[Pro
         }
         settings = RunSettings.model_validate(rest)
     settings = _with_absolute_paths(settings)
-    problems += source.located(_idle_choices(settings))
+    sound = _sound_sections(problems)
+    if sound("data", "task", "partition"):
+        problems += source.located(_idle_choices(settings))
     name = settings.method.get("name", LayerSkipping.name)
     if not isinstance(name, str) or name not in METHODS:
         allowed = ", ".join(METHODS)

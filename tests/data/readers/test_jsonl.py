@@ -75,6 +75,10 @@ def test_a_record_of_another_site_than_its_folder_is_refused(tmp_path: Path) -> 
     ("record", "says"),
     [
         ({}, "text: must be set"),
+        (
+            {**FULL, "spans": [{"start": 0, "end": 3, "label": "a", "x": 1}]},
+            "spans.0.x: unknown key (expected",
+        ),
         ([FULL], "must be an object"),
         ({"text": 3}, "text: must be a valid string"),
         ({"text": "SECRET", "spam": "SECRET"}, "spam: unknown key; did you mean 'spans'?"),

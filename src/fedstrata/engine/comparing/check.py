@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -148,6 +149,22 @@ def _by_row(found: Mapping[str, list[Problem]]) -> Iterator[Problem]:
             yield problem if everywhere or named else replace(problem, path=f"{name}: {problem.path}")
 
 
+def _by_run(found: Mapping[str, list[Problem]], runs: int) -> Iterator[Problem]:
+    """Yields each problem once; one that not all of so many runs have names the first that has it.
+
+    With every seed other documents are counted and named, so numbers make no other problem.
+    """
+    alike: dict[Problem, dict[str, Problem]] = {}
+    for name, problems in found.items():
+        for problem in problems:
+            kind = replace(problem, message=re.sub(r"\d+", "", problem.message))
+            alike.setdefault(kind, {}).setdefault(name, problem)
+    for places in alike.values():
+        name, problem = next(iter(places.items()))
+        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        yield problem if len(places) == runs else replace(problem, path=f"{name}{more}: {problem.path}")
+
+
 def _wrong_scores(sweep: Sweep, metrics: Sequence[str]) -> Iterator[Problem]:
     """Yields a problem for every column, and for a score to tune by, that no run can have."""
     whole = [name for name in metrics if "/" not in name]
@@ -187,20 +204,25 @@ def _metrics(rows: list[RowPlan]) -> tuple[Sequence[str], Divided | None, list[P
     is started; otherwise the scores are those of a finished run.
     """
     every = [cell for row in rows for cells in row.trials.values() for cell in cells.values()]
-    pending = (cell for cell in reversed(every) if cell.summary() is None)
-    distinct = {_key(cell, *DATA_SECTIONS, "seed"): cell for cell in pending}
-    if not distinct:
+    pending: dict[str, Cell] = {}
+    for cell in every:
+        if cell.summary() is None:
+            pending.setdefault(_key(cell, *sorted(DATA_SECTIONS), "seed"), cell)
+    if not pending:
         scores = (every[0].summary() or {"metrics": {}})["metrics"]
         return list(scores.get("global") or scores.get("mean_client") or ()), None, []
-    first, *others = reversed(distinct.values())
-    divided = _divide(first)
-    if not isinstance(divided, Divided):
-        return (), None, divided
-    problems = list(_by_row({row.name: _too_few(row, divided) for row in rows}))
-    for cell in others:  # another seed may leave a label without a training document
-        if not isinstance(refused := _divide(cell), Divided):
-            problems += [replace(problem, path=f"{cell.name}: {problem.path}") for problem in refused]
-    return divided.task.metric_names, divided, problems
+    problems: list[Problem] = []
+    refused: dict[str, list[Problem]] = {}
+    first: Divided | None = None
+    for cell in pending.values():  # another seed may leave a label without a training document
+        divided = _divide(cell)
+        if isinstance(divided, Divided):
+            problems += _by_row({row.name: _too_few(row, divided) for row in rows})
+            first = first or divided
+        else:
+            refused[cell.name] = divided
+    problems += _by_run(refused, len(pending))
+    return first.task.metric_names if first else (), first, problems
 
 
 def _divide(cell: Cell) -> Divided | list[Problem]:
