@@ -156,7 +156,15 @@ def test_drop_outs_are_counted_and_not_shown_one_by_one(tmp_path: Path) -> None:
 
 
 def rounds_of(run: Finished) -> list[dict[str, Any]]:
-    ignored = {"time", "seconds", "train_seconds", "evaluate_seconds", "peak_rss_bytes", "peak_gpu_bytes"}
+    ignored = {
+        "time",
+        "seconds",
+        "train_seconds",
+        "serve_seconds",
+        "evaluate_seconds",
+        "peak_rss_bytes",
+        "peak_gpu_bytes",
+    }
     return [{key: value for key, value in event.items() if key not in ignored} for event in run.of("round")]
 
 

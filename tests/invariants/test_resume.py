@@ -50,7 +50,15 @@ def interrupt(folder: Path, overrides: list[str], *, after: int) -> None:
 
 
 def without_times(run: Finished) -> list[dict]:
-    ignored = {"time", "seconds", "train_seconds", "evaluate_seconds", "peak_rss_bytes", "peak_gpu_bytes"}
+    ignored = {
+        "time",
+        "seconds",
+        "train_seconds",
+        "serve_seconds",
+        "evaluate_seconds",
+        "peak_rss_bytes",
+        "peak_gpu_bytes",
+    }
     return [{key: value for key, value in event.items() if key not in ignored} for event in run.of("round")]
 
 
