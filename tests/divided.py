@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from stored_states import Regression, texts
-from tiny_models import CONFIGURATIONS
+from tiny_models import CONFIGURATIONS, VARIANTS
 from torch import Tensor, nn
 from transformers import AutoConfig
 
@@ -29,6 +29,8 @@ Gradients = dict[str, Tensor]
 
 TASK = Regression()
 LORA = LoraSettings(rank=2)
+FAMILIES = {family: kind for family, kind in reversed(VARIANTS) if kind != "causal-lm"}
+"""A kind of model with one loss a row, of every family."""
 
 
 def deeper(family: str, blocks: int = 3, **changes: Any) -> dict[str, Any]:

@@ -49,6 +49,21 @@ class Finished:
         """Returns the recorded events of one kind."""
         return [item for item in self.events if item["event"] == event]
 
+    def rounds_but_for_machine(self) -> list[dict[str, Any]]:
+        """Returns the `round` events without times and memory, in which equal runs differ."""
+        ignored = {
+            "time",
+            "seconds",
+            "train_seconds",
+            "serve_seconds",
+            "evaluate_seconds",
+            "peak_rss_bytes",
+            "peak_gpu_bytes",
+        }
+        return [
+            {key: value for key, value in event.items() if key not in ignored} for event in self.of("round")
+        ]
+
 
 RunTiny = Callable[..., Finished]
 

@@ -82,7 +82,7 @@ SCRIPTS = [
         "split_training.py",
         [
             *("--clients", "2", "--blocks", "3", "--hidden", "8", "--tokens", "8", "--batches", "1"),
-            *("--accumulation", "1", "--delay", "0.001", "--repeats", "1"),
+            *("--accumulation", "2", "--delay", "0.001", "--repeats", "1"),
             *("--memory-blocks", "4", "--memory-hidden", "32"),
         ],
         {"client_batch_over_sequential", "overlap_on_over_off", "parameter_share"},
@@ -132,6 +132,18 @@ def test_the_last_line_is_one_json_object(script: str, arguments: list[str], fig
     ]
     assert numbers
     assert all(number >= 0 for number in numbers)
+
+
+def test_the_paper_s_adapter_has_its_parameters() -> None:
+    command = [
+        sys.executable,
+        str(REPOSITORY / "benchmarks" / "speed" / "llama_shapes.py"),
+        "--shapes",
+        "llama-3-8b",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    shape = json.loads(done.stdout.splitlines()[-1])["llama-3-8b"]
+    assert (shape["adapter_parameters"], shape["adapter_percent"]) == (41_943_040, 0.522)
 
 
 def test_the_commonest_label_of_a_client_s_own_is_a_floor() -> None:

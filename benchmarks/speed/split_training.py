@@ -215,14 +215,17 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--batch", type=int, default=2, help="rows of a client's batch")
     parser.add_argument("--batches", type=int, default=16, help="of all clients in a round together")
-    parser.add_argument("--accumulation", type=int, default=4, help="batches of a step, for the overlap")
+    parser.add_argument("--accumulation", type=int, default=4, help="batches of a step; 2 or more overlap")
     parser.add_argument("--delay", type=float, default=0.02, help="seconds, each way")
     parser.add_argument("--memory-blocks", type=int, default=16)
     parser.add_argument("--memory-hidden", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1, help="of the server; a client has one")
     parser.add_argument("--whole", type=Path, help=argparse.SUPPRESS)
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.accumulation < max(FLIGHTS):
+        parser.error(f"--accumulation {options.accumulation}: one batch a step overlaps with nothing")
+    return options
 
 
 def main() -> None:

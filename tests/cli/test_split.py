@@ -161,6 +161,8 @@ def test_texts_are_those_of_the_client_s_own_model(
     ("arguments", "told"),
     [
         (["--insecure", "--clients", "a", "--listen", "0.0.0.0:0"], "only loopback addresses are allowed"),
+        (["--insecure", "--clients", "a,"], "must name those who may join, with commas between"),
+        (["--insecure", "--clients", "a, b,b"], "--clients: names 'b' twice"),
         (["--clients", "a"], "needed: certificate, key and authority; or --insecure"),
         (["--insecure"], "must name those who may join"),
         (["--insecure", "--clients", "a", "method={name: fedavg}"], "must be fl_llama"),

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from scipy.stats import binom
-from support import TINY, Finished, RunTiny, assert_same_tensors, finished
+from support import TINY, RunTiny, assert_same_tensors, finished
 
 from fedstrata.cli.display import Display
 from fedstrata.core.errors import ConfigurationError
@@ -155,24 +155,11 @@ def test_drop_outs_are_counted_and_not_shown_one_by_one(tmp_path: Path) -> None:
     assert "rounds abandoned" in text
 
 
-def rounds_of(run: Finished) -> list[dict[str, Any]]:
-    ignored = {
-        "time",
-        "seconds",
-        "train_seconds",
-        "serve_seconds",
-        "evaluate_seconds",
-        "peak_rss_bytes",
-        "peak_gpu_bytes",
-    }
-    return [{key: value for key, value in event.items() if key not in ignored} for event in run.of("round")]
-
-
 def test_with_nobody_lost_the_settings_change_nothing(run_tiny: RunTiny) -> None:
     plain = run_tiny(LOCAL_HEAD, out="plain")
     guarded = run_tiny(LOCAL_HEAD, "federation={rounds: 2, min_clients: 2, dropout: 0.0}", out="guarded")
     assert_same_tensors(plain.state.tensors, guarded.state.tensors)
-    assert rounds_of(plain) == rounds_of(guarded)
+    assert plain.rounds_but_for_machine() == guarded.rounds_but_for_machine()
     assert plain.summary["metrics"] == guarded.summary["metrics"]
 
 
@@ -189,6 +176,6 @@ def test_resumed_is_uninterrupted_with_drop_outs(run_tiny: RunTiny, tmp_path: Pa
         open_run(read_source(None, [*TINY, *overrides]), tmp_path / "broken", listen, resume=False).execute()
     resumed = run_tiny(out="broken", resume=True)
     assert_same_tensors(whole.state.tensors, resumed.state.tensors)
-    assert rounds_of(resumed) == rounds_of(whole)
+    assert resumed.rounds_but_for_machine() == whole.rounds_but_for_machine()
     assert resumed.summary["metrics"] == whole.summary["metrics"]
     assert resumed.summary["failures"] == whole.summary["failures"]

@@ -122,6 +122,12 @@ def test_modifiers_are_asked_for_where_there_are_mentions(
     mentions = run_tiny(*EXTRACT, data, "task.tasks=[ner]", "federation.rounds=0", out="mentions")
     done = predict(mentions, tmp_path / "note.txt", "--keep-mentions")
     assert "--keep-mentions: is for task extract with modifiers" in str(done.exception)
+    done = predict(mentions, tmp_path / "note.txt", "--format", "i2b2", "--out", tmp_path / "i2b2")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "i2b2" / "note.con").is_file()  # which has no place for modifiers
+    notes = (tmp_path / "notes", "--input-format", "jsonl")
+    done = predict(only, *notes, "--format", "i2b2")
+    assert "answers of task extract can be written as brat, jsonl, not 'i2b2'" in str(done.exception)
 
 
 @pytest.mark.parametrize("method", ["fedmedlora", "fedmedlora_plus"])

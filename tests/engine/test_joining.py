@@ -11,7 +11,7 @@ import pytest
 import torch
 from support import TINY
 
-from fedstrata.core.errors import FrameError
+from fedstrata.core.errors import FrameError, TrainingError
 from fedstrata.core.sources import read_source
 from fedstrata.core.types import JSON, Message, Plan
 from fedstrata.engine.agreeing import SCORE
@@ -54,7 +54,7 @@ def served(remote: RemoteClient, welcome: dict[str, JSON]) -> Iterator[tuple[Hub
         largest=2**24,
         clients=CLIENTS,
         timing=TIMING,
-        welcome=lambda: welcome,
+        welcome=lambda client: welcome,
     )
     address = hub.listen("127.0.0.1:0")
     agreed = {"greeting": remote.greeting, "timing": TIMING}
@@ -75,11 +75,39 @@ def test_a_client_that_joins_drops_nothing_but_what_its_own_run_did_not_commit(
             ends = Message({"head": torch.tensor(float(number))})
             store_of(tmp_path, FIRST, client, number).write(ends)
     remote = RemoteClient(experiment, "site-1", tmp_path, lambda event, facts: None)
-    for welcome, left in (({"committed": 0, "run": SECOND}, 3.0), ({"committed": 2, "run": FIRST}, 2.0)):
+    for welcome, left in (
+        ({"committed": 0, "run": SECOND}, 3.0),
+        ({"committed": 2, "run": FIRST}, 2.0),
+        ({"committed": 1, "run": FIRST, "delivered": 2}, 2.0),  # and still goes on
+        ({"committed": 2, "run": FIRST, "lost": True}, 1.0),  # to round 2, which was committed without it
+    ):
         with served(remote, welcome) as (hub, membership):
             hub.stop(1.0, complete=True)
             remote.serve(membership)
         assert [kept(tmp_path, FIRST, client) for client in CLIENTS] == [left, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("said", "counts"),
+    [
+        ({"committed": 2, "lost": True}, False),
+        ({"committed": 1}, False),  # the round was broken off
+        ({"committed": 1, "delivered": 2}, True),
+        ({"committed": 2}, True),
+    ],
+)
+def test_a_turn_whose_end_was_lost_with_the_line_counts_as_the_server_says(
+    tmp_path: Path, experiment: Experiment, said: dict[str, JSON], counts: bool
+) -> None:
+    remote = RemoteClient(experiment, "site-1", tmp_path, lambda event, facts: None)
+    remote._delivered, remote._trained = Header(Kind.PLAN, turn=7, round=2, handler="train"), 1
+    with served(remote, {"run": FIRST, **said}) as (hub, membership):
+        hub.stop(1.0, complete=True)
+        if counts:
+            remote.serve(membership)
+        else:
+            with pytest.raises(TrainingError, match="the line broke, and the round does not count"):
+                remote.serve(membership)
 
 
 def test_scores_that_fail_cost_a_client_nothing_that_it_has_learnt(

@@ -145,6 +145,13 @@ def test_a_plan_says_what_training_will_send(run_tiny: RunTiny, tmp_path: Path) 
         ("cuts: {site-2: {front: 3, back: 0}}", "leave none of the model's 3"),
         ("mode: client_batch, in_flight: 2", "in_flight=2"),
         ("average_every: 3", "average_every=3 has no meaning"),
+        ("mean: clients", "mean=clients has no meaning with mode sequential"),
+        ("mode: hierarchical, turns: step", "turns=step has no meaning with mode hierarchical"),
+        ("in_flight: 2", r"method\.in_flight: 2 has no meaning with training\.accumulation 1"),
+        (
+            "cuts: {sit-2: {front: 0, back: 1}}",
+            r"method\.cuts\.sit-2: there is no client 'sit-2'; .*site-1, site-2",
+        ),
         ("average_ends: 3", "average_ends=3 needs clients"),
         ("mode: client_batch, cuts: {site-1: {front: 0, back: 0}}", "divided at one place"),
         ("noise: {scale: -1}", "scale"),

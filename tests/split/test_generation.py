@@ -214,12 +214,12 @@ def test_a_session_that_is_too_large_is_refused_before_it_is_computed(
         return run(states, *more)
 
     monkeypatch.setattr(middle, "run", noted)
-    with pytest.raises(SessionTooLargeError, match=f"session 'one' has {size} bytes of keys and values"):
+    with pytest.raises(SessionTooLargeError, match=f"session one has {size} bytes of keys and values"):
         Sessions(middle, size - 1).open("one", states, rows)
     exact = Sessions(middle, size)
     exact.open("one", states, rows)
     assert exact.size == size
-    with pytest.raises(SessionTooLargeError, match=f"session 'one' has {2 * size} bytes"):
+    with pytest.raises(SessionTooLargeError, match=f"session one has {2 * size} bytes"):
         exact.extend("one", states, 6)
     assert columns == [1, 1, 6], "a token of each server, and what fits"
 

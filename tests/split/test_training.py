@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from divided import (
+    FAMILIES,
     TASK,
     Tiny,
     assert_same_gradients,
@@ -21,7 +22,7 @@ from divided import (
     whole_step,
     with_lora,
 )
-from tiny_models import CONFIGURATIONS, VARIANTS
+from tiny_models import CONFIGURATIONS
 
 from fedstrata.adapters.attach import attach
 from fedstrata.core.adapter_settings import PrefixSettings
@@ -45,7 +46,6 @@ from fedstrata.tasks.ner import NamedEntityRecognition
 from fedstrata.train.local import train_mode
 
 CUTS = [Cut(0, 0), Cut(1, 0), Cut(0, 1), Cut(1, 1), Cut(2, 0), Cut(0, 2)]
-FAMILIES = {family: kind for family, kind in reversed(VARIANTS) if kind != "causal-lm"}
 NARROW = {"sliding_window": 4, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}
 
 

@@ -76,6 +76,17 @@ def test_a_type_with_a_definition_need_not_occur() -> None:
     Extraction.from_documents(ExtractSettings(mentions=["problem", "treatment"]), {"a": Split(train=(NOTE,))})
 
 
+def test_a_built_in_definition_is_not_changed_in_vain() -> None:
+    for name, templates in (("problem", "short"), ("temporal", TemplateFiles(ner="{input}", re="{input}"))):
+        settings = ExtractSettings(templates=templates, definitions={name: "what brought the patient here"})
+        with pytest.raises(ConfigurationError, match=rf"definitions: no instruction gives that of '{name}'"):
+            Extraction.from_documents(settings, {"a": Split(train=(NOTE,))})
+    other = ExtractSettings(
+        templates="short", mentions=["problem", "device"], definitions={"device": "a stent"}
+    )
+    assert "device" in Extraction.from_documents(other, {"a": Split(train=(NOTE,))}).settings.mentions
+
+
 def test_what_is_asked_for_twice_or_in_vain_is_told() -> None:
     with pytest.raises(ValueError, match="names one twice: ner, ner"):
         ExtractSettings(tasks=["ner", "ner"])

@@ -90,6 +90,47 @@ def test_an_answer_in_a_chat_ends_as_a_turn_does(byte_level: Any) -> None:
     assert PromptTokenizer(tokenizer, chats=True).end("extract") == tokenizer.eos_token_id
 
 
+def test_a_prompt_is_the_same_on_every_day(byte_level: Any) -> None:
+    """Llama 3.2's template writes today's date into every chat; a run is resumed and used on other days."""
+    tokenizer = copy.deepcopy(byte_level)
+    tokenizer.chat_template = (
+        "{% if date_string is not defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
+        "Today: {{ date_string }}, {{ strftime_now('%Y') }}. " + CHAT
+    )
+    (prompt,) = PromptTokenizer(tokenizer, chats=True).prompts(["Denies pain."])
+    assert tokenizer.decode(prompt).startswith("Today: 26 Jul 2024, 26 Jul 2024. ")
+
+
+@pytest.mark.parametrize("beginning", ["", "\n", "\n\nA ", "  {% if true %}B{% endif %} "])
+def test_the_rest_of_a_chat_is_as_its_template_writes_it(byte_level: Any, beginning: str) -> None:
+    tokenizer = copy.deepcopy(byte_level)
+    tokenizer.chat_template = beginning + CHAT
+    (prompt,) = PromptTokenizer(tokenizer, chats=True).prompts(["Denies pain."])
+    turns = [{"role": "user", "content": "Denies pain."}]
+    assert tokenizer.decode(prompt) == tokenizer.apply_chat_template(
+        turns, add_generation_prompt=True, tokenize=False
+    )
+    tokenizer.chat_template = {"one": CHAT, "other": CHAT}
+    with pytest.raises(ConfigurationError, match=r"task\.chat: must be never: .* several chat templates"):
+        PromptTokenizer(tokenizer, chats=True).prompts(["Denies pain."])
+
+
+@pytest.mark.parametrize(
+    "opened",
+    [
+        "<think>\n",  # DeepSeek-R1 and its distilled models
+        "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}",  # Qwen 3
+    ],
+)
+def test_an_answer_is_outside_of_a_thought(byte_level: Any, opened: str) -> None:
+    tokenizer = copy.deepcopy(byte_level)
+    tokenizer.chat_template = CHAT.replace("<pad>{% endif %}", f"<pad>{opened}{{% endif %}}")
+    words = PromptTokenizer(tokenizer, chats=True)
+    assert tokenizer.decode(words.prompts(["<think>"])[0]).endswith("<think></s><pad><think>\n\n</think>\n\n")
+    (prompt,) = words.prompts(["Denies pain."])
+    assert tokenizer.decode(prompt).endswith("Denies pain.</s><pad><think>\n\n</think>\n\n")
+
+
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="{}"), max_size=60)
 
 

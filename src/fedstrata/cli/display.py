@@ -184,7 +184,7 @@ def _cost(summary: Mapping[str, Any]) -> list[str]:
         rounds = plural(summary["rounds"], "round")
         lines.append(
             f"sent {decimal(sent['bytes_up'])} up and {decimal(sent['bytes_down'])} down in {rounds}; "
-            f"an update is {sent['percent_of_full_model']:.1f} % of the model"
+            f"a client sends {sent['percent_of_full_model']:.1f} % of the model's bytes a round"
         )
     failures = summary["failures"]
     if failures["clients"]:

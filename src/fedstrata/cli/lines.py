@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from fedstrata.split.transport.timing import Timing
 
 LOOPBACK = "127.0.0.1:7447"
+CACHE_MEGABYTES = 1024
 _TLS = "certificate, key and authority"
 
 Certificate = Annotated[Path | None, typer.Option(help="This side's certificate, PEM.", metavar="FILE")]
@@ -55,6 +57,11 @@ Delay = Annotated[
 ]
 
 
+CacheMegabytes = Annotated[
+    float, typer.Option(help="Memory for keys and values of all clients together.", min=0.001)
+]
+
+
 def certificates_of(
     certificate: Path | None, key: Path | None, authority: Path | None, *, insecure: bool
 ) -> Certificates | None:
@@ -81,16 +88,22 @@ def who_may_join(
     """Returns the clients' tokens, none where there is no TLS, and their names.
 
     Raises:
-        ConfigurationError: Neither is given, or there is TLS without tokens.
+        ConfigurationError: Neither is given, a name comes twice or has no token, or there is TLS without
+            tokens.
     """
     from fedstrata.split.transport.credentials import Tokens  # noqa: PLC0415 - heavy
 
     known = Tokens.read(tokens) if tokens is not None else None
     if certificates is not None and known is None:
         raise ConfigurationError([Problem("--tokens", "must be given: every client has a token of its own")])
-    names = tuple(clients.split(",")) if clients else known.clients if known else ()
-    if not names:
-        raise ConfigurationError([Problem("--clients", "must name those who may join")])
+    names = tuple(map(str.strip, clients.split(","))) if clients else known.clients if known else ()
+    if not all(names) or not names:
+        raise ConfigurationError([Problem("--clients", "must name those who may join, with commas between")])
+    if twice := [name for name, times in Counter(names).items() if times > 1]:
+        raise ConfigurationError([Problem("--clients", f"names {twice[0]!r} twice")])
+    if known and (without := [name for name in names if name not in known.clients]):
+        message = f"{without[0]!r} has no token there; {', '.join(known.clients)} have"
+        raise ConfigurationError([Problem("--tokens", message)])
     return known, names
 
 

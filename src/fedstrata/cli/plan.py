@@ -160,7 +160,7 @@ def _travels(made: RunPlan) -> Iterator[str]:
         return
     up, down = (size(sent[f"bytes_{way}_per_client_round"]) for way in ("up", "down"))
     percent = sent["percent_of_full_model"]
-    yield f"travels  a client's turn: {up} up and {down} down; an update is {percent:.1f} % of the model"
+    yield f"travels  a client's turn: {up} up, which is {percent:.1f} % of the model, and {down} down"
     up, down, whole = (size(sent[key]) for key in ("bytes_up", "bytes_down", "full_model_bytes_up"))
     yield f"         in all: {up} up and {down} down; the whole model each time: {whole} up"
 

@@ -8,8 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from fedstrata.cli.lines import (
+    CACHE_MEGABYTES,
     LOOPBACK,
     Authority,
+    CacheMegabytes,
     Certificate,
     Client,
     Clients,
@@ -32,7 +34,7 @@ from fedstrata.cli.lines import (
 from fedstrata.cli.options import Arguments, Debug, configuration, sort_arguments
 from fedstrata.cli.run import INTERRUPTED
 from fedstrata.cli.split_answers import answer, generate
-from fedstrata.core.errors import ConfigurationError, Problem, SessionOverError
+from fedstrata.core.errors import ConfigurationError, Problem
 
 app = typer.Typer(no_args_is_help=True, help="A divided model: the server and its clients as processes.")
 
@@ -52,6 +54,7 @@ def serve(
         bool, typer.Option("--resume", help="Go on after the last committed round of --out.")
     ] = False,
     patience: Annotated[float, typer.Option(help="Seconds to wait for clients that have not joined.")] = 3600,
+    cache_megabytes: CacheMegabytes = CACHE_MEGABYTES,
     megabytes: Megabytes = 1024,
     deadline: Deadline = 600,
     reconnect: Reconnect = 60,
@@ -66,7 +69,7 @@ def serve(
     """
     from fedstrata.cli.display import Display  # noqa: PLC0415 - heavy
     from fedstrata.engine.agreeing import Agreements  # noqa: PLC0415
-    from fedstrata.engine.folder import serving_folder  # noqa: PLC0415
+    from fedstrata.engine.folder import require_free_folder, serving_folder  # noqa: PLC0415
     from fedstrata.engine.serving import Serving  # noqa: PLC0415
     from fedstrata.engine.sides import prepare_server  # noqa: PLC0415
     from fedstrata.split.transport.credentials import require_safe  # noqa: PLC0415
@@ -78,9 +81,12 @@ def serve(
     known, names = who_may_join(tokens, clients, certificates)
     display = Display()
     display.say("preparing the model ...")
-    source, folder = serving_folder(configuration_of(arguments, out, resume=resume), out, resume=resume)
+    if not resume:
+        require_free_folder(out)
+    source = configuration_of(arguments, out, resume=resume)
     experiment = prepare_server(source, names)
-    serving = Serving(experiment, names, folder, display)
+    folder = serving_folder(source, out, resume=resume)
+    serving = Serving(experiment, names, folder, display, cache_bytes=int(cache_megabytes * 2**20))
     largest = megabytes * 2**20
     hub = Hub(
         Agreements(experiment, names, largest, known=serving.weights),
@@ -89,7 +95,7 @@ def serve(
         tokens=known,
         certificates=certificates,
         timing=timing_of(deadline, reconnect, keepalive, delay),
-        welcome=lambda: {"committed": serving.committed, "run": serving.id},
+        welcome=serving.welcome,
     )
     complete = False
     try:
@@ -138,14 +144,7 @@ def join(
     source = configuration(*sort_arguments(arguments or []))
     remote = RemoteClient(prepare_client(source, client), client, home, _tell)
     try:
-        while True:
-            with session_of(remote) as membership:
-                typer.echo(f"joined {server} as {client}")
-                try:
-                    remote.serve(membership)
-                    break
-                except SessionOverError as error:
-                    typer.echo(f"joining again: {error}")
+        remote.take_part(session_of)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     typer.echo("the run has ended")
@@ -165,7 +164,11 @@ def configuration_of(arguments: list[str] | None, out: Path | None, *, resume: b
 
 def _tell(event: str, facts: Any) -> None:
     """Shows what a client does, a line a turn."""
-    if event == "turn":
+    if event == "joined":
+        typer.echo(f"joined as {facts['client']}")
+    elif event == "session_over":
+        typer.echo(f"joining again: {facts['message']}")
+    elif event == "turn":
         typer.echo(f"round {facts['round']}: {facts['handler'].removeprefix('@')}")
     elif event == "turn_failed":
         typer.echo(f"round {facts['round']} has failed here: {facts['message']}", err=True)

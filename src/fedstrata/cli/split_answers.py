@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedstrata.cli.lines import (
+    CACHE_MEGABYTES,
     LOOPBACK,
     Authority,
+    CacheMegabytes,
     Certificate,
     Client,
     Clients,
@@ -51,9 +53,7 @@ def answer(
     key: Key = None,
     authority: Authority = None,
     insecure: Insecure = False,
-    cache_megabytes: Annotated[
-        float, typer.Option(help="Memory for keys and values of all sessions together.", min=0.001)
-    ] = 1024,
+    cache_megabytes: CacheMegabytes = CACHE_MEGABYTES,
     megabytes: Megabytes = 1024,
     deadline: Deadline = 600,
     reconnect: Reconnect = 60,
@@ -83,7 +83,7 @@ def answer(
         tokens=known,
         certificates=certificates,
         timing=timing_of(deadline, reconnect, keepalive, delay),
-        welcome=lambda: {"committed": answers.committed, "run": answers.id},
+        welcome=lambda client: {"committed": answers.committed, "run": answers.id},
     )
     try:
         where = hub.listen(listen)

@@ -77,10 +77,16 @@ class Problem:
         return f"{self.path}: {self.message}{where}" if self.path else f"{self.message}{where}"
 
 
-def did_you_mean(name: str, allowed: Iterable[str]) -> str:
-    """Returns the question whether the allowed name nearest to this one is meant; empty if none is near."""
+def did_you_mean(name: str, allowed: Iterable[str], *, before: str = "") -> str:
+    """Returns the question whether the allowed name nearest to this one is meant; empty if none is near.
+
+    Args:
+        name: What was given.
+        allowed: What could have been.
+        before: What comes before the question, if there is one.
+    """
     near = difflib.get_close_matches(name, list(allowed), n=1)
-    return f"did you mean {near[0]!r}?" if near else ""
+    return f"{before}did you mean {near[0]!r}?" if near else ""
 
 
 def printable(text: str, most: int = 500) -> str:

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from fedstrata.core.settings import Count, Fraction, Positive, Settings
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """Returns names in their order in the alphabet: those of classes have no other."""
+    if twice := [name for name, times in Counter(names).items() if times > 1]:
+        raise ValueError(f"names {twice[0]!r} twice")
+    return sorted(names)
+
+
+Classes = Annotated[list[str], Field(min_length=1), AfterValidator(_distinct)] | Literal["auto"]
+"""All types or labels that are learnt; or those that documents have."""
 
 
 class TaskSettings(Settings):
@@ -35,6 +47,11 @@ class NerSettings(WindowSettings):
     """Named entity recognition, the task where none is named: the mentions of a note."""
 
     name: Literal["ner"] = "ner"
+    types: Classes = Field(
+        default="auto",
+        description="Types of mentions that are learnt; auto: those of the training documents. Sites apart, "
+        "of which some lack some, name them.",
+    )
     whole_words: bool = Field(
         default=True,
         description="The first token of a word decides for all of it (Latin, Greek and Cyrillic script).",
@@ -45,6 +62,11 @@ class ClassifySettings(WindowSettings):
     """Document classification: the labels of a note."""
 
     name: Literal["classify"] = "classify"
+    labels: Classes = Field(
+        default="auto",
+        description="Labels that are learnt; auto: those of the documents. Sites apart, of which some lack "
+        "some, name them.",
+    )
     problem_type: Literal["auto", "single_label", "multi_label"] = Field(
         default="auto",
         description="One label a document, or any number; auto: single_label if every document has one.",
@@ -66,6 +88,8 @@ class ClassifySettings(WindowSettings):
     @model_validator(mode="after")
     def _only_what_is_used(self) -> ClassifySettings:
         if self.problem_type == "single_label":
+            if self.labels != "auto" and len(self.labels) < 2:
+                raise ValueError(f"labels: {self.labels} leaves no choice; single_label needs two or more")
             for name in ("threshold", "positive_weight"):
                 if getattr(self, name) != type(self).model_fields[name].default:
                     raise ValueError(
@@ -75,10 +99,19 @@ class ClassifySettings(WindowSettings):
         return self
 
 
+NO_RELATION = "none"
+"""What pairs of mentions without a relation are called."""
+
+
 class RelationSettings(TaskSettings):
     """Relations between mentions that are known: a main mention and its modifiers."""
 
     name: Literal["relations"] = "relations"
+    types: Classes = Field(
+        default="auto",
+        description="Types of relations that are learnt; auto: those of the training documents. Sites apart, "
+        "of which some lack some, name them.",
+    )
     max_length: Annotated[int, Field(ge=32)] = Field(
         default=128, description="Tokens of a marked pair of mentions and the text around it."
     )
@@ -98,6 +131,12 @@ class RelationSettings(TaskSettings):
     negatives: Fraction = Field(
         default=1.0, description="Share of the pairs without a relation that is trained on."
     )
+
+    @model_validator(mode="after")
+    def _no_type_is_none(self) -> RelationSettings:
+        if NO_RELATION in self.types:
+            raise ValueError(f"types: {NO_RELATION!r} is the class of pairs without a relation; rename it")
+        return self
 
 
 class LmSettings(TaskSettings):

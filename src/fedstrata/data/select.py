@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -51,15 +51,33 @@ def unknown_relations(documents: Iterable[Document], types: Sequence[str], part:
     return _unlearnt("data.relations", "relation", found, types, part)
 
 
+def unnamed(setting: str, found: Iterable[tuple[str, str]], named: Sequence[str]) -> list[Problem]:
+    """Returns a problem for each type or label of documents that a list of all of them lacks.
+
+    Args:
+        setting: The list's path.
+        found: Each type or label that occurs, with the id of a document that has it.
+        named: The list.
+    """
+    message = "does not name {!r}, which document {!r} has; name all that are learnt, or leave it out of data"
+    return [Problem(setting, message.format(*other)) for other in _others(found, named)]
+
+
+def _others(found: Iterable[tuple[str, str]], names: Sequence[str]) -> list[tuple[str, str]]:
+    """Returns what is found beside these names, sorted, each with the first document that has it."""
+    first: dict[str, str] = {}
+    known = set(names)
+    for label, document in found:
+        if label not in known:
+            first.setdefault(label, document)
+    return sorted(first.items())
+
+
 def _unlearnt(
     setting: str, what: str, found: Iterable[tuple[str, str]], types: Sequence[str], part: str
 ) -> list[Problem]:
-    first: dict[str, str] = {}
-    for label, document in found:
-        if label not in types:
-            first.setdefault(label, document)
     problems = []
-    for label, id_ in sorted(first.items()):
+    for label, id_ in _others(found, types):
         where = f"{part} document {id_!r}".strip()
         message = (
             f"{what} type {label!r} ({where}) occurs in no training document, whose types are: "
@@ -69,7 +87,9 @@ def _unlearnt(
     return problems
 
 
-def select_types(documents: Sequence[Document], types: Names | None) -> list[Document]:
+def select_types(
+    documents: Sequence[Document], types: Names | None, *, absent: Collection[str] = ()
+) -> list[Document]:
     """Keeps the spans of some types, and the relations between them.
 
     Spans that become equal because two types are given one name are merged. A relation is dropped when one of
@@ -79,17 +99,18 @@ def select_types(documents: Sequence[Document], types: Names | None) -> list[Doc
         documents: The corpus.
         types: Types to keep; or a mapping from the corpus's types to the task's, which keeps those it names;
             or None, which keeps everything.
+        absent: Types of the task that need not occur.
 
     Returns:
         The documents in the same order; those that change are new.
 
     Raises:
-        ConfigurationError: If a type never occurs in the corpus, or none is named.
+        ConfigurationError: If a type never occurs in the corpus that must, or none is named.
     """
     if types is None:
         return list(documents)
     renamed = _renaming(types)
-    if problems := _unfit("data.types", renamed, "type", mention_types(documents)):
+    if problems := _unfit("data.types", renamed, "type", mention_types(documents), absent):
         raise ConfigurationError(problems)
     return [_select(document, renamed) for document in documents]
 
@@ -98,13 +119,24 @@ def _renaming(names: Names) -> dict[str, str]:
     return dict(names) if isinstance(names, Mapping) else {name: name for name in names}
 
 
-def _unfit(setting: str, named: Iterable[str], what: str, found: Sequence[str]) -> list[Problem]:
-    """Returns a problem for each name that does not occur, and one if none is named."""
-    names, there = list(named), ", ".join(found) or "(none)"
-    if not names:
+def _unfit(
+    setting: str, named: Mapping[str, str], what: str, found: Sequence[str], absent: Collection[str]
+) -> list[Problem]:
+    """Returns a problem for each name that does not occur, unless it need not, and one if none is named.
+
+    Args:
+        setting: The path of what names them.
+        named: What each name becomes.
+        what: What they are names of.
+        found: Those that occur.
+        absent: What a name that need not occur becomes.
+    """
+    there = ", ".join(found) or "(none)"
+    if not named:
         return [Problem(setting, f"names no {what}; null keeps all of: {there}")]
     message = f"occurs nowhere in the data, whose {what}s are: {there}"
-    return [Problem(setting, f"{name!r} {message}") for name in names if name not in found]
+    wrong = (name for name, new in named.items() if name not in found and new not in absent)
+    return [Problem(setting, f"{name!r} {message}") for name in wrong]
 
 
 def rename_types(document: Document, renamed: Mapping[str, str]) -> Document:
@@ -141,13 +173,16 @@ def keep_types(document: Document, types: Names | None) -> Document:
     return _select(document, {new: new for new in renamed.values()} | renamed)
 
 
-def select_relations(documents: Sequence[Document], settings: CorpusSettings) -> list[Document]:
+def select_relations(
+    documents: Sequence[Document], settings: CorpusSettings, *, absent: Collection[str] = ()
+) -> list[Document]:
     """Keeps the relations of some types, and between mentions of some types.
 
     Args:
         documents: The corpus, with the mention types that are kept.
         settings: `relations`, types to keep or a mapping from the corpus's types to the task's, in which
             `BY_MODIFIER` stands for the type of each relation's modifier; and `modifiers`.
+        absent: Types of the task that need not occur.
 
     Returns:
         The documents in the same order; relations that become equal are merged.
@@ -161,15 +196,15 @@ def select_relations(documents: Sequence[Document], settings: CorpusSettings) ->
     found, types = relation_types(documents), mention_types(documents)
     if settings.relations is not None:
         renamed = _renaming(settings.relations)
-        problems += _unfit("data.relations", renamed, "relation", found)
+        problems += _unfit("data.relations", renamed, "relation", found, absent)
         problems += [
             Problem("data.relations", f"{name!r} is no name; {BY_MODIFIER} would be the type of the modifier")
             for name in renamed.values()
             if name.startswith("<") and name != BY_MODIFIER
         ]
     if isinstance(settings.modifiers, Mapping):
-        between = dict.fromkeys(name for main, own in settings.modifiers.items() for name in (main, *own))
-        problems += _unfit("data.modifiers", between, "type", types)
+        between = (name for main, own in settings.modifiers.items() for name in (main, *own))
+        problems += _unfit("data.modifiers", {name: name for name in between}, "type", types, absent)
     if problems:
         raise ConfigurationError(problems)
     kept = _renaming(found if settings.relations is None else settings.relations)
@@ -213,7 +248,11 @@ def _span_order(span: Span) -> tuple[int, int, str, tuple[tuple[int, int], ...]]
 
 
 def select_labels(
-    documents: Sequence[Document], settings: LabelSettings, *, usual: int | None = None
+    documents: Sequence[Document],
+    settings: LabelSettings,
+    *,
+    usual: int | None = None,
+    absent: Collection[str] = (),
 ) -> list[Document]:
     """Keeps some of the labels of documents.
 
@@ -224,6 +263,7 @@ def select_labels(
         documents: The corpus.
         settings: What to keep.
         usual: What `top: null` means: a number, or None for all; with labels named it keeps all of those.
+        absent: Labels that need not occur.
 
     Returns:
         The documents in the same order, each with its labels in their order; those that change are new.
@@ -236,7 +276,7 @@ def select_labels(
         documents = [_relabelled(document, _categories(document)) for document in documents]
     counts = Counter(label for document in documents for label in dict.fromkeys(document.labels))
     if settings.keep is not None:
-        _require_labels(settings.keep, counts)
+        _require_labels([label for label in settings.keep if label not in absent], counts)
         counts = Counter({label: counts[label] for label in settings.keep})
     top = settings.top or (usual if settings.keep is None else None)
     ranked = sorted(counts, key=lambda label: (-counts[label], label))

@@ -163,10 +163,13 @@ class Agreements:
     def _agreed(
         self, client: str, theirs: Any, rows: int, length: int, ends: Mapping[str, JSON], weights: Weights
     ) -> Agreement:
-        shapes = self._shapes(client, ends)
+        expected = self._shapes(client)
+        shapes = next((own for own in expected if _told(own) == ends), expected[0])
         agreement = agreement_of(self._experiment, self._cuts[client], shapes, rows, length, self._purpose)
+        # Settings first: other labels make another head, and are what there is to be said of it.
         if different := agreement.differences(theirs, mine="the server", other=f"client {client!r}"):
             raise RefusedError(different)
+        _require_equal(client, _told(shapes), ends)
         if agreement.largest > self._largest:
             raise RefusedError(
                 f"client {client!r} has batches of {rows} rows of up to {length}: messages of "
@@ -177,25 +180,13 @@ class Agreements:
         self._compare(client, weights)
         return agreement
 
-    def _shapes(self, client: str, ends: Mapping[str, JSON]) -> dict[str, Shape]:
-        """Returns dtype and shape of what a client trains.
-
-        Raises:
-            RefusedError: It is not what a client trains whose model is divided here.
-        """
+    def _shapes(self, client: str) -> list[dict[str, Shape]]:
+        """Returns dtype and shape of what a client may train whose model is divided here."""
         sides = []
         for whole in self._outlines:
             names = self._cuts[client].segments(whole.layout).ends
             sides.append(shapes_of(whole.tensors(names)))
-        for shapes in sides:
-            if _told(shapes) == ends:
-                return shapes
-        expected = _told(sides[0])
-        wrong = sorted(name for name in {*expected, *ends} if expected.get(name) != ends.get(name))
-        raise RefusedError(
-            f"what trains is not the same; {wrong[0]} is {ends.get(wrong[0])} at client {client!r}, "
-            f"{expected.get(wrong[0])} at the server"
-        )
+        return sides
 
     def _require_all(self, client: str, weights: Weights) -> None:
         """Refuses a client that does not say a hash of every weight on its side of the model."""
@@ -223,6 +214,15 @@ class Agreements:
                         f"{weights[wrong[0]]} at {me}, {said[wrong[0]]} at {whose}"
                     )
             self._said[me] = weights
+
+
+def _require_equal(client: str, expected: Mapping[str, JSON], ends: Mapping[str, JSON]) -> None:
+    """Refuses a client that trains something else than what is expected of it."""
+    if wrong := sorted(name for name in {*expected, *ends} if expected.get(name) != ends.get(name)):
+        raise RefusedError(
+            f"what trains is not the same; {wrong[0]} is {ends.get(wrong[0])} at client {client!r}, "
+            f"{expected.get(wrong[0])} at the server"
+        )
 
 
 def _told(shapes: Mapping[str, Shape]) -> dict[str, JSON]:

@@ -58,7 +58,7 @@ class Answers:
         self.committed, self._state, begun = _last(folder)
         self.id: str | None = begun.get("id")
         self._known: Mapping[str, str] = begun.get("ends", {})
-        self._experiment = experiment = prepare_server(source, clients)
+        self._experiment = experiment = prepare_server(source, clients, trains=False)
         method, self._clients = divided_method(experiment.method), tuple(clients)
         if experiment.task.kind != "causal-lm":
             message = f"{experiment.settings.task.name} has a model with classes, which generates nothing"

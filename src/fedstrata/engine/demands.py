@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.aggregate.rules import AveragingSettings, MeanRule, MultiKrumRule, RobustRule
-from fedstrata.core.errors import Problem
+from fedstrata.core.config import ClassifySettings, NerSettings, RelationSettings
+from fedstrata.core.errors import Problem, did_you_mean
+from fedstrata.data.select import mention_types, relation_types
 from fedstrata.engine.sites import sample_size
 from fedstrata.methods.droppeft import DropPEFT
 from fedstrata.methods.fedadaopt import CONFIGURATIONS, FedAdaOPT
@@ -22,16 +24,43 @@ if TYPE_CHECKING:
     from fedstrata.data.split import Split
 
 
-def too_few(settings: RunSettings, method: Method | None, sites: Mapping[str, Split]) -> list[Problem]:
-    """Returns the problem that a round asks for more clients than it has, if it does.
+def unfit_clients(settings: RunSettings, method: Method | None, sites: Mapping[str, Split]) -> list[Problem]:
+    """Returns the problems that a run asks for clients, or for labels of theirs, that there are not.
 
     Args:
         settings: The run's settings.
         method: Its method, if that is sound.
         sites: The documents of each site by split; one without training documents is no client.
     """
+    clients = [name for name, own in sites.items() if own.train]
+    named = [*cuts_of_nobody(method, clients), *_names_of_nothing(settings, sites)]
+    return [*named, *_too_few(settings, method, len(clients))]
+
+
+def _names_of_nothing(settings: RunSettings, sites: Mapping[str, Split]) -> list[Problem]:
+    """Returns a problem for each type or label that a task names to be learnt and no document has."""
+    documents = [document for own in sites.values() for document in own.all]
+    match settings.task:
+        case NerSettings(types=list() as names):
+            setting, occurring = "types", set(mention_types(documents))
+        case RelationSettings(types=list() as names):
+            setting, occurring = "types", set(relation_types(documents))
+        case ClassifySettings(labels=list() as names):
+            setting, occurring = "labels", {label for document in documents for label in document.labels}
+        case _:
+            return []
+    return [
+        Problem(
+            f"task.{setting}", f"{name!r} occurs in no document{did_you_mean(name, occurring, before='; ')}"
+        )
+        for name in names
+        if name not in occurring
+    ]
+
+
+def _too_few(settings: RunSettings, method: Method | None, clients: int) -> list[Problem]:
+    """Returns the problem that a round asks for more clients than it has, if it does."""
     federation = settings.federation
-    clients = sum(bool(own.train) for own in sites.values())
     if problems := too_few_sampled(federation, clients):
         return problems
     sampled, why = sample_size(clients, federation.sample), _sampling(federation, clients)
@@ -89,11 +118,28 @@ def without_whole_models(settings: RunSettings, method: Method | None) -> list[P
     return [Problem("devices", message)]
 
 
-def without_terms(settings: RunSettings, method: Method) -> list[Problem]:
-    """Returns the problem that clients' means are wanted of steps of several batches, if so."""
-    batches = settings.training.accumulation
-    if not isinstance(method, FLLLaMA) or batches == 1:
+def cuts_of_nobody(method: Method | None, clients: Iterable[str]) -> list[Problem]:
+    """Returns a problem for each cut of a client that there is not."""
+    if not isinstance(method, FLLLaMA):
         return []
+    known = list(clients)
+    return [
+        Problem(f"method.cuts.{name}", f"there is no client {name!r}; there are: {', '.join(known)}")
+        for name in method.settings.cuts
+        if name not in known
+    ]
+
+
+def unfit_steps(settings: RunSettings, method: Method) -> list[Problem]:
+    """Returns the problem that a divided step has too few batches for what is wanted, or too many."""
+    batches = settings.training.accumulation
+    if not isinstance(method, FLLLaMA):
+        return []
+    if batches == 1:
+        if (flight := method.settings.in_flight) == 1:
+            return []
+        message = f"{flight} has no meaning with training.accumulation 1: what may be under way at once are"
+        return [Problem("method.in_flight", f"{message} the batches of one step")]
     if (method.settings.mode, method.settings.mean) != ("client_batch", "clients"):
         return []
     message = f"'clients' needs training.accumulation 1, not {batches}: the server goes back through a batch"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedstrata.core.config import CorpusSettings, ExtractSettings, RunSettings
+from fedstrata.core.config import CorpusSettings, ExtractSettings, RunSettings, TaskSettings
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.seeding import Seed
@@ -41,12 +41,18 @@ class Division:
         return Division(clients, set_relations_aside(self.server, sites))
 
 
-def divide(settings: RunSettings) -> Division:
+def divide(settings: RunSettings, *, apart: bool = False) -> Division:
     """Reads, splits, sets aside what is the server's, then partitions the rest among clients.
 
     Relations that `task.mentions_only` leaves out are still there: they say what a task's types are.
+
+    Args:
+        settings: The run's settings.
+        apart: Whether other clients have documents elsewhere: what the task names need not occur in these.
     """
-    documents = _prepared(settings, read_documents(settings.data, seed := Seed(settings.seed)))
+    seed, named = Seed(settings.seed), named_by(settings.task)
+    absent = named if apart else ()
+    documents = _prepared(settings, read_documents(settings.data, seed, absent=absent))
     types = mention_types(documents)
     documents, held_out = hold_out(documents, settings.data.split)
     parts = split(documents, settings.data.split, seed.child("split"))
@@ -61,15 +67,33 @@ def divide(settings: RunSettings) -> Division:
     if taken := held_out.keys() & clients.keys():
         message = f"{', '.join(sorted(taken))} is also the name of a client; rename the site"
         raise ConfigurationError([Problem("data.split.test_sites", message)])
-    outside = _external(settings, types)
+    outside = _external(settings, [*types, *sorted(named.difference(types))])
     if taken := outside.keys() & (clients.keys() | held_out.keys()):
         message = f"{', '.join(sorted(taken))} is also the name of a client or site; choose another name"
         raise ConfigurationError([Problem("data.external", message)])
     return Division(clients | held_out | outside, server)
 
 
-def read_documents(settings: CorpusSettings, seed: Seed) -> list[Document]:
-    """Reads or generates the corpus a configuration names, with the annotations it asks for."""
+def named_by(task: TaskSettings) -> set[str]:
+    """Returns the types and labels that a task's settings name; `modifiers` names what is modified too."""
+    named: set[str] = set()
+    for setting in ("types", "labels", "mentions", "modifiers"):
+        own = getattr(task, setting, "auto")
+        if isinstance(own, Mapping):
+            named.update(own, *own.values())
+        elif own != "auto":
+            named.update(own)
+    return named
+
+
+def read_documents(settings: CorpusSettings, seed: Seed, *, absent: Collection[str] = ()) -> list[Document]:
+    """Reads or generates the corpus a configuration names, with the annotations it asks for.
+
+    Args:
+        settings: The configuration.
+        seed: Root of the seeds.
+        absent: Types and labels that need not occur though they are to be kept.
+    """
     if settings.format == "synthetic":
         from fedstrata.data.synthetic import generate  # noqa: PLC0415 - its lexicons are not needed with real data
 
@@ -92,8 +116,9 @@ def read_documents(settings: CorpusSettings, seed: Seed) -> list[Document]:
             columns=settings.columns,
         )
     usual = MIMIC_LABELS if settings.format == "mimic" else None
-    documents = select_relations(select_types(documents, settings.types), settings)
-    return select_labels(documents, settings.labels, usual=usual)
+    documents = select_types(documents, settings.types, absent=absent)
+    documents = select_relations(documents, settings, absent=absent)
+    return select_labels(documents, settings.labels, usual=usual, absent=absent)
 
 
 def _external(settings: RunSettings, types: Sequence[str]) -> dict[str, Split]:
@@ -101,7 +126,8 @@ def _external(settings: RunSettings, types: Sequence[str]) -> dict[str, Split]:
 
     Args:
         settings: The run's settings.
-        types: The mention types of the run's own documents; of a corpus that chooses none those are kept.
+        types: The mention types of the run's own documents, and those that its task names; of a corpus that
+            chooses none those are kept.
     """
     outside = {}
     for name, corpus in settings.data.external.items():

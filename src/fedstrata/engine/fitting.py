@@ -15,7 +15,9 @@ from fedstrata.core.seeding import Seed
 from fedstrata.methods.fedadaopt import FedAdaOPTSettings
 from fedstrata.methods.fedmedlora import USUAL_ADAPTER, FedMedLoRA
 from fedstrata.methods.fedmedlora_plus import FedMedLoRAPlus
-from fedstrata.methods.flora import FLoRASettings
+from fedstrata.methods.fedsa_lora import FedSALoRA
+from fedstrata.methods.ffa_lora import FFALoRA
+from fedstrata.methods.flora import FLoRA, FLoRASettings
 from fedstrata.methods.hetlora import HetLoRASettings
 from fedstrata.models.blocks import find_layout, transformers_model
 from fedstrata.models.load import early_tokenizer, load, read_config, read_tokenizer, skeleton
@@ -51,7 +53,8 @@ def with_adapter(settings: RunSettings, method: Method) -> RunSettings:
     """Returns the settings with the method's usual adapter where it needs one and none is named."""
     if settings.adapter is not None or not method.adapters:
         return settings
-    own = USUAL_ADAPTER if isinstance(method, FedMedLoRA | FedMedLoRAPlus) else {}
+    alike = isinstance(method, FedMedLoRA | FedMedLoRAPlus | FedSALoRA | FFALoRA | FLoRA)
+    own = USUAL_ADAPTER if alike else {}
     usual = TypeAdapter[Any](AdapterSettings).validate_python({"kind": method.adapters[0], **own})
     return settings.model_copy(update={"adapter": usual})
 

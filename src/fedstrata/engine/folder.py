@@ -31,6 +31,7 @@ MAY_CHANGE = frozenset(
         "device",
         "report_to",
         "training.cache",
+        "training.eval_batch_size",
         "training.cache_gigabytes",
         "method.aggregation.memory_gigabytes",
     }
@@ -60,7 +61,7 @@ def open_run(source: Source, folder: Path | None, listen: Listener, *, resume: b
         ConfigurationError: The configuration is wrong, or the directory holds something already.
     """
     if not resume:
-        _require_free(folder)
+        require_free_folder(folder)
     built = folder / TOKENIZER if folder is not None and resume else None
     experiment = prepare(source, tokenizer_folder=built if built is not None and built.is_dir() else None)
     if folder is None:
@@ -82,7 +83,7 @@ def open_run(source: Source, folder: Path | None, listen: Listener, *, resume: b
     return Run(experiment, folder, listen)
 
 
-def serving_folder(source: Source, folder: Path | None, *, resume: bool) -> tuple[Source, Path]:
+def serving_folder(source: Source, folder: Path | None, *, resume: bool) -> Path:
     """Makes the directory of a run that is served to clients in other processes.
 
     Args:
@@ -91,20 +92,20 @@ def serving_folder(source: Source, folder: Path | None, *, resume: bool) -> tupl
         resume: Whether the directory holds a run to go on with.
 
     Returns:
-        The configuration and the directory.
+        The directory.
 
     Raises:
         ConfigurationError: The configuration is wrong in itself, or the directory holds something already.
     """
     if not resume:
-        _require_free(folder)
+        require_free_folder(folder)
     settings, _, problems = check_settings(source)
     if problems:
         raise ConfigurationError(problems)
     folder = folder or free_folder(Path("runs"), settings.name)
     folder.mkdir(parents=True, exist_ok=True)
     write_settings(settings, folder / "config.yaml")
-    return source, folder
+    return folder
 
 
 def _write_documents(clients: Mapping[str, Split], path: Path) -> None:
@@ -117,7 +118,12 @@ def _write_documents(clients: Mapping[str, Split], path: Path) -> None:
         write_atomically(path, [json.dumps(ids, indent=0, ensure_ascii=False).encode()])
 
 
-def _require_free(folder: Path | None) -> None:
+def require_free_folder(folder: Path | None) -> None:
+    """Refuses a run directory that holds something already.
+
+    Raises:
+        ConfigurationError: It does.
+    """
     if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         message = f"{folder} holds something already; name another folder, or go on with --resume"
         raise ConfigurationError([Problem("--out", message)])

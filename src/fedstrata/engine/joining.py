@@ -19,6 +19,7 @@ from fedstrata.core.errors import (
     Problem,
     SessionOverError,
     TrainingError,
+    printable,
 )
 from fedstrata.core.seeding import Seed
 from fedstrata.core.types import Message, Plan, Update
@@ -38,7 +39,7 @@ from fedstrata.train.evaluate import answer
 from fedstrata.wire import frame
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from fedstrata.core.types import JSON
     from fedstrata.engine.roll import Listener
@@ -67,6 +68,7 @@ class RemoteClient:
         self._experiment, self._home, self._listen = experiment, home, listen
         self._folder = client_folder(home, client)
         self._trained, self._failure = 0, ""
+        self._delivered: Header | None = None  # the plan of the last turn, if its update was sent
         sites = {site.id: site for site in sites_of(experiment)[1]}
         if client not in sites:
             message = f"the data has no client {client!r} with training documents; it has: {', '.join(sites)}"
@@ -88,6 +90,24 @@ class RemoteClient:
             **held(model),
         }
 
+    def take_part(self, session_of: Callable[[RemoteClient], Membership]) -> None:
+        """Runs turns until the run is complete, over as many sessions as that takes.
+
+        Args:
+            session_of: Returns the next session.
+
+        Raises:
+            LineError: The server cannot be reached, or refuses this client.
+            TrainingError: See `serve`.
+        """
+        while True:
+            with session_of(self) as membership:
+                self._listen("joined", {"client": self.id})
+                try:
+                    return self.serve(membership)
+                except SessionOverError as error:
+                    self._listen("session_over", {"message": str(error)})
+
     def serve(self, membership: Membership) -> None:
         """Runs turns until the server ends.
 
@@ -95,10 +115,9 @@ class RemoteClient:
             LineError: The session is over; with `SessionOverError` a new one may be begun.
             TrainingError: The run is complete, and this client has failed whenever it was to train.
         """
-        run, committed = (membership.welcome.get(name) for name in ("run", "committed"))
+        run = membership.welcome.get("run")
         self._folder = client_folder(home_of(self._home, run), self.id)
-        if isinstance(committed, int):
-            ClientStore(self._folder, committed).discard_after(committed)
+        self._keep_what_counts(membership.welcome)
         while True:
             header, content = membership.receive(patient=True)
             if header.kind == Kind.END:
@@ -107,9 +126,30 @@ class RemoteClient:
                 raise SessionOverError("the server has stopped, and the run is not complete")
             if header.kind == Kind.PLAN:
                 self._turn(membership, header, content)
+            elif header.kind == Kind.FAILED:
+                self._refused(header, content)
+
+    def _keep_what_counts(self, welcome: Mapping[str, JSON]) -> None:
+        """Drops what is kept of rounds that are not committed, or were without this client.
+
+        A round that has its update and still goes on counts until there is another welcome.
+        """
+        committed, delivered = welcome.get("committed"), welcome.get("delivered")
+        plan, self._delivered = self._delivered, None
+        if not isinstance(committed, int):
+            return
+        store = ClientStore(self._folder, committed)
+        store.discard_after(max(committed, delivered) if isinstance(delivered, int) else committed)
+        if welcome.get("lost"):
+            store.discard()
+        if plan is None or plan.handler == SCORE or plan.round == delivered:
+            return  # nothing was learnt, or it counts
+        if plan.round > committed or (plan.round == committed and welcome.get("lost")):
+            self._take_back(plan, "the line broke, and the round does not count what was sent")
 
     def _turn(self, membership: Membership, header: Header, content: Frame) -> None:
         """Runs one handler, and sends what it gives, or why it failed."""
+        self._delivered = None
         store = ClientStore(self._folder, header.round)
         # What was learnt in the round stays when its scores fail.
         undo = store.discard if header.handler != SCORE else lambda: None
@@ -122,26 +162,41 @@ class RemoteClient:
             rng = seed.child("client", self.id, header.handler, header.call)
             update = self._handler(header.handler)(frame.decode(content, Plan), client, rng)
             seconds = time.perf_counter() - started - line.waited
-            model: Any = client.model
-            trained = sum(model.layout.sizes[name] for name in model.trainable)
-            done = Header(Kind.UPDATE, turn=header.turn, seconds=seconds, trained=trained)
-            membership.send(done, frame.encode(update))
+            membership.send(Header(Kind.UPDATE, turn=header.turn, seconds=seconds), frame.encode(update))
         except TurnOverError as error:
             undo()
             self._tell_failed(header, str(error))
-        except LineError:
+        except LineError as error:
             undo()
+            self._tell_failed(header, str(error))
             raise
         except Exception as error:
             undo()
             told = Message({}, {"message": describe(error)})
+            if is_client_failure(error):
+                self._tell_failed(header, describe(error))
             membership.send(Header(Kind.FAILED, turn=header.turn), frame.encode(told))
             if not is_client_failure(error):
                 raise
-            self._tell_failed(header, describe(error))
             release_memory(error)
         else:
+            self._delivered = header
             self._trained += header.handler != SCORE
+
+    def _refused(self, header: Header, content: Frame) -> None:
+        """Hears that a turn has failed at the server: the last one, if its update was sent."""
+        plan = self._delivered
+        if plan is not None and plan.turn == header.turn:  # and none that has failed here already
+            self._delivered = None
+            reason = frame.decode(content, Message).values.get("message")
+            self._take_back(plan, printable(f"the server cannot use what it was sent: {reason}"))
+
+    def _take_back(self, plan: Header, why: str) -> None:
+        """Does without what was learnt in a turn whose update was sent."""
+        if plan.handler != SCORE:
+            ClientStore(self._folder, plan.round).discard()
+            self._trained -= 1
+        self._tell_failed(plan, why)
 
     def _tell_failed(self, header: Header, message: str) -> None:
         if header.handler != SCORE:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 from fedstrata.methods.fl_llama import FLLLaMA
 from fedstrata.split.ends import Ends
-from fedstrata.split.kvcache import SESSION_BYTES, Sessions
+from fedstrata.split.kvcache import Sessions
 from fedstrata.split.middle import Middle
 from fedstrata.split.partition import divide
 
@@ -36,7 +37,7 @@ def with_noise(experiment: Experiment) -> Callable[[str], AbstractContextManager
         cut = method.cut_of(site)
         ends, middle = divide(experiment.model, cut)
         noise = method.noise(experiment.seed.child("scores", site))
-        server = Sessions(Middle(middle, cut), SESSION_BYTES)
+        server = Sessions(Middle(middle, cut), sys.maxsize)  # as much as without the cut
         with Ends(ends, cut).connected(server, site, noise):
             yield ends
 

@@ -11,6 +11,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -74,8 +75,8 @@ class RemoteCohort:
         listen: Told of progress.
         min_clients: How many clients must deliver; every one when none.
         roll: Who is lost so far, what travelled, and what the record says of it.
+        delivered: The number of each client's last turn whose update has come, and counts.
         train_seconds: Time that clients were at work so far, all together.
-        trained_parameters: How many numbers the last client trained.
     """
 
     method: Method
@@ -88,8 +89,8 @@ class RemoteCohort:
     listen: Listener
     min_clients: int | None = None
     roll: Roll = field(init=False)
+    delivered: dict[str, int] = field(default_factory=dict)
     train_seconds: float = 0.0
-    trained_parameters: int = 0
 
     def __post_init__(self) -> None:
         attendance = Attendance([info.id for info in self.infos], min_clients=self.min_clients)
@@ -146,8 +147,16 @@ class RemoteCohort:
         raise NotImplementedError("the server has no documents of its own")
 
     def reject(self, client: str, error: FedstrataError) -> None:
-        """Does without a client's update; see `core.method.Cohort.reject`."""
+        """Does without a client's update, and tells it so; see `core.method.Cohort.reject`."""
+        self.tell_failed(client, self.delivered.pop(client), describe(error))
         self.roll.fail(client, error, self.roll.meter.down[client])
+
+    def tell_failed(self, client: str, turn: int, reason: str) -> None:
+        """Tells a client, if it is there, that a turn of it is over and does not count."""
+        content = frame.encode(Message({}, {"message": reason}))
+        if client in self.hub.present:
+            with suppress(FedstrataError):
+                self.hub.tell(client, Header(Kind.FAILED, turn=turn), content)
 
     def _present(
         self, handler: str, plan_of: Callable[[ClientInfo], Plan]
@@ -270,10 +279,9 @@ class _Turns:
         seconds = min(max(header.seconds, 0.0), time.perf_counter() - turn.began)
         self._roll.trained(client, update)
         self._cohort.train_seconds += seconds
-        self._cohort.trained_parameters = header.trained
         self._roll.deliver(turn.info, update, turn.exchanged, seconds)
         self.updates[client] = update
-        del self._turns[client]
+        self._cohort.delivered[client] = self._turns.pop(client).number
         self._say(self._service.leave(client))
 
     def _due(self, client: str) -> Collection[str]:
@@ -310,13 +318,7 @@ class _Turns:
 
     def _end(self, client: str, reason: str) -> None:
         """Ends a client's turn, and tells it if it is there."""
-        turn = self._turns.pop(client)
-        content = frame.encode(Message({}, {"message": reason}))
-        if client in self._hub.present:
-            try:
-                self._hub.tell(client, Header(Kind.FAILED, turn=turn.number), content)
-            except FedstrataError:
-                return
+        self._cohort.tell_failed(client, self._turns.pop(client).number, reason)
 
 
 def _decoded(content: Frame, kind: type[MessageType]) -> MessageType:

@@ -11,21 +11,19 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.core.errors import (
-    ConfigurationError,
     FedstrataError,
     FrameError,
     LineError,
-    Problem,
     printable,
 )
-from fedstrata.core.types import ClientInfo, Plan, State, Update
+from fedstrata.core.types import JSON, ClientInfo, Plan, State, Update
 from fedstrata.engine.agreeing import SCORE, divided_method, documents_of, info_of
 from fedstrata.engine.checkpoint import Checkpoints
-from fedstrata.engine.demands import too_few_sampled
 from fedstrata.engine.facts import model_facts
 from fedstrata.engine.failures import RoundAbandonedError
 from fedstrata.engine.fitting import outline
@@ -36,13 +34,14 @@ from fedstrata.metrics.cost import peak_memory
 from fedstrata.record.log import RecordLog, committed_rounds, read_events
 from fedstrata.record.summary import mean_of, summarise, write_summary
 from fedstrata.split.asking import Answering
-from fedstrata.split.kvcache import SESSION_BYTES, Sessions
+from fedstrata.split.kvcache import Sessions
 from fedstrata.split.messages import MOST, is_number
 from fedstrata.split.middle import Middle
 
 if TYPE_CHECKING:
     from fedstrata.engine.roll import Listener
     from fedstrata.engine.setup import Experiment
+    from fedstrata.models.state import Model
     from fedstrata.split.transport.hub import Hub
 
 Scores = Mapping[str, float]
@@ -57,28 +56,25 @@ class Serving:
         clients: Who takes part, in order.
         folder: The run directory; exists.
         listen: Told of every event.
+        cache_bytes: Memory for keys and values while documents are scored, all clients together.
 
     Attributes:
         committed: The last round that is committed.
         weights: Hashes of the ends that a run that goes on began with.
         id: Tells the run from every other one, so that clients keep apart what is theirs of each.
-
-    Raises:
-        ConfigurationError: A setting has no meaning with clients in other processes.
     """
 
     def __init__(
-        self, experiment: Experiment, clients: Sequence[str], folder: Path, listen: Listener
+        self,
+        experiment: Experiment,
+        clients: Sequence[str],
+        folder: Path,
+        listen: Listener,
+        *,
+        cache_bytes: int,
     ) -> None:
-        self.experiment, self.folder = experiment, folder
+        self.experiment, self.folder, self._cache_bytes = experiment, folder, cache_bytes
         self._method = divided_method(experiment.method)
-        federation = experiment.settings.federation
-        if federation.dropout or federation.corrupt.share:
-            message = "has no meaning with clients of their own; only a simulation lets them drop out or lie"
-            path = "federation.dropout" if federation.dropout else "federation.corrupt"
-            raise ConfigurationError([Problem(path, message)])
-        if problems := too_few_sampled(federation, len(clients)):
-            raise ConfigurationError(problems)
         self._clients, self._listen = tuple(clients), listen
         self._checkpoints = Checkpoints(folder / "checkpoints")
         self._log = RecordLog(folder / "record.jsonl")
@@ -87,9 +83,19 @@ class Serving:
         self.weights: Mapping[str, str] = begun[-1].get("ends", {}) if rounds else {}
         self.id: str | None = begun[-1].get("id") if rounds else secrets.token_hex(8)
         self.committed, self._state = 0, State()
-        self._lost: Collection[str] = ()  # to the last round
+        self._lost: Collection[str] = ()  # to the last round, which need not be committed yet
+        self._without: Collection[str] = ()  # to the committed one
+        self._under_way: RemoteCohort | None = None
         if rounds:
             self.committed, self._state = self._checkpoints.load(rounds[-1]["round"])
+            self._without = rounds[-1]["failed"]
+
+    def welcome(self, client: str) -> dict[str, JSON]:
+        """Returns what a client is told when it joins: what it keeps must fit what is committed."""
+        under_way = self._under_way
+        delivered = under_way.number if under_way is not None and client in under_way.delivered else None
+        lost = client in self._without
+        return {"run": self.id, "committed": self.committed, "lost": lost, "delivered": delivered}
 
     def execute(self, hub: Hub, *, patience: float) -> dict[str, Any]:
         """Runs all rounds that are not yet committed and returns the summary.
@@ -137,7 +143,7 @@ class Serving:
         experiment, federation = self.experiment, self.experiment.settings.federation
         rng = experiment.seed.child("round", number)
         cohort = self._cohort(hub, number, sample(infos, federation.sample, rng.child("sample")))
-        clients = len(cohort.infos)
+        self._under_way, clients = cohort, len(cohort.infos)
         self._emit("round_started", {"round": number, "rounds": federation.rounds, "clients": clients})
         abandoned = False
         try:
@@ -149,14 +155,14 @@ class Serving:
         scores = self._score(hub, number, infos, "validation") if due_for_scoring(number, federation) else {}
         evaluate_seconds = time.perf_counter() - before_scoring
         self._checkpoints.save(number, self._state)  # before the event, which commits the round
-        values = self._state.values.items()
+        values, layout = self._state.values.items(), self._whole.layout
         facts = {
             "round": number,
             "loss": cohort.roll.loss,
             **scores,
             "trained": None,
             "state": {name: value for name, value in values if not name.startswith("_")},
-            "trainable_parameters": cohort.trained_parameters,
+            "trainable_parameters": sum(layout.sizes[name] for name in self._method.trainable(layout)),
             "simulated_seconds": None,
             "joules": None,
             "failed": list(cohort.roll.attendance.lost),
@@ -170,7 +176,7 @@ class Serving:
             **peak_memory(experiment.model.device),  # in every round: a run may go through several processes
         }
         self._emit("round", facts)
-        self.committed = number
+        self.committed, self._without, self._under_way = number, self._lost, None
         self._checkpoints.prune()
 
     def _finish(self, hub: Hub, rounds: int, infos: Sequence[ClientInfo]) -> dict[str, Any]:
@@ -200,7 +206,7 @@ class Serving:
         model = cohort.middle(widest)
         model.load({name: self._state.tensors[name] for name in model.layout.all})
         training = self.experiment.settings.training
-        sessions = Sessions(Middle(model, widest), SESSION_BYTES, training)
+        sessions = Sessions(Middle(model, widest), self._cache_bytes, training)
         service = Answering(sessions, self._method.settings.wire, self._method.cut_of)
 
         def plan_of(info: ClientInfo) -> Plan:
@@ -262,9 +268,8 @@ class Serving:
 
     def _facts(self, hub: Hub) -> dict[str, Any]:
         """What the record's `run` event says of the whole run."""
-        settings, task, model = self.experiment.settings, self.experiment.task, self.experiment.model
         return {
-            **model_facts(self.experiment, outline(settings, task, model.tokenizer)),
+            **model_facts(self.experiment, self._whole),
             "id": self.id,
             "ends": _weights_of(hub),
             "data": None,
@@ -273,6 +278,12 @@ class Serving:
             "devices": None,
             "clients": {client: documents_of(client, hub.greeting(client)) for client in hub.present},
         }
+
+    @cached_property
+    def _whole(self) -> Model:
+        """The whole model without its values, of which no side has all."""
+        experiment = self.experiment
+        return outline(experiment.settings, experiment.task, experiment.model.tokenizer)
 
     def _emit(self, event: str, facts: Mapping[str, Any]) -> None:
         if event in RECORDED:

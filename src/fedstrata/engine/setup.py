@@ -25,10 +25,10 @@ from fedstrata.core.sources import Source, validate
 from fedstrata.data.partition import LABEL_OF
 from fedstrata.data.split import Split
 from fedstrata.engine.demands import (
-    too_few,
+    unfit_clients,
+    unfit_steps,
     without_examples,
     without_server_documents,
-    without_terms,
     without_validation,
     without_whole_models,
 )
@@ -98,6 +98,7 @@ def prepare(
     *,
     tokenizer_folder: Path | None = None,
     without_of: Callable[[Method], Callable[[PreTrainedModel], None] | None] = lambda method: None,
+    apart: bool = False,
 ) -> Experiment:
     """Checks a configuration and loads what it names.
 
@@ -105,6 +106,7 @@ def prepare(
         source: The configuration.
         tokenizer_folder: Where the tokenizer lies that the run built from its texts; it is built if none.
         without_of: Returns what takes parts out of the model before its weights are read; none for nothing.
+        apart: Whether clients are processes of their own: these data then need not be those of all of them.
 
     Raises:
         ConfigurationError: With every problem that could be found; sections that are wrong in themselves do
@@ -118,9 +120,10 @@ def prepare(
     problems += source.located(machine_problems(settings))
     if sound("data", "partition", "seed", "task"):
         with _collecting(problems, source):
-            divided = divide(settings)
+            divided = divide(settings, apart=apart)
             clients = divided.clients
-            problems += source.located(too_few(settings, method, clients))
+            if not apart:
+                problems += source.located(unfit_clients(settings, method, clients))
             problems += source.located(without_validation(method, clients))
             task = TASKS[settings.task.name].from_documents(settings.task, clients)
             if isinstance(task.settings, ExtractSettings):
@@ -191,8 +194,7 @@ def check_metric(settings: RunSettings, task: Task | None) -> None:
         return
     if metric in names or (task is None and "/" in metric):
         return
-    meant = did_you_mean(metric, names)
-    hint = f"; {meant}" if meant else "."
+    hint = did_you_mean(metric, names, before="; ") or "."
     whole = [name for name in names if "/" not in name]
     singles = len(names) - len(whole)
     more = f" and {singles} scores of single labels, such as {names[-1]}" if singles else ""
@@ -209,8 +211,8 @@ def check_settings(source: Source) -> tuple[RunSettings, Method | None, list[Pro
     """
     settings, problems = validate(RunSettings, source)
     problems = [_with_verb(problem) for problem in problems]
+    sound = _sound_sections(problems)
     if settings is None:
-        sound = _sound_sections(problems)
         rest = {
             key: value
             for key, value in source.values.items()
@@ -218,7 +220,6 @@ def check_settings(source: Source) -> tuple[RunSettings, Method | None, list[Pro
         }
         settings = RunSettings.model_validate(rest)
     settings = _with_absolute_paths(settings)
-    sound = _sound_sections(problems)
     if sound("data", "task", "partition"):
         problems += source.located(_idle_choices(settings))
     name = settings.method.get("name", LayerSkipping.name)
@@ -234,7 +235,7 @@ def check_settings(source: Source) -> tuple[RunSettings, Method | None, list[Pro
     if method_settings is None:
         return settings, None, problems
     method = card(method_settings)
-    problems += source.located(without_terms(settings, method))
+    problems += source.located(unfit_steps(settings, method))
     resolved = settings.model_copy(update={"method": method_settings.model_dump()})
     return with_adapter(resolved, method), method, problems
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 USUAL_ADAPTER: Mapping[str, float] = {"rank": 16, "alpha": 64, "dropout": 0.05}
-"""The paper's adapter, where none is named."""
+"""The paper's adapter where none is named: of its methods, FedSA-LoRA, FFA-LoRA and FLoRA."""
 
 
 class FedMedLoRASettings(AveragingSettings):

@@ -12,9 +12,10 @@ Client half: A and C with their optimiser, each clipped by itself (`training.cli
 Reduces to: with one client, without noise and clipping, training the whole model; with `client_batch` and one
     step each the step is that of the mean over all clients' terms.
 Deviations: optimisers begin anew in every round, as all methods' do here. A and C share one, which changes
-    nothing: Adam's steps go by each number alone. The paper adds the clients' gradients up in client-batch;
-    here B's is their mean, or B would step M times too far. What blocks of every depth share (DeBERTa's and
-    MPNet's relative positions) learns from the gradient of the client's blocks alone where all weights train.
+    nothing: Adam's steps go by each number alone. All segments have one `adapter`, or none. The paper adds
+    the clients' gradients up in client-batch; here B's is their mean, or B would step M times too far. What
+    blocks of every depth share (DeBERTa's and MPNet's relative positions) learns from the gradient of the
+    client's blocks alone where all weights train.
 """
 
 from __future__ import annotations
@@ -102,8 +103,11 @@ class FLLLaMASettings(MethodSettings):
 
     @model_validator(mode="after")
     def _modes(self) -> FLLLaMASettings:
-        if self.average_every and self.mode != "hierarchical":
-            raise ValueError(f"average_every={self.average_every} has no meaning with mode {self.mode}")
+        modes = {"average_every": "hierarchical", "turns": "sequential", "mean": "client_batch"}
+        for name, mode in modes.items():
+            value = getattr(self, name)
+            if self.mode != mode and value != type(self).model_fields[name].default:
+                raise ValueError(f"{name}={value} has no meaning with mode {self.mode}, only with {mode}")
         if isinstance(self.average_ends, int) and self.mode == "sequential":
             raise ValueError(
                 f"average_ends={self.average_ends} needs clients that step side by side: mode "

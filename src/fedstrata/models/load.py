@@ -243,8 +243,8 @@ def _refuse_strays(config: PretrainedConfig, keys: Sequence[str]) -> None:
     problems = []
     for key in keys:
         if key not in known and not _is_read_by_family(config, key):
-            message = f"{type(config).__name__} has no such setting"
-            message = "; ".join(filter(None, [message, did_you_mean(key, known)]))
+            hint = did_you_mean(key, known, before="; ")
+            message = f"{type(config).__name__} has no such setting{hint}"
             problems.append(Problem(f"model.config.{key}", message))
     if problems:
         raise ConfigurationError(problems)

@@ -306,8 +306,8 @@ class Model:
         if name in aliases:
             own = next(known for known, parameter in self._parameters.items() if parameter is aliases[name])
             return f"{name} is tied to {own} in model {self.name}; use that name"
-        meant = did_you_mean(name, self._parameters)
-        return "; ".join(filter(None, [f"model {self.name} has no parameter {name}", meant]))
+        hint = did_you_mean(name, self._parameters, before="; ")
+        return f"model {self.name} has no parameter {name}{hint}"
 
     def _check(self, name: str, value: Tensor) -> None:
         parameter = self._parameter(name)

@@ -15,8 +15,7 @@ states from the server stand in for everything below C, so that of A no more tha
 again, which nothing reads. Any number of steps may be between their `front` and their `back`, and their
 gradients add up, as in any training with several batches a step. Losses are sums, and so are gradients:
 whoever takes an optimiser step divides by the number of terms. When the server has lost a step
-(`StepLostError`) all batches of this optimiser step begin again, from gradients of zero on both sides: C has
-had its part already.
+(`StepLostError`) the client's turn has failed.
 
 For scoring and for generating, `connected` makes the module a whole model again, whose middle block asks the
 server: `task.predict`, and `generate` of transformers with a key-value cache on both sides, run as they are.

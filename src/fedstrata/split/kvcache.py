@@ -27,6 +27,7 @@ from fedstrata.core.errors import (
     Problem,
     SessionLostError,
     SessionTooLargeError,
+    printable,
 )
 from fedstrata.split.rows import Rows
 from fedstrata.train.local import autocast
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from fedstrata.split.middle import Middle
 
 
-SESSION_BYTES = 2**30
-"""Bytes of keys and values of all clients together, if nobody says otherwise."""
 _SESSIONS = 1024
 """Sessions at most: beside its keys and values each takes some kilobytes, which `limit` does not count."""
 
@@ -167,9 +166,11 @@ class Sessions:
 
     def _require_room(self, session: Hashable, size: int) -> None:
         if size > self._limit:
+            name = "/".join(map(str, session)) if isinstance(session, tuple) else str(session)
             raise SessionTooLargeError(
-                f"session {session!r} has {size} bytes of keys and values, and all sessions together "
-                f"may have {self._limit}; a shorter text, fewer rows or more memory for the server may help"
+                f"session {printable(name, 100)} has {size} bytes of keys and values, and all sessions "
+                f"together may have {self._limit}; shorter texts, fewer rows (training.eval_batch_size) or "
+                "more memory at the server (--cache-megabytes) may help"
             )
 
     def _cache(self) -> Cache:

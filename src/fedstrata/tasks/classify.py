@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from fedstrata.core.config import ClassifySettings
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.sources import Source, validate
+from fedstrata.data.select import unnamed
 from fedstrata.metrics.labels import (
     CUTS,
     SINGLE_LABEL,
@@ -53,8 +54,7 @@ class LabelledDocument:
 
     Attributes:
         document: Index of the document in the sequence that was encoded.
-        windows: Token ids of its windows from left to right, at least one, (tokens,) int32 each. They are the
-            rows of a batch that this example fills, in this order.
+        windows: Token ids of its windows from left to right, at least one, (tokens,) int32 each: its rows.
         token_types: Which text of a pair each token belongs to, (tokens,) int8 for each window; empty where
             the tokenizer tells no types, and where none of the documents encoded together is a pair.
         targets: The numbers of its labels, (its labels,) int32.
@@ -110,27 +110,27 @@ class DocumentClassification:
     def from_documents(
         cls, settings: ClassifySettings, clients: Mapping[str, Split]
     ) -> DocumentClassification:
-        """Makes the task for a corpus: its labels are those of all documents, sorted.
+        """Makes the task for a corpus: its labels are those that are named, or of all documents, sorted.
 
         Raises:
-            ConfigurationError: If there are too few labels, or a document has none or several where each must
-                have one.
+            ConfigurationError: If there are too few labels, a document has one that is not named, or none or
+                several where each must have one.
         """
         documents = [document for own in clients.values() for document in own.all]
-        labels = sorted({label for document in documents for label in document.labels})
+        found = [(label, document.id) for document in documents for label in document.labels]
+        labels = settings.labels if settings.labels != "auto" else sorted({label for label, _ in found})
+        problems = unnamed("task.labels", found, labels)
         odd = [document for document in documents if len(set(document.labels)) != 1]
         if settings.problem_type == "auto" and odd and not any(document.labels[1:] for document in odd):
             logger.warning(_UNLABELLED, f"{len(odd):,}", f"{len(documents):,}")
         settings = _resolved(settings, "multi_label" if odd else "single_label")
         one_each = settings.problem_type == "single_label"
-        problems = []
         if len(labels) < 1 + one_each:
             message = f"the {len(documents)} documents have {len(labels)} different labels; at least "
             problems.append(Problem("data.labels", f"{message}{1 + one_each} are needed to classify them"))
         if one_each and odd:
-            count = len(set(odd[0].labels))
             others = f", and {len(odd) - 1} more have not exactly one" if len(odd) > 1 else ""
-            message = f"single_label, but document {odd[0].id!r} has {count} labels{others}"
+            message = f"single_label, but document {odd[0].id!r} has {len({*odd[0].labels})} labels{others}"
             problems.append(Problem("task.problem_type", message))
         if problems:
             raise ConfigurationError(problems)
@@ -373,8 +373,8 @@ def pool(logits: Tensor, document: Tensor, documents: int, pooling: str) -> Tens
 
     Args:
         logits: Of each window, (windows, labels).
-        document: The number of each window's document, (windows,) int64.
-        documents: How many documents there are; each has a window.
+        document: The number of each window's document, (windows,) int64; all have one.
+        documents: How many documents there are.
         pooling: `mean` or `max`; of equal maxima each gets its share of the gradient.
 
     Returns:
@@ -382,8 +382,8 @@ def pool(logits: Tensor, document: Tensor, documents: int, pooling: str) -> Tens
     """
     shape = (documents, logits.shape[1])
     if pooling == "max":
-        index = document[:, None].expand_as(logits)
-        return logits.new_full(shape, -torch.inf).scatter_reduce(0, index, logits, "amax")
+        start = logits.new_full(shape, -torch.inf)
+        return start.scatter_reduce(0, document[:, None].expand_as(logits), logits, "amax")
     sums = logits.new_zeros(shape).index_add(0, document, logits)
     return sums / torch.bincount(document, minlength=documents)[:, None]
 

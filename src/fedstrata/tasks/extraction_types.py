@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean
 from fedstrata.data.select import mention_types, relation_types, unknown_mentions, unknown_relations
 from fedstrata.tasks.definitions import DEFINITIONS
+from fedstrata.tasks.instructions import template_texts
 from fedstrata.tasks.markup import unusable_types
+from fedstrata.tasks.prompts import fields_of
 
 if TYPE_CHECKING:
     from fedstrata.core.config import ExtractSettings
@@ -29,13 +31,14 @@ def with_types(settings: ExtractSettings, clients: Mapping[str, Split]) -> Extra
 
     Raises:
         ConfigurationError: There is nothing to be asked for, a name occurs nowhere or cannot stand in markup,
-            a document that is scored has a type that no training document has, or a client has nothing to
-            learn from.
+            a document that is scored has a type that no training document has, a client has nothing to
+            learn from, a definition is given by no template, or one of these cannot be used.
     """
     train = [document for own in clients.values() for document in own.train]
     modifiers = _modifier_types(train) if settings.modifiers == "auto" else dict(settings.modifiers)
     mentions = _mention_types(train, modifiers) if settings.mentions == "auto" else list(settings.mentions)
     problems = [*_nothing(settings, mentions, modifiers, len(train)), *_misnamed(settings, clients)]
+    problems += _idle_definitions(settings)
     names = {*mentions, *modifiers, *chain.from_iterable(modifiers.values())}
     if unusable := unusable_types(sorted(names)):
         message = f"the type {unusable[0]!r} cannot stand in markup; rename it by data.types"
@@ -108,6 +111,19 @@ def _misnamed(settings: ExtractSettings, clients: Mapping[str, Split]) -> Iterat
             hint = did_you_mean(name, known) or f"there are {', '.join(sorted(known))}."
             say = "" if setting == "definitions" else " If it is meant, say in task.definitions what it is"
             yield Problem(f"task.{setting}", f"{name!r} occurs nowhere in the data; {hint}{say}")
+
+
+def _idle_definitions(settings: ExtractSettings) -> Iterator[Problem]:
+    """Yields a problem for each built-in definition that is changed and that no instruction gives.
+
+    That of another type says, if nothing else, that the type is meant.
+    """
+    if any("definitions" in fields_of(text) for text in template_texts(settings).values()):
+        return
+    for name in settings.definitions:
+        if name in DEFINITIONS:
+            message = f"no instruction gives that of {name!r}: none of task.templates has a place for"
+            yield Problem("task.definitions", f"{message} {{definitions}}")
 
 
 def _tell_of_other_pairs(

@@ -7,7 +7,7 @@ distances give away without reading a word.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fedstrata.core.documents import Document, Relation
@@ -56,9 +56,6 @@ class NearestLinker:
             best = nearest.setdefault(modifier, main)
             if apart[main, modifier] < apart[best, modifier]:
                 nearest[modifier] = main
-        return tuple(self._linked(document, sorted((main, own) for own, main in nearest.items())))
-
-    def _linked(self, document: Document, pairs: Sequence[tuple[int, int]]) -> Iterable[Relation]:
-        for main, modifier in pairs:
-            types = (document.spans[main].label, document.spans[modifier].label)
-            yield Relation(main, modifier, self.relation[types])
+        labels = [span.label for span in document.spans]
+        pairs = sorted((main, modifier) for modifier, main in nearest.items())
+        return tuple(Relation(main, own, self.relation[labels[main], labels[own]]) for main, own in pairs)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.data.select import mention_types, unknown_mentions
+from fedstrata.data.select import mention_types, unknown_mentions, unnamed
 from fedstrata.metrics.spans import OVERALL, score_names, span_scores
 from fedstrata.tasks.corrupt import permuted, shuffled_windows
 from fedstrata.tasks.windows import IGNORED, Window, encode_windows, pad, require_single_texts, run_model
@@ -86,11 +86,11 @@ class NamedEntityRecognition:
 
     @classmethod
     def from_documents(cls, settings: NerSettings, clients: Mapping[str, Split]) -> NamedEntityRecognition:
-        """Makes the task for a corpus: its types are those of all clients' training documents.
+        """Makes the task for a corpus: its types are those that are named, or of all training documents.
 
         Raises:
-            ConfigurationError: If no training document has a mention, another document has a type that no
-                training document has, or documents are pairs of texts.
+            ConfigurationError: If no training document has a mention, another document has a type that none
+                of them has or that is not named, or documents are pairs of texts.
         """
         require_single_texts((document for own in clients.values() for document in own.all), "ner")
         parts = {
@@ -103,11 +103,15 @@ class NamedEntityRecognition:
             found = f"none of the {count} training documents has a mention of a type that data.types keeps"
             asked = "are data.path and data.format those of the annotations?"
             raise ConfigurationError([Problem("data", f"{found}; {asked}")])
-        problems = [
-            problem
-            for part, documents in parts.items()
-            for problem in unknown_mentions(documents, types, part)
-        ]
+        problems: list[Problem] = []
+        if settings.types != "auto":
+            types = tuple(settings.types)
+            every = chain.from_iterable(parts.values())
+            occurring = ((span.label, document.id) for document in every for span in document.spans)
+            problems += unnamed("task.types", occurring, types)
+        else:
+            for part, documents in parts.items():
+                problems += unknown_mentions(documents, types, part)
         if problems:
             raise ConfigurationError(problems)
         return cls(settings, types)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,9 @@ MARKS = {"extract": "input", "summarize": "text", "cloze": "answer"}
 """The field that every template of a task names, by which a template is told from the path of one."""
 TEXTS_PER_CALL = 1024
 """Texts given to the tokenizer at a time."""
+_SAME_DAY = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}\n"
+"""Stands before a chat template and writes nothing itself. One that writes today's date then writes this one,
+Llama 3's own where it is told none: a prompt is the same on every day."""
 
 
 class PromptTokenizer:
@@ -43,7 +46,9 @@ class PromptTokenizer:
         """Returns the tokens of each prompt."""
         if self._chats:
             turns = [[{"role": "user", "content": text}] for text in texts]
-            chats = self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+            chats = self._written(turns, add_generation_prompt=True)
+            if self._opens_thought:  # an answer is trained and expected outside of it
+                chats = [f"{chat.rstrip()}\n\n</think>\n\n" for chat in chats]
             rows = self._tokenize(chats, special=False, split=False)  # the template has written special ones
             return [
                 self._chat(chat, text) if self._looks_special(text) else row
@@ -65,11 +70,29 @@ class PromptTokenizer:
         """
         if self._chats:
             turns = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "AAA"}]
-            chat = self.tokenizer.apply_chat_template(turns, tokenize=False)
+            (chat,) = self._written([turns])
             (after,) = self._tokenize([chat.rpartition("AAA")[2]], special=False, split=False)
             if (own := next((id_ for id_ in after if id_ in self._special), None)) is not None:
                 return own
         return end_id(self.tokenizer, task)
+
+    def _written(self, chats: list[list[dict[str, str]]], **options: bool) -> list[str]:
+        """Returns chats as the tokenizer's template writes them, on whatever day that is."""
+        try:
+            template = _SAME_DAY + self.tokenizer.get_chat_template()
+        except ValueError:  # there are several, of which none is the default
+            message = "must be never: the tokenizer has several chat templates and no default"
+            raise ConfigurationError([Problem("task.chat", message)]) from None
+        written: list[str] = self.tokenizer.apply_chat_template(
+            chats, chat_template=template, tokenize=False, enable_thinking=False, **options
+        )
+        return written
+
+    @cached_property
+    def _opens_thought(self) -> bool:
+        """Whether the template begins an answer with a thought whatever it is told, as DeepSeek-R1's."""
+        (chat,) = self._written([[{"role": "user", "content": "Q"}]], add_generation_prompt=True)
+        return chat.rstrip().endswith("<think>")
 
     def _looks_special(self, text: str) -> bool:
         return any(token in text for token in self._special.values())

@@ -27,7 +27,8 @@ from torch.nn import functional as F
 from fedstrata.core.documents import Document, Relation
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.seeding import Seed
-from fedstrata.data.select import relation_types, unknown_relations
+from fedstrata.core.task_settings import NO_RELATION
+from fedstrata.data.select import relation_types, unknown_relations, unnamed
 from fedstrata.metrics.relations import relation_scores, triples_of
 from fedstrata.metrics.spans import OVERALL, score_names
 from fedstrata.tasks.candidates import candidate_pairs, related_types
@@ -47,9 +48,6 @@ if TYPE_CHECKING:
 
     from fedstrata.core.config import RelationSettings
     from fedstrata.data.split import Split
-
-NONE = "none"
-"""The class of a pair that is not related."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,27 +110,36 @@ class RelationClassification:
     def from_documents(
         cls, settings: RelationSettings, clients: Mapping[str, Split]
     ) -> RelationClassification:
-        """Makes the task for a corpus: its types are those of all clients' training documents.
+        """Makes the task for a corpus: its types are those that are named, or of all training documents.
 
         Raises:
             ConfigurationError: No training document has a relation, another document has a type that none of
-                them has, a client has no pair to learn from, or documents are pairs of texts.
+                them has or that is not named, a client has no pair to learn from, or documents are pairs of
+                texts.
         """
         require_single_texts((document for own in clients.values() for document in own.all), "relations")
         train = [document for own in clients.values() for document in own.train]
         types = relation_types(train)
-        if not types or NONE in types:
+        if not types or NO_RELATION in types:
             message = f"none of the {len(train)} training documents has a relation"
             if types:
-                message = f"a relation may not be called {NONE!r}, the class of pairs without one; rename it"
+                message = (
+                    f"a relation may not be called {NO_RELATION!r}, the class of pairs without one; rename it"
+                )
             raise ConfigurationError([Problem("data.relations", message)])
         if settings.modifiers == "auto":
             settings = settings.model_copy(update={"modifiers": related_types(train)})
-        task = cls(settings, types)
         problems: list[Problem] = []
-        for part in ("validation", "test"):
-            scored = (item for own in clients.values() for item in getattr(own, part))
-            problems += unknown_relations(scored, types, part)
+        if settings.types != "auto":
+            types = tuple(settings.types)
+            every = (item for own in clients.values() for item in own.all)
+            occurring = ((relation.label, item.id) for item in every for relation in item.relations)
+            problems += unnamed("task.types", occurring, types)
+        else:
+            for part in ("validation", "test"):
+                scored = (item for own in clients.values() for item in getattr(own, part))
+                problems += unknown_relations(scored, types, part)
+        task = cls(settings, types)
         for name, own in clients.items():
             if own.train and not any(task._learnt(document) for document in own.train):
                 message = f"the training documents of {name} have no two mentions to learn relations from"
@@ -158,14 +165,16 @@ class RelationClassification:
             raise ConfigurationError([Problem("task.modifiers", message)])
         task = cls(settings, labels[1:])
         if not task.types or task.labels != tuple(labels):
-            message = f"its classes are not those of task relations, {NONE} and the types: {list(labels)}"
+            message = (
+                f"its classes are not those of task relations, {NO_RELATION} and the types: {list(labels)}"
+            )
             raise ConfigurationError([Problem("model.name", message)])
         return task
 
     @property
     def labels(self) -> tuple[str, ...]:
         """`none`, then the types."""
-        return (NONE, *self.types)
+        return (NO_RELATION, *self.types)
 
     @property
     def metric_names(self) -> tuple[str, ...]:

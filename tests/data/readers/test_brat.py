@@ -81,19 +81,35 @@ def test_several_arguments_in_one_role_are_numbered(tmp_path: Path) -> None:
     )
 
 
-def test_the_members_of_a_set_are_related_to_its_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize("listed", ["E3 T1 E2 T3", "T1 E2 E3", "T3 T2 T1 E2"])  # T3 is E3's own trigger
+def test_the_members_of_a_set_are_related_to_the_first_in_the_text(tmp_path: Path, listed: str) -> None:
     annotations = (
-        "*\tOVERLAP E3 T1 E2 T3\n"  # T3 is E3's own trigger, and the lines they refer to come later
-        "T1\tproblem 0 1\ta\nT2\tproblem 2 3\tb\nT3\tproblem 4 5\tc\nT4\tproblem 6 7\td\n"
+        f"*\tOVERLAP {listed}\n"  # the lines that it refers to come later
+        "T1\tproblem 2 3\tb\nT2\tproblem 0 1\ta\nT3\tproblem 4 5\tc\nT4\tproblem 6 7\td\n"
         "E2\tproblem:T2\nE3\tproblem:T3\n"
         "*\tEquiv T4\n"
-        "*\tEquiv T1 T4 T1 T4\n"
+        "*\tEquiv T4 T1 T4 T1\n"
     )
     document = read_one(tmp_path, "a b c d", annotations)
     assert document.relations == (
-        Relation(2, 0, "OVERLAP"),
-        Relation(2, 1, "OVERLAP"),
-        Relation(0, 3, "Equiv"),
+        Relation(0, 1, "OVERLAP"),
+        Relation(0, 2, "OVERLAP"),
+        Relation(1, 3, "Equiv"),
+    )
+
+
+def test_pieces_with_nothing_but_white_space_between_them_are_one(tmp_path: Path) -> None:
+    text = "Chest \n pain, left arm"
+    annotations = (
+        "T1\tproblem 0 5;8 12\tChest pain\n"
+        "T2\tproblem 0 5;8 10;10 12;14 18\tChest pa in left\n"
+        "T3\tproblem 14 18;18 22\tleft  arm\n"
+    )
+    document = read_one(tmp_path, text, annotations)
+    assert document.spans == (
+        Span(0, 12, "problem"),
+        Span(0, 18, "problem", ((0, 12), (14, 18))),
+        Span(14, 22, "problem"),
     )
 
 

@@ -2,10 +2,10 @@
 
 Reads orders from standard input, one JSON object a line: `{"start": [arguments of main], "out": FILE}` is
 answered with the number of a new process, `{"wait": NUMBER}` with its exit status. A behaviour makes a client
-fail in its second step: `stop` and `die` by themselves, `nan` and `shape` by what it sends; or at the end of
-its turn: `leaves` once it has delivered, those of `DELIVERED` by what it delivers, `scores` by the scores
-that it says. One that begins with `generate` is that of a client that answers the prompts of a file and
-writes the answers to another.
+fail in its second step: `stop` and `die` by themselves, the former to come again, `nan` and `shape` by what
+it sends; or at the end of its turn: `leaves` once it has delivered, those of `DELIVERED` by what it delivers,
+`scores` by the scores that it says. One that begins with `generate` is that of a client that answers the
+prompts of a file and writes the answers to another.
 """
 
 from __future__ import annotations
@@ -118,7 +118,14 @@ def main(address: str, client: str, folder: str, behaviour: str, *overrides: str
 
     remote = RemoteClient(experiment, client, Path(folder), listen)
     timing = Timing(answer=60.0, reconnect=20.0, keepalive=2.0)
-    with Membership(address, client, remote.agreement, greeting=remote.greeting, timing=timing) as membership:
+
+    def session_of(own: RemoteClient) -> Membership:
+        return Membership(address, client, own.agreement, greeting=own.greeting, timing=timing)
+
+    if behaviour == "stop":
+        remote.take_part(session_of)
+        return
+    with session_of(remote) as membership:
         print("joined", flush=True)
         remote.serve(membership)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from fedstrata.core.errors import ConfigurationError, RefusedError
 from fedstrata.core.sources import read_source
 from fedstrata.engine.agreeing import Agreements
 from fedstrata.engine.joining import RemoteClient
+from fedstrata.engine.setup import Experiment
 from fedstrata.engine.sides import prepare_client, prepare_server
 
 EMBEDDING, LOWEST = "model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight"
@@ -132,3 +134,52 @@ def test_a_client_whose_ends_are_called_or_shaped_otherwise_is_refused(
     ):
         with pytest.raises(RefusedError, match=told):
             agree("site-1", other)
+
+
+@pytest.mark.parametrize(
+    ("names", "asked", "keep"),
+    [
+        ("classify, problem_type: single_label", "labels: [a, b, c]", "data.labels={keep: [a, b, c]}"),
+        ("ner", "types: [a, b, c]", "data.types=[a, b, c]"),
+    ],
+)
+def test_a_site_that_lacks_a_label_takes_part_where_all_are_named(
+    tmp_path: Path, names: str, asked: str, keep: str
+) -> None:
+    """Each machine has the documents of its own client; the server needs none then."""
+    tiny = [item for item in TINY if not item.startswith(("data", "task"))]
+    settings = [*tiny, "method.name=fl_llama", "federation.min_clients=2"]
+
+    def client(name: str, labels: str, *more: str) -> Experiment:
+        documents = [
+            {
+                "id": f"{number}",
+                "site": name,
+                "text": "Pain today.",
+                "labels": [label],
+                "spans": [{"start": 0, "end": 4, "label": label}],
+            }
+            for number, label in enumerate(labels * 6)
+        ]
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("\n".join(map(json.dumps, documents)))
+        data = f"data={{format: jsonl, path: {path}}}"
+        return prepare_client(read_source(None, [*settings, data, *more]), name)
+
+    def said(experiment: Experiment, name: str) -> Mapping[str, Any]:
+        remote = RemoteClient(experiment, name, tmp_path / "home", lambda event, facts: None)
+        return {**remote.greeting, "facts": dict(remote.agreement.facts)}
+
+    named, auto = f"task={{name: {names}, {asked}}}", f"task={{name: {names}}}"
+    elsewhere = "data={format: jsonl, path: /nowhere}"
+    both = ("north", "south")
+    server = prepare_server(read_source(None, [*settings, named, elsewhere]), both)
+    agree = Agreements(server, both, 2**26)
+    agree("north", said(client("north", "ab", named, keep), "north"))
+    agree("south", said(client("south", "abc", named), "south"))
+    with pytest.raises(RefusedError, match=r"labels is \[.*\] at client 'north', \[.*\] at the server"):
+        agree("north", said(client("north", "ab", auto), "north"))
+    with pytest.raises(ConfigurationError, match=r"does not name 'd', which document '11' has"):
+        client("north", "abcd", named)
+    with pytest.raises(ConfigurationError, match="data"):
+        prepare_server(read_source(None, [*settings, auto, elsewhere]), both)

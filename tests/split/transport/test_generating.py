@@ -97,7 +97,7 @@ class Watched:
             largest=ENOUGH,
             clients=CLIENTS,
             timing=PATIENT,
-            welcome=lambda: {"committed": self.answers.committed},
+            welcome=lambda client: {"committed": self.answers.committed},
         )
         self.address = self.hub.listen("127.0.0.1:0")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -151,6 +152,23 @@ def test_a_client_does_not_wait_for_a_server_that_has_stopped_speaking(hub: Call
         GrpcLine(membership, 1).receive()
 
 
+def test_a_busy_server_gives_signs_of_life_in_time_for_the_least_patient(hub: Callable[..., Hub]) -> None:
+    server = hub()  # whose own deadline would have it speak every quarter of a minute
+    address, impatient = server.listen("127.0.0.1:0"), replace(TIMING, answer=2.0)
+    with (
+        joined(server, address, "south") as busy,
+        Membership(address, "north", AGREED, timing=impatient) as waiting,
+    ):
+        GrpcLine(busy, 1).send(Message({}, {"batch": 1}))
+        with server._changed:
+            assert server._changed.wait_for(lambda: server._members["south"].link.has_arrived, 60)
+        heard, before = waiting._link.heard, time.monotonic()
+        assert server.receive(30) is not None, "it has something else to do at once"
+        assert before < server._beat <= time.monotonic() + impatient.answer / 4
+        with waiting._link.changed:
+            assert waiting._link.changed.wait_for(lambda: waiting._link.heard > heard, 60)
+
+
 @given(
     rows=st.integers(0, 6),
     length=st.integers(0, 20),
@@ -173,7 +191,7 @@ def test_states_are_taken_if_and_only_if_they_are_as_agreed(
     ("change", "told"),
     [
         ({"hidden size": 16}, "hidden size is 16 at client 'north', 8 at the server"),
-        ({"protocol": 9}, "protocol is 9 at client 'north', 1 at the server"),
+        ({"protocol": 9}, "protocol is 9 at client 'north', 2 at the server"),
         ({"training.learning_rate": 0.1}, "training.learning_rate is 0.1 at client 'north', 0.01 at"),
         ({"front": 2, "back": 0}, "front is 2 at client 'north', 1 at the server; back is 0 at"),
         ({"run": None}, "run is None at client 'north', 'demo' at the server"),
@@ -350,7 +368,7 @@ def test_a_client_hears_that_a_restarted_server_does_not_know_it(hub: Callable[.
     address = server.listen("127.0.0.1:0")
     with joined(server, address) as membership:
         server._server.stop(None).wait()  # as a server that is killed: no goodbye
-        later = hub(welcome=lambda: {"committed": 3})
+        later = hub(welcome=lambda client: {"committed": 3})
         assert later.listen(address) == address
         with pytest.raises(SessionOverError, match="the session of client 'north' is not known here"):
             membership.receive(patient=True)

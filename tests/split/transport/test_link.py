@@ -123,6 +123,19 @@ def test_an_end_that_is_sent_more_than_its_window_gives_the_line_up() -> None:
     link.come(connection, Header(Kind.SAID, sequence=4), content, 10_000)
 
 
+def test_what_is_sent_before_there_is_a_connection_is_waited_for() -> None:
+    link = Link(100)
+    say(link, 1)
+    assert not link.idle, "it is yet to come"
+    connection = link.connect(0)
+    next(link.outgoing(connection))
+    assert link.idle
+    say(link, 2)
+    assert not link.idle
+    link.disconnect(connection)
+    assert link.idle, "nobody may come again"
+
+
 def test_a_message_behind_a_gap_is_refused() -> None:
     link = Link(10_000)
     connection = link.connect(0)

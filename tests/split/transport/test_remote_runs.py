@@ -100,7 +100,7 @@ def test_connections_that_are_cut_lose_nothing_and_repeat_nothing(run_tiny: RunT
 
 @pytest.mark.parametrize(
     ("mode", "accumulation", "at"),
-    [("sequential", 2, 1), ("client_batch", 1, SECOND)],
+    [("sequential", 2, 1), ("client_batch", 1, SECOND), ("hierarchical", 1, SECOND)],
     ids=str,
 )
 def test_a_round_goes_on_without_a_client_that_is_killed_in_a_step(
@@ -152,7 +152,11 @@ def test_a_client_that_stalls_is_lost(serve: Serve, monkeypatch: pytest.MonkeyPa
     (failed,) = server.of("client_failed")
     assert failed["message"] == "client 'site-2' has not answered for 0.1 s"
     os.kill(processes["site-2"].number, signal.SIGCONT)
+    hub.wait_for(["site-2"], 600)  # it comes again, too late for the only round
+    hub.stop(complete=True)
     assert processes["site-2"].wait() == 1
+    told = "the run is complete without client 'site-2', which has failed in each of its rounds: "
+    assert told in processes["site-2"].said.splitlines()[-1]
     assert "has not answered for 0.1 s" in processes["site-2"].said
 
 
@@ -189,14 +193,31 @@ def test_an_update_that_would_spoil_the_mean_costs_the_round_its_client(
     serve: Serve, one: tuple[str, str], other: tuple[str, str | None]
 ) -> None:
     server = serve(BATCH, *ONE_EACH)
-    for client, behaviour in zip(CLIENTS, (one[0], other[0], "good"), strict=True):
-        server.start(client, behaviour)
+    behaviours = zip(CLIENTS, (one[0], other[0], "good"), strict=True)
+    processes = {client: server.start(client, behaviour) for client, behaviour in behaviours}
     state = server.run(min_clients=1)
     failed = {facts["client"]: facts["message"] for facts in server.of("client_failed")}
     expected = {client: told for client, (_, told) in zip(CLIENTS, (one, other), strict=False) if told}
     assert failed.keys() == expected.keys()
     assert all(told in failed[client] for client, told in expected.items())
     assert all(bool(tensor.isfinite().all()) for tensor in state.tensors.values())
+    server.hub.stop(complete=True)
+    for client, process in processes.items():
+        assert process.wait() == (client in expected), "a client whose updates are of no use says so"
+        if client in expected:
+            assert expected[client] in process.said.splitlines()[-1]
+
+
+def test_a_client_keeps_nothing_of_a_turn_that_does_not_count(serve: Serve) -> None:
+    server = serve("method={name: fl_llama, mode: client_batch, average_ends: never}", *ONE_EACH)
+    behaviours = dict(zip(CLIENTS, ("weight", "good", "good"), strict=True))
+    processes = {client: server.start(client, behaviour) for client, behaviour in behaviours.items()}
+    server.run(min_clients=2)
+    server.hub.stop(complete=True)
+    for client, process in processes.items():
+        process.wait()
+        kept = list((server.folder / f"home of {client}").rglob("store-*.safetensors"))
+        assert bool(kept) == (behaviours[client] == "good")
 
 
 def test_states_that_are_not_finite_cost_the_round_their_client(serve: Serve) -> None:

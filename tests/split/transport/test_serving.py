@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import re
+from typing import Any
 
 import pytest
 from remote_run import CLIENTS, Serve, Server
@@ -17,12 +18,17 @@ from fedstrata.record.log import read_events
 ONE_ROUND = ("training.batch_size=8", "data.synthetic.notes=12", "federation.rounds=1")
 
 
-def serving(server: Server) -> Serving:
+def serving(server: Server, **options: Any) -> Serving:
     """Returns the server's side, which writes a run directory."""
     folder = server.folder / "run"
     folder.mkdir()
+    options = {"cache_bytes": 2**30, **options}
     return Serving(
-        server.experiment, CLIENTS, folder, lambda event, facts: server.events.append((event, facts))
+        server.experiment,
+        CLIENTS,
+        folder,
+        lambda event, facts: server.events.append((event, facts)),
+        **options,
     )
 
 
@@ -34,6 +40,7 @@ def test_a_round_is_kept_whoever_scores_it(serve: Serve) -> None:
     run = serving(server)
     summary = run.execute(server.hub, patience=600.0)
     assert (run.committed, summary["rounds"]) == (1, 1)
+    assert summary["trainable_parameters"] == summary["model"]["parameters"], "the middle trains as well"
     assert summary["failures"] == {"clients": {}, "abandoned_rounds": 0}, "all three have delivered"
     scores = summary["metrics"]["clients"]
     assert [scores[client] is None for client in CLIENTS] == [True, True, False]
@@ -47,10 +54,32 @@ def test_a_round_is_kept_whoever_scores_it(serve: Serve) -> None:
     assert told["site-2"] == "scores came that are no numbers, or of 1 documents"
 
 
-def test_more_clients_than_take_part_cannot_be_needed(tmp_path: Path) -> None:
+def test_too_little_memory_for_keys_and_values_costs_scores_and_names_the_option(serve: Serve) -> None:
+    task = "task={name: extract, templates: short, max_length: 320, tasks: [ner], mentions: [problem, test]}"
+    server = serve("method={name: fl_llama}", task, *ONE_ROUND, "federation.min_clients=1")
+    for client in CLIENTS:
+        server.start(client)
+    run = serving(server, cache_bytes=1000)
+    summary = run.execute(server.hub, patience=600.0)
+    assert summary["metrics"]["global"] is None
+    lost = [event for event in read_events(run.folder / "record.jsonl") if event["event"] == "client_failed"]
+    assert {event["client"] for event in lost} == set(CLIENTS)
+    told = r"session site-\d/\S+ has \d+ bytes of keys and values, and all sessions together may have 1000; "
+    assert all(re.search(f"{told}.*--cache-megabytes", event["message"]) for event in lost)
+
+
+def test_a_cut_of_a_client_that_may_not_join_is_told() -> None:
+    language = ("task={name: lm, max_length: 32}", "data.types=null")
+    settings = (*language, "method={name: fl_llama, cuts: {a: {front: 0, back: 1}}}")
+    with pytest.raises(
+        ConfigurationError, match=r"method\.cuts\.a: there is no client 'a'; .*site-1, site-2"
+    ):
+        prepare_server(read_source(None, [*TINY, *settings]), CLIENTS)
+
+
+def test_more_clients_than_take_part_cannot_be_needed() -> None:
     """The server counts those who may join: it has no documents by which to know them."""
     language = ("task={name: lm, max_length: 32}", "data.types=null", "method={name: fl_llama}")
     settings = (*language, "federation.sample=0.5", "federation.min_clients=3")
-    experiment = prepare_server(read_source(None, [*TINY, *settings]), CLIENTS)
     with pytest.raises(ConfigurationError, match=r"min_clients: must be at most 2, .*\(3 clients, of which"):
-        Serving(experiment, CLIENTS, tmp_path, lambda event, facts: None)
+        prepare_server(read_source(None, [*TINY, *settings]), CLIENTS)

@@ -1,6 +1,7 @@
 r"""BRAT stand-off: `ID.txt` and `ID.ann` (https://brat.nlplab.org/standoff.html).
 
-- `T` lines become spans; several pieces (`0 5;16 23`) become `Span.fragments`.
+- `T` lines become spans; several pieces (`0 5;16 23`) become `Span.fragments`, unless there is nothing or
+  only white space between them: brat itself writes a mention that goes on in the next line as two pieces.
 - `R` lines become relations: `R1<TAB>severity Arg1:T2 Arg2:T1` reads "T2 is the severity of T1", so Arg2 is
   `Relation.head` (the main mention) and Arg1 is `Relation.tail` (the modifier), as in MACCROBAT's
   `MODIFY Arg1:modifier Arg2:main`. Arguments of other names are taken in their order.
@@ -8,8 +9,9 @@ r"""BRAT stand-off: `ID.txt` and `ID.ann` (https://brat.nlplab.org/standoff.html
   its arguments becomes a relation from the trigger (head) to the argument (tail), labelled with the role. Of
   several arguments in one role the second and later are numbered (`Theme:T2 Theme2:T3`): all are of the role.
 - `*` lines name members of a set that all stand in one relation to each other, in both directions (`Equiv`;
-  MACCROBAT's `OVERLAP`). Every further member becomes the tail of a relation whose head is the first, which
-  says all there is: members of a set of n are n - 1 relations, and not one for each pair.
+  MACCROBAT's `OVERLAP`). Each becomes the tail of a relation whose head is the member that comes first in the
+  text: members of a set of n are n - 1 relations, the same in whatever order they are listed, and not one
+  for each pair.
 - Attributes (`A`, `M`), normalisations (`N`) and notes (`#`) are checked and left out.
 
 Offsets count Unicode code points. Tools disagree on whether they count a byte order mark, and whether `\r\n`
@@ -64,9 +66,14 @@ class _TextBound:
     pieces: tuple[tuple[int, int], ...]
     quote: str
 
-    def span(self) -> Span:
-        fragments = self.pieces if len(self.pieces) > 1 else ()
-        return Span(self.pieces[0][0], self.pieces[-1][1], self.label, fragments)
+    def span(self, text: str) -> Span:
+        pieces = [self.pieces[0]]
+        for start, end in self.pieces[1:]:
+            if text[pieces[-1][1] : start].strip():
+                pieces.append((start, end))
+            else:
+                pieces[-1] = (pieces[-1][0], end)
+        return Span(pieces[0][0], pieces[-1][1], self.label, tuple(pieces) if len(pieces) > 1 else ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +86,15 @@ class _Link:
     tail: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Set:
+    """Identifiers that a line relates to each other."""
+
+    line: int
+    label: str
+    members: tuple[str, ...]
+
+
 @dataclass(slots=True)
 class _AnnotationFile:
     """The lines of one `.ann` file, as they are read."""
@@ -87,7 +103,7 @@ class _AnnotationFile:
     text_bound: dict[str, _TextBound] = field(default_factory=dict)
     triggers: dict[str, tuple[int, str]] = field(default_factory=dict)
     links: list[_Link] = field(default_factory=list)
-    sets: list[_Link] = field(default_factory=list)
+    sets: list[_Set] = field(default_factory=list)
     references: list[tuple[int, str]] = field(default_factory=list)
     ids: set[str] = field(default_factory=set)
 
@@ -172,11 +188,10 @@ class _AnnotationFile:
         self.links.append(_Link(line, label_from_file(words[0]), head=head, tail=tail))
 
     def _take_set(self, line: int, words: list[str]) -> None:
-        name, first, *others = words
-        if not all(_MEMBER.fullmatch(member) for member in words[1:]):
+        name, *members = words
+        if not all(_MEMBER.fullmatch(member) for member in members):
             raise self._malformed(line, "*")
-        self.references.append((line, first))
-        self.sets += [_Link(line, label_from_file(name), head=first, tail=other) for other in others]
+        self.sets.append(_Set(line, label_from_file(name), tuple(members)))
 
     def _arguments(self, line: int, kind: str, words: list[str]) -> list[tuple[str, str]]:
         """Returns the role and the identifier of each `ROLE:ID` word."""
@@ -195,18 +210,18 @@ class _AnnotationFile:
         return target
 
     def relations(self, index: Mapping[str, int]) -> Iterator[Relation]:
-        """Yields the relations between spans, given the position of each `T` identifier's span.
+        """Yields the relations between spans, given the rank of each `T` identifier's span in the text.
 
         A set may name one span several times: by its own identifier and by that of an event.
         """
-
-        def relation(link: _Link) -> Relation:
+        for link in self.links:
             head, tail = (index[self.resolve(link.line, name)] for name in (link.head, link.tail))
-            return Relation(head, tail, link.label)
-
-        yield from map(relation, self.links)
-        in_sets = dict.fromkeys(map(relation, self.sets))
-        yield from (found for found in in_sets if found.head != found.tail)
+            yield Relation(head, tail, link.label)
+        in_sets = dict[Relation, None]()
+        for own in self.sets:
+            first, *others = sorted({index[self.resolve(own.line, name)] for name in own.members})
+            in_sets |= dict.fromkeys(Relation(first, other, own.label) for other in others)
+        yield from in_sets
 
     def check_references(self) -> None:
         """Checks that every event has its trigger and every left-out annotation its target."""
@@ -276,7 +291,7 @@ def read(source: Source) -> list[Document]:
             annotations.take(number, line)
     annotations.check_references()
     text = _counted_text(decoded, annotations)
-    spans = {name: annotation.span() for name, annotation in annotations.text_bound.items()}
+    spans = {name: annotation.span(text) for name, annotation in annotations.text_bound.items()}
     order = sorted(spans, key=lambda name: (spans[name].start, spans[name].end, spans[name].label))
     index = {name: position for position, name in enumerate(order)}
     relations = tuple(annotations.relations(index))

@@ -139,8 +139,8 @@ def parse_line(record: type[Record], path: Path, number: int, line: str) -> Reco
         reason = _REASONS.get(first["type"]) or first["msg"].removeprefix("Value error, ")
         reason = reason.replace("Input should be", "must be")
         unknown = first["type"] == "extra_forbidden" and len(first["loc"]) == 1
-        meant = did_you_mean(where, record.model_fields) if unknown else ""
-        message = "; ".join(filter(None, [f"{where}: {reason}" if where else reason, meant]))
+        hint = did_you_mean(where, record.model_fields, before="; ") if unknown else ""
+        message = f"{where}: {reason}{hint}" if where else reason
         keys = ", ".join(record.model_fields)
         raise DataError(path, message, line=number, expected=f"one object of {keys}") from None
 

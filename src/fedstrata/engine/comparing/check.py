@@ -18,7 +18,7 @@ from fedstrata.core.task import Task
 from fedstrata.data.split import Split
 from fedstrata.engine.comparing.cells import Cell
 from fedstrata.engine.comparing.compare import LOCK, Comparison, RowPlan
-from fedstrata.engine.demands import too_few, without_server_documents
+from fedstrata.engine.demands import unfit_clients, without_server_documents
 from fedstrata.engine.dividing import divide
 from fedstrata.engine.fitting import check_model, refusals
 from fedstrata.engine.folder import differences
@@ -217,7 +217,7 @@ def _metrics(rows: list[RowPlan]) -> tuple[Sequence[str], Divided | None, list[P
     for cell in pending.values():  # another seed may leave a label without a training document
         divided = _divide(cell)
         if isinstance(divided, Divided):
-            problems += _by_row({row.name: _too_few(row, divided) for row in rows})
+            problems += _by_row({row.name: _unfit(row, divided) for row in rows})
             first = first or divided
         else:
             refused[cell.name] = divided
@@ -238,13 +238,13 @@ def _divide(cell: Cell) -> Divided | list[Problem]:
     return Divided(settings, parts.clients, parts.server, task)
 
 
-def _too_few(row: RowPlan, divided: Divided) -> list[Problem]:
-    """Returns the problems that a row asks for more clients, or documents of the server's, than there are."""
+def _unfit(row: RowPlan, divided: Divided) -> list[Problem]:
+    """Returns the problems that a row asks for clients, or documents of the server's, that there are not."""
     problems = []
     for cell in (next(iter(cells.values())) for cells in row.trials.values()):
         if divided.are_those_of(cell):
             _, method, _ = check_settings(cell.source)
-            problems += cell.source.located(too_few(cell.settings, method, divided.clients))
+            problems += cell.source.located(unfit_clients(cell.settings, method, divided.clients))
             problems += cell.source.located(without_server_documents(method, divided.server))
     return list(dict.fromkeys(problems))
 

@@ -132,7 +132,8 @@ def check_output(task: Task, output: str | None) -> str:
         ConfigurationError: The format cannot hold the task's answers or spell its types.
     """
     name = task.settings.name
-    possible = OUTPUTS[name]
+    mentions_alone = isinstance(task, Extraction) and task.settings.tasks == ["ner"]
+    possible = OUTPUTS["ner" if mentions_alone else name]
     if output is None:
         return possible[0]
     if output not in possible:

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError, Message
 
 from fedstrata.core.errors import FrameError
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of all that is said on the wire; both sides must have the same."""
 PACKAGE, NAME = "fedstrata.split", "Header"
 SERVICE, METHOD = "fedstrata.split.Transport", "Converse"
@@ -33,7 +33,6 @@ _FIELDS = {
     "handler": "STRING",
     "call": "UINT32",
     "seconds": "DOUBLE",
-    "trained": "UINT64",
 }
 """The fields of a header, in the order of their numbers, with their types as protobuf calls them."""
 
@@ -71,7 +70,6 @@ class Header:
     handler: str = ""
     call: int = 0
     seconds: float = 0.0
-    trained: int = 0
 
 
 def descriptor() -> descriptor_pb2.FileDescriptorProto:

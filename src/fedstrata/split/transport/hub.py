@@ -63,7 +63,7 @@ class Hub:
         tokens: Their tokens; none is only allowed without TLS.
         certificates: The server's certificate and whom it trusts; none for plain text on this machine.
         timing: How long to wait.
-        welcome: What a client is told when its session begins.
+        welcome: Returns what a client is told when its session begins.
 
     Attributes:
         timing: How long to wait.
@@ -79,7 +79,7 @@ class Hub:
         tokens: Tokens | None = None,
         certificates: Certificates | None = None,
         timing: Timing | None = None,
-        welcome: Callable[[], Mapping[str, JSON]] = dict,
+        welcome: Callable[[str], Mapping[str, JSON]] = lambda client: {},
     ) -> None:
         if certificates is not None and tokens is None:
             raise ValueError("with TLS clients have tokens too")
@@ -199,15 +199,12 @@ class Hub:
         with self._changed:
             while True:
                 self._expire()
+                self._give_signs()  # whatever there is to be taken: a busy server is alive too
                 if (found := self._taken()) is not None:
                     return found
                 now = time.monotonic()
                 if now >= until:
                     return None
-                if now >= self._beat:
-                    self._beat = now + self.timing.answer / _BEATS
-                    for member in self._members.values():
-                        member.link.beat()
                 self._changed.wait(max(0.0, min(until, self._beat, self._expiry()) - now))
 
     def drop(self, client: str, error: FedstrataError) -> None:
@@ -274,6 +271,15 @@ class Hub:
                 message = f"has not answered for {self.timing.answer:g} s"
                 self._lose(member, LineError(f"client {member.client!r} {message}"))
 
+    def _give_signs(self) -> None:
+        """Gives all clients a sign of life when one is due, in time for the one that gives up first."""
+        now = time.monotonic()
+        if now >= self._beat:
+            members = self._members.values()
+            self._beat = now + min([self.timing.answer, *(each.patience for each in members)]) / _BEATS
+            for member in members:
+                member.link.beat()
+
     def _expiry(self) -> float:
         """Returns when the next one is given up if nothing happens."""
         return min((member.expiry(self.timing) for member in self._members.values()), default=float("inf"))
@@ -300,7 +306,7 @@ class Hub:
         values: dict[str, JSON] = {
             "session": member.session,
             "arrived": member.link.arrived,
-            **self._welcome(),
+            **self._welcome(member.client),
         }
         yield pack(Header(Kind.WELCOME), frame.encode(Message({}, values)).buffers())
         yield from member.link.outgoing(connection)
@@ -344,6 +350,7 @@ class Hub:
             )
             new = Member(client, secrets.token_hex(16), greeting, agreement, link)
             self._members[client] = new
+            self._beat = 0.0  # it may give up sooner than all others
             self._changed.notify_all()
             return new, 0
 
@@ -352,10 +359,14 @@ class Hub:
         timer.start()
         try:
             header, body = unpack(next(requests))
-            if header.kind != Kind.HELLO or body.nbytes > _GREETING_BYTES:
-                raise RefusedError("a connection does not begin with a greeting")
-            return frame.decode(frame.split(body), Message).values
-        except (StopIteration, FrameError, grpc.RpcError) as error:
+            if body.nbytes > _GREETING_BYTES:
+                raise RefusedError(f"a greeting may have {_GREETING_BYTES} bytes, and not {body.nbytes}")
+            if header.kind == Kind.HELLO:
+                return frame.decode(frame.split(body), Message).values
+            raise FrameError("no greeting")
+        except RefusedError:
+            raise
+        except Exception as error:  # whatever it is: the bytes are a stranger's
             raise RefusedError(
                 f"a connection does not begin with a greeting ({type(error).__name__})"
             ) from None

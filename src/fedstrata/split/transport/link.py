@@ -87,8 +87,9 @@ class Link:
 
     @property
     def idle(self) -> bool:
-        """Whether all that was sent has left, or there is no connection on which it could."""
-        return self._position == self._sent or self.down_since is not None
+        """Whether all that was sent has left, or the connection is gone on which it could."""
+        gone = self.down_since is not None and self._connections > 0  # and not: yet to come
+        return self._position == self._sent or gone
 
     def send(self, header: Header, frame: Frame, *, wait: float = 0.0) -> None:
         """Sends a message, now or once there is a connection.
@@ -149,7 +150,7 @@ class Link:
             return header, frame
 
     def flush(self, wait: float) -> None:
-        """Waits until all that was sent has left, or there is no connection on which it could."""
+        """Waits until all that was sent has left, or the connection is gone on which it could."""
         with self.changed:
             self.changed.wait_for(lambda: self.idle or self.error, wait)
 

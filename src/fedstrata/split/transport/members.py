@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from fedstrata.core.types import JSON
+from fedstrata.split.messages import MOST, is_number
 
 if TYPE_CHECKING:
     from fedstrata.core.errors import FedstrataError
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from fedstrata.split.transport.timing import Timing
     from fedstrata.wire.frame import Frame
 
+_LEAST_PATIENCE = 0.5
+"""Seconds; for who says less the server does not hurry more."""
 Greeting: TypeAlias = Mapping[str, JSON]
 """What a client says of itself when it joins."""
 
@@ -53,6 +56,12 @@ class Member:
     agreement: Agreement
     link: Link
     asked: float | None = field(default=None)
+
+    @property
+    def patience(self) -> float:
+        """Seconds without a sign of life after which the client gives up, as far as it says so."""
+        said = self.greeting.get("patience")
+        return max(float(said), _LEAST_PATIENCE) if is_number(said, MOST) else float("inf")
 
     def is_late(self, timing: Timing, now: float) -> bool:
         """Whether the client has been asked something and has been silent for too long."""

@@ -80,7 +80,11 @@ class Membership:
         self.timing = timing or Timing()
         self.welcome: Mapping[str, JSON] = {}
         self._client, self._agreement = client, agreement
-        self._greeting = {**(greeting or {}), "facts": dict(agreement.facts)}
+        self._greeting = {
+            **(greeting or {}),
+            "facts": dict(agreement.facts),
+            "patience": self.timing.answer,
+        }
         self._session = ""
         self._address, self._warn, self._warned = address, warn, False
         self._link = Link(agreement.largest, ahead=agreement.ahead, delay=self.timing.delay)
@@ -107,7 +111,7 @@ class Membership:
         """
         self._thread.start()
         self._joined.wait()
-        if self._link.error is not None:
+        if self._link.error is not None and not self._session:  # one that is over already has been heard out
             self._channel.close()
             raise self._link.error
         return self

@@ -1,0 +1,67 @@
+"""Types and labels that the task names: what documents have then decides nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support import TINY
+
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.sources import read_source
+from fedstrata.engine.setup import Experiment, prepare
+
+BARE = [item for item in TINY if not item.startswith("data.types")]
+
+
+def prepared(*overrides: str) -> Experiment:
+    return prepare(read_source(None, [*BARE, *overrides]))
+
+
+def test_types_that_are_named_are_learnt_in_the_order_of_the_alphabet() -> None:
+    named = ("data.types=[test, problem, drug]", "task.types=[test, problem, drug]")
+    assert prepared(*named).task.labels == prepared(named[0]).task.labels
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (
+            ("data.types=[problem, tset]", "task.types=[problem, test]"),
+            "data.types: 'tset' occurs nowhere in the data",
+        ),
+        (
+            ("data.types=[problem, test]", "task.types=[problem, test, tset]"),
+            "task.types: 'tset' occurs in no document; did you mean 'test'",
+        ),
+        (
+            ("data.types=[problem, test]", "task.types=[problem]"),
+            "task.types: does not name 'test', which document",
+        ),
+        (("task.types=[problem, problem]",), "task.types: names 'problem' twice"),
+        (
+            ("task={name: relations, types: [none, severity]}",),
+            "types: 'none' is the class of pairs without a relation",
+        ),
+        (("task={name: classify, problem_type: single_label, labels: [a]}",), "leaves no choice"),
+    ],
+)
+def test_names_that_fit_no_document_are_told(overrides: tuple[str, ...], told: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        prepared(*overrides)
+    assert told in str(caught.value)
+
+
+def test_another_corpus_keeps_the_types_that_the_task_names(tmp_path: Path) -> None:
+    """Of which the run's own documents may lack some, where other sites have them."""
+    note = {"id": "1", "text": "Fever. ECG.", "spans": [{"start": 7, "end": 10, "label": "test"}]}
+    (tmp_path / "notes.jsonl").write_text(json.dumps(note))
+    spans = [{"start": 0, "end": 5, "label": "problem"}]
+    own = {"site": "here", "text": "Fever today.", "spans": spans}
+    (tmp_path / "own.jsonl").write_text("\n".join(json.dumps({**own, "id": f"{n}"}) for n in range(12)))
+    other = f"{{format: jsonl, path: {tmp_path}/notes.jsonl}}"
+    data = f"data={{format: jsonl, path: {tmp_path}/own.jsonl, external: {{other: {other}}}}}"
+    source = read_source(None, [*BARE, data, "task.types=[problem, test]"])
+    (document,) = prepare(source, apart=True).clients["other"].test
+    assert [span.label for span in document.spans] == ["test"]

@@ -1,0 +1,44 @@
+"""What a connection must begin with."""
+
+from __future__ import annotations
+
+import struct
+
+import grpc
+import pytest
+
+from fedstrata.core.errors import RefusedError
+from fedstrata.split.transport.header import METHOD, SERVICE, Header, Kind, pack
+from fedstrata.split.transport.hub import Hub
+
+HUGE = b'{"a":{"dtype":"F32","shape":[0,9000000000,9000000000],"data_offsets":[0,0]}}'
+"""The header of a frame whose one tensor has more numbers than there can be."""
+
+
+def nobody(client: str, greeting: object) -> None:
+    raise RefusedError("it has come as far as this")
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b"", "does not begin with a greeting"),
+        (b"{", "does not begin with a greeting"),
+        (struct.pack("<Q", len(HUGE)) + HUGE, "does not begin with a greeting"),
+        (b" " * (2**20 + 1), "a greeting may have 1048576 bytes, and not 1048577"),
+    ],
+    ids=len,
+)
+def test_who_does_not_begin_with_a_greeting_is_told_so(body: bytes, told: str) -> None:
+    hub = Hub(nobody, largest=2**20, clients=["north"])  # type: ignore[arg-type]
+    try:
+        channel = grpc.insecure_channel(hub.listen("127.0.0.1:0"), [("grpc.enable_http_proxy", 0)])
+        call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(
+            iter([pack(Header(Kind.HELLO), [memoryview(body)])]), metadata=[("client-bin", b"north")]
+        )
+        with pytest.raises(grpc.RpcError, match=told) as caught:
+            next(call)
+        assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+        channel.close()
+    finally:
+        hub.stop(1.0)
