@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from support import TINY, RunTiny, assert_same_tensors
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForTokenClassification
 
 from fedstrata.core.documents import Document, Relation, Span
 from fedstrata.core.errors import ConfigurationError
@@ -63,7 +65,7 @@ def of(folder: Path) -> tuple[str, ...]:
     return (*RELATIONS, f"data={{{data}, relations: {{MODIFY: <modifier>}}}}")
 
 
-LEARNT = ("training.epochs=6", "federation.rounds=3", "method={name: fedavg}", "training.learning_rate=0.01")
+LEARNT = ("training.epochs=12", "federation.rounds=3", "method={name: fedavg}", "training.learning_rate=0.01")
 
 
 def test_modifiers_of_synthetic_notes_are_learnt_and_scored(run_tiny: RunTiny) -> None:
@@ -86,7 +88,7 @@ def test_what_a_run_learnt_relates_the_mentions_of_other_files(
 ) -> None:
     run = run_tiny(*of(notes), *LEARNT)
     assert run.summary["metrics"]["global"]["f1"] > 0.9
-    model = AutoModelForSequenceClassification.from_pretrained(run.folder / "model")
+    model = AutoModelForTokenClassification.from_pretrained(run.folder / "model")
     assert model.config.id2label == {0: "none", 1: "dosage"}
 
     found = note("a", "", 1)
@@ -134,6 +136,25 @@ def test_an_input_without_relations_is_not_scored(run_tiny: RunTiny, notes: Path
     card = (tmp_path / "model" / "README.md").read_text()
     assert "the likeliest of none, dosage" in card
     assert '"... @ * drug * WORDS @ ... # ^ dosage ^ WORDS # ..."' in card
+
+
+def test_the_code_of_the_card_relates_a_pair(
+    run_tiny: RunTiny, notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_tiny(*of(notes), *LEARNT)
+    export(open_result(run.folder), tmp_path / "model", licence=None, language=None, with_names=False)
+    card = (tmp_path / "model" / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path / "model")
+    pair = "... @ * drug * WORDS @ ... # ^ dosage ^ WORDS # ..."
+    own = "@ * drug * aspirin @ # ^ dosage ^ 5 mg # and heparin 100 units ."
+    other = "aspirin # ^ dosage ^ 5 mg # and @ * drug * heparin @ 100 units ."
+    found = []
+    for text in (own, other):
+        names: dict[str, Any] = {}
+        exec(code.replace(pair, text), names)  # noqa: S102 - the card's own code is what is tested
+        found.append(names["relation"])
+    assert found == ["dosage", "none"]
 
 
 def test_notes_that_say_nothing_of_relations_are_neither_trained_on_nor_scored(

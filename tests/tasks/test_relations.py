@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch.nn import functional as F
-from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+from transformers import BertConfig, BertForTokenClassification, PreTrainedTokenizerFast
 
 from fedstrata.core.config import ModelSettings, RelationSettings
 from fedstrata.core.documents import Document, Relation, Span
@@ -215,7 +215,8 @@ def test_windows_hold_the_text_around_a_pair_and_nothing_else(words: Any, data: 
     encoded = words(text, add_special_tokens=False, return_offsets_mapping=True)
     marked = markable(document, encoded["input_ids"], encoded["offset_mapping"])
     main, modifier = data.draw(st.sampled_from([(0, 1), (1, 0)]))
-    window = read_as(words, marker.window(marked, spans, main, modifier)).split()
+    made = marker.window(marked, spans, main, modifier)
+    window = read_as(words, made.input_ids).split()
     assert len(window) == min(length, count + 2 + 10)
     assert (window[0], window[-1]) == ("[CLS]", "[SEP]")
     plain = [token for token in window[1:-1] if token.isdecimal()]
@@ -226,6 +227,10 @@ def test_windows_hold_the_text_around_a_pair_and_nothing_else(words: Any, data: 
         inside = " ".join(window).split("@ * a * ")[1].split(" @")[0].split()
         first, last = places[main]
         assert [token for token in inside if token.isdecimal()] == [str(n) for n in range(first, last + 1)]
+    # Where the marks end: at the closing ones, or at the last token before the gap in what was too long.
+    for place, sign in zip(made.marks, "@#", strict=True):
+        closing = [number for number, token in enumerate(window) if token == sign][1:]
+        assert place == (closing[-1] if closing else 1 + (length - 2) - (length - 2) // 2 - 1)
 
 
 def test_tokenizers_that_cannot_mark_are_refused(words: Any, word_piece: Any) -> None:
@@ -282,7 +287,7 @@ def test_a_share_of_the_pairs_without_a_relation_stands_for_all(words: Any) -> N
 def test_the_loss_is_the_weighted_sum_of_cross_entropies(words: Any) -> None:
     torch.manual_seed(0)
     shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    model = BertForSequenceClassification(BertConfig(vocab_size=len(words), num_labels=3, **shape)).eval()
+    model = BertForTokenClassification(BertConfig(vocab_size=len(words), num_labels=3, **shape)).eval()
     task = task_of(negatives=0.5)
     examples = [
         *task.encode([NOTE], words),
@@ -290,6 +295,12 @@ def test_the_loss_is_the_weighted_sum_of_cross_entropies(words: Any) -> None:
     ]
     batch = task.collate(examples)
     total, terms = task.loss(model, batch)
+    # What a pair's classes are read off: the closing marks of both mentions.
+    states = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    for row, (example, logits) in enumerate(zip(examples, task.predict(model, batch), strict=True)):
+        tokens = read_as(words, example.input_ids).split()
+        closing = [len(tokens) - 1 - tokens[::-1].index(sign) for sign in "@#"]
+        np.testing.assert_allclose(logits, states[row, closing].sum(dim=0).detach(), atol=1e-5)
     expected, weights = 0.0, 0.0
     for example, logits in zip(examples, task.predict(model, batch), strict=True):
         alone = task.predict(model, task.collate([example]))[0]

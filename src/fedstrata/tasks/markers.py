@@ -87,6 +87,20 @@ def markable(document: Document, input_ids: Sequence[int], offsets: Sequence[Seq
     return MarkableText(np.array(input_ids, dtype=np.int32), begins, np.where(first > last, begins, after))
 
 
+@dataclass(frozen=True, slots=True)
+class MarkedWindow:
+    """A pair in the text around it.
+
+    Attributes:
+        input_ids: Token ids, (tokens,) int32.
+        marks: Where the main mention's closing mark ends and where the modifier's does, both a token of the
+            window: its last token before the gap where a window lost the middle of a pair, and the mark.
+    """
+
+    input_ids: np.ndarray
+    marks: tuple[int, int]
+
+
 class PairMarker:
     """Makes the windows of marked pairs.
 
@@ -107,8 +121,8 @@ class PairMarker:
         self._tokenizer, self._typed = tokenizer, typed
         self._marks: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = {}
 
-    def window(self, text: MarkableText, spans: Sequence[Span], main: int, modifier: int) -> np.ndarray:
-        """Returns the token ids of a pair's window, (tokens,) int32.
+    def window(self, text: MarkableText, spans: Sequence[Span], main: int, modifier: int) -> MarkedWindow:
+        """Returns a pair's window.
 
         Args:
             text: The document's tokens.
@@ -121,17 +135,23 @@ class PairMarker:
         bounds = [(int(text.begins[index]), int(text.ends[index])) for index in pair]
         places = sorted(place for role in (0, 1) for place in _places(*bounds[role], role))
         left, right = places[0][0], places[-1][0]
-        pieces = [marks[places[0][-1]][0]]
+        pieces, closed = [marks[places[0][-1]][0]], [0, 0]
         for (begin, *_), (end, order, *_, role) in pairwise(places):
             pieces += [text.input_ids[begin:end], marks[role][0 if order == _OPENS else 1]]
+            if order != _OPENS:
+                closed[role] = sum(map(len, pieces)) - 1
         core = np.concatenate(pieces)
         spare = self._room - len(core)
         if spare < 0:
-            core = np.concatenate([core[: self._room - self._room // 2], core[-(self._room // 2) :]])
+            head = self._room - self._room // 2
+            core = np.concatenate([core[:head], core[-(self._room // 2) :]])
+            closed = [place if place < head else max(place + spare, head - 1) for place in closed]
         earlier, later = left, len(text.input_ids) - right
         taken = min(earlier, max(spare // 2, spare - later, 0))
         context = text.input_ids[left - taken : left], text.input_ids[right : right + max(spare - taken, 0)]
-        return np.concatenate([self._before, context[0], core, context[1], self._after])
+        ids = np.concatenate([self._before, context[0], core, context[1], self._after])
+        main_mark, modifier_mark = (len(self._before) + len(context[0]) + place for place in closed)
+        return MarkedWindow(ids, (main_mark, modifier_mark))
 
     def _around(self, label: str, role: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the tokens before and after a mention of a type."""

@@ -4,6 +4,11 @@ This is the pipeline of BERT-based relation extraction, and the baseline of Fed-
 two mentions are marked in the text around them (`fedstrata.tasks.markers`); the model's classes are `none`
 and the types of relations. A document's relations are its pairs with another likeliest class than `none`.
 
+The logits of a pair are the sum of those that the model gives the two closing marks: one layer over what it
+makes of both mentions (Baldini Soares et al., "Matching the Blanks", ACL 2019, find the states at the marks
+well above the one at the start of the text), and the last marks rather than the first, so that a decoder has
+read the mentions there. That layer is the one of a token classifier, which every model has.
+
 A model is asked about the pairs of types that are related in the training documents (`task.modifiers`), not
 more than `task.most_words` words apart. Scores are taken against all annotated relations: those between other
 mentions count as missed, and so do all but the first in the alphabet where one pair has several;
@@ -59,6 +64,7 @@ class MarkedPair:
         main: Index of the main mention in the document's spans.
         modifier: Index of the modifier.
         input_ids: Token ids of the marked text, (tokens,) int32.
+        marks: Where the marks of the two end, as `fedstrata.tasks.markers.MarkedWindow` has them.
         target: The number of its class; -100 where the document lacks relations.
         weight: How many pairs it stands for in the loss.
         pad_id: The id with which its window is padded.
@@ -68,6 +74,7 @@ class MarkedPair:
     main: int
     modifier: int
     input_ids: np.ndarray
+    marks: tuple[int, int]
     target: int
     weight: float
     pad_id: int
@@ -89,7 +96,7 @@ class RelationClassification:
         types: The types of relations.
     """
 
-    kind: ClassVar[str] = "sequence-classification"
+    kind: ClassVar[str] = "token-classification"
     lower_is_better: ClassVar[frozenset[str]] = frozenset()
     needs_annotations: ClassVar[bool] = True
     gives: ClassVar[tuple[str, ...]] = ("relations",)
@@ -97,7 +104,7 @@ class RelationClassification:
     packed: ClassVar[bool] = False
     metric: ClassVar[str] = "f1"
     metrics: ClassVar[tuple[str, ...]] = OVERALL
-    problem_type: ClassVar[str] = "single_label_classification"
+    problem_type: ClassVar[None] = None
 
     def __init__(self, settings: RelationSettings, types: Sequence[str]) -> None:
         if settings.modifiers == "auto":
@@ -221,24 +228,28 @@ class RelationClassification:
         """Pads pairs on the right to the longest one.
 
         Returns:
-            `input_ids` and `attention_mask`, (pairs, tokens) int64; `labels`, (pairs,) int64, the class or
-            -100; `weights`, (pairs,) float32.
+            `input_ids` and `attention_mask`, (pairs, tokens) int64; `marks`, (pairs, 2) int64; `labels`,
+            (pairs,) int64, the class or -100; `weights`, (pairs,) float32.
         """
         padded = pad_ids([each.input_ids for each in examples], [each.pad_id for each in examples])
-        labels = torch.tensor([each.target for each in examples])
-        return {**padded, "labels": labels, "weights": torch.tensor([each.weight for each in examples])}
+        return {
+            **padded,
+            "marks": torch.tensor([each.marks for each in examples]),
+            "labels": torch.tensor([each.target for each in examples]),
+            "weights": torch.tensor([each.weight for each in examples]),
+        }
 
     def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Returns the weighted sum of the cross entropies of all pairs, and the sum of their weights."""
         labels, weights = batch["labels"], batch["weights"]
-        logits = run_model(module, batch).float()
+        logits = _of_pairs(module, batch)
         losses = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
         return (losses * weights).sum(), weights[labels != IGNORED].sum()
 
     def predict(self, module: nn.Module, batch: Mapping[str, Tensor]) -> list[np.ndarray]:
         """Returns the logits of each pair, (classes,) float32."""
         with torch.no_grad():
-            return list(run_model(module, batch).float().cpu().numpy())
+            return list(_of_pairs(module, batch).cpu().numpy())
 
     def decode(
         self,
@@ -326,5 +337,13 @@ class RelationClassification:
                 target = IGNORED if document.lacks_relations else targets.get(pair, 0)
                 weight = 1.0 if target else 1.0 / self.settings.negatives
                 window = marker.window(text, document.spans, *pair)
-                examples.append(MarkedPair(index, *pair, window, target, weight, pad_id))
+                own = MarkedPair(index, *pair, window.input_ids, window.marks, target, weight, pad_id)
+                examples.append(own)
         return examples
+
+
+def _of_pairs(module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """Returns the logits of each pair, (pairs, classes) float32: of its two closing marks together."""
+    logits = run_model(module, batch)
+    rows = torch.arange(len(logits), device=logits.device).unsqueeze(1)
+    return logits[rows, batch["marks"]].float().sum(dim=1)

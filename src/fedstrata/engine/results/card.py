@@ -47,6 +47,16 @@ generator = pipeline("text-generation", model=".")
 text = generator("The patient has", max_new_tokens=40)[0]["generated_text"]""",
 }
 
+RELATION_CODE = f"""from transformers import AutoModelForTokenClassification, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(".")
+model = AutoModelForTokenClassification.from_pretrained(".").eval()
+text = "{TEXT}"
+inputs = tokenizer(text, return_tensors="pt")
+marks = [inputs.char_to_token(text.rindex(sign)) for sign in "@#"]  # the closing ones
+relation = model.config.id2label[int(model(**inputs).logits[0, marks].sum(dim=0).argmax())]"""
+"""How a pair of mentions is classified, which no pipeline does."""
+
 LANGUAGE_MODELS = {
     "lm": (
         "Says how likely a text is, and goes on with one: a language model.",
@@ -158,7 +168,7 @@ def _code(facts: Facts) -> str:
     kind, task = facts.result.task.kind, facts.result.task
     if facts.adapter is None:
         if isinstance(task, RelationClassification):
-            return CODE[kind].replace(TEXT, marked_example(task.modifiers, typed=task.settings.typed))
+            return RELATION_CODE.replace(TEXT, marked_example(task.modifiers, typed=task.settings.typed))
         return CODE[kind]
     own = "import fedstrata.adapters.bottleneck\n" if facts.adapter.kind == "bottleneck" else ""
     labels = "" if kind == "causal-lm" else f", num_labels={len(facts.result.task.labels)}"
