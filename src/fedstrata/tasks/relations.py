@@ -7,7 +7,7 @@ and the types of relations. A document's relations are its pairs with another li
 The logits of a pair are the sum of those that the model gives the two closing marks: one layer over what it
 makes of both mentions (Baldini Soares et al., "Matching the Blanks", ACL 2019, find the states at the marks
 well above the one at the start of the text), and the last marks rather than the first, so that a decoder has
-read the mentions there. That layer is the one of a token classifier, which every model has.
+read the mentions there. That layer is a token classifier's: what can learn `ner` can learn this.
 
 A model is asked about the pairs of types that are related in the training documents (`task.modifiers`), not
 more than `task.most_words` words apart. Scores are taken against all annotated relations: those between other
