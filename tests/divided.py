@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,9 +96,9 @@ def joined(client: Model, server: Model, cut: Cut, *, steps: int = 64) -> Divide
     return Divided(Ends(client, cut), Middle(server, cut, steps=steps))
 
 
-def with_lora(model: Model, kind: str) -> Model:
-    """Adds a LoRA that changes what the model computes."""
-    adapted = attach(model, LORA, kind=kind, seed=Seed(5))
+def with_lora(model: Model, kind: str, full: Collection[str] = ()) -> Model:
+    """Adds a LoRA that changes what the model computes, but where weights train in full."""
+    adapted = attach(model, LORA, kind=kind, seed=Seed(5), full=full)
     names = [name for name in adapted.layout.all if ".lora_" in name]
     adapted.load(
         {

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support import TINY, Finished, RunTiny, assert_same_tensors
 
+from fedstrata.core.cut import Cut
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.method import Client
 from fedstrata.core.sources import Source, read_source
 from fedstrata.core.types import Plan, Update
 from fedstrata.engine.planning.plan import make_plan
+from fedstrata.engine.results.result import open_result
 from fedstrata.engine.rounds import sites_of
 from fedstrata.engine.setup import Experiment, prepare
 from fedstrata.engine.sides import prepare_server
@@ -28,6 +31,7 @@ LM = (
 )  # fmt: skip
 
 ALONE = ("data.synthetic.sites=1", "data.synthetic.notes=4", "federation.rounds=1", "training.batch_size=1")
+LORA = "{kind: lora, rank: 4}"
 SPLITNN = "method={name: fl_llama, front: 1, back: 0}"
 
 
@@ -130,10 +134,11 @@ def test_clients_in_lockstep_run_the_same_every_time(run_tiny: RunTiny) -> None:
     assert_same_tensors(runs[0].state.tensors, runs[1].state.tensors)
 
 
-def test_a_plan_says_what_training_will_send(run_tiny: RunTiny, tmp_path: Path) -> None:
-    method = "method={name: fl_llama, mode: client_batch}"
-    planned = make_plan(read_source(None, [*TINY, method]), folder=tmp_path, seconds=0.1)
-    found = run_tiny(method).summary["communication"]
+@pytest.mark.parametrize("settings", ["mode: client_batch", "full: [front, back]"])
+def test_a_plan_says_what_training_will_send(run_tiny: RunTiny, tmp_path: Path, settings: str) -> None:
+    method = [f"method={{name: fl_llama, {settings}}}", f"adapter={LORA if 'full' in settings else 'null'}"]
+    planned = make_plan(read_source(None, [*TINY, *method]), folder=tmp_path, seconds=0.1)
+    found = run_tiny(*method).summary["communication"]
     assert planned.communication["bytes_up"] == pytest.approx(found["bytes_up"], rel=0.03)
     assert planned.communication["bytes_down"] == pytest.approx(found["bytes_down"], rel=0.03)
 
@@ -155,11 +160,43 @@ def test_a_plan_says_what_training_will_send(run_tiny: RunTiny, tmp_path: Path) 
         ("average_ends: 3", "average_ends=3 needs clients"),
         ("mode: client_batch, cuts: {site-1: {front: 0, back: 0}}", "divided at one place"),
         ("noise: {scale: -1}", "scale"),
+        ("full: [head]", "'front', 'middle' or 'back', not 'head'"),
+        ("full: [front]", r"method\.full: .*adapter\.kind lora only"),
+        ("full: [front, middle, back]", "leave both out"),
+        ("full: [front], cuts: {site-1: {front: 0, back: 0}}", "full: with cuts"),
     ],
 )
 def test_what_cannot_be_is_refused(settings: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         prepare(read_source(None, [*TINY, f"method={{name: fl_llama, {settings}}}"]))
+
+
+@pytest.mark.parametrize("full", [["front", "back"], ["middle"]])
+@pytest.mark.parametrize("ends", ["round", "never"])
+def test_segments_that_train_in_full_learn_and_the_others_keep_their_weights(
+    run_tiny: RunTiny, full: list[str], ends: str
+) -> None:
+    """The saved model is a plain one, since the folder of an adapter would not hold them."""
+    method = f"method={{name: fl_llama, average_ends: {ends}, full: {full}}}"
+    done = run_tiny(method, f"adapter={LORA}", "federation.rounds=1")
+    before = prepare(read_source(None, [*TINY])).model
+    client = "site-1" if ends == "never" else None
+    result = open_result(done.folder, client=client)
+    metrics = done.summary["metrics"]
+    assert result.scores == (metrics["clients"][client] if client else metrics["global"])
+    for segment in ("front", "middle", "back"):
+        names = getattr(Cut(1, 1).segments(before.layout), segment)
+        old, new = before.tensors(names), result.model.tensors(names)
+        changed = {name.rsplit(".", 2)[-2] for name in names if not torch.equal(old[name], new[name])}
+        assert ("input_layernorm" in changed) == (segment in full)  # LoRA is added to linear layers alone
+        assert "q_proj" in changed
+
+
+def test_bfloat16_and_quantized_weights_do_not_train_in_full() -> None:
+    task = ("task={name: lm, max_length: 64}", "data.types=null", "method={name: fl_llama, full: [back]}")
+    for setting, told in (("dtype: bfloat16", "must be float32"), ("quantization: nf4", "leave method.full")):
+        with pytest.raises(ConfigurationError, match=told):
+            prepare(read_source(None, [f"model={{name: mini, {setting}}}", f"adapter={LORA}", *task]))
 
 
 @pytest.mark.parametrize("side", [prepare, lambda source: prepare_server(source, ["site-1"])])

@@ -31,6 +31,7 @@ from fedstrata.core.cut import Cut
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError, FrameError, StepLostError
 from fedstrata.core.seeding import Seed
+from fedstrata.methods.fl_llama import FLLLaMA, FLLLaMASettings
 from fedstrata.models import blocks
 from fedstrata.models.blocks import transformers_model
 from fedstrata.models.load import load
@@ -93,6 +94,30 @@ def test_each_segment_trains_its_own_lora(tiny_model: Tiny, family: str) -> None
     torch.testing.assert_close(both.step(batch)[0], loss, rtol=1e-5, atol=1e-6)
     assert_same_gradients(both.gradients, gradients)
     assert all(".lora_" in name or "modules_to_save" in name for name in both.gradients)
+
+
+@pytest.mark.parametrize("full", [["front"], ["middle"], ["back"], ["front", "back"], ["middle", "back"]])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_segments_may_train_in_full_beside_those_with_a_lora(
+    tiny_model: Tiny, family: str, full: list[Any]
+) -> None:
+    """As in the undivided model, of which the same weights train; both sides name them alike."""
+    kind, cut, batch = FAMILIES[family], Cut(1, 1), batch_of()
+    method = FLLLaMA(FLLLaMASettings(full=full))
+    plain, again = (tiny_model(family, kind, config=deeper(family)) for _ in range(2))
+    below = cut.segments(plain.layout)
+    client, server = (with_lora(side, kind, method.in_full(side.layout)) for side in divide(plain, cut))
+    whole = with_lora(again, kind, method.in_full(again.layout))
+    both = joined(client, server, cut)
+    assert set(client.layout.all) | set(server.layout.all) == set(whole.layout.all)
+    for segment in ("front", "middle", "back"):
+        own = getattr(cut.segments(whole.layout), segment)
+        assert any(".lora_" in name for name in own) == (segment not in full)
+        if segment in full:
+            assert len(own) == len(getattr(below, segment))
+    loss, gradients = whole_step(whole, batch)
+    torch.testing.assert_close(both.step(batch)[0], loss, rtol=1e-5, atol=1e-6)
+    assert_same_gradients(both.gradients, gradients)
 
 
 NOTES = [

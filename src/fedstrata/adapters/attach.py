@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedstrata.adapters.prefix import PLACE, SAVED, divide, parts_of
 from fedstrata.adapters.stack import adapted_layers, with_product
-from fedstrata.adapters.targets import linear_layers, sublayer_ends
+from fedstrata.adapters.targets import NONE, blocks_without, linear_layers, sublayer_ends
 from fedstrata.core.adapter_settings import BottleneckSettings, LoraSettings, PrefixSettings
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
 from fedstrata.models.blocks import Layout, find_layout, transformers_model
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _ADAPTER = "default"
 """What PEFT calls an adapter that is given no name."""
+_FIRST_VALUES = ".original_module."
 TASK_TYPES = {
     "token-classification": "TOKEN_CLS",
     "sequence-classification": "SEQ_CLS",
@@ -38,7 +39,9 @@ TASK_TYPES = {
 """What PEFT calls the kinds of models."""
 
 
-def attach(model: Model, settings: AdapterSettings, *, kind: str, seed: Seed) -> Model:
+def attach(
+    model: Model, settings: AdapterSettings, *, kind: str, seed: Seed, full: Collection[str] = ()
+) -> Model:
     """Adds an adapter to a model, which changes nothing of what it computes until the adapter is trained.
 
     Prefix tuning is the exception: its keys and values are drawn at random and are attended to at once.
@@ -51,15 +54,16 @@ def attach(model: Model, settings: AdapterSettings, *, kind: str, seed: Seed) ->
         settings: Which adapter.
         kind: Of the model, as for `fedstrata.models.load.load`.
         seed: Where the adapter's first values come from.
+        full: Parameters of the model that can train as they are. Their blocks get no adapter.
 
     Returns:
-        A new handle: the adapter and the task head can train, everything else is frozen for good.
+        A new handle: the adapter, the task head and `full` can train, everything else is frozen for good.
 
     Raises:
         ConfigurationError: The adapter does not fit the model.
     """
     with seed.everywhere():
-        module, learnable = wrap(model.module, settings, kind=kind, new=model.new_parameters)
+        module, learnable = wrap(model.module, settings, kind=kind, new=model.new_parameters, full=full)
     _draw_by_name(module, seed)
     return Model(
         module,
@@ -71,7 +75,12 @@ def attach(model: Model, settings: AdapterSettings, *, kind: str, seed: Seed) ->
 
 
 def wrap(
-    module: nn.Module, settings: AdapterSettings, *, kind: str, new: Sequence[str] = ()
+    module: nn.Module,
+    settings: AdapterSettings,
+    *,
+    kind: str,
+    new: Sequence[str] = (),
+    full: Collection[str] = (),
 ) -> tuple[nn.Module, frozenset[str]]:
     """Adds an adapter to a module, which may be without weights (torch's `meta` device).
 
@@ -80,6 +89,7 @@ def wrap(
         settings: Which adapter.
         kind: Of the model.
         new: Its parameters that no file held.
+        full: As for `attach`.
 
     Returns:
         PEFT's wrapper, and the names of its parameters that can train.
@@ -93,9 +103,10 @@ def wrap(
     heads = _head_modules(layout, new) if kind != "causal-lm" else _new_heads(layout, new)
     if isinstance(settings, PrefixSettings):
         _check_prefix(module, layout, settings, heads)
-    config = _configuration(module, layout, settings, heads)
+    config = _configuration(module, layout, settings, heads, full)
     config.task_type = TASK_TYPES[kind]
     module.requires_grad_(False)
+    as_they_are = {id(parameter) for name, parameter in module.named_parameters() if name in set(full)}
     with warnings.catch_warnings():
         # GPT-2's layers are transposed, which PEFT notices and sets right by itself.
         warnings.filterwarnings("ignore", message=".*fan_in_fan_out.*")
@@ -109,7 +120,12 @@ def wrap(
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             message = f"{settings.kind} does not fit this model: {reason}"
             raise ConfigurationError([Problem("adapter.kind", message)]) from error
-    return wrapped, frozenset(name for name, own in wrapped.named_parameters() if own.requires_grad)
+    # Of a head that trains with the adapter PEFT keeps the first values, which are nobody's to train.
+    live = [(name, own) for name, own in wrapped.named_parameters() if _FIRST_VALUES not in name]
+    for _, own in live:
+        if id(own) in as_they_are:
+            own.requires_grad_(True)
+    return wrapped, frozenset(name for name, own in live if own.requires_grad)
 
 
 def _draw_by_name(module: nn.Module, seed: Seed) -> None:
@@ -190,23 +206,43 @@ def plain_tensors(model: Model) -> dict[str, Tensor]:
     }
     plain = {}
     for name, tensor in transformers_model(model.module).state_dict(keep_vars=True).items():
-        if ".lora_" not in name and ".original_module." not in name:
+        if ".lora_" not in name and _FIRST_VALUES not in name:
             own = name.replace(".base_layer.", ".").replace(".modules_to_save.default.", ".")
             plain[own] = products.get(id(tensor), tensor.detach())
     return plain
 
 
-def _configuration(module: nn.Module, layout: Layout, settings: AdapterSettings, heads: Sequence[str]) -> Any:
+def beside_adapter(model: Model) -> dict[str, Tensor] | None:
+    """Returns what `Model.save` has to write where an adapter's folder would not hold all that was learnt.
+
+    That is `plain_tensors` where something was merged into the model below the adapter, or where some of its
+    weights train as they are; none where an adapter and a task head is all.
+    """
+    below = [name for name in model.whole if ".modules_to_save." not in name]
+    if not model.layout.frozen or not (model.is_changed(below) or set(below) & set(model.layout.all)):
+        return None
+    return plain_tensors(model)
+
+
+def _configuration(
+    module: nn.Module,
+    layout: Layout,
+    settings: AdapterSettings,
+    heads: Sequence[str],
+    full: Collection[str],
+) -> Any:
     """Returns PEFT's configuration of an adapter."""
     from peft import LoraConfig, PrefixTuningConfig  # noqa: PLC0415 - see `wrap`
 
     saved = list(heads) or None
+    adapted = any(not names <= set(full) for names in map(set, layout.blocks))  # of a side there may be none
     if isinstance(settings, LoraSettings):
         return LoraConfig(
             r=settings.rank,
             lora_alpha=settings.alpha_used,
             lora_dropout=settings.dropout,
-            target_modules=linear_layers(module, layout, settings.targets),
+            target_modules=linear_layers(module, layout, settings.targets) if adapted else NONE,
+            exclude_modules=blocks_without(layout, full) if adapted else None,
             modules_to_save=saved,
         )
     if isinstance(settings, BottleneckSettings):
@@ -215,7 +251,7 @@ def _configuration(module: nn.Module, layout: Layout, settings: AdapterSettings,
         return BottleneckConfig(
             width=settings.width,
             activation=settings.activation,
-            target_modules=sublayer_ends(module, layout, settings.targets),
+            target_modules=sublayer_ends(module, layout, settings.targets) if adapted else NONE,
             modules_to_save=saved,
         )
     return PrefixTuningConfig(num_virtual_tokens=settings.tokens)

@@ -15,6 +15,9 @@ from fedstrata.models.blocks import Layout, block_modules, transformers_model
 if TYPE_CHECKING:
     from typing import Literal
 
+NONE = "dummy-target-modules"
+"""What PEFT takes for no layer at all (its `DUMMY_TARGET_MODULES`, which takes seconds to import)."""
+
 _LLAMA_LIKE = ("self_attn.o_proj", "mlp.down_proj")
 _BERT_LIKE = ("attention.output.dense", "output.dense")
 
@@ -46,6 +49,17 @@ SUBLAYER_ENDS: Mapping[str, tuple[str, ...]] = {
     "mpnet": ("attention.attn.o", "output.dense"),
 }
 """The last linear layer of the attention and of the feed-forward part of a block, by `model_type`."""
+
+
+def blocks_without(layout: Layout, full: Collection[str]) -> str | None:
+    """Returns a regular expression for what lies in blocks of which a parameter is among these; none if none.
+
+    Args:
+        layout: The model's.
+        full: Names of parameters.
+    """
+    named = [str(index) for index, names in enumerate(layout.blocks) if not set(full).isdisjoint(names)]
+    return rf"{re.escape(layout.blocks_path)}\.(?:{'|'.join(named)})\..*" if named else None
 
 
 def linear_layers(module: nn.Module, layout: Layout, targets: Literal["all-linear"] | Sequence[str]) -> str:

@@ -17,6 +17,7 @@ from fedstrata.methods.fedmedlora import USUAL_ADAPTER, FedMedLoRA
 from fedstrata.methods.fedmedlora_plus import FedMedLoRAPlus
 from fedstrata.methods.fedsa_lora import FedSALoRA
 from fedstrata.methods.ffa_lora import FFALoRA
+from fedstrata.methods.fl_llama import FLLLaMA, FLLLaMASettings
 from fedstrata.methods.flora import FLoRA, FLoRASettings
 from fedstrata.methods.hetlora import HetLoRASettings
 from fedstrata.models.blocks import find_layout, transformers_model
@@ -91,7 +92,9 @@ def load_model(
     if isinstance(task, Extraction):
         task.encode((), model.tokenizer)  # refuses a tokenizer that does not fit, and too little room
     if settings.adapter is not None:
-        model = attach(model, settings.adapter, kind=task.kind, seed=seed.child("adapter"))
+        own = seed.child("adapter")
+        full = _trained_in_full(settings, model.layout)
+        model = attach(model, settings.adapter, kind=task.kind, seed=own, full=full)
     if settings.training.checkpointing:
         inner = transformers_model(model.module)
         inner.activation_checkpointing_enable({"use_reentrant": False})
@@ -114,8 +117,9 @@ def outline(settings: RunSettings, task: Task, tokenizer: Any, *, new_head: bool
     module: nn.Module = skeleton(settings.model, kind=task.kind, labels=task.labels, tokenizer=tokenizer)
     learnable = None
     if settings.adapter is not None:
-        new = find_layout(module).head if new_head else ()
-        module, learnable = wrap(module, settings.adapter, kind=task.kind, new=new)
+        layout = find_layout(module)
+        new, full = layout.head if new_head else (), _trained_in_full(settings, layout)
+        module, learnable = wrap(module, settings.adapter, kind=task.kind, new=new, full=full)
     return Model(module, tokenizer, name=settings.model.name, learnable=learnable)
 
 
@@ -123,11 +127,15 @@ def check_model(settings: RunSettings, method: Method | None) -> None:
     """Checks the model against the task and the method; no weights are loaded."""
     problems = []
     # The weights of an adapter are float32 whatever its model's, but not those of a head that trains with it.
-    frozen = settings.adapter is not None and TASKS[settings.task.name].kind == "causal-lm"
+    full = isinstance(method, FLLLaMA) and bool(method.settings.full)
+    frozen = settings.adapter is not None and not full and TASKS[settings.task.name].kind == "causal-lm"
     if settings.model.quantization is not None:
         problems += refusals(lambda: quantization(settings.model))
         if settings.adapter is None:
             message = f"{settings.model.quantization!r} weights cannot train; set an adapter, which can"
+            problems.append(Problem("model.quantization", message))
+        elif full:
+            message = f"{settings.model.quantization!r} weights cannot train; leave method.full empty"
             problems.append(Problem("model.quantization", message))
     if settings.model.dtype != "float32" and not frozen:
         message = "weights that train must be float32; for bfloat16 arithmetic set training.precision"
@@ -169,10 +177,18 @@ def _layout(settings: RunSettings, method: Method | None, tokenizer: Any) -> Lay
         allowed = " or ".join(method.adapters)
         message = f"must be {allowed} with method {method.name}, not {adapter.kind!r}"
         raise ConfigurationError([Problem("adapter.kind", message)])
-    layout = find_layout(*wrap(module, adapter, kind=kind))
+    full = _trained_in_full(settings, find_layout(module)) if method is not None else ()
+    layout = find_layout(*wrap(module, adapter, kind=kind, full=full))
     if method is not None:
         _check_sizes(method, adapter)
     return layout
+
+
+def _trained_in_full(settings: RunSettings, layout: Layout) -> tuple[str, ...]:
+    """Returns what of a model without its adapter trains nevertheless: what `method.full` names."""
+    if settings.method.get("name") != FLLLaMA.name:
+        return ()
+    return FLLLaMA(FLLLaMASettings.model_validate(settings.method)).in_full(layout)
 
 
 def _check_sizes(method: Method, adapter: AdapterSettings) -> None:
@@ -219,6 +235,10 @@ def _check_method(settings: RunSettings, method: Method | None, layout: Layout) 
         if settings.model.dtype != "float32":
             message = f"must be float32 {adds}: {settings.model.dtype} would round most of a sum away"
             raise ConfigurationError([Problem("model.dtype", message)])
+    kind = settings.adapter.kind if settings.adapter is not None else None
+    if isinstance(method, FLLLaMA) and method.settings.full and kind != "lora":
+        message = "has a meaning with adapter.kind lora only, which the other segments then have"
+        raise ConfigurationError([Problem("method.full", f"{message}, not {kind or 'without an adapter'}")])
     cut = frozen_blocks(layout, method.trainable(layout))
     if settings.training.cache == "on" and cut == 0:
         message = (

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstrata.adapters.attach import plain_tensors
+from fedstrata.adapters.attach import beside_adapter
 from fedstrata.core.errors import ConfigurationError, FedstrataError, Problem
 from fedstrata.core.federation import DATA_CORRUPTIONS, FEW_CLIENTS
 from fedstrata.core.types import State
@@ -235,13 +235,11 @@ class Run:
         if self.experiment.method.personal:  # there is no model that is everybody's
             for site in self._trainers:
                 cohort.enter(site, state)
-                model.save(client_folder(self.folder, site.id) / "model")
+                model.save(client_folder(self.folder, site.id) / "model", plain=beside_adapter(model))
             return
         model.restore()
         model.load(parameters_in(state.tensors, model))
-        # An adapter's folder holds nothing of what was merged into the model below it.
-        plain = plain_tensors(model) if model.is_changed(model.layout.frozen) else None
-        model.save(self.folder / "model", plain=plain)
+        model.save(self.folder / "model", plain=beside_adapter(model))
 
     def _cohort(self, number: int, sites: list[Site]) -> SimulatedCohort:
         experiment = self.experiment

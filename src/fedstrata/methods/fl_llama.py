@@ -12,7 +12,7 @@ Client half: A and C with their optimiser, each clipped by itself (`training.cli
 Reduces to: with one client, without noise and clipping, training the whole model; with `client_batch` and one
     step each the step is that of the mean over all clients' terms.
 Deviations: optimisers begin anew in every round, as all methods' do here. A and C share one, which changes
-    nothing: Adam's steps go by each number alone. All segments have one `adapter`, or none. The paper adds
+    nothing: Adam's steps go by each number alone. Segments with an adapter have the same one. The paper adds
     the clients' gradients up in client-batch; here B's is their mean, or B would step M times too far. What
     blocks of every depth share (DeBERTa's and MPNet's relative positions) learns from the gradient of the
     client's blocks alone where all weights train.
@@ -21,8 +21,9 @@ Deviations: optimisers begin anew in every round, as all methods' do here. A and
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from math import ceil
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from fedstrata.core.config import TrainingSettings
     from fedstrata.core.method import Client, Cohort, Layout, Model
 
+Segment = Literal["front", "middle", "back"]
 Blocks = Annotated[int, Field(ge=0)]
 Steps = Annotated[int, Field(ge=1)]
 
@@ -78,6 +80,9 @@ class FLLLaMASettings(MethodSettings):
     back: Blocks = Field(default=1, description="Blocks of a client above the server's, q.")
     cuts: dict[str, CutSettings] = Field(
         default_factory=dict, description="Clients with a p and q of their own."
+    )
+    full: list[Segment] = Field(
+        default_factory=list, description="Segments of which all weights train where `adapter` has a LoRA."
     )
     mode: Literal["sequential", "client_batch", "hierarchical"] = "sequential"
     turns: Literal["round", "step"] = Field(
@@ -117,6 +122,10 @@ class FLLLaMASettings(MethodSettings):
             raise ValueError(f"in_flight={self.in_flight}: with client_batch all wait for all; it must be 1")
         if self.cuts and self.mode == "client_batch":
             raise ValueError("cuts: clients of one batch are all divided at one place; use another mode")
+        if self.full and self.cuts:
+            raise ValueError("full: with cuts a block may be of one segment here and of another there")
+        if len({*self.full}) == len(get_args(Segment)):
+            raise ValueError("full: all segments train in full without an adapter; leave both out")
         return self
 
 
@@ -139,7 +148,7 @@ class FLLLaMA:
         return self.settings.average_ends == "never"
 
     def trainable(self, layout: Layout) -> tuple[str, ...]:
-        """Everything, or the adapter and the head."""
+        """Everything, or the adapter, the head and the segments that train in full."""
         for cut in (self.cut_of(""), *map(self.cut_of, self.settings.cuts)):
             cut.middle(len(layout.blocks))
         return layout.all
@@ -235,6 +244,15 @@ class FLLLaMA:
         """Returns where a client's model is divided."""
         own = self.settings.cuts.get(client, self.settings)
         return Cut(own.front, own.back)
+
+    def in_full(self, layout: Layout) -> tuple[str, ...]:
+        """Returns the weights that train though there is an adapter.
+
+        Args:
+            layout: Of the model without its adapter, or of a side of it.
+        """
+        segments = self.cut_of("").segments(layout)
+        return tuple(chain.from_iterable(getattr(segments, name) for name in self.settings.full))
 
     def noise(self, rng: Seed) -> Noise | None:
         """Returns the noise on what leaves a client, drawn from a seed; none if there is to be none."""

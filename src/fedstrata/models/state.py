@@ -7,6 +7,7 @@ and `Model.restore` brings back the model as it was. Only what was touched is ev
 from __future__ import annotations
 
 import hashlib
+import re
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ from transformers.utils import logging as transformers_logging
 from fedstrata.core.errors import FedstrataError, FrameError, did_you_mean
 from fedstrata.models.blocks import Layout, block_modules, find_layout, numbers_in, transformers_model
 
+_ADAPTERS = re.compile(r"\.(lora|bottleneck)_\w+\.|(^|\.)prompt_encoder\.")
+"""What the names of an adapter's parameters have in them, and those of no model."""
 QUANTISED_BYTES = 2
 """Bytes that a number of a quantised weight counts for where models are sent."""
 
@@ -93,7 +96,7 @@ class Model:
         if not self.layout.frozen:
             return self.layout.all
         frozen = (name for name in self.layout.frozen if ".original_module." not in name)
-        return (*frozen, *(name for name in self.layout.all if ".modules_to_save." in name))
+        return (*frozen, *(name for name in self.layout.all if not _ADAPTERS.search(name)))
 
     @property
     def trainable(self) -> tuple[str, ...]:

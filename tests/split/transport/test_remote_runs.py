@@ -49,6 +49,15 @@ def assert_same_run(server: Server, state: State, simulated: Finished) -> None:
             "training.accumulation=2",
         ),
         (BATCH, "adapter={kind: lora, rank: 4}"),
+        ("method={name: fl_llama, full: [front, back]}", "adapter={kind: lora, rank: 4}"),
+        pytest.param(
+            ("method={name: fl_llama, full: [middle]}", "adapter={kind: lora, rank: 4}"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("method={name: fl_llama, front: 0, back: 0}", "adapter={kind: bottleneck, width: 4}"),
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             ("method={name: fl_llama, average_ends: never, turns: step, wire: bfloat16}",),
             marks=pytest.mark.slow,
