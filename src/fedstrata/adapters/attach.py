@@ -106,7 +106,8 @@ def wrap(
     config = _configuration(module, layout, settings, heads, full)
     config.task_type = TASK_TYPES[kind]
     module.requires_grad_(False)
-    as_they_are = {id(parameter) for name, parameter in module.named_parameters() if name in set(full)}
+    parameters = dict(module.named_parameters())
+    as_they_are = {id(parameters[name]) for name in full}
     with warnings.catch_warnings():
         # GPT-2's layers are transposed, which PEFT notices and sets right by itself.
         warnings.filterwarnings("ignore", message=".*fan_in_fan_out.*")
@@ -212,7 +213,7 @@ def plain_tensors(model: Model) -> dict[str, Tensor]:
     return plain
 
 
-def beside_adapter(model: Model) -> dict[str, Tensor] | None:
+def plain_where_needed(model: Model) -> dict[str, Tensor] | None:
     """Returns what `Model.save` has to write where an adapter's folder would not hold all that was learnt.
 
     That is `plain_tensors` where something was merged into the model below the adapter, or where some of its

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstrata.adapters.attach import beside_adapter
+from fedstrata.adapters.attach import plain_where_needed
 from fedstrata.core.errors import ConfigurationError, FedstrataError, Problem
 from fedstrata.core.federation import DATA_CORRUPTIONS, FEW_CLIENTS
 from fedstrata.core.types import State
@@ -235,11 +235,11 @@ class Run:
         if self.experiment.method.personal:  # there is no model that is everybody's
             for site in self._trainers:
                 cohort.enter(site, state)
-                model.save(client_folder(self.folder, site.id) / "model", plain=beside_adapter(model))
+                model.save(client_folder(self.folder, site.id) / "model", plain=plain_where_needed(model))
             return
         model.restore()
         model.load(parameters_in(state.tensors, model))
-        model.save(self.folder / "model", plain=beside_adapter(model))
+        model.save(self.folder / "model", plain=plain_where_needed(model))
 
     def _cohort(self, number: int, sites: list[Site]) -> SimulatedCohort:
         experiment = self.experiment
