@@ -272,6 +272,8 @@ class Serving:
             **model_facts(self.experiment, self._whole),
             "id": self.id,
             "ends": _weights_of(hub),
+            "labels": list(self.experiment.task.labels),
+            "task_settings": self.experiment.settings.task.model_dump(mode="json"),
             "data": None,
             "server_documents": [],
             "corrupt": None,

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from remote_run import CLIENTS, Serve, Server
-from support import TINY
+from support import TINY, RunTiny
 
+from fedstrata.adapters.attach import plain_tensors
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.sources import read_source
+from fedstrata.engine.folder import write_settings
+from fedstrata.engine.results.export import export
+from fedstrata.engine.results.result import open_result, open_task
 from fedstrata.engine.serving import Serving
+from fedstrata.engine.setup import check_settings
 from fedstrata.engine.sides import prepare_server
 from fedstrata.record.log import read_events
 
@@ -52,6 +60,36 @@ def test_a_round_is_kept_whoever_scores_it(serve: Serve) -> None:
     told = {event["client"]: event["message"] for event in lost}
     assert told["site-1"] == "client 'site-1' is not connected"
     assert told["site-2"] == "scores came that are no numbers, or of 1 documents"
+
+
+def test_the_model_of_a_served_run_is_put_together_from_what_it_began_with_and_what_was_learnt(
+    serve: Serve, run_tiny: RunTiny, tmp_path: Path
+) -> None:
+    """No side has all of it; a simulation saves it."""
+    overrides = ("method={name: fl_llama, full: [back]}", "adapter={kind: lora, rank: 4}", *ONE_ROUND)
+    simulated = open_result(run_tiny(*overrides, out="simulated").folder)
+    server = serve(*overrides)
+    for client in CLIENTS:
+        server.start(client)
+    run = serving(server)
+    run.execute(server.hub, patience=600.0)
+    asked = read_source(None, [*TINY, *overrides])
+    write_settings(check_settings(asked)[0], run.folder / "config.yaml")  # as the command does
+    found = open_result(run.folder)
+    assert found.task.labels == simulated.task.labels
+    plain = plain_tensors(found.model)
+    for name, tensor in simulated.model.tensors(simulated.model.layout.all).items():
+        torch.testing.assert_close(plain[name], tensor, rtol=1e-3, atol=1e-4)
+    assert open_task(run.folder, "--as")[1].labels == simulated.task.labels
+    export(found, tmp_path / "x", licence=None, language=None, with_names=False)
+    card = (tmp_path / "x" / "README.md").read_text()
+    assert "Documents of the clients, which only they have seen. Clients were processes of their own." in card
+    assert "Scores are means over the clients" in card and "synthetic" not in card
+    assert "data" not in json.loads((tmp_path / "x" / "fedstrata.json").read_text())["settings"]
+    kept = read_source(None, [*TINY, *overrides, "method.average_ends=never"])
+    write_settings(check_settings(kept)[0], run.folder / "config.yaml")
+    with pytest.raises(ConfigurationError, match=r"RUN: its clients keep the ends .*fedstrata split answer"):
+        open_result(run.folder)
 
 
 def test_too_little_memory_for_keys_and_values_costs_scores_and_names_the_option(serve: Serve) -> None:

@@ -139,8 +139,8 @@ class Facts:
 
     @property
     def synthetic(self) -> bool:
-        """Whether the training data is the synthetic corpus."""
-        return self.result.settings.data.format == "synthetic"
+        """Whether the training data is the synthetic corpus, as far as is known here."""
+        return not self.result.served and self.result.settings.data.format == "synthetic"
 
 
 def is_path(name: str) -> bool:
@@ -266,6 +266,8 @@ def _how_many(facts: Facts) -> str:
 def _data(facts: Facts) -> str:
     """Says what kind of documents the model was trained on, and not where they lie."""
     settings = facts.result.settings
+    if facts.result.served:
+        return "Documents of the clients, which only they have seen. Clients were processes of their own."
     if facts.synthetic:
         text = "Synthetic clinical notes that fedstrata generates; no text of a patient."
     else:
@@ -365,4 +367,5 @@ def _scores(facts: Facts) -> dict[str, Any]:
         "held_out": compared({facts.clients[site]: own for site, own in held_out.items()}),
         "test_documents": sum(result.start["clients"][client]["test"] for client in tested),
         "scored_as": "".join(rules.get(kind, "") for kind in result.task.gives),
+        "averaged": " Scores are means over the clients, weighted by documents." if result.served else "",
     }

@@ -85,7 +85,8 @@ def _names(result: Result, *, with_names: bool) -> dict[str, str]:
 
 def _summary(result: Result, names: Mapping[str, str]) -> dict[str, Any]:
     """Returns the run's summary and settings without names of clients and paths."""
-    settings = result.settings.model_dump(mode="json", exclude={"name", "device", "threads"})
+    without = {"name", "device", "threads"} | ({"data", "partition"} if result.served else set())
+    settings = result.settings.model_dump(mode="json", exclude=without)
     summary: dict[str, Any] = {
         **result.summary,
         "model": _without_paths(result.summary["model"]),

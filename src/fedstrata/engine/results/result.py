@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.adapters.attach import saved_adapter
-from fedstrata.core.config import ModelSettings, RunSettings
+from fedstrata.core.config import ModelSettings, RunSettings, TrainedTokenizer
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
 from fedstrata.core.seeding import Seed
-from fedstrata.engine.checkpoint import client_folder
+from fedstrata.engine.checkpoint import Checkpoints, client_folder
 from fedstrata.engine.fitting import load_model
 from fedstrata.engine.folder import resumable
 from fedstrata.engine.processor import use_processor
@@ -58,6 +58,11 @@ class Result:
     summary: Mapping[str, Any]
 
     @property
+    def served(self) -> bool:
+        """Whether clients were processes of their own, of whose documents the run's settings say nothing."""
+        return _is_served(self.start)
+
+    @property
     def scores(self) -> Mapping[str, float]:
         """The scores of this model on the run's test split; empty where that had no documents."""
         metrics = self.summary["metrics"]
@@ -87,14 +92,17 @@ def open_result(
     events = _finished(folder)
     start = [event for event in events if event["event"] == "run"][-1]
     trained = [name for name, parts in start["clients"].items() if parts["train"]]  # others were held out
-    saved = _model_folder(folder, method, client, trained)
     device = device_of(settings)
     use_processor(settings.threads)
     if dequantized:
         settings = settings.model_copy(
             update={"model": settings.model.model_copy(update={"quantization": None})}
         )
-    task, model = _load(saved, settings)
+    if _is_served(start):
+        settings, task = _served_task(settings, start)
+        model = _assembled(folder, settings, method, task, len(committed_rounds(events)))
+    else:
+        task, model = _load(_model_folder(folder, method, client, trained), settings)
     return Result(folder, settings, method, task, model.to(device), client, start, summarise(events))
 
 
@@ -112,6 +120,8 @@ def open_task(folder: Path, named_by: str) -> tuple[RunSettings, Task]:
     if problems or method is None:
         raise ConfigurationError(problems)
     start = next(event for event in _finished(folder) if event["event"] == "run")
+    if _is_served(start):
+        return _served_task(settings, start)
     trained = [name for name, parts in start["clients"].items() if parts["train"]]
     client = trained[0] if method.personal else None  # all have the same classes
     return settings, _task_of(_model_folder(folder, method, client, trained), settings)[0]
@@ -162,6 +172,40 @@ def _task_of(saved: Path, settings: RunSettings) -> tuple[Task, ModelSettings, t
     names = read_config(stored).id2label or {}
     labels = tuple(names[index] for index in sorted(names))
     return TASKS[settings.task.name].from_labels(settings.task, labels), stored, labels
+
+
+def _is_served(start: Mapping[str, Any]) -> bool:
+    """Whether clients were processes of their own, so that no side had a whole model that it could save."""
+    return "ends" in start
+
+
+def _served_task(settings: RunSettings, start: Mapping[str, Any]) -> tuple[RunSettings, Task]:
+    """Makes the task of a served run; returns it with the settings, in which nothing is `auto` any more."""
+    own = type(settings.task).model_validate(start["task_settings"])
+    return settings.model_copy(update={"task": own}), TASKS[own.name].from_labels(own, start["labels"])
+
+
+def _assembled(folder: Path, settings: RunSettings, method: Method, task: Task, committed: int) -> Model:
+    """Puts the model of a served run together: the one it began with, and what was learnt, of all its parts.
+
+    Raises:
+        ConfigurationError: A part of what was learnt is not here, or not the model that the run began with.
+    """
+    if method.personal:
+        message = "its clients keep the ends of the model (average_ends: never), and no side has all of it"
+        raise ConfigurationError(
+            [Problem("RUN", f"{message}; texts come from: fedstrata split answer {folder}")]
+        )
+    if isinstance(settings.model.tokenizer, TrainedTokenizer):
+        message = "was built from the texts of the server's data; no file holds it"
+        raise ConfigurationError([Problem("model.tokenizer", message)])
+    model = load_model(settings, task, None)
+    learnt = Checkpoints(folder / "checkpoints").load(committed)[1].tensors
+    if lacking := [name for name in model.layout.all if name not in learnt]:
+        message = f"nothing was learnt of {lacking[0]}: no client left it to the server"
+        raise ConfigurationError([Problem("RUN", message)])
+    model.load({name: learnt[name] for name in model.layout.all})
+    return model
 
 
 def _load(saved: Path, settings: RunSettings) -> tuple[Task, Model]:
