@@ -65,7 +65,7 @@ def of(folder: Path) -> tuple[str, ...]:
     return (*RELATIONS, f"data={{{data}, relations: {{MODIFY: <modifier>}}}}")
 
 
-LEARNT = ("training.epochs=12", "federation.rounds=3", "method={name: fedavg}", "training.learning_rate=0.01")
+LEARNT = ("training.epochs=12", "federation.rounds=6", "method={name: fedavg}", "training.learning_rate=0.01")
 
 
 def test_modifiers_of_synthetic_notes_are_learnt_and_scored(run_tiny: RunTiny) -> None:
