@@ -13,7 +13,7 @@ from remote_run import CLIENTS, Serve, Server
 from support import TINY, RunTiny
 
 from fedstrata.adapters.attach import plain_tensors
-from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.errors import ConfigurationError, FedstrataError
 from fedstrata.core.sources import read_source
 from fedstrata.engine.folder import write_settings
 from fedstrata.engine.results.export import export
@@ -89,6 +89,10 @@ def test_the_model_of_a_served_run_is_put_together_from_what_it_began_with_and_w
     kept = read_source(None, [*TINY, *overrides, "method.average_ends=never"])
     write_settings(check_settings(kept)[0], run.folder / "config.yaml")
     with pytest.raises(ConfigurationError, match=r"RUN: its clients keep the ends .*fedstrata split answer"):
+        open_result(run.folder)
+    write_settings(check_settings(asked)[0], run.folder / "config.yaml")
+    (run.folder / "checkpoints" / "round-00001.safetensors").write_bytes(b"torn")
+    with pytest.raises(FedstrataError, match="no checkpoint up to round 1 can be read"):
         open_result(run.folder)
 
 

@@ -200,7 +200,10 @@ def _assembled(folder: Path, settings: RunSettings, method: Method, task: Task, 
         message = "was built from the texts of the server's data; no file holds it"
         raise ConfigurationError([Problem("model.tokenizer", message)])
     model = load_model(settings, task, None)
-    learnt = Checkpoints(folder / "checkpoints").load(committed)[1].tensors
+    number, state = Checkpoints(folder / "checkpoints").load(committed)
+    if number != committed:  # its scores are those of the last round
+        raise DataError(folder / "checkpoints", f"that of round {committed} cannot be read")
+    learnt = state.tensors
     if lacking := [name for name in model.layout.all if name not in learnt]:
         message = f"nothing was learnt of {lacking[0]}: no client left it to the server"
         raise ConfigurationError([Problem("RUN", message)])
