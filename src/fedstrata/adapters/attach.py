@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from fedstrata.adapters.prefix import PLACE, SAVED, divide, parts_of
 from fedstrata.adapters.stack import adapted_layers, with_product
-from fedstrata.adapters.targets import NONE, blocks_without, linear_layers, sublayer_ends
+from fedstrata.adapters.targets import NONE, inside_blocks, linear_layers, sublayer_ends
 from fedstrata.core.adapter_settings import BottleneckSettings, LoraSettings, PrefixSettings
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
 from fedstrata.models.blocks import Layout, find_layout, transformers_model
-from fedstrata.models.state import Model
+from fedstrata.models.state import FIRST_VALUES, Model
 
 if TYPE_CHECKING:
     from fedstrata.core.adapter_settings import AdapterSettings
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 _ADAPTER = "default"
 """What PEFT calls an adapter that is given no name."""
-_FIRST_VALUES = ".original_module."
 TASK_TYPES = {
     "token-classification": "TOKEN_CLS",
     "sequence-classification": "SEQ_CLS",
@@ -122,7 +121,7 @@ def wrap(
             message = f"{settings.kind} does not fit this model: {reason}"
             raise ConfigurationError([Problem("adapter.kind", message)]) from error
     # Of a head that trains with the adapter PEFT keeps the first values, which are nobody's to train.
-    live = [(name, own) for name, own in wrapped.named_parameters() if _FIRST_VALUES not in name]
+    live = [(name, own) for name, own in wrapped.named_parameters() if FIRST_VALUES not in name]
     for _, own in live:
         if id(own) in as_they_are:
             own.requires_grad_(True)
@@ -207,7 +206,7 @@ def plain_tensors(model: Model) -> dict[str, Tensor]:
     }
     plain = {}
     for name, tensor in transformers_model(model.module).state_dict(keep_vars=True).items():
-        if ".lora_" not in name and _FIRST_VALUES not in name:
+        if ".lora_" not in name and FIRST_VALUES not in name:
             own = name.replace(".base_layer.", ".").replace(".modules_to_save.default.", ".")
             plain[own] = products.get(id(tensor), tensor.detach())
     return plain
@@ -236,14 +235,16 @@ def _configuration(
     from peft import LoraConfig, PrefixTuningConfig  # noqa: PLC0415 - see `wrap`
 
     saved = list(heads) or None
-    adapted = any(not names <= set(full) for names in map(set, layout.blocks))  # of a side there may be none
+    here = [index for index, names in enumerate(layout.blocks) if names]  # a side of a divided model has few
+    excluded = [index for index in here if not set(full).isdisjoint(layout.blocks[index])]
+    adapted = excluded != here
     if isinstance(settings, LoraSettings):
         return LoraConfig(
             r=settings.rank,
             lora_alpha=settings.alpha_used,
             lora_dropout=settings.dropout,
             target_modules=linear_layers(module, layout, settings.targets) if adapted else NONE,
-            exclude_modules=blocks_without(layout, full) if adapted else None,
+            exclude_modules=inside_blocks(layout, excluded) if adapted and excluded else None,
             modules_to_save=saved,
         )
     if isinstance(settings, BottleneckSettings):

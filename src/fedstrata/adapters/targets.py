@@ -51,15 +51,9 @@ SUBLAYER_ENDS: Mapping[str, tuple[str, ...]] = {
 """The last linear layer of the attention and of the feed-forward part of a block, by `model_type`."""
 
 
-def blocks_without(layout: Layout, full: Collection[str]) -> str | None:
-    """Returns a regular expression for what lies in blocks of which a parameter is among these; none if none.
-
-    Args:
-        layout: The model's.
-        full: Names of parameters.
-    """
-    named = [str(index) for index, names in enumerate(layout.blocks) if not set(full).isdisjoint(names)]
-    return rf"{re.escape(layout.blocks_path)}\.(?:{'|'.join(named)})\..*" if named else None
+def inside_blocks(layout: Layout, blocks: Sequence[int]) -> str:
+    """Returns a regular expression for all that lies in some blocks, as PEFT takes it."""
+    return rf"{re.escape(layout.blocks_path)}\.(?:{'|'.join(map(str, blocks))})\..*"
 
 
 def linear_layers(module: nn.Module, layout: Layout, targets: Literal["all-linear"] | Sequence[str]) -> str:

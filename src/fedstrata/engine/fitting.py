@@ -126,8 +126,8 @@ def outline(settings: RunSettings, task: Task, tokenizer: Any, *, new_head: bool
 def check_model(settings: RunSettings, method: Method | None) -> None:
     """Checks the model against the task and the method; no weights are loaded."""
     problems = []
-    # The weights of an adapter are float32 whatever its model's, but not those of a head that trains with it.
     full = isinstance(method, FLLLaMA) and bool(method.settings.full)
+    # The weights of an adapter are float32 whatever its model's, but not those of a head that trains with it.
     frozen = settings.adapter is not None and not full and TASKS[settings.task.name].kind == "causal-lm"
     if settings.model.quantization is not None:
         problems += refusals(lambda: quantization(settings.model))

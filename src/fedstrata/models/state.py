@@ -22,6 +22,8 @@ from transformers.utils import logging as transformers_logging
 from fedstrata.core.errors import FedstrataError, FrameError, did_you_mean
 from fedstrata.models.blocks import Layout, block_modules, find_layout, numbers_in, transformers_model
 
+FIRST_VALUES = ".original_module."
+"""What is in the names of the first values that PEFT keeps of a task head which trains with an adapter."""
 _ADAPTERS = re.compile(r"\.(lora|bottleneck)_\w+\.|(^|\.)prompt_encoder\.")
 """What the names of an adapter's parameters have in them, and those of no model."""
 QUANTISED_BYTES = 2
@@ -95,7 +97,7 @@ class Model:
         """
         if not self.layout.frozen:
             return self.layout.all
-        frozen = (name for name in self.layout.frozen if ".original_module." not in name)
+        frozen = (name for name in self.layout.frozen if FIRST_VALUES not in name)
         return (*frozen, *(name for name in self.layout.all if not _ADAPTERS.search(name)))
 
     @property

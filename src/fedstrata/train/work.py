@@ -10,6 +10,7 @@ from fedstrata.adapters.rank import held
 from fedstrata.core.types import AdapterSize
 from fedstrata.metrics.flops import FlopCounter
 from fedstrata.metrics.memory import SavedActivations
+from fedstrata.models.state import FIRST_VALUES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
     from fedstrata.core.config import TrainingSettings
     from fedstrata.core.method import Client, Feed, Model
     from fedstrata.core.types import Work
-
-_COPIES = ".original_module."
-"""In the names of what PEFT keeps beside the copy that it trains and runs; a device has no need of it."""
 
 
 class Tally:
@@ -40,7 +38,7 @@ class Tally:
         shares = {
             name: held(name, parameter, work.adapter)
             for name, parameter in model.module.named_parameters()
-            if _COPIES not in name
+            if FIRST_VALUES not in name  # a device has no need of them
         }
         weights = {name: tensor.nbytes * shares[name] for name, tensor in model.tensors(shares).items()}
         self._trained = [
