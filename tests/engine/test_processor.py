@@ -1,11 +1,20 @@
-"""How a process uses memory; each case in one of its own, since malloc's thresholds stay."""
+"""How a process uses the processor and its memory.
 
+Each case of memory is a process of its own, since malloc's thresholds stay.
+"""
+
+import logging
 import os
 import platform
 import subprocess
 import sys
 
 import pytest
+import torch
+
+from fedstrata.core.config import RunSettings
+from fedstrata.engine.processor import warn_of_slow_bfloat16
+from fedstrata.engine.setup import device_of
 
 _COUNT_FAULTS = """
 import resource, torch
@@ -35,14 +44,36 @@ def _faults(**environment: str) -> int:
     return faults
 
 
-pytestmark = pytest.mark.skipif(
+glibc_only = pytest.mark.skipif(
     platform.libc_ver()[0] != "glibc", reason="other C libraries have no thresholds"
 )
 
 
+@glibc_only
 def test_freed_memory_is_used_again_without_a_page_fault() -> None:
     assert _faults() < 60  # 4 times 16,384 pages otherwise, or 4 times 32 huge ones
 
 
+@glibc_only
 def test_thresholds_of_the_environment_stand() -> None:
     assert _faults(MALLOC_MMAP_THRESHOLD_="1000000") > 60
+
+
+def _told(caplog: pytest.LogCaptureFixture, precision: str) -> list[str]:
+    warn_of_slow_bfloat16.cache_clear()
+    caplog.clear()
+    for _ in range(2):  # as for two runs of a comparison
+        device_of(RunSettings.model_validate({"device": "cpu", "training": {"precision": precision}}))
+    return caplog.messages
+
+
+def test_a_processor_that_is_slow_in_bfloat16_is_told_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.WARNING)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    (message,) = _told(caplog, "bfloat16")
+    assert message.startswith("training.precision: bfloat16 is many times slower")
+    assert not _told(caplog, "auto")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    assert not _told(caplog, "bfloat16")

@@ -22,7 +22,7 @@ from fedstrata.adapters.targets import NONE, inside_blocks, linear_layers, subla
 from fedstrata.core.adapter_settings import BottleneckSettings, LoraSettings, PrefixSettings
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
 from fedstrata.models.blocks import Layout, find_layout, transformers_model
-from fedstrata.models.state import FIRST_VALUES, Model
+from fedstrata.models.state import FIRST_VALUES, Model, is_of_adapter
 
 if TYPE_CHECKING:
     from fedstrata.core.adapter_settings import AdapterSettings
@@ -206,7 +206,7 @@ def plain_tensors(model: Model) -> dict[str, Tensor]:
     }
     plain = {}
     for name, tensor in transformers_model(model.module).state_dict(keep_vars=True).items():
-        if ".lora_" not in name and FIRST_VALUES not in name:
+        if not is_of_adapter(name):
             own = name.replace(".base_layer.", ".").replace(".modules_to_save.default.", ".")
             plain[own] = products.get(id(tensor), tensor.detach())
     return plain

@@ -301,7 +301,8 @@ class TrainingSettings(Settings):
     clip_norm: Positive | None = 1.0
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto",
-        description="Of the arithmetic: bfloat16 autocast on a GPU and float32 on a CPU when auto.",
+        description="Of the arithmetic: bfloat16 autocast on a GPU and float32 on a CPU when auto. "
+        "An x86 processor without AVX-512 is many times slower in bfloat16.",
     )
     checkpointing: bool = Field(
         default=False,

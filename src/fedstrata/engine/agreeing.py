@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -99,10 +99,11 @@ def held(model: Model) -> dict[str, JSON]:
     return {"weights": {**weights_of(model)}, "ends": _told(shapes)}
 
 
-def weights_of(model: Model, apart_from: tuple[str, ...] = ()) -> Weights:
-    """Returns a hash of every parameter at its present value, but for those whose names begin so."""
-    names = (name for name, _ in model.module.named_parameters())
-    return {name: model.fingerprint([name])[:_DIGITS] for name in names if not name.startswith(apart_from)}
+def weights_of(model: Model, names: Iterable[str] | None = None) -> Weights:
+    """Returns a hash of every parameter, or of these, at its present value."""
+    if names is None:
+        names = (name for name, _ in model.module.named_parameters())
+    return {name: model.fingerprint([name])[:_DIGITS] for name in names}
 
 
 class Agreements:
@@ -137,8 +138,9 @@ class Agreements:
         blocks = range(len(model.layout.blocks))
         alone = set(blocks).intersection(*(cut.middle(len(blocks)) for cut in self._cuts.values()))
         model.restore()
-        own = weights_of(model, tuple(f"{model.layout.blocks_path}.{index}." for index in alone))
-        self._said = {"the server": own, "the beginning of the run": known or {}}
+        others = tuple(f"{model.layout.blocks_path}.{index}." for index in alone)
+        names = (name for name, _ in model.module.named_parameters() if not name.startswith(others))
+        self._said = {"the server": weights_of(model, names), "the beginning of the run": known or {}}
         self._lock = Lock()
 
     def __call__(self, client: str, greeting: Greeting) -> Agreement:

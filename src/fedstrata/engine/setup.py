@@ -34,7 +34,7 @@ from fedstrata.engine.demands import (
 )
 from fedstrata.engine.dividing import divide
 from fedstrata.engine.fitting import check_model, load_model, refusals, with_adapter
-from fedstrata.engine.processor import use_processor
+from fedstrata.engine.processor import use_processor, warn_of_slow_bfloat16
 from fedstrata.methods import METHODS
 from fedstrata.methods.layer_skipping import LayerSkipping
 from fedstrata.models.load import read_tokenizer
@@ -319,6 +319,8 @@ def device_of(settings: RunSettings) -> torch.device:
             raise ConfigurationError([Problem("device", message)])
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs for it
         torch.use_deterministic_algorithms(True, warn_only=True)
+    elif settings.training.precision == "bfloat16":
+        warn_of_slow_bfloat16()
     return device
 
 

@@ -30,6 +30,11 @@ QUANTISED_BYTES = 2
 """Bytes that a number of a quantised weight counts for where models are sent."""
 
 
+def is_of_adapter(name: str) -> bool:
+    """Whether PEFT added a parameter: one of an adapter, or a task head's first values."""
+    return FIRST_VALUES in name or _ADAPTERS.search(name) is not None
+
+
 class Model:
     """A handle around a transformers model, or around a PEFT wrapper of one.
 
@@ -97,8 +102,7 @@ class Model:
         """
         if not self.layout.frozen:
             return self.layout.all
-        frozen = (name for name in self.layout.frozen if FIRST_VALUES not in name)
-        return (*frozen, *(name for name in self.layout.all if not _ADAPTERS.search(name)))
+        return tuple(name for name in (*self.layout.frozen, *self.layout.all) if not is_of_adapter(name))
 
     @property
     def trainable(self) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from fedstrata.tasks import TASKS
 if TYPE_CHECKING:
     from fedstrata.core.method import Method
     from fedstrata.core.task import Task
+    from fedstrata.engine.agreeing import Weights
     from fedstrata.models.state import Model
 
 ADAPTER = "adapter_config.json"
@@ -100,7 +101,8 @@ def open_result(
         )
     if _is_served(start):
         settings, task = _served_task(settings, start)
-        model = _assembled(folder, settings, method, task, len(committed_rounds(events)))
+        began_with = {} if dequantized else start["ends"]
+        model = _assembled(folder, settings, method, task, len(committed_rounds(events)), began_with)
     else:
         task, model = _load(_model_folder(folder, method, client, trained), settings)
     return Result(folder, settings, method, task, model.to(device), client, start, summarise(events))
@@ -185,12 +187,25 @@ def _served_task(settings: RunSettings, start: Mapping[str, Any]) -> tuple[RunSe
     return settings.model_copy(update={"task": own}), TASKS[own.name].from_labels(own, start["labels"])
 
 
-def _assembled(folder: Path, settings: RunSettings, method: Method, task: Task, committed: int) -> Model:
+def _assembled(
+    folder: Path, settings: RunSettings, method: Method, task: Task, committed: int, began_with: Weights
+) -> Model:
     """Puts the model of a served run together: the one it began with, and what was learnt, of all its parts.
+
+    Args:
+        folder: The run directory.
+        settings: The run's settings.
+        method: The federated method.
+        task: The task it was trained on.
+        committed: How many rounds it has.
+        began_with: Hashes of the weights that the clients began with; none where they had them in 4 bits,
+            and here they are as in their file.
 
     Raises:
         ConfigurationError: A part of what was learnt is not here, or not the model that the run began with.
     """
+    from fedstrata.engine.agreeing import weights_of  # noqa: PLC0415 - it has protobuf; few runs are served
+
     if method.personal:
         message = "its clients keep the ends of the model (average_ends: never), and no side has all of it"
         raise ConfigurationError(
@@ -207,6 +222,13 @@ def _assembled(folder: Path, settings: RunSettings, method: Method, task: Task, 
     if lacking := [name for name in model.layout.all if name not in learnt]:
         message = f"nothing was learnt of {lacking[0]}: no client left it to the server"
         raise ConfigurationError([Problem("RUN", message)])
+    own = weights_of(model, began_with.keys() - learnt.keys())
+    if changed := sorted(name for name, digest in own.items() if digest != began_with[name]):
+        message = (
+            f"{settings.model.name!r} is no longer the model that the run began with: {len(changed)} of its "
+            f"weights are not the same, {changed[0]} for one"
+        )
+        raise ConfigurationError([Problem("model.name", message)])
     model.load({name: learnt[name] for name in model.layout.all})
     return model
 
