@@ -92,8 +92,9 @@ def test_the_model_of_a_served_run_is_put_together_from_what_it_began_with_and_w
         open_result(run.folder)
     other = read_source(None, [*TINY, *overrides, "seed=1"])  # random weights of another seed
     write_settings(check_settings(other)[0], run.folder / "config.yaml")
-    with pytest.raises(ConfigurationError, match=r"model.name: .* is no longer the model .*\.embed_tokens"):
-        open_result(run.folder)
+    for merged in (False, True):
+        with pytest.raises(ConfigurationError, match=r"model.name: .* no longer the model .*\.embed_tokens"):
+            open_result(run.folder, dequantized=merged)
     write_settings(check_settings(asked)[0], run.folder / "config.yaml")
     (run.folder / "checkpoints" / "round-00001.safetensors").write_bytes(b"torn")
     with pytest.raises(FedstrataError, match="no checkpoint up to round 1 can be read"):

@@ -95,13 +95,14 @@ def open_result(
     trained = [name for name, parts in start["clients"].items() if parts["train"]]  # others were held out
     device = device_of(settings)
     use_processor(settings.threads)
-    if dequantized:
+    unpacked = dequantized and settings.model.quantization is not None
+    if unpacked:
         settings = settings.model_copy(
             update={"model": settings.model.model_copy(update={"quantization": None})}
         )
     if _is_served(start):
         settings, task = _served_task(settings, start)
-        began_with = {} if dequantized else start["ends"]
+        began_with = {} if unpacked else start["ends"]
         model = _assembled(folder, settings, method, task, len(committed_rounds(events)), began_with)
     else:
         task, model = _load(_model_folder(folder, method, client, trained), settings)
