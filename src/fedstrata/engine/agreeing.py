@@ -138,9 +138,8 @@ class Agreements:
         blocks = range(len(model.layout.blocks))
         alone = set(blocks).intersection(*(cut.middle(len(blocks)) for cut in self._cuts.values()))
         model.restore()
-        others = tuple(f"{model.layout.blocks_path}.{index}." for index in alone)
-        names = (name for name, _ in model.module.named_parameters() if not name.startswith(others))
-        self._said = {"the server": weights_of(model, names), "the beginning of the run": known or {}}
+        own = weights_of(model, _outside(model, alone))
+        self._said = {"the server": own, "the beginning of the run": known or {}}
         self._lock = Lock()
 
     def __call__(self, client: str, greeting: Greeting) -> Agreement:
@@ -192,12 +191,8 @@ class Agreements:
 
     def _require_all(self, client: str, weights: Weights) -> None:
         """Refuses a client that does not say a hash of every weight on its side of the model."""
-        layout = self._outlines[0].layout
-        middle = tuple(
-            f"{layout.blocks_path}.{index}." for index in self._cuts[client].middle(len(layout.blocks))
-        )
-        names = (name for name, _ in self._outlines[0].module.named_parameters())
-        own = [name for name in names if not name.startswith(middle)]
+        whole = self._outlines[0]
+        own = _outside(whole, self._cuts[client].middle(len(whole.layout.blocks)))
         if lacking := [name for name in own if not isinstance(weights.get(name), str)]:
             raise RefusedError(
                 f"client {client!r} does not say which weights it holds: {len(lacking)} hashes are not "
@@ -216,6 +211,12 @@ class Agreements:
                         f"{weights[wrong[0]]} at {me}, {said[wrong[0]]} at {whose}"
                     )
             self._said[me] = weights
+
+
+def _outside(model: Model, blocks: Iterable[int]) -> list[str]:
+    """Returns the names of all parameters but those in some blocks."""
+    inside = tuple(f"{model.layout.blocks_path}.{index}." for index in blocks)
+    return [name for name, _ in model.module.named_parameters() if not name.startswith(inside)]
 
 
 def _require_equal(client: str, expected: Mapping[str, JSON], ends: Mapping[str, JSON]) -> None:
