@@ -23,14 +23,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedstrata.core.errors import ConfigurationError, FedstrataError
-from fedstrata.core.sources import Source
-from fedstrata.core.sweep import read_sweep, with_value
+from fedstrata.core.settings.source import Source
+from fedstrata.core.settings.sweep import read_sweep, with_value
 from fedstrata.data.split import Split
-from fedstrata.engine.setup import check_settings, divide
+from fedstrata.engine.prepare import check_settings, divide
 from fedstrata.tasks import TASKS
 from fedstrata.tasks.classify import DocumentClassification
 from fedstrata.tasks.lookup import LookupTagger
-from fedstrata.tasks.nearest import NearestLinker
+from fedstrata.tasks.mention_pairs.nearest import NearestLinker
 from fedstrata.tasks.relations import RelationClassification
 from fedstrata.tasks.tfidf import tfidf_baseline
 
@@ -40,7 +40,7 @@ def scores(source: Source) -> dict[str, float]:
     settings, _, problems = check_settings(source)
     if problems:
         raise ConfigurationError(problems)
-    clients = divide(settings).clients
+    clients = divide(settings, TASKS[settings.task.name]).clients
     task = TASKS[settings.task.name].from_documents(settings.task, clients)
     train, test = (
         [document for own in clients.values() for document in getattr(own, part)]

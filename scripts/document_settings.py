@@ -16,8 +16,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from fedstrata.aggregate.rules import AveragingSettings
-from fedstrata.core.config import RunSettings
-from fedstrata.core.sources import variants
+from fedstrata.core.settings.run import RunSettings
+from fedstrata.core.settings.source import variants
 from fedstrata.methods import METHODS
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "configuration.md"

@@ -12,9 +12,9 @@ from hypothesis import settings
 from support import REPOSITORY, TINY, Call, Finished, RunTiny, Told, finished
 
 from fedstrata.cli import main as cli
-from fedstrata.core.sources import read_source
-from fedstrata.engine.folder import open_run, resumable
+from fedstrata.core.settings.source import read_source
 from fedstrata.engine.rounds import Run
+from fedstrata.engine.run_folder import open_run, resumable
 
 # Same examples every time, and no clock in a verdict.
 settings.register_profile("fedstrata", deadline=None, derandomize=True)

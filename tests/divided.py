@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from transformers import AutoConfig
 
 from fedstrata.adapters.attach import attach
-from fedstrata.core.adapter_settings import LoraSettings
 from fedstrata.core.cut import Cut
 from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.adapter import LoraSettings
 from fedstrata.models.state import Model
+from fedstrata.split.divide import divide
 from fedstrata.split.ends import Ends
 from fedstrata.split.middle import Middle
-from fedstrata.split.partition import divide
-from fedstrata.tasks.generate import generate
+from fedstrata.tasks.instruction.generate import generate
+from fedstrata.tasks.instruction.prompts import PromptTokenizer
 from fedstrata.tasks.lm import end_id
-from fedstrata.tasks.prompts import PromptTokenizer
 
 Tiny = Callable[..., Model]
 Gradients = dict[str, Tensor]

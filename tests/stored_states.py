@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedstrata.core.config import TrainingSettings
 from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.training import TrainingSettings
 from fedstrata.engine.simulate import SimulatedClient
 from fedstrata.models.prefix_cache import CachePolicy, PrefixCache
 from fedstrata.models.state import Model

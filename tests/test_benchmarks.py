@@ -10,8 +10,8 @@ import sys
 import pytest
 from support import REPOSITORY
 
-from fedstrata.core.config import ClassifySettings
 from fedstrata.core.documents import Document
+from fedstrata.core.settings.task import ClassifySettings
 from fedstrata.data.split import Split
 from fedstrata.tasks.classify import DocumentClassification
 

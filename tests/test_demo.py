@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from support import Finished, finished, in_terminal
 
-from fedstrata.core.sources import read_source
-from fedstrata.engine.dividing import divide
-from fedstrata.engine.setup import check_settings
+from fedstrata.core.settings.source import read_source
+from fedstrata.data.divide import divide
+from fedstrata.engine.prepare import check_settings
 from fedstrata.metrics.spans import span_scores
+from fedstrata.tasks import TASKS
 from fedstrata.tasks.lookup import LookupTagger
 
 DEMO = Path(str(files("fedstrata.cli") / "demo.yaml"))
@@ -34,7 +35,7 @@ def run_demo(tmp_path: Path, method: str) -> Finished:
 @pytest.mark.slow
 def test_a_look_up_table_is_at_least_15_f1_points_below_the_centralised_model(tmp_path: Path) -> None:
     settings, _, _ = check_settings(read_source(DEMO, []))
-    clients = divide(settings).clients.values()
+    clients = divide(settings, TASKS[settings.task.name]).clients.values()
     train, test = (
         [document for own in clients for document in getattr(own, part)] for part in ("train", "test")
     )

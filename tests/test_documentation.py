@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from support import REPOSITORY, load_script
 
-from fedstrata.core.sources import read_source
-from fedstrata.core.sweep import read_sweep, with_value
-from fedstrata.engine.setup import check_settings
+from fedstrata.core.settings.source import read_source
+from fedstrata.core.settings.sweep import read_sweep, with_value
+from fedstrata.engine.prepare import check_settings
 
 CONFIGURATIONS = sorted(
     path

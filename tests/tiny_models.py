@@ -10,9 +10,9 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from fedstrata.core.config import ModelSettings
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.model import ModelSettings
 from fedstrata.models.load import load
 from fedstrata.models.state import Model
 

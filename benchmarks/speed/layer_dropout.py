@@ -24,14 +24,14 @@ import torch
 from random_client import client_of, llama_like, random_windows
 
 from fedstrata.adapters.attach import attach
-from fedstrata.core.adapter_settings import LoraSettings
-from fedstrata.core.config import RunSettings
 from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.adapter import LoraSettings
+from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.types import Work
-from fedstrata.engine.processor import use_processor
 from fedstrata.policies.dropout import LayerDropout, block_rates
 from fedstrata.tasks.ner import NamedEntityRecognition
 from fedstrata.train.local import fit
+from fedstrata.train.processor import use_processor
 
 RATES = (0.0, 0.25, 0.5, 0.75)
 

@@ -33,16 +33,17 @@ import torch
 from random_client import client_of
 
 from fedstrata.adapters.attach import attach, wrap
-from fedstrata.core.adapter_settings import LoraSettings
-from fedstrata.core.config import ModelSettings, RunSettings
 from fedstrata.core.seeding import Seed
-from fedstrata.engine.processor import use_processor
+from fedstrata.core.settings.adapter import LoraSettings
+from fedstrata.core.settings.model import ModelSettings
+from fedstrata.core.settings.run import RunSettings
 from fedstrata.metrics.cost import peak_gpu_bytes, peak_rss_bytes
 from fedstrata.metrics.flops import FlopCounter
 from fedstrata.models.blocks import find_layout, transformers_model
 from fedstrata.models.load import load, skeleton
 from fedstrata.tasks.lm import LOGITS_AT_A_TIME, LanguageModelling, Passage
 from fedstrata.train.local import fit
+from fedstrata.train.processor import use_processor
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.2-1b": {

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from fedstrata.core.config import ModelSettings, TrainingSettings
-from fedstrata.core.method import PrefixCache
+from fedstrata.core.client import PrefixCache
 from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.model import ModelSettings
+from fedstrata.core.settings.training import TrainingSettings
 from fedstrata.engine.checkpoint import ClientStore
 from fedstrata.engine.simulate import SimulatedClient
 from fedstrata.models.load import load

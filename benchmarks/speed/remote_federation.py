@@ -18,13 +18,13 @@ from split_line import random_decoder
 
 from fedstrata.core.cut import Cut
 from fedstrata.core.seeding import Seed
-from fedstrata.core.sources import read_source
+from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import ClientInfo, State
 from fedstrata.engine.agreeing import TRAINING, agreement_of, info_of
+from fedstrata.engine.prepare import Experiment, prepare
 from fedstrata.engine.remote import RemoteCohort
-from fedstrata.engine.setup import Experiment, prepare
 from fedstrata.methods.fl_llama import FLLLaMA, FLLLaMASettings
-from fedstrata.split.partition import ends_of
+from fedstrata.split.divide import ends_of
 from fedstrata.split.transport.agreement import Agreement, shapes_of
 from fedstrata.split.transport.hub import Hub
 from fedstrata.split.transport.members import Greeting

@@ -22,12 +22,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from fedstrata.core.method import Cohort
+from fedstrata.core.cohort import Cohort
 from fedstrata.core.seeding import Seed
-from fedstrata.core.sources import read_source
+from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import ClientInfo, Plan, State
+from fedstrata.engine.prepare import prepare
 from fedstrata.engine.rounds import Run
-from fedstrata.engine.setup import prepare
 from fedstrata.methods.fedtlu import FedTLU
 from fedstrata.policies.scores import block_scores, estimated_scores, sketch_all
 from fedstrata.policies.select import best_blocks, equal_blocks, scored_tensors

@@ -37,12 +37,12 @@ from transformers.generation.streamers import BaseStreamer
 
 from fedstrata.core.cut import Cut
 from fedstrata.core.seeding import Seed
-from fedstrata.engine.processor import use_processor
 from fedstrata.models.blocks import transformers_model
-from fedstrata.split.asking import RemoteMiddle
+from fedstrata.split.divide import ends_of
 from fedstrata.split.ends import Ends
-from fedstrata.split.partition import ends_of
+from fedstrata.split.inference import RemoteMiddle
 from fedstrata.split.transport.membership import GrpcLine, Membership
+from fedstrata.train.processor import use_processor
 
 WAYS = ("cached", "uncached", "masked")
 

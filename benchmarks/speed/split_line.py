@@ -18,24 +18,25 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedstrata.core.config import ModelSettings
 from fedstrata.core.cut import Cut
 from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.model import ModelSettings
 from fedstrata.core.types import Message
-from fedstrata.engine.processor import use_processor
 from fedstrata.models.load import load
-from fedstrata.split.asking import Answering
+from fedstrata.split.divide import middle_of
+from fedstrata.split.inference import Answering
 from fedstrata.split.kvcache import Sessions
 from fedstrata.split.messages import Form
 from fedstrata.split.middle import Middle
-from fedstrata.split.partition import middle_of
 from fedstrata.split.transport.agreement import Agreement
 from fedstrata.split.transport.header import Header, Kind
 from fedstrata.split.transport.hub import Hub
+from fedstrata.train.processor import use_processor
 from fedstrata.wire import frame
 
 if TYPE_CHECKING:
-    from fedstrata.core.method import Line, Service
+    from fedstrata.core.client import Line
+    from fedstrata.core.cohort import Service
     from fedstrata.models.state import Model
 
 CLIENT, LOOPBACK, MASK = "client", "127.0.0.1:0", "mask"

@@ -44,14 +44,14 @@ from remote_federation import Federation, Setting, federation
 import fedstrata.split.transport.membership  # noqa: F401 - what a client has imported
 from fedstrata.core.cut import Cut
 from fedstrata.core.seeding import Seed
-from fedstrata.core.sources import read_source
+from fedstrata.core.settings.source import read_source
 from fedstrata.engine.checkpoint import ClientStore
+from fedstrata.engine.prepare import Experiment, prepare
 from fedstrata.engine.rounds import sites_of
-from fedstrata.engine.setup import Experiment, prepare
 from fedstrata.engine.simulate import SimulatedClient
 from fedstrata.engine.sites import Examples
 from fedstrata.metrics.cost import peak_rss_bytes
-from fedstrata.split.partition import ends_of
+from fedstrata.split.divide import ends_of
 from fedstrata.train.local import fit
 
 LORA = {"kind": "lora", "rank": 8, "targets": ["q_proj", "v_proj"]}

@@ -33,23 +33,24 @@ from typing import Any
 import torch
 from split_line import CLIENT, MeasuredLine, agreement_for, answer, listening, random_decoder, with_mask
 
-from fedstrata.core.config import LmSettings, RunSettings
 from fedstrata.core.cut import Cut
 from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.run import RunSettings
+from fedstrata.core.settings.task import LmSettings
 from fedstrata.core.types import Message
 from fedstrata.engine.checkpoint import ClientStore
-from fedstrata.engine.processor import use_processor
 from fedstrata.engine.simulate import SimulatedClient
-from fedstrata.split.course import Course
+from fedstrata.split.client_step import Exchange
+from fedstrata.split.divide import divide
 from fedstrata.split.ends import Ends
-from fedstrata.split.exchange import Exchange
 from fedstrata.split.messages import Form
 from fedstrata.split.middle import Middle
-from fedstrata.split.partition import divide
+from fedstrata.split.modes import Sequential
+from fedstrata.split.protocol import Course
 from fedstrata.split.replica import Replica
-from fedstrata.split.service import Sequential
 from fedstrata.split.transport.membership import GrpcLine, Membership
 from fedstrata.tasks.lm import LanguageModelling
+from fedstrata.train.processor import use_processor
 from fedstrata.wire import frame
 
 FORMS: tuple[Form, ...] = ("float32", "bfloat16", "int8")

@@ -12,9 +12,9 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
 from fedstrata.adapters.attach import attach, merge, saved_adapter
-from fedstrata.core.adapter_settings import BottleneckSettings, LoraSettings, PrefixSettings
 from fedstrata.core.errors import ConfigurationError, DataError
 from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.adapter import BottleneckSettings, LoraSettings, PrefixSettings
 from fedstrata.models.state import Model
 from fedstrata.tasks.windows import run_model
 
@@ -196,7 +196,7 @@ def test_only_lora_can_be_merged(tiny_model: Make) -> None:
 
 
 def test_a_pretrained_pooler_stays_as_it_is(tiny_model: Make, tmp_path: Path) -> None:
-    from fedstrata.core.config import ModelSettings
+    from fedstrata.core.settings.model import ModelSettings
     from fedstrata.models.load import load
 
     kind = "sequence-classification"

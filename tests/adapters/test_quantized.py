@@ -10,13 +10,15 @@ import pytest
 import torch
 
 from fedstrata.adapters.attach import attach, merge, saved_adapter
-from fedstrata.core.adapter_settings import LoraSettings
-from fedstrata.core.config import LmSettings, ModelSettings, RunSettings
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
-from fedstrata.core.sources import read_source
-from fedstrata.engine.fitting import check_model
-from fedstrata.engine.setup import check_settings
+from fedstrata.core.settings.adapter import LoraSettings
+from fedstrata.core.settings.model import ModelSettings
+from fedstrata.core.settings.run import RunSettings
+from fedstrata.core.settings.source import read_source
+from fedstrata.core.settings.task import LmSettings
+from fedstrata.engine.model import check_model
+from fedstrata.engine.prepare import check_settings
 from fedstrata.models.load import load
 from fedstrata.models.state import Model
 from fedstrata.tasks.windows import run_model

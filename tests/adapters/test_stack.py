@@ -14,8 +14,8 @@ from transformers import AutoModelForTokenClassification
 from fedstrata.adapters.attach import attach, plain_tensors
 from fedstrata.adapters.rank import is_lora
 from fedstrata.adapters.stack import AdaptedLayer, adapted_layers, fresh, stacked, with_product
-from fedstrata.core.adapter_settings import LoraSettings
 from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.adapter import LoraSettings
 from fedstrata.models.state import Model
 
 LAYER = AdaptedLayer(

@@ -13,7 +13,7 @@ import pytest
 from support import TINY, Call, Told
 
 from fedstrata.cli.options import configuration
-from fedstrata.engine.setup import check_settings
+from fedstrata.engine.prepare import check_settings
 
 QUOTED = "Zebrafinch"
 """Stands in every note; no message may contain it."""
@@ -285,7 +285,7 @@ def test_a_bug_shows_its_type_but_not_its_text(
     def broken(*_: object) -> None:
         raise KeyError(QUOTED)
 
-    monkeypatch.setattr("fedstrata.engine.dividing.split", broken)
+    monkeypatch.setattr("fedstrata.data.divide.split", broken)
     status, _, err = fedstrata("run", config(tmp_path), *TINY)
     assert status == 1
     assert "KeyError" in err

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from fedstrata.cli.main import app
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError
-from fedstrata.core.sources import read_source
+from fedstrata.core.settings.source import read_source
 from fedstrata.data.readers import read
 from fedstrata.data.writers import write
-from fedstrata.engine.folder import open_run
+from fedstrata.engine.run_folder import open_run
 
 QUOTED = "Zebrafinch"
 UNTRAINED = ("federation.rounds=1", "training.learning_rate=1e-9")

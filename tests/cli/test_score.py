@@ -17,14 +17,15 @@ from typer.testing import CliRunner
 from fedstrata.cli.main import app
 from fedstrata.core.documents import Document, Relation, Span
 from fedstrata.core.errors import ConfigurationError, DataError
-from fedstrata.core.sources import read_source
+from fedstrata.core.settings.source import read_source
+from fedstrata.data.divide import divide
 from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
-from fedstrata.engine.dividing import divide
-from fedstrata.engine.folder import open_run
-from fedstrata.engine.setup import check_settings
+from fedstrata.engine.prepare import check_settings
+from fedstrata.engine.run_folder import open_run
 from fedstrata.metrics.relations import relation_scores, triples_of
 from fedstrata.metrics.spans import span_scores
+from fedstrata.tasks import TASKS
 
 QUOTED = "Zebrafinch"
 TEXT = f"{QUOTED} has severe chest pain and takes aspirin, 81 mg."
@@ -295,7 +296,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 def test_the_numbers_are_those_of_the_run_that_predicted(run: Finished, tmp_path: Path, form: str) -> None:
     settings, _, problems = check_settings(read_source(None, [*TINY]))
     assert not problems
-    tested = {document.id for own in divide(settings).clients.values() for document in own.test}
+    clients = divide(settings, TASKS[settings.task.name]).clients.values()
+    tested = {document.id for own in clients for document in own.test}
     notes = generate(seed=settings.seed, sites=3, notes=24)
     write([note for note in notes if note.id in tested], tmp_path / "gold", form)
     command = ["predict", str(run.folder), str(tmp_path / "gold"), "--input-format", form, "--format", form]

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from fedstrata.cli.main import app
 from fedstrata.core.errors import ConfigurationError
-from fedstrata.engine.results.result import open_result
+from fedstrata.results.result import open_result
 
 SITES = ("data.synthetic.sites=2", "data.synthetic.notes=12", "federation.rounds=3")
 METHOD = "method={name: fl_llama, mode: client_batch}"

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstrata.core.config import PartitionSettings
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.partition import PartitionSettings
 from fedstrata.data.partition import dominant_label, kind, partition
 from fedstrata.data.split import PARTS, Split
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstrata.core.config import DataSettings, LabelSettings
 from fedstrata.core.documents import MODIFIERS_OF, Document, Relation, Span
 from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.settings.data import DataSettings, LabelSettings
 from fedstrata.data.select import (
     mention_types,
     rename_relations,

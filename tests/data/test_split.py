@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstrata.core.config import SplitSettings
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.data import SplitSettings
 from fedstrata.data.split import PARTS, Split, set_aside, split
 
 SHARES = SplitSettings()

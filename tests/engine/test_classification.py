@@ -11,12 +11,12 @@ from support import TINY, RunTiny, assert_same_tensors
 from transformers import AutoModelForSequenceClassification
 
 from fedstrata.core.errors import ConfigurationError
-from fedstrata.core.sources import read_source
+from fedstrata.core.settings.source import read_source
+from fedstrata.data.divide import divide
 from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
-from fedstrata.engine.dividing import divide
-from fedstrata.engine.folder import open_run, resumable
-from fedstrata.engine.setup import check_settings, prepare
+from fedstrata.engine.prepare import check_settings, prepare
+from fedstrata.engine.run_folder import open_run, resumable
 from fedstrata.tasks import TASKS, classify
 from fedstrata.tasks.windows import run_model
 
@@ -146,7 +146,8 @@ def test_a_label_skew_is_one_of_the_labels_that_are_learnt(tmp_path: Path) -> No
             note["labels"] = [LABELS[number % 3]]
             note.pop("metadata", None)
         path.write_text("\n".join(map(json.dumps, notes)) + "\n")
-    clients = divide(check_settings(source)[0]).clients
+    settings = check_settings(source)[0]
+    clients = divide(settings, TASKS[settings.task.name]).clients
     assert [{document.labels for document in own.all} for own in clients.values()] == [
         {(label,)} for label in sorted(LABELS)
     ]

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from support import TINY, RunTiny, assert_same_tensors
 
 from fedstrata.core.errors import ConfigurationError
-from fedstrata.core.federation import CorruptSettings
 from fedstrata.core.seeding import Seed
-from fedstrata.core.sources import read_source
+from fedstrata.core.settings.federation import CorruptSettings
+from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Plan, Update
 from fedstrata.engine.corruption import corrupt_clients
+from fedstrata.engine.prepare import prepare
 from fedstrata.engine.rounds import Run, sites_of
-from fedstrata.engine.setup import prepare
 
 FEDAVG = "method={name: fedavg}"
 CORRUPT = "site-2"

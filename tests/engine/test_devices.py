@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import TINY, Finished, RunTiny, assert_same_tensors
 
-from fedstrata.core.devices import Device, DeviceSettings
 from fedstrata.core.seeding import Seed
-from fedstrata.core.sources import read_source
+from fedstrata.core.settings.devices import Device, DeviceSettings
+from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Work
 from fedstrata.engine.devices import Fleet, RoundClock, assign
-from fedstrata.engine.folder import open_run
-from fedstrata.engine.setup import prepare
+from fedstrata.engine.prepare import prepare
+from fedstrata.engine.run_folder import open_run
 from fedstrata.metrics.flops import FlopCounter
 
 PHONES = (

@@ -17,12 +17,12 @@ from support import TINY, RunTiny, assert_same_tensors, finished
 from fedstrata.cli.display import Display
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
-from fedstrata.core.sources import read_source
+from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import State
 from fedstrata.engine.checkpoint import Checkpoints
 from fedstrata.engine.failures import Attendance, drop_outs
-from fedstrata.engine.folder import open_run
-from fedstrata.engine.setup import prepare
+from fedstrata.engine.prepare import prepare
+from fedstrata.engine.run_folder import open_run
 
 LOCAL_HEAD = "method={name: layer_skipping, top: 1, head: local}"
 

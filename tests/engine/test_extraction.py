@@ -13,14 +13,15 @@ from typer.testing import CliRunner
 
 from fedstrata.cli.main import app
 from fedstrata.core.errors import ConfigurationError
-from fedstrata.core.sources import read_source
+from fedstrata.core.settings.source import read_source
+from fedstrata.data.divide import divide
 from fedstrata.data.readers import read
-from fedstrata.engine.dividing import divide
-from fedstrata.engine.folder import open_run
-from fedstrata.engine.results.export import export
-from fedstrata.engine.results.result import open_result
-from fedstrata.engine.setup import check_settings, prepare
+from fedstrata.engine.prepare import check_settings, prepare
+from fedstrata.engine.run_folder import open_run
 from fedstrata.metrics.relations import relation_scores, triples_of
+from fedstrata.results.export import export
+from fedstrata.results.result import open_result
+from fedstrata.tasks.extract import Extraction
 
 SENTENCES = [
     ("Severe chest pain.", [(0, 6, "severity"), (7, 17, "problem")], [(1, 0, "severity")]),
@@ -206,7 +207,7 @@ def test_whoever_has_a_document_it_says_what_was_looked_for(tmp_path: Path, task
     settings = (*EXTRACT, data, "data.split.server=4", f"partition={by}")
     if task == "relations":
         settings = (*settings, "task={name: relations}")
-    divided = divide(check_settings(read_source(None, [*TINY, *settings]))[0])
+    divided = divide(check_settings(read_source(None, [*TINY, *settings]))[0], Extraction)
     owned = [*divided.server, *(document for own in divided.clients.values() for document in own.all)]
     assert {(document.site, document.lacks_relations) for document in owned} == {
         ("both", False),

@@ -20,13 +20,13 @@ from support import TINY, RunTiny, assert_same_tensors, finished
 from fedstrata.cli.display import Display
 from fedstrata.core.errors import ClientsLostError, ConfigurationError, FrameError, Problem, TrainingError
 from fedstrata.core.seeding import Seed
-from fedstrata.core.sources import read_source
+from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import ClientInfo, Message, Plan, State, Update
 from fedstrata.engine.checkpoint import ClientStore
 from fedstrata.engine.failures import is_client_failure, release_memory
-from fedstrata.engine.folder import open_run
+from fedstrata.engine.prepare import prepare
 from fedstrata.engine.rounds import Run
-from fedstrata.engine.setup import prepare
+from fedstrata.engine.run_folder import open_run
 
 LOCAL_HEAD = "method={name: layer_skipping, top: 1, head: local}"
 

@@ -16,12 +16,12 @@ from fedstrata.cli.display import Display
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
-from fedstrata.core.sources import read_source
+from fedstrata.core.settings.source import read_source
+from fedstrata.data.divide import read_documents
 from fedstrata.data.split import hold_out
 from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
-from fedstrata.engine.dividing import read_documents
-from fedstrata.engine.setup import prepare
+from fedstrata.engine.prepare import prepare
 from fedstrata.train.evaluate import predict
 
 
@@ -145,7 +145,7 @@ def test_documents_are_set_aside_by_site() -> None:
 
 
 def test_the_table_names_it(tmp_path: Path) -> None:
-    from fedstrata.engine.folder import open_run
+    from fedstrata.engine.run_folder import open_run
 
     out = StringIO()
     display = Display(Console(file=out, width=200))

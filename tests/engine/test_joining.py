@@ -12,12 +12,12 @@ import torch
 from support import TINY
 
 from fedstrata.core.errors import FrameError, TrainingError
-from fedstrata.core.sources import read_source
+from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import JSON, Message, Plan
 from fedstrata.engine.agreeing import SCORE
 from fedstrata.engine.checkpoint import ClientStore, client_folder, home_of
 from fedstrata.engine.joining import RemoteClient
-from fedstrata.engine.setup import Experiment
+from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.sides import prepare_client
 from fedstrata.split.transport.header import Header, Kind
 from fedstrata.split.transport.hub import Hub

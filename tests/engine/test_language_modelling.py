@@ -13,12 +13,12 @@ from support import Finished, assert_same_tensors, finished
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from fedstrata.core.errors import ConfigurationError, TrainingError
-from fedstrata.core.sources import read_source
-from fedstrata.engine.folder import open_run, resumable
-from fedstrata.engine.planning.plan import make_plan
-from fedstrata.engine.results.export import export
-from fedstrata.engine.results.predict import check_output, open_inputs, predict_files
-from fedstrata.engine.results.result import open_result
+from fedstrata.core.settings.source import read_source
+from fedstrata.engine.run_folder import open_run, resumable
+from fedstrata.planning.plan import make_plan
+from fedstrata.results.export import export
+from fedstrata.results.predict import check_output, open_inputs, predict_files
+from fedstrata.results.result import open_result
 
 GPT2 = "model.config={model_type: gpt2, n_embd: 16, n_layer: 3, n_head: 2, n_positions: 64}"
 PLAIN = (

@@ -9,8 +9,8 @@ import pytest
 from support import TINY
 
 from fedstrata.core.errors import ConfigurationError
-from fedstrata.core.sources import read_source
-from fedstrata.engine.setup import Experiment, prepare
+from fedstrata.core.settings.source import read_source
+from fedstrata.engine.prepare import Experiment, prepare
 
 BARE = [item for item in TINY if not item.startswith("data.types")]
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from support import TINY
 
-from fedstrata.core.sources import read_source
-from fedstrata.engine.planning.plan import make_plan
+from fedstrata.core.settings.source import read_source
+from fedstrata.planning.plan import make_plan
 from fedstrata.record.costs import COSTS
 
 

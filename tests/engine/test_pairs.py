@@ -10,13 +10,13 @@ from support import TINY, RunTiny
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from fedstrata.core.config import DataSettings
 from fedstrata.core.errors import ConfigurationError
-from fedstrata.core.sources import read_source
+from fedstrata.core.settings.data import DataSettings
+from fedstrata.core.settings.source import read_source
 from fedstrata.data.readers import read
-from fedstrata.engine.folder import open_run
-from fedstrata.engine.results.predict import open_inputs, predict_files
-from fedstrata.engine.results.result import open_result
+from fedstrata.engine.run_folder import open_run
+from fedstrata.results.predict import open_inputs, predict_files
+from fedstrata.results.result import open_result
 
 HEADER = "index\tsentence1\tsentence2\tlabel\n"
 COLOURS = ("red", "blue")

@@ -10,11 +10,12 @@ from ruamel.yaml import YAML
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
-from fedstrata.core.sources import Source
+from fedstrata.core.settings.source import Source
+from fedstrata.data.divide import divide, read_documents
 from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
-from fedstrata.engine.dividing import divide, read_documents
-from fedstrata.engine.setup import check_settings
+from fedstrata.engine.prepare import check_settings
+from fedstrata.tasks import TASKS
 
 
 def settings_of(text: str, problems: int = 0):
@@ -50,7 +51,7 @@ def test_patients_are_kept_together(tmp_path: Path) -> None:
     write(generate(seed=0, sites=2, notes=60), tmp_path / "mimic", "mimic")
     data = f"format: mimic, path: {tmp_path / 'mimic'}, mimic: {{categories: null}}"
     settings, _ = settings_of(f"data: {{{data}}}\npartition: {{by: iid, clients: 2}}")
-    clients = divide(settings).clients
+    clients = divide(settings, TASKS[settings.task.name]).clients
     parts = [
         {document.metadata["patient"] for own in clients.values() for document in getattr(own, part)}
         for part in ("train", "validation", "test")

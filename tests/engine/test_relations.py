@@ -14,17 +14,17 @@ from transformers import AutoModelForTokenClassification
 
 from fedstrata.core.documents import Document, Relation, Span
 from fedstrata.core.errors import ConfigurationError
-from fedstrata.core.sources import read_source
+from fedstrata.core.settings.source import read_source
 from fedstrata.data.readers import read
 from fedstrata.data.writers import write
-from fedstrata.engine.folder import resumable
-from fedstrata.engine.planning.plan import make_plan
-from fedstrata.engine.results.export import export
-from fedstrata.engine.results.pairing import select_as
-from fedstrata.engine.results.predict import check_input, check_output, open_inputs, predict_files
-from fedstrata.engine.results.result import open_result
-from fedstrata.engine.results.score import Draws, score_systems
-from fedstrata.engine.setup import check_settings
+from fedstrata.engine.prepare import check_settings
+from fedstrata.engine.run_folder import resumable
+from fedstrata.planning.plan import make_plan
+from fedstrata.results.export import export
+from fedstrata.results.pairing import select_as
+from fedstrata.results.predict import check_input, check_output, open_inputs, predict_files
+from fedstrata.results.result import open_result
+from fedstrata.results.score import Draws, score_systems
 
 RELATIONS = (
     "task={name: relations, max_length: 48}",

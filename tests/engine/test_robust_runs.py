@@ -11,12 +11,12 @@ from support import TINY, RunTiny, assert_same_tensors
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
-from fedstrata.core.sources import read_source
+from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Plan, Update
 from fedstrata.engine.checkpoint import Checkpoints
-from fedstrata.engine.planning.plan import make_plan
+from fedstrata.engine.prepare import prepare
 from fedstrata.engine.rounds import Run
-from fedstrata.engine.setup import prepare
+from fedstrata.planning.plan import make_plan
 
 FIVE = ("data.synthetic.sites=5", "data.synthetic.notes=30")
 """Five sites: as many as Krum needs against one hostile client."""

@@ -11,10 +11,10 @@ from support import TINY, RunTiny
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from fedstrata.core.seeding import Seed
-from fedstrata.core.sources import read_source
+from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import ClientInfo, Plan, State, Update
-from fedstrata.engine.folder import open_run
-from fedstrata.engine.setup import prepare
+from fedstrata.engine.prepare import prepare
+from fedstrata.engine.run_folder import open_run
 from fedstrata.engine.sites import sample
 from fedstrata.methods import METHODS
 

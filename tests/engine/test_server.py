@@ -7,10 +7,10 @@ import torch
 from support import TINY, RunTiny
 
 from fedstrata.core.errors import ClientsLostError, TrainingError
-from fedstrata.core.sources import read_source
+from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Plan
-from fedstrata.engine.folder import open_run
-from fedstrata.engine.setup import Experiment, prepare
+from fedstrata.engine.prepare import Experiment, prepare
+from fedstrata.engine.run_folder import open_run
 from fedstrata.engine.simulate import SimulatedCohort
 from fedstrata.train.evaluate import mean_loss
 

@@ -11,9 +11,9 @@ from transformers import AutoModelForTokenClassification
 
 from fedstrata.adapters.rank import is_first_factor
 from fedstrata.aggregate.mean import StreamingMean
-from fedstrata.core.sources import read_source
+from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Plan, Update
-from fedstrata.engine.folder import open_run
+from fedstrata.engine.run_folder import open_run
 from fedstrata.engine.simulate import SimulatedCohort
 
 LORA = "adapter={kind: lora, rank: 4}"
@@ -195,7 +195,7 @@ def test_only_the_adapter_and_the_head_travel(run_tiny: RunTiny, adapter: str) -
 def test_what_was_learnt_is_the_model_that_is_saved(run_tiny: RunTiny, tmp_path: Path) -> None:
     from peft import PeftModel
 
-    from fedstrata.engine.results.result import open_result
+    from fedstrata.results.result import open_result
 
     run = run_tiny("method={name: fedlora}", LORA, "federation.rounds=1")
     opened = open_result(run.folder)

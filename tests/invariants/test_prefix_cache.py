@@ -9,8 +9,8 @@ import torch
 from support import TINY, Finished, RunTiny, assert_same_tensors
 
 from fedstrata.core.errors import ConfigurationError
-from fedstrata.core.sources import read_source
-from fedstrata.engine.folder import open_run
+from fedstrata.core.settings.source import read_source
+from fedstrata.engine.run_folder import open_run
 from fedstrata.models.prefix_cache import FILE
 
 LONG = ("training.epochs=2", "training.optimizer=sgd", "training.learning_rate=0.1")

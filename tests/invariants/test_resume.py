@@ -12,10 +12,10 @@ import pytest
 from support import TINY, RunTiny, assert_same_tensors, finished
 
 from fedstrata.core.errors import ConfigurationError
-from fedstrata.core.sources import read_source
+from fedstrata.core.settings.source import read_source
 from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
-from fedstrata.engine.folder import open_run, resumable
+from fedstrata.engine.run_folder import open_run, resumable
 
 METHODS = [
     "{name: layer_skipping, top: 1, head: local}",

@@ -10,10 +10,10 @@ from support import TINY, Finished, RunTiny
 from torch import Tensor
 
 from fedstrata.core.cut import Cut
-from fedstrata.core.sources import read_source
+from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Plan
-from fedstrata.engine.folder import open_run
-from fedstrata.engine.setup import prepare
+from fedstrata.engine.prepare import prepare
+from fedstrata.engine.run_folder import open_run
 
 LORA = "adapter={kind: lora, rank: 4}"
 PLAIN = ("training.optimizer=sgd", "training.learning_rate=0.1", "training.clip_norm=null")

@@ -13,8 +13,8 @@ from support import TINY, Finished, RunTiny
 
 from fedstrata.adapters.rank import cut, pad, product_norm, rank_axis, written
 from fedstrata.core.errors import ConfigurationError
-from fedstrata.core.sources import read_source
-from fedstrata.engine.folder import open_run
+from fedstrata.core.settings.source import read_source
+from fedstrata.engine.run_folder import open_run
 
 LORA = "adapter={kind: lora, rank: 4}"
 BOTTLENECK = "adapter={kind: bottleneck, width: 24}"

@@ -14,11 +14,11 @@ import torch
 from support import TINY, Finished, RunTiny
 
 from fedstrata.core.errors import ConfigurationError
-from fedstrata.core.sources import read_source
+from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import ClientInfo, Plan, Update
 from fedstrata.engine.checkpoint import ClientStore
-from fedstrata.engine.folder import open_run
-from fedstrata.engine.setup import prepare
+from fedstrata.engine.prepare import prepare
+from fedstrata.engine.run_folder import open_run
 from fedstrata.engine.simulate import SimulatedCohort
 from fedstrata.policies.dropout import LayerDropout
 
@@ -132,7 +132,7 @@ def test_a_device_downloads_everything_once_and_then_all_but_its_personal_blocks
 
 def test_a_device_s_model_is_the_global_one_under_its_personal_blocks(run_tiny: RunTiny) -> None:
     """The personal blocks of the last round are in the saved models, whatever the server has of them."""
-    from fedstrata.engine.results.result import open_result
+    from fedstrata.results.result import open_result
 
     run = run_tiny(PERSONAL, LORA)
     for client in run.state.values["_personal"]:

@@ -13,11 +13,11 @@ from support import TINY, Finished, RunTiny
 from fedstrata.adapters.rank import is_first_factor, is_lora
 from fedstrata.aggregate.influence import shares
 from fedstrata.core.errors import ConfigurationError
-from fedstrata.core.sources import read_source
+from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Plan, Update
 from fedstrata.engine import simulate
 from fedstrata.engine.checkpoint import ClientStore
-from fedstrata.engine.setup import prepare
+from fedstrata.engine.prepare import prepare
 from fedstrata.models.state import Model
 
 LORA = "adapter={kind: lora, rank: 2}"
@@ -144,8 +144,8 @@ def test_the_printed_formulas_are_a_mean_and_no_robust_rule(run_tiny: RunTiny) -
 
 
 def test_influence_is_exported_under_numbers_and_not_names(run_tiny: RunTiny, tmp_path: Path) -> None:
-    from fedstrata.engine.results.export import SUMMARY, export
-    from fedstrata.engine.results.result import open_result
+    from fedstrata.results.export import SUMMARY, export
+    from fedstrata.results.result import open_result
 
     run = run_tiny("method={name: fedmedlora_plus}", LORA, SERVER, "federation.rounds=1")
     out = tmp_path / "out"
@@ -184,7 +184,7 @@ def test_fedsa_lora_shares_a_and_keeps_b_and_the_head(
 
 
 def test_ffa_lora_never_moves_or_sends_a(run_tiny: RunTiny, travelling: dict[type, set[str]]) -> None:
-    from fedstrata.engine.results.result import open_result
+    from fedstrata.results.result import open_result
 
     run = run_tiny("method={name: ffa_lora}", LORA)
     assert not any(is_first_factor(name) for names in travelling.values() for name in names)

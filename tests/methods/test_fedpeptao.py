@@ -6,9 +6,9 @@ import pytest
 import torch
 from support import TINY, RunTiny
 
-from fedstrata.core.sources import read_source
+from fedstrata.core.settings.source import read_source
 from fedstrata.engine.checkpoint import ClientStore
-from fedstrata.engine.setup import prepare
+from fedstrata.engine.prepare import prepare
 
 PREFIX = "adapter={kind: prefix, tokens: 3}"
 MOMENTUM = "momentum/"

@@ -10,9 +10,9 @@ from support import TINY, Finished, RunTiny
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, RobertaConfig
 
 from fedstrata.core.errors import ConfigurationError, TrainingError
-from fedstrata.core.sources import read_source
+from fedstrata.core.settings.source import read_source
 from fedstrata.engine.checkpoint import ClientStore
-from fedstrata.engine.setup import prepare
+from fedstrata.engine.prepare import prepare
 from fedstrata.methods.fedtlu import FedTLU, FedTLUSettings
 from fedstrata.models.state import Model
 

@@ -10,19 +10,19 @@ import pytest
 import torch
 from support import TINY, Finished, RunTiny, assert_same_tensors
 
+from fedstrata.core.client import Client
 from fedstrata.core.cut import Cut
 from fedstrata.core.errors import ConfigurationError
-from fedstrata.core.method import Client
-from fedstrata.core.sources import Source, read_source
+from fedstrata.core.settings.source import Source, read_source
 from fedstrata.core.types import Plan, Update
-from fedstrata.engine.planning.plan import make_plan
-from fedstrata.engine.results.result import open_result
+from fedstrata.engine.prepare import Experiment, prepare
 from fedstrata.engine.rounds import sites_of
-from fedstrata.engine.setup import Experiment, prepare
 from fedstrata.engine.sides import prepare_server
+from fedstrata.planning.plan import make_plan
 from fedstrata.record.history import read_history
 from fedstrata.record.report.run import run_page
-from fedstrata.split.exchange import Exchange
+from fedstrata.results.result import open_result
+from fedstrata.split.client_step import Exchange
 from fedstrata.wire import frame
 
 LM = (

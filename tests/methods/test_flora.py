@@ -13,12 +13,12 @@ from transformers import AutoModelForTokenClassification
 from fedstrata.adapters.rank import is_lora
 from fedstrata.adapters.stack import adapted_layers
 from fedstrata.core.errors import ConfigurationError
-from fedstrata.core.sources import read_source
+from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import State, Tensors
-from fedstrata.engine.results.export import export
-from fedstrata.engine.results.result import open_result
-from fedstrata.engine.setup import prepare
+from fedstrata.engine.prepare import prepare
 from fedstrata.methods.flora import FLoRA
+from fedstrata.results.export import export
+from fedstrata.results.result import open_result
 from fedstrata.train.evaluate import answer
 from fedstrata.wire import frame
 
@@ -197,7 +197,7 @@ def test_the_model_that_is_left_is_a_plain_one_and_scores_as_the_run_says(
 
 
 def test_what_was_merged_is_gone_when_the_shared_model_is_put_back(run_tiny: RunTiny, tmp_path: Path) -> None:
-    from fedstrata.engine.folder import open_run
+    from fedstrata.engine.run_folder import open_run
 
     source = read_source(None, [*TINY, *FLORA])
     run = open_run(source, tmp_path / "run", lambda event, facts: None, resume=False)

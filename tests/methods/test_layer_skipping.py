@@ -9,8 +9,8 @@ import torch
 from support import TINY, RunTiny
 
 from fedstrata.core.errors import ConfigurationError
-from fedstrata.core.sources import read_source
-from fedstrata.engine.setup import prepare
+from fedstrata.core.settings.source import read_source
+from fedstrata.engine.prepare import prepare
 from fedstrata.policies.freeze import smallest_top
 
 AUTO = "method={name: layer_skipping, top: auto}"

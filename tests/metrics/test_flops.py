@@ -21,13 +21,8 @@ from transformers import (
 
 from fedstrata.adapters.attach import wrap
 from fedstrata.adapters.rank import held
-from fedstrata.core.adapter_settings import (
-    AdapterSettings,
-    BottleneckSettings,
-    LoraSettings,
-    PrefixSettings,
-)
 from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.settings.adapter import AdapterSettings, BottleneckSettings, LoraSettings, PrefixSettings
 from fedstrata.core.types import AdapterSize
 from fedstrata.metrics.flops import FlopCounter
 from fedstrata.models.blocks import Layout, block_modules, find_layout

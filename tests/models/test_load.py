@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
-from fedstrata.core.config import ModelSettings
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.model import ModelSettings
 from fedstrata.models.load import load, read_config, read_tokenizer, skeleton
 from fedstrata.models.state import Model
 

@@ -11,9 +11,9 @@ from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file
 from transformers import AutoModelForTokenClassification
 
-from fedstrata.core.config import ModelSettings
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.model import ModelSettings
 from fedstrata.models import locate as locate_module
 from fedstrata.models.load import load
 from fedstrata.models.locate import check_weights, locate

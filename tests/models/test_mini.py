@@ -13,8 +13,8 @@ from safetensors import safe_open
 from support import REPOSITORY, load_script
 from transformers import AutoConfig, AutoTokenizer
 
-from fedstrata.core.config import ModelSettings
 from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.model import ModelSettings
 from fedstrata.data.synthetic import generate
 from fedstrata.models.load import load
 

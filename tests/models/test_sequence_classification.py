@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import pipeline
 
-from fedstrata.core.config import ModelSettings
 from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.model import ModelSettings
 from fedstrata.models.load import load
 from fedstrata.models.state import Model
 from fedstrata.tasks.windows import pad_ids, run_model

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
-from fedstrata.core.config import ModelSettings
 from fedstrata.core.errors import FedstrataError, FrameError
 from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.model import ModelSettings
 from fedstrata.models.load import load
 from fedstrata.models.state import Model
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstrata.core.config import TrainedTokenizer
+from fedstrata.core.settings.model import TrainedTokenizer
 from fedstrata.models.train_tokenizer import END, PADDING, UNKNOWN, train_tokenizer
 
 TEXTS = ["The pain , the fever .", "No pain, <unk> fever", "a b c d"]

@@ -14,8 +14,8 @@ import pytest
 from support import TINY, Finished, RunTiny
 
 from fedstrata.core.errors import ConfigurationError
-from fedstrata.core.sources import read_source
-from fedstrata.engine.folder import open_run
+from fedstrata.core.settings.source import read_source
+from fedstrata.engine.run_folder import open_run
 from fedstrata.record.trackers import Trackers, require_trackers, round_values, score_values
 
 Points = dict[str, list[tuple[int, float]]]

@@ -9,9 +9,9 @@ import pytest
 import torch
 from divided import Tiny, deeper, divided
 
-from fedstrata.core.config import ClozeSettings
 from fedstrata.core.cut import Cut
 from fedstrata.core.documents import Document
+from fedstrata.core.settings.task import ClozeSettings
 from fedstrata.data.split import Split
 from fedstrata.models.state import Model
 from fedstrata.split.kvcache import Sessions

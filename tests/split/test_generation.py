@@ -11,21 +11,22 @@ import torch
 from divided import Divided, Tiny, deeper, divided, joined, with_lora
 from torch import Tensor
 
-from fedstrata.core.config import ClassifySettings, TrainingSettings
 from fedstrata.core.cut import Cut
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, FrameError, SessionLostError, SessionTooLargeError
 from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.task import ClassifySettings
+from fedstrata.core.settings.training import TrainingSettings
 from fedstrata.core.types import Message
 from fedstrata.models.state import Model
-from fedstrata.split.asking import Answering
+from fedstrata.split.divide import divide
+from fedstrata.split.inference import Answering
 from fedstrata.split.kvcache import Sessions
 from fedstrata.split.messages import pack
 from fedstrata.split.noise import Noise
-from fedstrata.split.partition import divide
 from fedstrata.split.rows import Rows
 from fedstrata.tasks.classify import DocumentClassification
-from fedstrata.tasks.generate import generate
+from fedstrata.tasks.instruction.generate import generate
 
 PROMPTS = (5, 2, 9)
 DECODERS = [

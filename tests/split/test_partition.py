@@ -19,14 +19,14 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from fedstrata.adapters.attach import attach
-from fedstrata.core.adapter_settings import BottleneckSettings, LoraSettings
-from fedstrata.core.config import ModelSettings
 from fedstrata.core.cut import Cut
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.adapter import BottleneckSettings, LoraSettings
+from fedstrata.core.settings.model import ModelSettings
 from fedstrata.models.load import load
 from fedstrata.models.state import Model
-from fedstrata.split.partition import divide, leave_ends, leave_middle
+from fedstrata.split.divide import divide, leave_ends, leave_middle
 
 SHARED = {"deberta": "rel_embeddings", "deberta-v2": "rel_embeddings", "mpnet": "relative_attention_bias"}
 
@@ -172,8 +172,8 @@ import ctypes, sys
 from functools import partial
 from pathlib import Path
 from fedstrata.adapters.attach import attach
-from fedstrata.core.adapter_settings import BottleneckSettings, LoraSettings
-from fedstrata.core.config import ModelSettings
+from fedstrata.core.settings.adapter import BottleneckSettings, LoraSettings
+from fedstrata.core.settings.model import ModelSettings
 from fedstrata.core.seeding import Seed
 from fedstrata.models.load import load
 from fedstrata.split import partition
@@ -189,7 +189,7 @@ def read(folder, ends):
 
 def serve(folder, ends):
     # as `fedstrata split serve` begins
-    from fedstrata.core.sources import read_source
+    from fedstrata.core.settings.source import read_source
     from fedstrata.engine.agreeing import Agreements
     from fedstrata.engine.sides import prepare_server
 
@@ -202,7 +202,7 @@ def serve(folder, ends):
 
 def join(folder, ends):
     # as `fedstrata split join` begins
-    from fedstrata.core.sources import read_source
+    from fedstrata.core.settings.source import read_source
     from fedstrata.engine.joining import RemoteClient
     from fedstrata.engine.sides import prepare_client
 

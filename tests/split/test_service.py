@@ -11,18 +11,18 @@ import torch
 from divided import Tiny, deeper
 from torch import Tensor
 
-from fedstrata.core.config import RunSettings
 from fedstrata.core.cut import Cut
 from fedstrata.core.errors import FrameError, StepLostError, TrainingError
 from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.types import Message
-from fedstrata.split.course import Course
+from fedstrata.split.divide import divide
 from fedstrata.split.messages import ENDS, GRADIENT, STATES, pack, unpack
 from fedstrata.split.middle import Middle
-from fedstrata.split.partition import divide
+from fedstrata.split.modes import ClientBatch, Hierarchical, Sequential
+from fedstrata.split.protocol import Course
 from fedstrata.split.replica import Replica
 from fedstrata.split.rows import Rows
-from fedstrata.split.service import ClientBatch, Hierarchical, Sequential
 
 CUT, HIDDEN, LENGTHS = Cut(1, 1), 32, (5, 9)
 CLIENTS = ("a", "b", "c")

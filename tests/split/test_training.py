@@ -26,20 +26,21 @@ from divided import (
 from tiny_models import CONFIGURATIONS
 
 from fedstrata.adapters.attach import attach
-from fedstrata.core.adapter_settings import PrefixSettings
-from fedstrata.core.config import ClassifySettings, ExtractSettings, LmSettings, ModelSettings, NerSettings
 from fedstrata.core.cut import Cut
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError, FrameError, StepLostError
 from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.adapter import PrefixSettings
+from fedstrata.core.settings.model import ModelSettings
+from fedstrata.core.settings.task import ClassifySettings, ExtractSettings, LmSettings, NerSettings
 from fedstrata.methods.fl_llama import FLLLaMA, FLLLaMASettings
 from fedstrata.models import blocks
 from fedstrata.models.blocks import transformers_model
 from fedstrata.models.load import load
 from fedstrata.models.state import Model
+from fedstrata.split.divide import divide, leave_ends, leave_middle
 from fedstrata.split.ends import Ends
 from fedstrata.split.middle import Middle
-from fedstrata.split.partition import divide, leave_ends, leave_middle
 from fedstrata.split.rows import Rows
 from fedstrata.tasks.classify import DocumentClassification
 from fedstrata.tasks.extract import Extraction

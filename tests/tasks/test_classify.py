@@ -18,9 +18,9 @@ from transformers import (
     LlamaForSequenceClassification,
 )
 
-from fedstrata.core.config import ClassifySettings
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.settings.task import ClassifySettings
 from fedstrata.data.split import Split
 from fedstrata.tasks.classify import DocumentClassification, LabelAnswer, pool
 
@@ -184,7 +184,7 @@ def test_only_the_first_windows_of_a_long_document_are_read(tokenizer: Any) -> N
 
 
 def test_the_windows_are_those_of_a_task_on_tokens(tokenizer: Any) -> None:
-    from fedstrata.core.config import NerSettings
+    from fedstrata.core.settings.task import NerSettings
     from fedstrata.tasks.ner import NamedEntityRecognition
 
     ner = NamedEntityRecognition(NerSettings(max_length=16, stride=4), ["problem"])

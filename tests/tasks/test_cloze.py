@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from fedstrata.core.config import ClozeSettings
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.task import ClozeSettings
 from fedstrata.data.split import Split
+from fedstrata.tasks.choice.examples import ClozeExample
+from fedstrata.tasks.choice.questions import FORMS, OWN, stretches
 from fedstrata.tasks.cloze import ClozeAnswer, ClozeQuestions
-from fedstrata.tasks.cloze_examples import ClozeExample
-from fedstrata.tasks.cloze_questions import FORMS, OWN, stretches
 from fedstrata.tasks.windows import IGNORED
 
 

@@ -11,11 +11,11 @@ import torch
 from tiny_models import CONFIGURATIONS, WITHOUT_CAUSAL_LM, settings_of, tiny_model, tokenizer_folder
 
 from fedstrata.adapters.attach import attach
-from fedstrata.core.adapter_settings import BottleneckSettings, LoraSettings, PrefixSettings
 from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.adapter import BottleneckSettings, LoraSettings, PrefixSettings
 from fedstrata.models.state import Model
-from fedstrata.tasks.cloze_examples import ClozeExample, pad_questions
-from fedstrata.tasks.continuations import log_likelihoods
+from fedstrata.tasks.choice.continuations import log_likelihoods
+from fedstrata.tasks.choice.examples import ClozeExample, pad_questions
 
 __all__ = ["settings_of", "tiny_model", "tokenizer_folder"]
 

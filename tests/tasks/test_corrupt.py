@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fedstrata.core.config import ClassifySettings, LmSettings, NerSettings
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.task import ClassifySettings, LmSettings, NerSettings
 from fedstrata.tasks.classify import DocumentClassification
 from fedstrata.tasks.corrupt import permuted
 from fedstrata.tasks.lm import LanguageModelling

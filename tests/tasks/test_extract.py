@@ -15,17 +15,17 @@ from peft import LoraConfig, get_peft_model
 from torch.nn import functional as F
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from fedstrata.core.config import ExtractSettings, TemplateFiles
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.task import ExtractSettings, TemplateFiles
 from fedstrata.data.split import Split
 from fedstrata.data.synthetic import generate as generate_corpus
 from fedstrata.metrics.relations import triples_of
 from fedstrata.tasks.extract import FAULTS, Extracted, Extraction
-from fedstrata.tasks.generate import generate
-from fedstrata.tasks.instruction_examples import Example, budget_of
-from fedstrata.tasks.markup import mark
+from fedstrata.tasks.instruction.examples import Example, budget_of
+from fedstrata.tasks.instruction.generate import generate
+from fedstrata.tasks.instruction.markup import mark
 from fedstrata.tasks.windows import IGNORED
 
 SHORT = {"templates": "short", "mentions": ["drug", "problem"], "modifiers": MODIFIERS, "max_length": 400}

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from instructed import LACKING, MODIFIERS, NOTE
 
-from fedstrata.core.config import ExtractSettings, TemplateFiles
 from fedstrata.core.documents import Document, Relation, Span
 from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.settings.task import ExtractSettings, TemplateFiles
 from fedstrata.data.split import Split
 from fedstrata.tasks.extract import FAULTS, Extraction
 

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, OpenAIGPTConfig
 from transformers import OpenAIGPTLMHeadModel as Gpt
 
-from fedstrata.core.config import LmSettings
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.settings.task import LmSettings
 from fedstrata.tasks import lm as module
 from fedstrata.tasks.lm import LanguageModelling, Passage, end_id
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedstrata.core.documents import Document, Relation, Span
-from fedstrata.tasks.nearest import NearestLinker
+from fedstrata.tasks.mention_pairs.nearest import NearestLinker
 
 
 def document(

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstrata.core.config import NerSettings
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.settings.task import NerSettings
 from fedstrata.data.readers import read
 from fedstrata.data.select import mention_types
 from fedstrata.data.split import Split

@@ -21,10 +21,10 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-from fedstrata.core.config import ClassifySettings, LmSettings, NerSettings
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.task import ClassifySettings, LmSettings, NerSettings
 from fedstrata.data.split import Split
 from fedstrata.tasks.classify import DocumentClassification
 from fedstrata.tasks.lm import LanguageModelling

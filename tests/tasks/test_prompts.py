@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from fedstrata.core.config import ModelSettings
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.settings.model import ModelSettings
 from fedstrata.models.load import read_tokenizer
-from fedstrata.tasks.prompts import PromptTokenizer, faults, read_template
+from fedstrata.tasks.instruction.prompts import PromptTokenizer, faults, read_template
 
 
 @pytest.fixture(scope="module")

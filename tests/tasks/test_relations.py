@@ -15,16 +15,17 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from torch.nn import functional as F
 from transformers import BertConfig, BertForTokenClassification, PreTrainedTokenizerFast
 
-from fedstrata.core.config import ModelSettings, RelationSettings
 from fedstrata.core.documents import Document, Relation, Span
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.model import ModelSettings
+from fedstrata.core.settings.task import RelationSettings
 from fedstrata.data.readers import read
 from fedstrata.data.split import Split
 from fedstrata.data.synthetic import generate
 from fedstrata.models.load import read_tokenizer
-from fedstrata.tasks.candidates import WORD, candidate_pairs, reachability, related_types
-from fedstrata.tasks.markers import PairMarker, markable
+from fedstrata.tasks.mention_pairs.candidates import WORD, candidate_pairs, reachability, related_types
+from fedstrata.tasks.mention_pairs.markers import PairMarker, markable
 from fedstrata.tasks.relations import RelationClassification
 
 TEXT = "Given 81 mg of aspirin daily for severe chest pain ; no fever ."

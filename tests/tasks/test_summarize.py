@@ -13,13 +13,13 @@ import torch
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from fedstrata.core.config import SummarizeSettings
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.task import SummarizeSettings
 from fedstrata.data.split import Split
 from fedstrata.metrics.text import overlap_scores
-from fedstrata.tasks.instruction_examples import Example
+from fedstrata.tasks.instruction.examples import Example
 from fedstrata.tasks.summarize import Summarization, Written
 
 DIALOGUES = [

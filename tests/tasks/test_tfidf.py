@@ -4,8 +4,8 @@ import warnings
 
 import pytest
 
-from fedstrata.core.config import ClassifySettings
 from fedstrata.core.documents import Document
+from fedstrata.core.settings.task import ClassifySettings
 from fedstrata.data.split import Split
 from fedstrata.tasks.classify import DocumentClassification
 from fedstrata.tasks.tfidf import tfidf_baseline

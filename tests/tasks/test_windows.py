@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstrata.core.config import WindowSettings
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.settings.task import WindowSettings
 from fedstrata.tasks.windows import DOCUMENTS_PER_CALL, IGNORED, Window, encode_windows, pad
 
 TEXTS = st.text(st.sampled_from("ab Ié体😀\n\r\t.5\u00a0"), max_size=80)

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstrata.core.config import TrainingSettings
 from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.training import TrainingSettings
 from fedstrata.train.batches import LengthGroups, loader
 
 

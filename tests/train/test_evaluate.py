@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from support import TINY
 
 from fedstrata.core.documents import Document
-from fedstrata.core.sources import read_source
-from fedstrata.engine.setup import prepare
+from fedstrata.core.settings.source import read_source
+from fedstrata.engine.prepare import prepare
 from fedstrata.train.evaluate import BATCHES_TOGETHER, answer, answer_owners, encoded_groups
 
 LM = [

@@ -15,12 +15,12 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from transformers import get_scheduler
 
-from fedstrata.core.config import TrainingSettings
 from fedstrata.core.errors import TrainingError
 from fedstrata.core.seeding import Seed
-from fedstrata.core.sources import read_source
+from fedstrata.core.settings.source import read_source
+from fedstrata.core.settings.training import TrainingSettings
 from fedstrata.core.types import Message
-from fedstrata.engine.setup import Experiment, prepare
+from fedstrata.engine.prepare import Experiment, prepare
 from fedstrata.engine.simulate import SimulatedClient
 from fedstrata.engine.sites import Site
 from fedstrata.train.evaluate import predict

@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from fedstrata.adapters.prefix import PLACE, SAVED, divide, parts_of
 from fedstrata.adapters.stack import adapted_layers, with_product
 from fedstrata.adapters.targets import NONE, inside_blocks, linear_layers, sublayer_ends
-from fedstrata.core.adapter_settings import BottleneckSettings, LoraSettings, PrefixSettings
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
+from fedstrata.core.settings.adapter import BottleneckSettings, LoraSettings, PrefixSettings
 from fedstrata.models.blocks import Layout, find_layout, transformers_model
 from fedstrata.models.state import FIRST_VALUES, Model, is_of_adapter
 
 if TYPE_CHECKING:
-    from fedstrata.core.adapter_settings import AdapterSettings
     from fedstrata.core.seeding import Seed
+    from fedstrata.core.settings.adapter import AdapterSettings
 
 _ADAPTER = "default"
 """What PEFT calls an adapter that is given no name."""

@@ -21,7 +21,7 @@ from fedstrata.core.errors import TrainingError
 from fedstrata.core.types import Plan, State, Tensors, Update
 
 if TYPE_CHECKING:
-    from fedstrata.core.method import Cohort
+    from fedstrata.core.cohort import Cohort
 
 _SCRATCH_ELEMENTS = 2**20  # 4 MiB of float32
 

@@ -49,7 +49,7 @@ from fedstrata.core.errors import TrainingError
 from fedstrata.core.types import JSON, Plan, State, Tensors
 
 if TYPE_CHECKING:
-    from fedstrata.core.method import Cohort
+    from fedstrata.core.cohort import Cohort
 
 FACTS = "aggregation"
 """Where the state's values say what the rule did in the last round, and what it remembers."""

@@ -3,7 +3,7 @@
 `mean` is the weighted mean. The others are for federations some of whose clients may send anything at all,
 by accident or on purpose; `fedstrata.aggregate.robust` says what they do. A rule withstands only so many
 hostile updates among those that arrive; what that takes is known before the run and checked there
-(`fedstrata.engine.setup`), and again on what arrived.
+(`fedstrata.engine.prepare`), and again on what arrived.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, field_validator
 
-from fedstrata.core.config import MethodSettings
-from fedstrata.core.federation import share_of
-from fedstrata.core.settings import Count, Positive, Settings
+from fedstrata.core.settings.base import Count, Positive, Settings
+from fedstrata.core.settings.federation import share_of
+from fedstrata.core.settings.run import MethodSettings
 
 Hostile = Annotated[float, Field(ge=0.0, lt=0.5)]
 

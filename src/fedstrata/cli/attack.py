@@ -42,8 +42,15 @@ def attack(
     from rich.console import Console  # noqa: PLC0415 - heavy
     from rich.table import Table  # noqa: PLC0415
 
-    from fedstrata.engine.leakage import COLUMNS, Target, cells, leakage_table, write_leakage  # noqa: PLC0415
-    from fedstrata.engine.setup import prepare  # noqa: PLC0415
+    from fedstrata.engine.prepare import prepare  # noqa: PLC0415
+    from fedstrata.engine.rounds import sites_of  # noqa: PLC0415
+    from fedstrata.privacy.attacks.leakage import (  # noqa: PLC0415
+        COLUMNS,
+        Target,
+        cells,
+        leakage_table,
+        write_leakage,
+    )
 
     fronts = [int(value) for value in _numbers("--front", front, whole=True)]
     target = Target(fronts, _numbers("--noise", noise), kind, relative, texts, epochs, sent, searched)
@@ -51,14 +58,15 @@ def attack(
     console.print("preparing the data and the model ...")
     experiment = prepare(configuration(file, overrides))
     attempts = []
-    for attempt in leakage_table(experiment, target):
+    settings, clients = experiment.settings, [site.encode() for site in sites_of(experiment)[1]]
+    for attempt in leakage_table(settings, experiment.task, experiment.model, clients, target):
         attempts.append(attempt)
         share = 100 * attempt.leakage.tokens
         console.print(f"p {attempt.front}, noise {attempt.noise:g}: {share:.1f} % of the tokens")
         facts = {
-            "sent": target.times(experiment),
-            "model": experiment.settings.model.title,
-            "seed": experiment.settings.seed,
+            "sent": target.times(settings),
+            "model": settings.model.title,
+            "seed": settings.seed,
         }
         write_leakage(attempts, target, facts, out)
     table = Table(*COLUMNS, title="read back, in hundredths")

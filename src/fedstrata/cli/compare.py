@@ -12,7 +12,7 @@ from fedstrata.cli.options import Debug, sort_files
 from fedstrata.cli.run import INTERRUPTED
 
 if TYPE_CHECKING:
-    from fedstrata.core.sweep import Sweep
+    from fedstrata.core.settings.sweep import Sweep
 
 
 def compare(
@@ -48,7 +48,7 @@ def compare(
     overrides += [f"sweep.columns=[{columns}]"] if columns is not None else []
 
     from fedstrata.cli.compare_display import Display  # noqa: PLC0415 - heavy
-    from fedstrata.core.sweep import folder_name, read_sweep  # noqa: PLC0415
+    from fedstrata.core.settings.sweep import folder_name, read_sweep  # noqa: PLC0415
 
     display = Display()
     try:
@@ -65,7 +65,7 @@ def compare(
 
 def _execute(sweep: Sweep, folder: Path, jobs: int, display: Any) -> dict[str, Any]:
     """Checks and runs everything; returns the table, which is also written."""
-    from fedstrata.engine.comparing.check import check_comparison  # noqa: PLC0415 - heavy
+    from fedstrata.comparing.check import check_comparison  # noqa: PLC0415 - heavy
     from fedstrata.metrics.cost import machine  # noqa: PLC0415
     from fedstrata.record.table import tabulate  # noqa: PLC0415
     from fedstrata.record.table_text import write_table  # noqa: PLC0415

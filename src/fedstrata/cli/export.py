@@ -40,8 +40,8 @@ def export(
     Example: fedstrata export runs/first --out tagger --licence apache-2.0
     """
     from fedstrata.core.files import require_new  # noqa: PLC0415
-    from fedstrata.engine.results.export import export as write_folder  # noqa: PLC0415 - heavy
-    from fedstrata.engine.results.result import open_result  # noqa: PLC0415
+    from fedstrata.results.export import export as write_folder  # noqa: PLC0415 - heavy
+    from fedstrata.results.result import open_result  # noqa: PLC0415
 
     require_new(out)
     result = open_result(run, client=client, dequantized=not adapter)

@@ -12,7 +12,7 @@ import typer
 from fedstrata.core.errors import ConfigurationError, Problem
 
 if TYPE_CHECKING:
-    from fedstrata.core.sources import Source
+    from fedstrata.core.settings.source import Source
 
 
 class Flags:
@@ -76,7 +76,7 @@ def configuration(file: Path | None, overrides: Sequence[str]) -> Source:
     Raises:
         ConfigurationError: It cannot be read, or an override is malformed.
     """
-    from fedstrata.core.sources import COMMAND_LINE, read_source  # noqa: PLC0415 - heavy
+    from fedstrata.core.settings.source import COMMAND_LINE, read_source  # noqa: PLC0415 - heavy
 
     if file is not None:
         return read_source(file, overrides)

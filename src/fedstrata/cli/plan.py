@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from fedstrata.engine.planning.plan import GroupPlan, RunPlan
+    from fedstrata.planning.plan import GroupPlan, RunPlan
 
 CLIENTS_SHOWN = 12
 TIMES = {
@@ -54,7 +54,7 @@ def plan(
 
     from rich.console import Console  # noqa: PLC0415 - heavy
 
-    from fedstrata.engine.planning.plan import make_plan  # noqa: PLC0415
+    from fedstrata.planning.plan import make_plan  # noqa: PLC0415
 
     console = Console()
     if not as_json:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from fedstrata.engine.results.predict import Outcome
-    from fedstrata.engine.results.result import Result
+    from fedstrata.results.predict import Outcome
+    from fedstrata.results.result import Result
 
 UNSCORED = {
     "labels": "the model gives one answer to each, and they have none that it knows, or several",
@@ -81,15 +81,15 @@ def predict(
     from rich.progress import Progress  # noqa: PLC0415
 
     from fedstrata.core.files import require_new  # noqa: PLC0415
-    from fedstrata.engine.folder import free_folder  # noqa: PLC0415
-    from fedstrata.engine.results.predict import (  # noqa: PLC0415
+    from fedstrata.engine.run_folder import free_folder  # noqa: PLC0415
+    from fedstrata.results.predict import (  # noqa: PLC0415
         check_input,
         check_output,
         keeping_mentions,
         open_inputs,
         predict_files,
     )
-    from fedstrata.engine.results.result import open_result  # noqa: PLC0415
+    from fedstrata.results.result import open_result  # noqa: PLC0415
 
     console = Console()
     folder = out or free_folder(Path(), "predictions")

@@ -44,7 +44,7 @@ def run(
         raise ConfigurationError([Problem("", "--resume needs --out: the run directory to go on with")])
 
     from fedstrata.cli.display import Display  # noqa: PLC0415 - heavy
-    from fedstrata.engine.folder import open_run, resumable  # noqa: PLC0415
+    from fedstrata.engine.run_folder import open_run, resumable  # noqa: PLC0415
 
     display, opened = Display(), None
     display.say("preparing the data and the model ...")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from fedstrata.engine.results.score import Difference, Draws, Scored, System
+    from fedstrata.results.score import Difference, Draws, Scored, System
 
 WORDS = {"": "strict", "lenient_": "lenient", "untyped_": "untyped", "untyped_lenient_": "untyped, lenient"}
 """What people read for the schemes of `fedstrata.metrics.matching`."""
@@ -84,7 +84,7 @@ def score(
 
     from fedstrata.core.files import write_atomically  # noqa: PLC0415
     from fedstrata.data.uneven import mark_unannotated  # noqa: PLC0415
-    from fedstrata.engine.results.pairing import (  # noqa: PLC0415
+    from fedstrata.results.pairing import (  # noqa: PLC0415
         paired,
         read_documents,
         select,
@@ -92,7 +92,7 @@ def score(
         select_part,
         wanted_types,
     )
-    from fedstrata.engine.results.score import Draws, as_json, differences, score_systems  # noqa: PLC0415
+    from fedstrata.results.score import Draws, as_json, differences, score_systems  # noqa: PLC0415
 
     if run is not None and types is not None:
         raise ConfigurationError([Problem("--types", "has no meaning with --as, which names the types")])

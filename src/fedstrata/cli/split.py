@@ -69,7 +69,7 @@ def serve(
     """
     from fedstrata.cli.display import Display  # noqa: PLC0415 - heavy
     from fedstrata.engine.agreeing import Agreements  # noqa: PLC0415
-    from fedstrata.engine.folder import require_free_folder, serving_folder  # noqa: PLC0415
+    from fedstrata.engine.run_folder import require_free_folder, serving_folder  # noqa: PLC0415
     from fedstrata.engine.serving import Serving  # noqa: PLC0415
     from fedstrata.engine.sides import prepare_server  # noqa: PLC0415
     from fedstrata.split.transport.credentials import require_safe  # noqa: PLC0415
@@ -157,7 +157,7 @@ def configuration_of(arguments: list[str] | None, out: Path | None, *, resume: b
         return configuration(file, overrides)
     if out is None:
         raise ConfigurationError([Problem("", "--resume needs --out: the run directory to go on with")])
-    from fedstrata.engine.folder import resumable  # noqa: PLC0415 - heavy
+    from fedstrata.engine.run_folder import resumable  # noqa: PLC0415 - heavy
 
     return resumable(out, file, overrides)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fedstrata.core.errors import ConfigurationError, Problem
 
 if TYPE_CHECKING:
-    from fedstrata.core.method import Layout
+    from fedstrata.core.model import Layout
 
 
 @dataclass(frozen=True, slots=True)

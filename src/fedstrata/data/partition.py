@@ -29,10 +29,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from fedstrata.core.config import PartitionSettings
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.partition import PartitionSettings
 from fedstrata.data.budget import by_words
 from fedstrata.data.mixes import deal_equally
 from fedstrata.data.split import PARTS, Split

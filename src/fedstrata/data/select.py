@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from fedstrata.core.config import CorpusSettings, LabelSettings
 from fedstrata.core.documents import MODIFIERS_OF, Document, Relation, Span
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.settings.data import CorpusSettings, LabelSettings
 from fedstrata.data.icd9 import category
 
 BY_MODIFIER = "<modifier>"

@@ -7,10 +7,10 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedstrata.core.errors import ConfigurationError, Problem, RefusedError
-from fedstrata.core.sources import flatten
+from fedstrata.core.settings.source import flatten
 from fedstrata.core.types import ClientInfo
 from fedstrata.data.split import PARTS
-from fedstrata.engine.fitting import outline
+from fedstrata.engine.model import outline
 from fedstrata.methods.fl_llama import FLLLaMA
 from fedstrata.split.messages import is_count
 from fedstrata.split.transport.agreement import Agreement, shapes_of
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedstrata.core.cut import Cut
     from fedstrata.core.method import Method
     from fedstrata.core.types import JSON
-    from fedstrata.engine.setup import Experiment
+    from fedstrata.engine.prepare import Experiment
     from fedstrata.engine.sites import Site
     from fedstrata.models.state import Model
     from fedstrata.split.transport.members import Greeting

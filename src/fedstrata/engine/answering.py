@@ -15,10 +15,10 @@ from fedstrata.core.types import Message, State
 from fedstrata.engine.agreeing import ANSWERS, Agreements, divided_method
 from fedstrata.engine.checkpoint import Checkpoints
 from fedstrata.engine.failures import describe, is_client_failure, message_of, release_memory
-from fedstrata.engine.folder import resumable
+from fedstrata.engine.run_folder import resumable
 from fedstrata.engine.sides import prepare_server
 from fedstrata.record.log import committed_rounds, read_events
-from fedstrata.split.asking import Answering
+from fedstrata.split.inference import Answering
 from fedstrata.split.kvcache import Sessions
 from fedstrata.split.middle import Middle
 from fedstrata.split.transport.header import Header, Kind

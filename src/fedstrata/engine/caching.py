@@ -16,7 +16,7 @@ from fedstrata.engine.checkpoint import client_folder
 from fedstrata.models.prefix_cache import FILE, CachePolicy, PrefixCache
 
 if TYPE_CHECKING:
-    from fedstrata.core.config import RunSettings
+    from fedstrata.core.settings.run import RunSettings
 
 _FREE_SHARE = 0.9  # of the free disk that a new file may take
 _PATTERN = f"clients/*/{FILE}"

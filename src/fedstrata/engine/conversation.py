@@ -24,7 +24,7 @@ from fedstrata.wire import frame
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedstrata.core.method import Service
+    from fedstrata.core.cohort import Service
     from fedstrata.wire.meter import Meter
 
 Result = TypeVar("Result")

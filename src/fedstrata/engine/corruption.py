@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedstrata.core.federation import DATA_CORRUPTIONS, CorruptSettings, share_of
+from fedstrata.core.settings.federation import DATA_CORRUPTIONS, CorruptSettings, share_of
 
 if TYPE_CHECKING:
     from fedstrata.core.seeding import Seed

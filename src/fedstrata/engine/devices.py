@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedstrata.core.devices import Device, DeviceSettings
 from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.devices import Device, DeviceSettings
 from fedstrata.core.types import Work
 
 

@@ -13,7 +13,7 @@ from fedstrata.core.types import Message
 from fedstrata.wire import frame
 
 if TYPE_CHECKING:
-    from fedstrata.engine.setup import Experiment
+    from fedstrata.engine.prepare import Experiment
     from fedstrata.models.blocks import Layout
     from fedstrata.models.state import Model
 

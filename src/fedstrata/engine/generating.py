@@ -30,14 +30,14 @@ from fedstrata.data.readers.files import numbered_lines, read_text
 from fedstrata.engine.agreeing import ANSWERS, agreement_of, divided_method, held
 from fedstrata.engine.checkpoint import ClientStore, client_folder, home_of
 from fedstrata.engine.simulate import parameters_in
-from fedstrata.split.asking import RemoteMiddle
 from fedstrata.split.ends import Ends
+from fedstrata.split.inference import RemoteMiddle
 from fedstrata.split.transport.agreement import shapes_of
 from fedstrata.split.transport.membership import GrpcLine
 from fedstrata.tasks.extract import Extraction
-from fedstrata.tasks.generate import generate
-from fedstrata.tasks.instruction_examples import Example, answer_text, answered, pad_examples
-from fedstrata.tasks.prompts import PromptTokenizer
+from fedstrata.tasks.instruction.examples import Example, answer_text, answered, pad_examples
+from fedstrata.tasks.instruction.generate import generate
+from fedstrata.tasks.instruction.prompts import PromptTokenizer
 from fedstrata.tasks.summarize import Summarization
 from fedstrata.train.evaluate import answer, batches_by_length
 from fedstrata.train.local import autocast, to_device
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from fedstrata.engine.setup import Experiment
+    from fedstrata.engine.prepare import Experiment
     from fedstrata.split.rows import Rows
     from fedstrata.split.transport.membership import Membership
 

@@ -30,8 +30,8 @@ from fedstrata.engine.failures import describe, is_client_failure, release_memor
 from fedstrata.engine.rounds import sites_of
 from fedstrata.engine.simulate import SimulatedClient, parameters_in
 from fedstrata.engine.sites import Examples
-from fedstrata.split.asking import RemoteMiddle
 from fedstrata.split.ends import Ends
+from fedstrata.split.inference import RemoteMiddle
 from fedstrata.split.transport.agreement import shapes_of
 from fedstrata.split.transport.header import Header, Kind
 from fedstrata.split.transport.membership import GrpcLine, TurnOverError
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from fedstrata.core.types import JSON
+    from fedstrata.engine.prepare import Experiment
     from fedstrata.engine.roll import Listener
-    from fedstrata.engine.setup import Experiment
     from fedstrata.split.transport.membership import Membership
     from fedstrata.wire.frame import Frame
 

@@ -8,13 +8,13 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 from fedstrata.methods.fl_llama import FLLLaMA
+from fedstrata.split.divide import divide
 from fedstrata.split.ends import Ends
 from fedstrata.split.kvcache import Sessions
 from fedstrata.split.middle import Middle
-from fedstrata.split.partition import divide
 
 if TYPE_CHECKING:
-    from fedstrata.engine.setup import Experiment
+    from fedstrata.engine.prepare import Experiment
     from fedstrata.models.state import Model
 
 

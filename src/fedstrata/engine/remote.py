@@ -23,15 +23,16 @@ from fedstrata.engine.agreeing import SCORE
 from fedstrata.engine.conversation import NOBODY, TimedService
 from fedstrata.engine.failures import Attendance, describe, is_client_failure
 from fedstrata.engine.roll import Exchanged, Listener, Roll
+from fedstrata.split.divide import middle_of
 from fedstrata.split.messages import LARGEST_WEIGHT, require_moderate
-from fedstrata.split.partition import middle_of
 from fedstrata.split.transport.header import Header, Kind
 from fedstrata.wire import frame
 
 if TYPE_CHECKING:
-    from fedstrata.core.config import TrainingSettings
+    from fedstrata.core.cohort import Service
     from fedstrata.core.cut import Cut
-    from fedstrata.core.method import Method, Service
+    from fedstrata.core.method import Method
+    from fedstrata.core.settings.training import TrainingSettings
     from fedstrata.models.state import Model
     from fedstrata.split.transport.hub import Hub
     from fedstrata.split.transport.members import Arrival

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedstrata.adapters.attach import plain_where_needed
 from fedstrata.core.errors import ConfigurationError, FedstrataError, Problem
-from fedstrata.core.federation import DATA_CORRUPTIONS, FEW_CLIENTS
+from fedstrata.core.settings.federation import DATA_CORRUPTIONS, FEW_CLIENTS
 from fedstrata.core.types import State
 from fedstrata.data.choices import choices_of
 from fedstrata.data.split import PARTS, Split
@@ -37,8 +37,8 @@ from fedstrata.record.summary import summarise, trained_scores, write_summary
 
 if TYPE_CHECKING:
     from fedstrata.core.documents import Document
-    from fedstrata.core.federation import FederationSettings
-    from fedstrata.engine.setup import Experiment
+    from fedstrata.core.settings.federation import FederationSettings
+    from fedstrata.engine.prepare import Experiment
 
 RECORDED = frozenset({"run", "resumed", "client", "client_failed", "cache", "round", "final", "failed"})
 """Events that go into the record; the others only concern whoever watches."""

@@ -14,10 +14,10 @@ from fedstrata.record.summary import mean_of
 from fedstrata.train.evaluate import answer_owners
 
 if TYPE_CHECKING:
-    from fedstrata.core.config import TrainingSettings
     from fedstrata.core.documents import Document
-    from fedstrata.core.federation import BootstrapSettings
     from fedstrata.core.seeding import Seed
+    from fedstrata.core.settings.federation import BootstrapSettings
+    from fedstrata.core.settings.training import TrainingSettings
     from fedstrata.core.task import Task
     from fedstrata.core.types import State
     from fedstrata.engine.sites import Site

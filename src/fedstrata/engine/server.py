@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from fedstrata.train.evaluate import mean_loss
 
 if TYPE_CHECKING:
-    from fedstrata.core.config import TrainingSettings
     from fedstrata.core.documents import Document
+    from fedstrata.core.settings.training import TrainingSettings
     from fedstrata.core.task import Task
     from fedstrata.core.types import Tensors
     from fedstrata.models.state import Model

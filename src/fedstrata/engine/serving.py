@@ -26,21 +26,21 @@ from fedstrata.engine.agreeing import SCORE, divided_method, documents_of, info_
 from fedstrata.engine.checkpoint import Checkpoints
 from fedstrata.engine.facts import model_facts
 from fedstrata.engine.failures import RoundAbandonedError
-from fedstrata.engine.fitting import outline
+from fedstrata.engine.model import outline
 from fedstrata.engine.remote import RemoteCohort
 from fedstrata.engine.rounds import RECORDED, due_for_scoring
 from fedstrata.engine.sites import sample
 from fedstrata.metrics.cost import peak_memory
 from fedstrata.record.log import RecordLog, committed_rounds, read_events
 from fedstrata.record.summary import mean_of, summarise, write_summary
-from fedstrata.split.asking import Answering
+from fedstrata.split.inference import Answering
 from fedstrata.split.kvcache import Sessions
 from fedstrata.split.messages import MOST, is_number
 from fedstrata.split.middle import Middle
 
 if TYPE_CHECKING:
+    from fedstrata.engine.prepare import Experiment
     from fedstrata.engine.roll import Listener
-    from fedstrata.engine.setup import Experiment
     from fedstrata.models.state import Model
     from fedstrata.split.transport.hub import Hub
 

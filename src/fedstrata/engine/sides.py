@@ -6,22 +6,21 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fedstrata.core.config import (
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.model import TrainedTokenizer
+from fedstrata.core.settings.task import (
     ClassifySettings,
     ExtractSettings,
     NerSettings,
     RelationSettings,
     SummarizeSettings,
     TaskSettings,
-    TrainedTokenizer,
 )
-from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.core.seeding import Seed
 from fedstrata.engine.agreeing import divided_method
-from fedstrata.engine.demands import cuts_of_nobody, too_few_sampled
-from fedstrata.engine.fitting import check_model, load_model, refusals
-from fedstrata.engine.processor import use_processor
-from fedstrata.engine.setup import (
+from fedstrata.engine.check import cuts_of_nobody, too_few_sampled
+from fedstrata.engine.model import check_model, load_model, refusals
+from fedstrata.engine.prepare import (
     Experiment,
     check_metric,
     check_settings,
@@ -29,20 +28,21 @@ from fedstrata.engine.setup import (
     machine_problems,
     prepare,
 )
-from fedstrata.split.partition import leave_ends, leave_middle
+from fedstrata.split.divide import leave_ends, leave_middle
 from fedstrata.tasks import TASKS
 from fedstrata.tasks.classify import DocumentClassification
+from fedstrata.tasks.instruction.prompts import builtin
 from fedstrata.tasks.ner import NamedEntityRecognition
-from fedstrata.tasks.prompts import builtin
 from fedstrata.tasks.relations import RelationClassification
+from fedstrata.train.processor import use_processor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from fedstrata.core.config import RunSettings
-    from fedstrata.core.federation import FederationSettings
     from fedstrata.core.method import Method
-    from fedstrata.core.sources import Source
+    from fedstrata.core.settings.federation import FederationSettings
+    from fedstrata.core.settings.run import RunSettings
+    from fedstrata.core.settings.source import Source
     from fedstrata.core.task import Task
 
     Without = Callable[[Method], Callable[[PreTrainedModel], None]]

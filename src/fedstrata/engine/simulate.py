@@ -23,7 +23,7 @@ from fedstrata.engine.devices import RoundClock
 from fedstrata.engine.failures import Attendance, is_client_failure, release_memory
 from fedstrata.engine.roll import Listener, Roll
 from fedstrata.engine.sites import Examples, Site
-from fedstrata.split.partition import ends_of, middle_of
+from fedstrata.split.divide import ends_of, middle_of
 from fedstrata.train.evaluate import answer
 from fedstrata.train.work import counted_passes
 from fedstrata.wire import frame
@@ -31,13 +31,15 @@ from fedstrata.wire import frame
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedstrata.core.config import TrainingSettings
+    from fedstrata.core.client import Line, PrefixCache
+    from fedstrata.core.cohort import Service
     from fedstrata.core.cut import Cut
-    from fedstrata.core.devices import Device
     from fedstrata.core.errors import FedstrataError
-    from fedstrata.core.federation import CorruptSettings
-    from fedstrata.core.method import Line, Method, PrefixCache, Service
+    from fedstrata.core.method import Method
     from fedstrata.core.seeding import Seed
+    from fedstrata.core.settings.devices import Device
+    from fedstrata.core.settings.federation import CorruptSettings
+    from fedstrata.core.settings.training import TrainingSettings
     from fedstrata.core.task import Task
     from fedstrata.engine.server import ServerDocuments
     from fedstrata.models.state import Model

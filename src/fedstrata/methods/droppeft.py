@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 from pydantic import Field, model_validator
 
 from fedstrata.aggregate.mean import MeanResult, StreamingMean, replace
-from fedstrata.core.config import MethodSettings
-from fedstrata.core.settings import Count, Fraction
+from fedstrata.core.settings.base import Count, Fraction
+from fedstrata.core.settings.run import MethodSettings
 from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Update
 from fedstrata.policies.bandit import Bandits, BanditSettings, Rate
 from fedstrata.policies.dropout import Distribution, LayerDropout, block_rates
@@ -40,7 +40,9 @@ from fedstrata.train.local import fit
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedstrata.core.method import Client, Cohort, Layout, Model
+    from fedstrata.core.client import Client
+    from fedstrata.core.cohort import Cohort
+    from fedstrata.core.model import Layout, Model
     from fedstrata.core.seeding import Seed
 
 

@@ -24,9 +24,9 @@ from pydantic import Field
 
 from fedstrata.adapters.rank import cut, largest_rank, pad, written
 from fedstrata.aggregate.mean import StreamingMean
-from fedstrata.core.config import MethodSettings
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.core.settings import Count
+from fedstrata.core.settings.base import Count
+from fedstrata.core.settings.run import MethodSettings
 from fedstrata.core.types import JSON, ClientInfo, Plan, State, Update
 from fedstrata.train.local import fit
 from fedstrata.train.work import adapter_of
@@ -34,7 +34,9 @@ from fedstrata.train.work import adapter_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedstrata.core.method import Client, Cohort, Layout, Model
+    from fedstrata.core.client import Client
+    from fedstrata.core.cohort import Cohort
+    from fedstrata.core.model import Layout, Model
     from fedstrata.core.seeding import Seed
 
 

@@ -20,9 +20,11 @@ from fedstrata.core.types import Plan, State, Update
 from fedstrata.train.local import train_and_send
 
 if TYPE_CHECKING:
-    from fedstrata.core.config import MethodSettings
-    from fedstrata.core.method import Client, Cohort, Layout, Model
+    from fedstrata.core.client import Client
+    from fedstrata.core.cohort import Cohort
+    from fedstrata.core.model import Layout, Model
     from fedstrata.core.seeding import Seed
+    from fedstrata.core.settings.run import MethodSettings
 
 
 class FedAdapterSettings(AveragingSettings):

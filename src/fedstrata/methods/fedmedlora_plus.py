@@ -27,14 +27,16 @@ from pydantic import Field
 
 from fedstrata.aggregate.influence import InfluenceMean, unusable
 from fedstrata.aggregate.mean import replace
-from fedstrata.core.config import MethodSettings
-from fedstrata.core.settings import Fraction
+from fedstrata.core.settings.base import Fraction
+from fedstrata.core.settings.run import MethodSettings
 from fedstrata.core.types import Plan, State, Update
 from fedstrata.methods.fedmedlora import shrunk, warn_of_shrinking
 from fedstrata.train.local import train_and_send
 
 if TYPE_CHECKING:
-    from fedstrata.core.method import Client, Cohort, Layout, Model
+    from fedstrata.core.client import Client
+    from fedstrata.core.cohort import Cohort
+    from fedstrata.core.model import Layout, Model
     from fedstrata.core.seeding import Seed
 
 

@@ -26,15 +26,17 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 from pydantic import Field
 
 from fedstrata.aggregate.changes import add
-from fedstrata.core.config import MethodSettings
-from fedstrata.core.settings import Count, Fraction, Positive
+from fedstrata.core.settings.base import Count, Fraction, Positive
+from fedstrata.core.settings.run import MethodSettings
 from fedstrata.core.types import JSON, Plan, State, Update
 from fedstrata.policies.share import block_count, keeps_some, names_outside
 from fedstrata.train.local import train_and_send
 from fedstrata.train.probe import mean_gradient_norms
 
 if TYPE_CHECKING:
-    from fedstrata.core.method import Client, Cohort, Layout, Model
+    from fedstrata.core.client import Client
+    from fedstrata.core.cohort import Cohort
+    from fedstrata.core.model import Layout, Model
     from fedstrata.core.seeding import Seed
 
 NORMS = "block_gradient_norms"

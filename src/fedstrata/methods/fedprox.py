@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fedstrata.aggregate.mean import average
 from fedstrata.aggregate.rules import AveragingSettings
-from fedstrata.core.settings import NotNegative
+from fedstrata.core.settings.base import NotNegative
 from fedstrata.core.types import Plan, State, Update
 from fedstrata.train.local import train_and_send
 
 if TYPE_CHECKING:
-    from fedstrata.core.config import MethodSettings
-    from fedstrata.core.method import Client, Cohort, Layout, Model
+    from fedstrata.core.client import Client
+    from fedstrata.core.cohort import Cohort
+    from fedstrata.core.model import Layout, Model
     from fedstrata.core.seeding import Seed
+    from fedstrata.core.settings.run import MethodSettings
 
 
 class FedProxSettings(AveragingSettings):

@@ -35,7 +35,7 @@ from fedstrata.aggregate.changes import add
 from fedstrata.aggregate.robust import FACTS, past_facts, robust_change
 from fedstrata.aggregate.rules import AveragingSettings, MeanRule
 from fedstrata.core.errors import ConfigurationError, Problem, TrainingError
-from fedstrata.core.settings import Count, Fraction, NotNegative, Settings
+from fedstrata.core.settings.base import Count, Fraction, NotNegative, Settings
 from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Update
 from fedstrata.policies.scores import block_scores, change_score, estimated_scores, sketch_all
 from fedstrata.policies.select import (
@@ -50,9 +50,11 @@ from fedstrata.policies.share import names_outside
 from fedstrata.train.local import fit
 
 if TYPE_CHECKING:
-    from fedstrata.core.config import MethodSettings
-    from fedstrata.core.method import Client, Cohort, Layout, Model
+    from fedstrata.core.client import Client
+    from fedstrata.core.cohort import Cohort
+    from fedstrata.core.model import Layout, Model
     from fedstrata.core.seeding import Seed
+    from fedstrata.core.settings.run import MethodSettings
 
 CHANGE = "change/"
 """Before the name of a tensor in a client's store: its change, and not its value."""

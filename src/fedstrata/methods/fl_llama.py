@@ -8,7 +8,7 @@ Server half: B with its optimiser. `sequential`: clients take turns, round by ro
     `client_batch`: one joint step for all; `hierarchical`: a copy of B for each client, averaged.
 Client half: A and C with their optimiser, each clipped by itself (`training.clip_norm`); Gaussian noise on
     what leaves A (`noise`). The training loop is everybody's, `fit`; only where a step's gradient comes from
-    is different (`fedstrata.split.exchange`).
+    is different (`fedstrata.split.client_step`).
 Reduces to: with one client, without noise and clipping, training the whole model; with `client_batch` and one
     step each the step is that of the mean over all clients' terms.
 Deviations: optimisers begin anew in every round, as all methods' do here. A and C share one, which changes
@@ -28,24 +28,26 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 from pydantic import Field, model_validator
 
 from fedstrata.aggregate.mean import StreamingMean, replace
-from fedstrata.core.config import MethodSettings
 from fedstrata.core.cut import Cut
 from fedstrata.core.seeding import Seed
-from fedstrata.core.settings import Settings
+from fedstrata.core.settings.base import Settings
+from fedstrata.core.settings.run import MethodSettings
 from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Update
-from fedstrata.split.course import Course
+from fedstrata.split.client_step import ROUNDED, Exchange
 from fedstrata.split.ends import Ends
-from fedstrata.split.exchange import ROUNDED, Exchange
 from fedstrata.split.messages import Form
 from fedstrata.split.middle import Middle
+from fedstrata.split.modes import ClientBatch, Hierarchical, Sequential, TrainingService
 from fedstrata.split.noise import Kind, Noise
+from fedstrata.split.protocol import Course
 from fedstrata.split.replica import Replica
-from fedstrata.split.service import ClientBatch, Hierarchical, Sequential, TrainingService
 from fedstrata.train.local import fit
 
 if TYPE_CHECKING:
-    from fedstrata.core.config import TrainingSettings
-    from fedstrata.core.method import Client, Cohort, Layout, Model
+    from fedstrata.core.client import Client
+    from fedstrata.core.cohort import Cohort
+    from fedstrata.core.model import Layout, Model
+    from fedstrata.core.settings.training import TrainingSettings
 
 Segment = Literal["front", "middle", "back"]
 Blocks = Annotated[int, Field(ge=0)]

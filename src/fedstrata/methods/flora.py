@@ -27,9 +27,9 @@ from pydantic import Field
 from fedstrata.adapters.rank import cut, draw_ranks, is_lora, largest_rank, pad
 from fedstrata.adapters.stack import AdaptedLayer, adapted_layers, fresh, stacked, with_product
 from fedstrata.aggregate.mean import StreamingMean, replace
-from fedstrata.core.config import MethodSettings
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.core.settings import Count
+from fedstrata.core.settings.base import Count
+from fedstrata.core.settings.run import MethodSettings
 from fedstrata.core.types import ClientInfo, Message, Plan, State, Update
 from fedstrata.train.local import train_and_send
 from fedstrata.train.work import adapter_of
@@ -37,7 +37,9 @@ from fedstrata.train.work import adapter_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedstrata.core.method import Client, Cohort, Layout, Model
+    from fedstrata.core.client import Client
+    from fedstrata.core.cohort import Cohort
+    from fedstrata.core.model import Layout, Model
     from fedstrata.core.seeding import Seed
 
 STACK = "round {}/"

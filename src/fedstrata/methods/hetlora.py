@@ -25,8 +25,8 @@ from pydantic import Field
 
 from fedstrata.adapters.rank import cut, draw_ranks, largest_rank, pad, product_norm, tails, written
 from fedstrata.aggregate.mean import StreamingMean
-from fedstrata.core.config import MethodSettings
-from fedstrata.core.settings import Count, Positive, Settings
+from fedstrata.core.settings.base import Count, Positive, Settings
+from fedstrata.core.settings.run import MethodSettings
 from fedstrata.core.types import JSON, ClientInfo, Plan, State, Update
 from fedstrata.train.local import fit
 from fedstrata.train.work import adapter_of
@@ -34,7 +34,9 @@ from fedstrata.train.work import adapter_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedstrata.core.method import Client, Cohort, Layout, Model
+    from fedstrata.core.client import Client
+    from fedstrata.core.cohort import Cohort
+    from fedstrata.core.model import Layout, Model
     from fedstrata.core.seeding import Seed
 
 

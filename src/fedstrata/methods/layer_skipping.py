@@ -28,7 +28,7 @@ from pydantic import Field
 from fedstrata.aggregate.mean import average
 from fedstrata.aggregate.rules import AveragingSettings
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.core.settings import Count, Fraction, Settings
+from fedstrata.core.settings.base import Count, Fraction, Settings
 from fedstrata.core.types import Plan, State, Update
 from fedstrata.policies.freeze import largest_top, smallest_top, top_count, train_top
 from fedstrata.policies.share import personal_top
@@ -36,9 +36,11 @@ from fedstrata.train.local import train_and_send
 from fedstrata.train.probe import mean_gradient_norms
 
 if TYPE_CHECKING:
-    from fedstrata.core.config import MethodSettings
-    from fedstrata.core.method import Client, Cohort, Layout, Model
+    from fedstrata.core.client import Client
+    from fedstrata.core.cohort import Cohort
+    from fedstrata.core.model import Layout, Model
     from fedstrata.core.seeding import Seed
+    from fedstrata.core.settings.run import MethodSettings
 
 NORMS = "block_gradient_norms"
 

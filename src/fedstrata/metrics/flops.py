@@ -27,7 +27,7 @@ from fedstrata.metrics.gradients import Passed, passed_by_lowest
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedstrata.core.method import Layout
+    from fedstrata.core.model import Layout
 
 _POOLED = ("pooler", "pre_classifier", "classifier", "head")
 """What a sequence classifier applies to one vector a row; decoders have a `score`, applied to every token."""

@@ -20,7 +20,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 if TYPE_CHECKING:
-    from fedstrata.core.method import Layout
+    from fedstrata.core.model import Layout
 
 TOKENS = 2
 """Of the text that the model is called on."""

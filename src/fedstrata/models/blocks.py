@@ -20,7 +20,7 @@ from fedstrata.core.errors import ConfigurationError, Problem
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedstrata.core import method
+    from fedstrata.core import model as protocols
 
 EMBEDDING, FINAL_NORM, HEAD = "embedding", "final norm", "head"
 
@@ -165,7 +165,7 @@ def find_layout(model: nn.Module, learnable: Collection[str] | None = None) -> L
     )
 
 
-def block_modules(model: nn.Module, layout: method.Layout) -> nn.ModuleList:
+def block_modules(model: nn.Module, layout: protocols.Layout) -> nn.ModuleList:
     """Returns the live list of blocks.
 
     Args:

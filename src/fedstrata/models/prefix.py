@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedstrata.models.blocks import block_modules
 
 if TYPE_CHECKING:
-    from fedstrata.core.method import Layout
+    from fedstrata.core.model import Layout
 
 Answer = Callable[..., Any]
 

@@ -43,7 +43,8 @@ from fedstrata.models.prefix import BlockOutput, prefix_names, replaced_prefix, 
 from fedstrata.wire import frame
 
 if TYPE_CHECKING:
-    from fedstrata.core.method import Feed, Model
+    from fedstrata.core.client import Feed
+    from fedstrata.core.model import Model
     from fedstrata.core.types import JSON
 
 Batch = Mapping[str, Tensor]

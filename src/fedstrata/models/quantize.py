@@ -13,7 +13,7 @@ from fedstrata.models.locate import refused
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from fedstrata.core.config import ModelSettings
+    from fedstrata.core.settings.model import ModelSettings
 
 # Whoever imports it, PEFT for one, would else be told of faster kernels that lie on the hub.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

@@ -17,7 +17,7 @@ from fedstrata.models.blocks import block_modules
 from fedstrata.models.prefix import Answer, answering, as_returned, run_prefix
 
 if TYPE_CHECKING:
-    from fedstrata.core.method import Layout
+    from fedstrata.core.model import Layout
 
 
 @contextmanager

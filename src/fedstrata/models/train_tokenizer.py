@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from fedstrata.core.config import TrainedTokenizer
+from fedstrata.core.settings.model import TrainedTokenizer
 
 UNKNOWN, END, PADDING = "<unk>", "<eos>", "<pad>"
 """Special tokens. Those that a text spells out, as published corpora do, are taken for what they say."""

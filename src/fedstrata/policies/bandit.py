@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, model_validator
 
-from fedstrata.core.settings import Count, Settings
+from fedstrata.core.settings.base import Count, Settings
 from fedstrata.policies.dropout import CAP
 
 if TYPE_CHECKING:

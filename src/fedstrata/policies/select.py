@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     import numpy as np
 
-    from fedstrata.core.method import Model
+    from fedstrata.core.model import Model
     from fedstrata.core.types import Tensors
 
 

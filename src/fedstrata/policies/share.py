@@ -9,7 +9,7 @@ from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.policies.freeze import top_count
 
 if TYPE_CHECKING:
-    from fedstrata.core.method import Layout
+    from fedstrata.core.model import Layout
 
 
 def keeps_some(shared: int | float) -> bool:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.files import write_atomically
-from fedstrata.core.sources import flatten
+from fedstrata.core.settings.source import flatten
 from fedstrata.record.history import bytes_sent, client_scores
 from fedstrata.record.log import committed_rounds, read_events
 from fedstrata.record.summary import mean_of

@@ -35,8 +35,8 @@ from fedstrata.train.local import autocast
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedstrata.core.config import TrainingSettings
     from fedstrata.core.cut import Cut
+    from fedstrata.core.settings.training import TrainingSettings
     from fedstrata.split.middle import Middle
 
 

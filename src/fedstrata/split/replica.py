@@ -17,9 +17,9 @@ from fedstrata.train.local import autocast, clip, optimizer_of, schedule_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedstrata.core.config import TrainingSettings
     from fedstrata.core.cut import Cut
     from fedstrata.core.seeding import Seed
+    from fedstrata.core.settings.training import TrainingSettings
     from fedstrata.split.middle import Middle
     from fedstrata.split.rows import Rows
 

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from fedstrata.core.config import ClassifySettings
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.core.sources import Source, validate
+from fedstrata.core.settings.source import Source, validate
+from fedstrata.core.settings.task import ClassifySettings
 from fedstrata.data.select import unnamed
 from fedstrata.metrics.labels import (
     CUTS,

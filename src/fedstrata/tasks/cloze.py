@@ -3,7 +3,7 @@
 Source: FL-LLaMA, section 4.1.2: RTE, BoolQ, WiC, CB and MultiRC by the normalised probability of a word,
     ReCoRD, COPA and WSC by the summed log-probability of a candidate's tokens.
 
-An example is one question with all its answers (`fedstrata.tasks.cloze_questions`). The loss is taken on the
+An example is one question with all its answers (`fedstrata.tasks.choice.questions`). The loss is taken on the
 right answer's tokens alone, over the whole vocabulary; a question whose right answer is not known, or is none
 of its answers, is not trained on. The probability of a word of several tokens is the product of theirs.
 
@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from scipy.special import softmax
 
-from fedstrata.core.config import ClozeSettings
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.settings.task import ClozeSettings
 from fedstrata.data.choices import NONE_RIGHT, TASK, choices_of
 from fedstrata.metrics.labels import SINGLE_LABEL, choice_scores, names_of, single_label_scores
 from fedstrata.metrics.text import answer_scores
-from fedstrata.tasks.cloze_examples import ClozeExample, QuestionTokenizer, pad_questions
-from fedstrata.tasks.cloze_questions import FORMS, OWN, TRUTH, WORDS, Questions, template_faults, template_of
-from fedstrata.tasks.continuations import log_likelihoods
+from fedstrata.tasks.choice.continuations import log_likelihoods
+from fedstrata.tasks.choice.examples import ClozeExample, QuestionTokenizer, pad_questions
+from fedstrata.tasks.choice.questions import FORMS, OWN, TRUTH, WORDS, Questions, template_faults, template_of
 from fedstrata.tasks.corrupt import shuffled_windows
 from fedstrata.tasks.lm import counted_loss
 
@@ -146,7 +146,7 @@ class ClozeQuestions:
 
         Raises:
             ConfigurationError: A document has not what is asked for, or the questions do not go with the
-                tokenizer: see `fedstrata.tasks.cloze_examples.QuestionTokenizer.examples`.
+                tokenizer: see `fedstrata.tasks.choice.examples.QuestionTokenizer.examples`.
         """
         asked = [each for index, own in enumerate(documents) for each in self._questions.of(index, own)]
         return QuestionTokenizer(tokenizer, self._questions, self.settings.max_length).examples(
@@ -175,7 +175,7 @@ class ClozeQuestions:
         ]
 
     def collate(self, examples: Sequence[ClozeExample]) -> dict[str, Tensor]:
-        """Pads questions on the right; see `fedstrata.tasks.cloze_examples.pad_questions`."""
+        """Pads questions on the right; see `fedstrata.tasks.choice.examples.pad_questions`."""
         return pad_questions(examples)
 
     def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

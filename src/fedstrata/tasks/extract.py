@@ -22,26 +22,26 @@ from fedstrata.core.documents import Relation, Span
 from fedstrata.metrics.relations import Triple, relation_scores, triples_of
 from fedstrata.metrics.spans import OVERALL, score_names, span_scores
 from fedstrata.tasks.corrupt import corrupted_targets
-from fedstrata.tasks.extraction_types import with_types
-from fedstrata.tasks.instruction_examples import (
+from fedstrata.tasks.instruction.examples import (
     Example,
     InstructionTokenizer,
     answer_text,
     generate_answers,
     pad_examples,
 )
-from fedstrata.tasks.instructions import Instructions, Kind, Question, questions, template_texts
+from fedstrata.tasks.instruction.extraction_types import with_types
+from fedstrata.tasks.instruction.instructions import Instructions, Kind, Question, questions, template_texts
+from fedstrata.tasks.instruction.markup import NO_FAULTS, Faults, read
 from fedstrata.tasks.lm import counted_loss
-from fedstrata.tasks.markup import NO_FAULTS, Faults, read
 from fedstrata.tasks.windows import require_single_texts
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, nn
 
-    from fedstrata.core.config import ExtractSettings
     from fedstrata.core.documents import Document
     from fedstrata.core.seeding import Seed
+    from fedstrata.core.settings.task import ExtractSettings
     from fedstrata.data.split import Split
 
 FAULTS: Mapping[str, str] = {
@@ -93,8 +93,8 @@ class Extraction:
         """Makes the task for a corpus: its types are those of all clients' training documents.
 
         Raises:
-            ConfigurationError: See `fedstrata.tasks.extraction_types.with_types`; or a template cannot be
-                used, or documents are pairs of texts.
+            ConfigurationError: See `fedstrata.tasks.instruction.extraction_types.with_types`; or a template
+                cannot be used, or documents are pairs of texts.
         """
         require_single_texts((document for own in clients.values() for document in own.all), "extract")
         settings = with_types(settings, clients)
@@ -188,7 +188,7 @@ class Extraction:
         return corrupted_targets(examples, kind, tokenizer, rng)
 
     def collate(self, examples: Sequence[Example]) -> dict[str, Tensor]:
-        """Pads instructions on the right; see `fedstrata.tasks.instruction_examples.pad_examples`."""
+        """Pads instructions on the right; see `fedstrata.tasks.instruction.examples.pad_examples`."""
         return pad_examples(examples)
 
     def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

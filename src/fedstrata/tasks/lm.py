@@ -38,9 +38,9 @@ from fedstrata.tasks.windows import (
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from fedstrata.core.config import LmSettings
     from fedstrata.core.documents import Document
     from fedstrata.core.seeding import Seed
+    from fedstrata.core.settings.task import LmSettings
     from fedstrata.data.split import Split
 
 LOGITS_AT_A_TIME = 2**24

@@ -31,8 +31,8 @@ from fedstrata.tasks.windows import IGNORED, Window, encode_windows, pad, requir
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from fedstrata.core.config import NerSettings
     from fedstrata.core.seeding import Seed
+    from fedstrata.core.settings.task import NerSettings
     from fedstrata.data.split import Split
 
 WORD = regex.compile(r"[\p{Latin}\p{Greek}\p{Cyrillic}\p{M}]+")

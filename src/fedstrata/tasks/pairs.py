@@ -30,8 +30,8 @@ from fedstrata.tasks.windows import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedstrata.core.config import WindowSettings
     from fedstrata.core.documents import Document
+    from fedstrata.core.settings.task import WindowSettings
 
 _TYPES = "token_type_ids"
 

@@ -1,8 +1,9 @@
 """Relations between mentions that are known: every pair of them that may be related is a text to classify.
 
 This is the pipeline of BERT-based relation extraction, and the baseline of Fed-MedLoRA for modifiers: the
-two mentions are marked in the text around them (`fedstrata.tasks.markers`); the model's classes are `none`
-and the types of relations. A document's relations are its pairs with another likeliest class than `none`.
+two mentions are marked in the text around them (`fedstrata.tasks.mention_pairs.markers`); the model's
+classes are `none` and the types of relations. A document's relations are its pairs with another likeliest
+class than `none`.
 
 The logits of a pair are the sum of those that the model gives the two closing marks: one layer over what it
 makes of both mentions (Baldini Soares et al., "Matching the Blanks", ACL 2019, find the states at the marks
@@ -12,7 +13,7 @@ read the mentions there. That layer is a token classifier's: what can learn `ner
 A model is asked about the pairs of types that are related in the training documents (`task.modifiers`), not
 more than `task.most_words` words apart. Scores are taken against all annotated relations: those between other
 mentions count as missed, and so do all but the first in the alphabet where one pair has several;
-`fedstrata.tasks.candidates.reachability` says how many can be found at all.
+`fedstrata.tasks.mention_pairs.candidates.reachability` says how many can be found at all.
 
 Most candidates are not related. With `task.negatives` below 1 only a share of those is trained on, and each
 of them counts for all it stands for, so that the expected loss is that over all candidates; scoring asks
@@ -32,13 +33,13 @@ from torch.nn import functional as F
 from fedstrata.core.documents import Document, Relation
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.seeding import Seed
-from fedstrata.core.task_settings import NO_RELATION
+from fedstrata.core.settings.task import NO_RELATION
 from fedstrata.data.select import relation_types, unknown_relations, unnamed
 from fedstrata.metrics.relations import relation_scores, triples_of
 from fedstrata.metrics.spans import OVERALL, score_names
-from fedstrata.tasks.candidates import candidate_pairs, related_types
 from fedstrata.tasks.corrupt import shuffled_windows
-from fedstrata.tasks.markers import PairMarker, markable
+from fedstrata.tasks.mention_pairs.candidates import candidate_pairs, related_types
+from fedstrata.tasks.mention_pairs.markers import PairMarker, markable
 from fedstrata.tasks.windows import (
     IGNORED,
     pad_ids,
@@ -51,7 +52,7 @@ from fedstrata.tasks.windows import (
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from fedstrata.core.config import RelationSettings
+    from fedstrata.core.settings.task import RelationSettings
     from fedstrata.data.split import Split
 
 
@@ -64,7 +65,7 @@ class MarkedPair:
         main: Index of the main mention in the document's spans.
         modifier: Index of the modifier.
         input_ids: Token ids of the marked text, (tokens,) int32.
-        marks: Where the marks of the two end, as `fedstrata.tasks.markers.MarkedWindow` has them.
+        marks: Where the marks of the two end, as `mention_pairs.markers.MarkedWindow` has them.
         target: The number of its class; -100 where the document lacks relations.
         weight: How many pairs it stands for in the loss.
         pad_id: The id with which its window is padded.
@@ -193,7 +194,7 @@ class RelationClassification:
 
         Raises:
             ConfigurationError: A document has a relation whose type the task does not know, or is a pair of
-                texts; or the tokenizer does not fit (see `fedstrata.tasks.markers.PairMarker`).
+                texts; or the tokenizer does not fit (see `fedstrata.tasks.mention_pairs.markers.PairMarker`).
         """
         return self._marked(documents, tokenizer, [self._candidates(document) for document in documents])
 

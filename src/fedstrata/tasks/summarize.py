@@ -19,23 +19,31 @@ from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.data.readers.mts_dialog import SECTION
 from fedstrata.metrics.text import ROUGE, answer_scores, overlap_scores
 from fedstrata.tasks.corrupt import corrupted_targets
-from fedstrata.tasks.instruction_examples import (
+from fedstrata.tasks.instruction.examples import (
     Example,
     answer_text,
     answered,
     generate_answers,
     pad_examples,
 )
+from fedstrata.tasks.instruction.prompts import (
+    MARKS,
+    PromptTokenizer,
+    builtin,
+    faults,
+    fields_of,
+    filled,
+    read_template,
+)
 from fedstrata.tasks.lm import counted_loss
-from fedstrata.tasks.prompts import MARKS, PromptTokenizer, builtin, faults, fields_of, filled, read_template
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, nn
 
-    from fedstrata.core.config import SummarizeSettings
     from fedstrata.core.documents import Document
     from fedstrata.core.seeding import Seed
+    from fedstrata.core.settings.task import SummarizeSettings
     from fedstrata.data.split import Split
 
 _TEMPLATE = "task.template"
@@ -163,7 +171,7 @@ class Summarization:
         return corrupted_targets(examples, kind, tokenizer, rng)
 
     def collate(self, examples: Sequence[Example]) -> dict[str, Tensor]:
-        """Pads instructions on the right; see `fedstrata.tasks.instruction_examples.pad_examples`."""
+        """Pads instructions on the right; see `fedstrata.tasks.instruction.examples.pad_examples`."""
         return pad_examples(examples)
 
     def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -23,8 +23,8 @@ from fedstrata.core.errors import ConfigurationError, Problem
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from fedstrata.core.config import WindowSettings
     from fedstrata.core.documents import Document
+    from fedstrata.core.settings.task import WindowSettings
 
 IGNORED = -100
 """The tag of a token that counts in no loss; what torch's cross entropy ignores by default."""

@@ -11,9 +11,9 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 if TYPE_CHECKING:
-    from fedstrata.core.config import TrainingSettings
-    from fedstrata.core.method import Client
+    from fedstrata.core.client import Client
     from fedstrata.core.seeding import Seed
+    from fedstrata.core.settings.training import TrainingSettings
 
 BATCHES_IN_A_DRAW = 50
 """Batches whose examples are drawn together and then sorted by length, at most; transformers' number."""

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from fedstrata.core.federation import CorruptSettings
     from fedstrata.core.seeding import Seed
+    from fedstrata.core.settings.federation import CorruptSettings
 
 
 @torch.no_grad()

@@ -13,9 +13,9 @@ from fedstrata.core.errors import TrainingError
 from fedstrata.train.local import autocast, to_device
 
 if TYPE_CHECKING:
-    from fedstrata.core.config import TrainingSettings
     from fedstrata.core.documents import Document
-    from fedstrata.core.method import Model
+    from fedstrata.core.model import Model
+    from fedstrata.core.settings.training import TrainingSettings
     from fedstrata.core.task import Task
     from fedstrata.models.state import Model as LoadedModel
 

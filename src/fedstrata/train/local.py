@@ -27,9 +27,10 @@ from fedstrata.train.corrupt import distort
 from fedstrata.train.work import Tally, counted_states, counting
 
 if TYPE_CHECKING:
-    from fedstrata.core.config import TrainingSettings
-    from fedstrata.core.method import Client, Feed, Model
+    from fedstrata.core.client import Client, Feed
+    from fedstrata.core.model import Model
     from fedstrata.core.seeding import Seed
+    from fedstrata.core.settings.training import TrainingSettings
     from fedstrata.policies.dropout import LayerDropout
 
 

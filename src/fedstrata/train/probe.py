@@ -14,7 +14,7 @@ from fedstrata.train.local import accumulate, block_gradient_norms
 from fedstrata.train.work import counting
 
 if TYPE_CHECKING:
-    from fedstrata.core.method import Client
+    from fedstrata.core.client import Client
     from fedstrata.core.seeding import Seed
 
 

@@ -15,8 +15,9 @@ from fedstrata.models.state import FIRST_VALUES
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedstrata.core.config import TrainingSettings
-    from fedstrata.core.method import Client, Feed, Model
+    from fedstrata.core.client import Client, Feed
+    from fedstrata.core.model import Model
+    from fedstrata.core.settings.training import TrainingSettings
     from fedstrata.core.types import Work
 
 

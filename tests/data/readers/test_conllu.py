@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fedstrata.core.config import ConlluSettings
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
+from fedstrata.core.settings.data import ConlluSettings
 from fedstrata.data.readers import formats_of, read
 
 TOKENS = formats_of(conllu_settings=ConlluSettings(text="tokens"))

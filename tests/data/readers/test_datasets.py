@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from fedstrata.core.config import ColumnSettings, DatasetSettings
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError, DataError
+from fedstrata.core.settings.data import ColumnSettings, DatasetSettings
 from fedstrata.data.readers import read
 
 LABELLED = ColumnSettings(labels="label")

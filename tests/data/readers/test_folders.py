@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from fedstrata.core.errors import ConfigurationError, DataError
-from fedstrata.core.sources import read_source
+from fedstrata.core.settings.source import read_source
 from fedstrata.data.readers import FORMATS, read
-from fedstrata.engine.setup import prepare
+from fedstrata.engine.prepare import prepare
 
 
 def tree(root: Path, *paths: str, text: str = "Fever") -> Path:

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstrata.core.config import MimicSettings
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
+from fedstrata.core.settings.data import MimicSettings
 from fedstrata.data.readers import formats_of, read
 from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedstrata.core.config import ColumnSettings, DataSettings
 from fedstrata.core.documents import Document
+from fedstrata.core.settings.data import ColumnSettings, DataSettings
 from fedstrata.data.choices import choices_of
 from fedstrata.data.readers import read
 from fedstrata.data.readers.mimic import read_codes

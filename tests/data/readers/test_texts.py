@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedstrata.core.config import PlainTextSettings
 from fedstrata.core.errors import DataError
+from fedstrata.core.settings.data import PlainTextSettings
 from fedstrata.data.readers import formats_of, read
 
 WIKI = (

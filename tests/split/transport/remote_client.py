@@ -25,7 +25,7 @@ from support import TINY
 
 import fedstrata.engine.rounds  # noqa: F401 - what takes long; not gRPC, which cannot be forked
 from fedstrata.core.errors import FedstrataError
-from fedstrata.core.sources import read_source
+from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Message, Update
 
 SECOND_STEP = 3

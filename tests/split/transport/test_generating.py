@@ -20,23 +20,23 @@ from torch import Tensor
 from fedstrata.core.cut import Cut
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, LineError, RefusedError
-from fedstrata.core.sources import read_source
+from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import JSON
 from fedstrata.engine import answering
 from fedstrata.engine.answering import Answers
 from fedstrata.engine.checkpoint import Checkpoints
-from fedstrata.engine.folder import open_run
 from fedstrata.engine.generating import Drawing, Generating, read_prompts
-from fedstrata.engine.setup import prepare
+from fedstrata.engine.prepare import prepare
+from fedstrata.engine.run_folder import open_run
 from fedstrata.engine.sides import prepare_client, prepare_prompts
 from fedstrata.models.state import Model
-from fedstrata.split.asking import RemoteMiddle
+from fedstrata.split.inference import RemoteMiddle
 from fedstrata.split.kvcache import Sessions
 from fedstrata.split.rows import Rows
 from fedstrata.split.transport.hub import Hub
 from fedstrata.split.transport.members import Arrival
 from fedstrata.split.transport.membership import Membership
-from fedstrata.tasks.prompts import PromptTokenizer
+from fedstrata.tasks.instruction.prompts import PromptTokenizer
 
 CLIENTS = ("site-1", "site-2")
 LM = (

@@ -14,14 +14,14 @@ from support import TINY, RunTiny
 
 from fedstrata.adapters.attach import plain_tensors
 from fedstrata.core.errors import ConfigurationError, FedstrataError
-from fedstrata.core.sources import read_source
-from fedstrata.engine.folder import write_settings
-from fedstrata.engine.results.export import export
-from fedstrata.engine.results.result import open_result, open_task
+from fedstrata.core.settings.source import read_source
+from fedstrata.engine.prepare import check_settings
+from fedstrata.engine.run_folder import write_settings
 from fedstrata.engine.serving import Serving
-from fedstrata.engine.setup import check_settings
 from fedstrata.engine.sides import prepare_server
 from fedstrata.record.log import read_events
+from fedstrata.results.export import export
+from fedstrata.results.result import open_result, open_task
 
 ONE_ROUND = ("training.batch_size=8", "data.synthetic.notes=12", "federation.rounds=1")
 

@@ -10,15 +10,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from fedstrata.core.config import (
+from fedstrata.core.documents import Document
+from fedstrata.core.errors import ConfigurationError, DataError, Problem, require_sound
+from fedstrata.core.settings.data import (
     ColumnSettings,
     ConlluSettings,
     DatasetSettings,
     MimicSettings,
     PlainTextSettings,
 )
-from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, DataError, Problem, require_sound
 from fedstrata.data.readers import (
     ag_news,
     brat,

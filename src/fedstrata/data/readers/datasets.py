@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedstrata.core.config import ColumnSettings, DatasetSettings
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
+from fedstrata.core.settings.data import ColumnSettings, DatasetSettings
 from fedstrata.data.readers.files import Format, Source, stem
 from fedstrata.data.readers.folders import find_sources, split_named
 from fedstrata.data.readers.tables import read_rows

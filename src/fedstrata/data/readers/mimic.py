@@ -25,9 +25,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fedstrata.core.config import DISCHARGE_SUMMARY
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
+from fedstrata.core.settings.data import DISCHARGE_SUMMARY
 from fedstrata.data.icd9 import dotted
 from fedstrata.data.readers.files import Format, Source
 from fedstrata.data.readers.folders import find_table

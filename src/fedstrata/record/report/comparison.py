@@ -8,7 +8,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from fedstrata.core.sources import flatten
+from fedstrata.core.settings.source import flatten
 from fedstrata.record.history import History, client_scores, round_rows, time_parts
 from fedstrata.record.report import plots
 from fedstrata.record.report.page import MEGABYTE, render, time_unit

@@ -1,0 +1,276 @@
+"""Checks a comparison as a whole before anything starts; every problem at once, where its value was set."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedstrata.comparing.cells import Cell
+from fedstrata.comparing.compare import LOCK, Comparison, RowPlan
+from fedstrata.core.documents import Document
+from fedstrata.core.errors import ConfigurationError, DataError, Problem, did_you_mean
+from fedstrata.core.settings.run import RunSettings
+from fedstrata.core.settings.sweep import SECTION, Row, Sweep, folder_name, label, with_value
+from fedstrata.core.task import Task
+from fedstrata.data.divide import divide
+from fedstrata.data.split import Split
+from fedstrata.engine.check import unfit_clients, without_server_documents
+from fedstrata.engine.model import check_model, refusals
+from fedstrata.engine.prepare import check_metric, check_settings, machine_problems
+from fedstrata.engine.roll import Listener
+from fedstrata.engine.run_folder import differences
+from fedstrata.metrics.cost import cores
+from fedstrata.record.score_columns import CLIENT, EXTERNAL, HIGH, LOW, column_names, is_of_one
+from fedstrata.tasks import TASKS
+
+DATA_SECTIONS = frozenset({"data", "partition", "task"})
+"""What rows have in common unless `sweep.allow_different_data` says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Divided:
+    """The documents of one run, divided.
+
+    Attributes:
+        settings: The run's settings.
+        clients: Each client's documents by split.
+        server: The server's own.
+        task: The task made for them.
+    """
+
+    settings: RunSettings
+    clients: Mapping[str, Split]
+    server: Sequence[Document]
+    task: Task
+
+    def are_those_of(self, cell: Cell) -> bool:
+        """Whether another run has the same documents at the same clients, but for its seed."""
+        changed = differences(self.settings, cell.settings)
+        return not {path.partition(".")[0] for path in changed} & DATA_SECTIONS
+
+
+def check_comparison(sweep: Sweep, folder: Path, *, jobs: int, listen: Listener) -> Comparison:
+    """Checks every run of a comparison: settings, machine, data, model, method, and what the folder holds.
+
+    Args:
+        sweep: What was asked for.
+        folder: Where everything is to be kept, or is kept already.
+        jobs: Runs side by side; each gets its share of the cores unless its `threads` are set.
+        listen: To be told of progress.
+
+    Raises:
+        ConfigurationError: With every problem that was found.
+    """
+    folder = folder.absolute()
+    problems = list(_folder_problems(folder))
+    found: dict[str, list[Problem]] = {}
+    rows = []
+    for row in sweep.rows:
+        plan, found[row.name] = _plan(row, sweep, folder, jobs)
+        rows.append(plan)
+    problems += _by_row(found)
+    sound = [row for row in rows if not DATA_SECTIONS & _sections(found[row.name])]
+    divided: Divided | None = None
+    if sound:
+        if not sweep.settings.allow_different_data:
+            problems += _other_data(sound)
+        metrics, divided, wrong = _metrics(sound)
+        problems += [*wrong, *(_wrong_scores(sweep, metrics) if metrics else ())]
+    problems += _by_row({row.name: _wrong_metrics(row, divided) for row in rows})
+    if problems:
+        raise ConfigurationError(list(dict.fromkeys(problems)))
+    return Comparison(sweep, tuple(rows), folder, jobs, listen)
+
+
+def _plan(row: Row, sweep: Sweep, folder: Path, jobs: int) -> tuple[RowPlan, list[Problem]]:
+    """Returns the runs of a row, and what is wrong with any of them."""
+    tune, seeds = sweep.settings.tune, sweep.settings.seeds
+    problems: list[Problem] = []
+    trials: dict[Any, dict[int, Cell]] = {}
+    checked: dict[str, list[Problem]] = {}
+    for value in tune.values if tune else [None]:
+        tried, under, wanted = row, folder / row.folder, list(seeds)
+        if tune is not None:
+            tried, wrong = with_value(row, tune.setting, value, sweep.source.origin(f"{SECTION}.tune.values"))
+            problems += [wrong] if wrong else []
+            under = under / folder_name(label(tune.setting, value))
+            wanted += [tune.seed] if tune.seed is not None else []
+        trials[value] = {}
+        for seed in dict.fromkeys(wanted):
+            trial = f", {label(tune.setting, value)}" if tune else ""
+            name = f"{row.name}{trial}, seed {seed}"
+            cell, wrong_settings = _cell(name, tried, seed, under / f"seed-{seed}", jobs)
+            problems += wrong_settings
+            if not {"model", "task", "method"} & _sections(wrong_settings):
+                problems += _model_problems(cell, checked)
+            if cell.summary() is None:  # else it is not run again
+                problems += cell.source.located(machine_problems(cell.settings))
+            if not wrong_settings:
+                wrong_folder = refusals(cell.require_resumable)
+                problems += [replace(item, path=f"{name}: {item.path}") for item in wrong_folder]
+            trials[value][seed] = cell
+    return RowPlan(row.name, trials), list(dict.fromkeys(problems))
+
+
+def _cell(name: str, row: Row, seed: int, folder: Path, jobs: int) -> tuple[Cell, list[Problem]]:
+    seeded, _ = with_value(row, "seed", seed, f"{SECTION}.seeds")
+    if jobs > 1 and seeded.source.values.get("threads") is None:
+        seeded, _ = with_value(seeded, "threads", max(1, cores() // jobs), "--jobs")
+    settings, _, problems = check_settings(seeded.source)
+    return Cell(name, seed, seeded.source, settings, folder), problems
+
+
+def _model_problems(cell: Cell, checked: dict[str, list[Problem]]) -> list[Problem]:
+    """Returns what is wrong with the model, or with the method on it; asked once for equal ones."""
+    key = _key(cell, "model", "method", "task")
+    if key not in checked:
+        _, method, _ = check_settings(cell.source)
+        checked[key] = cell.source.located(refusals(lambda: check_model(cell.settings, method)))
+    return checked[key]
+
+
+def _key(cell: Cell, *sections: str) -> str:
+    """Returns what equal settings of these sections have in common."""
+    settings = cell.settings.model_dump(mode="json")
+    return json.dumps({section: settings[section] for section in sections}, sort_keys=True)
+
+
+def _by_row(found: Mapping[str, list[Problem]]) -> Iterator[Problem]:
+    """Yields each problem once; one that not every row has says which row it is in."""
+    for name, problems in found.items():
+        for problem in problems:
+            everywhere = all(problem in others for others in found.values())
+            named = problem.path.startswith(name)
+            yield problem if everywhere or named else replace(problem, path=f"{name}: {problem.path}")
+
+
+def _by_run(found: Mapping[str, list[Problem]], runs: int) -> Iterator[Problem]:
+    """Yields each problem once; one that not all of so many runs have names the first that has it.
+
+    With every seed other documents are counted and named, so numbers make no other problem.
+    """
+    alike: dict[Problem, dict[str, Problem]] = {}
+    for name, problems in found.items():
+        for problem in problems:
+            kind = replace(problem, message=re.sub(r"\d+", "", problem.message))
+            alike.setdefault(kind, {}).setdefault(name, problem)
+    for places in alike.values():
+        name, problem = next(iter(places.items()))
+        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        yield problem if len(places) == runs else replace(problem, path=f"{name}{more}: {problem.path}")
+
+
+def _wrong_scores(sweep: Sweep, metrics: Sequence[str]) -> Iterator[Problem]:
+    """Yields a problem for every column, and for a score to tune by, that no run can have."""
+    whole = [name for name in metrics if "/" not in name]
+    allowed, shown = column_names(metrics), column_names(whole)
+    for name in sweep.settings.columns or ():
+        outside = is_of_one(name.removeprefix(LOW).removeprefix(HIGH), metrics, EXTERNAL)
+        if name not in allowed and not outside and not is_of_one(name, metrics, CLIENT):
+            there = f"there are {', '.join(shown)}, and scores of single labels"
+            message = f"there is no column {name!r}; {did_you_mean(name, allowed) or there}"
+            yield sweep.source.problem(f"{SECTION}.columns", message)
+    metric = sweep.settings.tune.metric if sweep.settings.tune else None
+    if metric is not None and metric not in metrics:
+        message = f"must be one of {', '.join(whole)}, not {metric!r}"
+        yield sweep.source.problem(f"{SECTION}.tune.metric", message)
+
+
+def _other_data(rows: list[RowPlan]) -> Iterator[Problem]:
+    """Yields a problem wherever a row differs from the first in what all must share."""
+    first = _first(rows[0])
+    for row in rows:
+        for cells in row.trials.values():
+            cell = next(iter(cells.values()))
+            for path, (wanted, here) in differences(first.settings, cell.settings).items():
+                if path.partition(".")[0] in DATA_SECTIONS:
+                    message = (
+                        f"is {here!r}, in row {rows[0].name!r} {wanted!r}; rows are compared on the same "
+                        f"data (unless {SECTION}.allow_different_data is true)"
+                    )
+                    problem = cell.source.problem(path, message)
+                    yield replace(problem, path=f"{row.name}: {path}")
+
+
+def _metrics(rows: list[RowPlan]) -> tuple[Sequence[str], Divided | None, list[Problem]]:
+    """Returns the scores that runs may have, their documents, and what is wrong with these or the clients.
+
+    Where runs are still to come their documents are read and divided, equal ones once, before any process
+    is started; otherwise the scores are those of a finished run.
+    """
+    every = [cell for row in rows for cells in row.trials.values() for cell in cells.values()]
+    pending: dict[str, Cell] = {}
+    for cell in every:
+        if cell.summary() is None:
+            pending.setdefault(_key(cell, *sorted(DATA_SECTIONS), "seed"), cell)
+    if not pending:
+        scores = (every[0].summary() or {"metrics": {}})["metrics"]
+        return list(scores.get("global") or scores.get("mean_client") or ()), None, []
+    problems: list[Problem] = []
+    refused: dict[str, list[Problem]] = {}
+    first: Divided | None = None
+    for cell in pending.values():  # another seed may leave a label without a training document
+        divided = _divide(cell)
+        if isinstance(divided, Divided):
+            problems += _by_row({row.name: _unfit(row, divided) for row in rows})
+            first = first or divided
+        else:
+            refused[cell.name] = divided
+    problems += _by_run(refused, len(pending))
+    return first.task.metric_names if first else (), first, problems
+
+
+def _divide(cell: Cell) -> Divided | list[Problem]:
+    """Returns the documents of a run, divided, or what is wrong with them."""
+    settings = cell.settings
+    try:
+        parts = divide(settings, TASKS[settings.task.name])
+        task = TASKS[settings.task.name].from_documents(settings.task, parts.clients)
+    except ConfigurationError as error:
+        return cell.source.located(error.problems)
+    except DataError as error:
+        return [cell.source.problem("data.path", str(each)) for each in error.each]
+    return Divided(settings, parts.clients, parts.server, task)
+
+
+def _unfit(row: RowPlan, divided: Divided) -> list[Problem]:
+    """Returns the problems that a row asks for clients, or documents of the server's, that there are not."""
+    problems = []
+    for cell in (next(iter(cells.values())) for cells in row.trials.values()):
+        if divided.are_those_of(cell):
+            _, method, _ = check_settings(cell.source)
+            problems += cell.source.located(unfit_clients(cell.settings, method, divided.clients))
+            problems += cell.source.located(without_server_documents(method, divided.server))
+    return list(dict.fromkeys(problems))
+
+
+def _wrong_metrics(row: RowPlan, divided: Divided | None) -> list[Problem]:
+    """Returns the problem that runs of a row are to be judged by a score that they do not have."""
+    problems = []
+    for cell in (next(iter(cells.values())) for cells in row.trials.values()):
+        _, _, wrong = check_settings(cell.source)
+        if not {"task", "federation"} & _sections(wrong):
+            task = divided.task if divided is not None and divided.are_those_of(cell) else None
+            problems += cell.source.located(refusals(partial(check_metric, cell.settings, task)))
+    return list(dict.fromkeys(problems))
+
+
+def _folder_problems(folder: Path) -> Iterator[Problem]:
+    if folder.exists() and not folder.is_dir():
+        yield Problem("--out", f"{folder} is a file; name a folder")
+    elif folder.is_dir() and any(folder.iterdir()) and not (folder / LOCK).exists():
+        yield Problem("--out", f"{folder} holds something other than a comparison; name another folder")
+
+
+def _sections(problems: Sequence[Problem]) -> set[str]:
+    """Returns the top-level sections that have a problem."""
+    return {problem.path.partition(".")[0] for problem in problems}
+
+
+def _first(row: RowPlan) -> Cell:
+    return next(iter(next(iter(row.trials.values())).values()))

@@ -1,0 +1,133 @@
+"""One client, as the client half of a method sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from fedstrata.core.model import Model
+from fedstrata.core.types import Message, Work
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedstrata.core.settings.devices import Device
+    from fedstrata.core.settings.federation import CorruptSettings
+    from fedstrata.core.settings.training import TrainingSettings
+    from fedstrata.core.task import Task
+
+
+Feed: TypeAlias = "Callable[[Mapping[str, Tensor]], int]"
+"""Told each batch, on the CPU, before the model is called with it; returns how many blocks will not run."""
+
+
+class Store(Protocol):
+    """A client's private tensors: they persist between rounds and never travel."""
+
+    def read(self) -> Message:
+        """Returns what was last written; an empty message at first."""
+
+    def write(self, message: Message) -> None:
+        """Replaces the content; durable once the round is committed."""
+
+
+class PrefixCache(Protocol):
+    """Where a client keeps what its frozen blocks give; see `fedstrata.models.prefix_cache`."""
+
+    @property
+    def serving(self) -> str | None:
+        """A fingerprint of the states that were served last; none if none were."""
+
+    def serve(
+        self,
+        model: Model,
+        cut: int,
+        batches: Callable[[], Iterable[Mapping[str, Tensor]]],
+        run: Callable[[Mapping[str, Tensor]], Tensor],
+        arithmetic: str,
+    ) -> AbstractContextManager[Feed]:
+        """Lets stored states stand in for the first `cut` blocks within the block."""
+
+
+class Line(Protocol):
+    """A client's line to the server while its handler runs (`Cohort.converse`).
+
+    Messages come in the order in which they were sent, each once.
+    """
+
+    def send(self, message: Message) -> None:
+        """Sends a message to the server's half of the method; does not wait for what it says to it."""
+
+    def receive(self) -> Message:
+        """Waits for the next message.
+
+        Raises:
+            LineError: None will come.
+        """
+
+
+class Client(Protocol):
+    """One client, as the client half of a method sees it."""
+
+    @property
+    def id(self) -> str:
+        """The client's name."""
+
+    @property
+    def model(self) -> Model:
+        """Its model, holding base weights: what arrived in earlier rounds is not in it, the store is."""
+
+    @property
+    def task(self) -> Task:
+        """What it learns."""
+
+    @property
+    def examples(self) -> Sequence[Any]:
+        """Its encoded training examples."""
+
+    @property
+    def training(self) -> TrainingSettings:
+        """How it trains."""
+
+    @property
+    def corruption(self) -> CorruptSettings | None:
+        """What it does to what it sends; none if it is honest, or corrupt in its examples only."""
+
+    @property
+    def store(self) -> Store:
+        """Its private tensors."""
+
+    @property
+    def report(self) -> Callable[[Mapping[str, float]], None]:
+        """Told of progress within the local training."""
+
+    @property
+    def validate(self) -> Callable[[], float | None]:
+        """Scores the model as it is on the client's validation documents: the score a run is judged by.
+
+        Its sign is changed where less is better, so that more always is. None where it has no documents.
+        """
+
+    @property
+    def cache(self) -> PrefixCache | None:
+        """Where it keeps what its frozen blocks give; none to run them every time."""
+
+    @property
+    def device(self) -> Device | None:
+        """The device that it is emulated on in this round; none without emulation."""
+
+    @property
+    def work(self) -> Work | None:
+        """What it has computed in this turn; none without emulation."""
+
+    @property
+    def line(self) -> Line | None:
+        """Its line to the server; none for a handler that no conversation runs."""
+
+    @property
+    def secret(self) -> int | None:
+        """What the server must not know is drawn from this in place of the run's seed, which it knows.
+
+        None in a simulation, whose numbers are to be the same every time.
+        """

@@ -1,0 +1,123 @@
+"""The clients of a round, as the server half of a method sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from fedstrata.core.model import Model
+from fedstrata.core.types import ClientInfo, Message, Plan, Tensors, Update
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedstrata.core.cut import Cut
+    from fedstrata.core.errors import FedstrataError
+    from fedstrata.core.settings.training import TrainingSettings
+
+
+class Service(Protocol):
+    """The server's half of a method while clients converse with it."""
+
+    @property
+    def together(self) -> bool:
+        """Whether an answer may wait for messages of other clients, so that all must be there at once."""
+
+    @property
+    def ordered(self) -> bool:
+        """Whether what a client hears depends on those before it, so that each must end before the next."""
+
+    def hear(self, client: str, message: Message) -> Iterable[tuple[str, Message]]:
+        """Takes a client's message; returns what is now said, and to whom.
+
+        Raises:
+            FrameError: The message is not what was agreed.
+        """
+
+    def leave(self, client: str, *, lost: bool = False) -> Iterable[tuple[str, Message]]:
+        """Hears that a client has no more to say; returns what is now said to others, who waited for it.
+
+        Args:
+            client: Its name.
+            lost: Whether it has failed instead of delivering its update.
+        """
+
+
+class Mean(Protocol):
+    """The result of a streaming weighted mean."""
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The mean of each tensor over the clients that sent it, float32 on the CPU."""
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The sum of the weights behind each tensor."""
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The weighted mean of each number in the updates' values."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many clients sent each tensor."""
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """Whose updates are in it: a client that was lost is not among them."""
+
+
+class Cohort(Protocol):
+    """The clients sampled for one round, as the engine shows them to a method."""
+
+    @property
+    def clients(self) -> Sequence[ClientInfo]:
+        """Who takes part."""
+
+    @property
+    def training(self) -> TrainingSettings:
+        """How clients train, and the server's part of a divided model."""
+
+    def mean(self, handler: str, plan_of: Callable[[ClientInfo], Plan]) -> Mean:
+        """Runs a client handler everywhere and returns the weighted mean; works under secure aggregation."""
+
+    def each(
+        self, handler: str, plan_of: Callable[[ClientInfo], Plan]
+    ) -> Iterator[tuple[ClientInfo, Update]]:
+        """Runs a client handler everywhere and yields updates, each valid until the next is asked for."""
+
+    def middle(self, cut: Cut) -> Model:
+        """Returns the server's own part of the model, with parameters of its own, at their base values.
+
+        Args:
+            cut: Where the model is divided.
+        """
+
+    def converse(
+        self,
+        handler: str,
+        plan_of: Callable[[ClientInfo], Plan],
+        service: Service,
+        cut_of: Callable[[ClientInfo], Cut],
+    ) -> Iterator[tuple[ClientInfo, Update]]:
+        """Runs a client handler everywhere, on the ends of a divided model, while it talks with the server.
+
+        Args:
+            handler: Its name.
+            plan_of: What each client is sent at first.
+            service: Whom it talks with; one for all clients.
+            cut_of: Where each client's model is divided.
+
+        Yields:
+            The updates, as `each` does: as they arrive where clients take turns, else once all have ended.
+        """
+
+    def server_loss(self, tensors: Tensors) -> float:
+        """Returns the mean loss over all terms of the shared model with these tensors in it.
+
+        It is that on the server's own documents (`data.split.server`), in evaluation mode. A method that asks
+        for it works on no run without such documents (`fedstrata.engine.check`).
+        """
+
+    def reject(self, client: str, error: FedstrataError) -> None:
+        """Does without a client's update, as if the client had failed with this error."""

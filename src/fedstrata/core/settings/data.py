@@ -1,0 +1,230 @@
+"""Where documents come from and how they are divided: `data`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from fedstrata.core.settings.base import Count, Fraction, Settings, idle_settings
+
+
+class SplitSettings(Settings):
+    """Shares of a site's documents; ignored where the data names its own splits."""
+
+    by: Literal["auto", "document", "patient"] = Field(
+        default="auto",
+        description="What is divided; `patient` keeps all of a patient's documents in one part, and so does "
+        "`auto` for documents that name one.",
+    )
+    train: Fraction = 0.7
+    validation: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
+    test: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.2
+    test_sites: list[str] = Field(
+        default_factory=list,
+        description="Sites held out: all their documents are test documents, they are no clients, and their "
+        "scores are `external`.",
+    )
+    server: Annotated[int, Field(ge=0)] = Field(
+        default=0,
+        description="Training documents that are set aside for the server, evenly over the sites and by the "
+        "seed; no client trains on them.",
+    )
+
+    @model_validator(mode="after")
+    def _sum_to_one(self) -> SplitSettings:
+        total = self.train + self.validation + self.test
+        if abs(total - 1.0) > 1e-6:
+            raise ValueError(f"train + validation + test must be 1, not {total:g}")
+        return self
+
+
+class SyntheticSettings(Settings):
+    """The synthetic corpus: how many sites and notes in all."""
+
+    sites: Count = 4
+    notes: Count = 200
+    imbalance: Annotated[float, Field(ge=0.0, le=10.0)] | None = Field(
+        default=None,
+        description="Exponent of Zipf's law of site sizes: 0 is equal, 1 gives the first site about twice "
+        "the notes of the second. When null, sizes differ a little.",
+    )
+    seed: int | None = Field(default=None, description="Seed of the corpus; the run's seed when null.")
+
+    @model_validator(mode="after")
+    def _check_size(self) -> SyntheticSettings:
+        if self.notes < self.sites:
+            raise ValueError(
+                f"notes must be at least {self.sites}, one for each of the sites, not {self.notes}"
+            )
+        return self
+
+
+DISCHARGE_SUMMARY = "Discharge summary"
+
+
+class MimicSettings(Settings):
+    """MIMIC-III tables (format `mimic`)."""
+
+    categories: Annotated[list[str], Field(min_length=1)] | None = Field(
+        default=[DISCHARGE_SUMMARY], description="CATEGORY of the notes to keep; all if null."
+    )
+
+
+class ConlluSettings(Settings):
+    """Treebanks in CoNLL-U (format `conllu`)."""
+
+    text: Literal["original", "tokens"] = Field(
+        default="original",
+        description="The sentences as they were written (`# text`), or their tokens with blanks between.",
+    )
+
+
+class PlainTextSettings(Settings):
+    """Plain texts (format `text`)."""
+
+    documents: Literal["files", "paragraphs", "headings"] = Field(
+        default="files",
+        description="What a document is: a file, what is between two blank lines, or what goes from one "
+        "`= Title =` line to the next, as in WikiText.",
+    )
+
+
+class DatasetSettings(Settings):
+    """A data set of the Hugging Face hub or saved by its library (format `datasets`)."""
+
+    config: str | None = Field(default=None, description="Which configuration, where the hub has several.")
+    revision: str | None = Field(default=None, description="Which commit, branch or tag of the hub.")
+    splits: dict[str, Literal["train", "validation", "test"]] | list[str] | None = Field(
+        default=None, description="Splits to read: a list, or a mapping to train, validation and test."
+    )
+
+
+class ColumnSettings(Settings):
+    """Which columns hold what (format `datasets`)."""
+
+    text: str | list[str] = Field(
+        default="text", description="The text; of several columns, joined by line breaks."
+    )
+    text_pair: str | None = Field(default=None, description="The second text, where rows are pairs of texts.")
+    labels: str | None = Field(default=None, description="A label of the document, or a list of them.")
+    separator: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None, description="What stands between several labels in one field of text: ; in I10;E11.9."
+    )
+    tokens: str | None = Field(default=None, description="Tokens instead of a text; needs `tags`.")
+    tags: str | None = Field(default=None, description="A chunk tag (B-x, I-x, O) a token.")
+    id: str | None = Field(default=None, description="Unique; the number of the row when null.")
+    site: str | None = None
+    patient: str | None = Field(
+        default=None, description="Whose document it is: one patient's come to one part of the split."
+    )
+    split: str | None = Field(default=None, description="The part of the split: train, validation or test.")
+    names: list[str] | None = Field(
+        default=None, description="The columns of CSV files that have no header, in order."
+    )
+
+    @model_validator(mode="after")
+    def _go_together(self) -> ColumnSettings:
+        if (self.tokens is None) != (self.tags is None):
+            raise ValueError("tokens and tags are two columns of one task: name both, or none")
+        if self.tokens is not None and self.text_pair is not None:
+            raise ValueError("text_pair has no meaning with tokens, which are no pair of texts")
+        if self.separator is not None and self.labels is None:
+            raise ValueError("separator has no meaning without labels, the column that it divides")
+        return self
+
+
+class LabelSettings(Settings):
+    """Which labels of documents are kept."""
+
+    keep: Annotated[list[str], Field(min_length=1)] | None = Field(
+        default=None, description="Labels to keep, by name. All if null."
+    )
+    top: Count | Literal["all"] | None = Field(
+        default=None,
+        description="Keep so many of the most frequent in the corpus; null is 50 with `mimic`, else all.",
+    )
+    digits: Literal["full", 3] = Field(
+        default="full", description="3 shortens ICD-9 codes to their category: 401.9 to 401, E888.9 to E888."
+    )
+    without_labels: Literal["keep", "drop"] = Field(
+        default="keep", description="Documents that have none of the kept labels."
+    )
+
+
+class CorpusSettings(Settings):
+    """Where documents come from, and which of their annotations are kept."""
+
+    format: Literal[
+        "synthetic", "i2b2", "brat", "conll", "conllu", "jsonl", "pubtator", "mtsamples", "mimic", "ag_news",
+        "glue", "superglue", "mts_dialog", "text", "datasets",
+    ] = "synthetic"  # fmt: skip
+    path: str | None = Field(
+        default=None,
+        description="A file or folder; sub-folders are sites. With `datasets` also an id of the hub.",
+    )
+    synthetic: SyntheticSettings = SyntheticSettings()
+    mimic: MimicSettings = MimicSettings()
+    conllu: ConlluSettings = ConlluSettings()
+    text: PlainTextSettings = PlainTextSettings()
+    dataset: DatasetSettings = DatasetSettings()
+    columns: ColumnSettings = ColumnSettings()
+    unannotated: Literal["refuse", "skip", "keep"] = Field(
+        default="refuse",
+        description="Texts without an annotation file where others have one (i2b2, BRAT), and files without "
+        "labels where others have some (GLUE, SuperGLUE); those that are kept have no annotations.",
+    )
+    types: dict[str, str] | list[str] | None = Field(
+        default=None,
+        description="Mention types to keep: a list, or a mapping to the task's. All if null.",
+    )
+    relations: dict[str, str] | list[str] | None = Field(
+        default=None,
+        description="Relation types to keep: a list, or a mapping to the task's, where `<modifier>` is the "
+        "type of the relation's modifier. All if null.",
+    )
+    modifiers: dict[str, list[str]] | Literal["clinical"] | None = Field(
+        default=None,
+        description="Modifier types, by type of main mention, between which relations are kept; `clinical`: "
+        "those of Fed-MedLoRA. All if null.",
+    )
+    labels: LabelSettings = LabelSettings()
+
+    @model_validator(mode="after")
+    def _sections_of_the_format(self) -> CorpusSettings:
+        owners = {
+            "synthetic": ("synthetic",),
+            "mimic": ("mimic",),
+            "conllu": ("conllu",),
+            "text": ("text",),
+            "dataset": ("datasets",),
+            "columns": ("datasets",),
+            "unannotated": ("i2b2", "brat", "glue", "superglue"),
+        }
+        idle = [
+            f"data.{name} belongs to data.format {' or '.join(map(repr, formats))} and has no meaning when "
+            f"it is {self.format!r}"
+            for name, formats in idle_settings(self, self.format, owners).items()
+        ]
+        if idle:
+            raise ValueError("; ".join(idle))
+        return self
+
+    @model_validator(mode="after")
+    def _path_where_needed(self) -> CorpusSettings:
+        if self.format != "synthetic" and not self.path:
+            raise ValueError(f"data.path must name a file or folder when data.format is {self.format!r}")
+        if self.format == "synthetic" and self.path:
+            raise ValueError(f"data.path={self.path!r} has no meaning when data.format is 'synthetic'")
+        return self
+
+
+class DataSettings(CorpusSettings):
+    """The documents of a run: how they are divided, and what else is tested on."""
+
+    split: SplitSettings = SplitSettings()
+    external: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")], CorpusSettings] = Field(
+        default={},
+        description="Corpora that are only tested on, by the name that their scores have: all documents of "
+        "each, with the settings of `data` above.",
+    )

@@ -1,0 +1,225 @@
+"""Emulated devices: what a client computes, sends and draws power with, for a simulated clock.
+
+Profiles are NVIDIA Jetson modules, the end devices of DropPEFT (section 6.1, Table 2) and of the literature
+it follows. A mode is one of a module's power modes (`nvpmodel`), by the name that the module itself gives it;
+its peak is that of float32 arithmetic on the CUDA cores, 2 x cores x clock (one fused multiply-add a core
+and cycle). The TOPS that Table 2 gives for the two Xaviers are those of int8 inference, which say little of
+training.
+
+Sources: NVIDIA Jetson Linux Developer Guide, release 32.7, chapters "Power Management for Jetson TX2 Series
+Devices" and "... for Jetson Xavier NX Series and Jetson AGX Xavier Series Devices", tables "Supported Modes
+and Power Efficiency" (https://docs.nvidia.com/jetson/archives/l4t-archived/l4t-3275/): GPU clock, GPU TPC and
+power budget. CUDA cores: the modules' data sheets (TX2: 256 of Pascal; Xavier NX: 384 and AGX Xavier: 512 of
+Volta, 128 a TPC). `MAXN` has no power budget in these tables; it is counted with the highest that the module
+is specified for, which is less than it may draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from fedstrata.core.settings.base import Fraction, Positive, Settings
+
+DRAWN = "drawn"
+"""Stands for a mode that is drawn for each device and round."""
+ONLY_MODE = "default"
+"""The mode of a profile that the user defines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """One way a device can work.
+
+    Attributes:
+        teraflops: Peak of float32 arithmetic, 10^12 operations a second.
+        watts: Power while computing.
+    """
+
+    teraflops: float
+    watts: float
+
+
+def _jetson(cores: int, megahertz: float, watts: float) -> Mode:
+    """Returns a mode of a module with so many CUDA cores switched on, at this clock."""
+    return Mode(2.0 * cores * megahertz * 1e-6, watts)
+
+
+PROFILES: Mapping[str, Mapping[str, Mode]] = {
+    "tx2": {
+        "MAXN": _jetson(256, 1300, 15.0),
+        "MAXQ": _jetson(256, 850, 7.5),
+        "MAXP_CORE_ALL": _jetson(256, 1120, 15.0),
+        "MAXP_CORE_ARM": _jetson(256, 1120, 15.0),
+        "MAXP_CORE_DENVER": _jetson(256, 1120, 15.0),
+    },
+    "nx": {
+        "MODE_15W_2CORE": _jetson(384, 1100, 15.0),
+        "MODE_15W_4CORE": _jetson(384, 1100, 15.0),
+        "MODE_15W_6CORE": _jetson(384, 1100, 15.0),
+        "MODE_10W_2CORE": _jetson(384, 800, 10.0),
+        "MODE_10W_4CORE": _jetson(384, 800, 10.0),
+    },
+    "agx": {
+        "MAXN": _jetson(512, 1377, 30.0),
+        "MODE_10W": _jetson(256, 520, 10.0),  # two of the four TPC
+        "MODE_15W": _jetson(512, 670, 15.0),
+        "MODE_30W_ALL": _jetson(512, 900, 30.0),
+        "MODE_30W_6CORE": _jetson(512, 900, 30.0),
+        "MODE_30W_4CORE": _jetson(512, 900, 30.0),
+        "MODE_30W_2CORE": _jetson(512, 900, 30.0),
+        "MODE_15W_DESKTOP": _jetson(512, 670, 15.0),
+    },
+}
+"""The modes of Jetson TX2, Xavier NX and AGX Xavier; see the module's docstring for where they are from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The device of one client in one round.
+
+    Attributes:
+        profile: Which kind of device it is.
+        mode: How it works in this round.
+        teraflops: Peak of float32 arithmetic in this mode, 10^12 operations a second.
+        watts: Power while it computes.
+        utilisation: Share of the peak that training reaches.
+        megabits_per_second: Bandwidth of this round, in each direction.
+    """
+
+    profile: str
+    mode: str
+    teraflops: float
+    watts: float
+    utilisation: float
+    megabits_per_second: float
+
+    def compute_seconds(self, flops: float) -> float:
+        """Returns how long so many floating-point operations take."""
+        return flops / (self.teraflops * 1e12 * self.utilisation)
+
+    def transfer_seconds(self, size: float) -> float:
+        """Returns how long so many bytes take, in one direction or first in one and then in the other."""
+        return 8.0 * size / (self.megabits_per_second * 1e6)
+
+    def joules(self, flops: float) -> float:
+        """Returns the energy of so many floating-point operations; what the radio draws is not in it."""
+        return self.watts * self.compute_seconds(flops)
+
+
+class CustomProfile(Settings):
+    """A device of your own, with one mode."""
+
+    teraflops: Positive = Field(description="Peak of float32 arithmetic, 10^12 operations a second.")
+    watts: Positive = Field(description="Power while it computes.")
+
+
+class BandwidthSettings(Settings):
+    """Bandwidth that is drawn uniformly for each device and round."""
+
+    low: Positive = 1.0
+    high: Positive = 100.0
+
+    @model_validator(mode="after")
+    def _in_order(self) -> BandwidthSettings:
+        if self.low > self.high:
+            raise ValueError(f"low must be at most high ({self.high:g} megabits a second), not {self.low:g}")
+        return self
+
+
+class DeviceSettings(Settings):
+    """Devices and networks that clients are emulated on; a simulated clock and energy come of it."""
+
+    custom: dict[str, CustomProfile] = Field(
+        default_factory=dict,
+        description="Devices of your own: {phone: {teraflops: 0.8, watts: 5}}, the peak in float32.",
+    )
+    profiles: str | dict[str, Positive] = Field(
+        default={"tx2": 1.0, "nx": 1.0, "agx": 1.0},
+        description="A device that all clients have, or devices with the shares of the clients that do; "
+        "`tx2`, `nx`, `agx` and those of `custom`. Who has which is drawn once.",
+    )
+    mode: str | dict[str, str] = Field(
+        default=DRAWN,
+        description="A device's power mode, or modes by device; `drawn` is one of all it has, drawn for each "
+        "client and round.",
+    )
+    utilisation: Fraction = Field(default=0.3, description="Share of the peak that training reaches.")
+    bandwidth: Positive | BandwidthSettings = Field(
+        default=BandwidthSettings(),
+        description="Megabits a second in each direction: a number, or {low: 1, high: 100}, drawn uniformly "
+        "for each client and round.",
+    )
+
+    @field_validator("custom")
+    @classmethod
+    def _new_names(cls, value: dict[str, CustomProfile]) -> dict[str, CustomProfile]:
+        if taken := sorted(value.keys() & PROFILES.keys()):
+            raise ValueError(f"{', '.join(taken)} is a device that there is already; choose another name")
+        return value
+
+    @field_validator("profiles")
+    @classmethod
+    def _known_profiles(cls, value: str | dict[str, float], info: ValidationInfo) -> Any:
+        if not value:
+            raise ValueError("must name a device, or devices with the shares of the clients that have them")
+        if "custom" not in info.data:  # wrong itself, and said so
+            return value
+        known = [*PROFILES, *info.data["custom"]]
+        unknown = [name for name in ([value] if isinstance(value, str) else value) if name not in known]
+        if unknown:
+            raise ValueError(
+                f"each must be one of {', '.join(known)}, or be defined in devices.custom; there is no "
+                f"{' and no '.join(map(repr, unknown))}"
+            )
+        return value
+
+    @field_validator("mode")
+    @classmethod
+    def _known_modes(cls, value: str | dict[str, str], info: ValidationInfo) -> Any:
+        profiles = info.data.get("profiles", {})  # empty where they are wrong themselves, and said to be
+        used = {name for name in ([profiles] if isinstance(profiles, str) else profiles) if name in PROFILES}
+        if isinstance(value, dict):
+            problems = [_no_mode(name, mode) for name, mode in value.items() if name in used]
+            idle = [repr(name) for name in value if profiles and name not in used]
+            what = f"devices.profiles has {', '.join(sorted(used)) or 'none'} of those that have modes"
+            problems += [f"{what}, not {' and not '.join(idle)}"] if idle else []
+        elif used or value == DRAWN:
+            problems = [_no_mode(name, value) for name in sorted(used)]
+        else:
+            known = any(value in modes for modes in PROFILES.values())
+            problems = [] if known else [f"{value!r} is no mode of any device"]
+        if problems := [problem for problem in problems if problem]:
+            raise ValueError("; ".join(problems))
+        return value
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The weight of each profile among the clients."""
+        return {self.profiles: 1.0} if isinstance(self.profiles, str) else dict(self.profiles)
+
+    def modes_of(self, profile: str) -> dict[str, Mode]:
+        """Returns the modes that a device may work in: all of them, or the one that was asked for."""
+        if profile in self.custom:
+            own = self.custom[profile]
+            return {ONLY_MODE: Mode(own.teraflops, own.watts)}
+        wanted = self.mode if isinstance(self.mode, str) else self.mode.get(profile, DRAWN)
+        modes = PROFILES[profile]
+        return dict(modes) if wanted == DRAWN else {wanted: modes[wanted]}
+
+    @property
+    def bandwidths(self) -> tuple[float, float]:
+        """The lowest and the highest bandwidth, megabits a second; equal where it is fixed."""
+        if isinstance(self.bandwidth, BandwidthSettings):
+            return self.bandwidth.low, self.bandwidth.high
+        return self.bandwidth, self.bandwidth
+
+
+def _no_mode(profile: str, mode: str) -> str:
+    """Says that a device has no such mode; nothing if it has."""
+    if mode in {*PROFILES[profile], DRAWN}:
+        return ""
+    return f"{mode!r} is no mode of {profile}, which has {', '.join(PROFILES[profile])} or {DRAWN}"

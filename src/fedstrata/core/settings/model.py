@@ -1,0 +1,87 @@
+"""The settings of the model and of its tokenizer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from fedstrata.core.settings.base import Settings
+
+BYTE_VOCABULARY = 258
+"""The fewest tokens of a byte-level tokenizer: the bytes, the end token and the padding token."""
+
+
+class TrainedTokenizer(Settings):
+    """A tokenizer that is built from the training texts."""
+
+    train: Literal["words", "bytes"] = Field(
+        description="`words`: a token a word, with one for all unknown words. `bytes`: byte-level BPE, which "
+        "can spell every text."
+    )
+    vocabulary: Annotated[int, Field(ge=8)] = Field(
+        default=10_000, description="Most tokens it may have, special ones included."
+    )
+    lower_case: bool = Field(default=False, description="Texts are read in lower case.")
+    split: Literal["punctuation", "blanks"] = Field(
+        default="punctuation",
+        description="Where words end: at blanks and punctuation, or at blanks alone, for texts that are "
+        "tokenised already (words).",
+    )
+
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> TrainedTokenizer:
+        if self.train == "bytes" and self.vocabulary < BYTE_VOCABULARY:
+            raise ValueError(
+                f"vocabulary must be at least {BYTE_VOCABULARY} with train 'bytes', not {self.vocabulary}"
+            )
+        if self.train == "bytes" and self.split != "punctuation":
+            raise ValueError(f"split={self.split!r} has no meaning with train 'bytes'; it belongs to 'words'")
+        return self
+
+
+class ModelSettings(Settings):
+    """Which model is fine-tuned."""
+
+    name: str = Field(default="mini", description="`mini`, a folder, a hub id, or `package:DISTRIBUTION`.")
+    init: Literal["pretrained", "random"] = "pretrained"
+    config: dict[str, Any] = Field(
+        default_factory=dict,
+        description="With init random: the transformers config, `model_type` included; else overrides.",
+    )
+    tokenizer: str | TrainedTokenizer | None = Field(
+        default=None,
+        description="Where the tokenizer is, if not with the model; or, with init random, one that is built "
+        "from all clients' training texts: {train: words, vocabulary: 10000}.",
+    )
+    dtype: Literal["float32", "bfloat16", "auto"] = "float32"
+    attention: Literal["auto", "eager", "sdpa"] = "auto"
+    quantization: Literal["nf4"] | None = Field(
+        default=None,
+        description="Frozen linear layers in 4 bits (QLoRA, with an adapter; needs fedstrata[quantized]).",
+    )
+    revision: str | None = None
+
+    @property
+    def title(self) -> str:
+        """What a record and a report call the model: its name, or the architecture that begins at random."""
+        if self.init == "pretrained":
+            return self.name
+        return f"{self.config.get('model_type', self.name)} with random weights"
+
+    @model_validator(mode="after")
+    def _weights_to_quantize(self) -> ModelSettings:
+        if self.quantization is not None and self.init == "random":
+            raise ValueError(
+                f"quantization={self.quantization!r} needs `init: pretrained`, weights to quantize"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _new_tokenizer_for_new_weights(self) -> ModelSettings:
+        if isinstance(self.tokenizer, TrainedTokenizer) and self.init != "random":
+            raise ValueError(
+                "a tokenizer that is built from the training texts (model.tokenizer.train) needs "
+                f"`init: random`, since weights know their own tokens; init is {self.init!r}"
+            )
+        return self

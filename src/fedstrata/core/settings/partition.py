@@ -1,0 +1,45 @@
+"""The settings by which documents come to clients."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from fedstrata.core.settings.base import Count, Fraction, Positive, Settings, idle_settings
+
+
+class PartitionSettings(Settings):
+    """How documents come to clients."""
+
+    by: Literal["site", "iid", "dirichlet", "dirichlet_equal", "quantity", "tokens", "speciality"] = "site"
+    clients: Count | None = Field(
+        default=None, description="Number of clients; the number of sites when by site."
+    )
+    alpha: Positive = Field(
+        default=1.0,
+        description="Concentration of `dirichlet`, `dirichlet_equal` (times each label's share) and "
+        "`quantity`: smaller is more skewed.",
+    )
+    lean: Fraction = Field(
+        default=0.8, description="Chance that a document goes to the client of its kind (`speciality`)."
+    )
+
+    @model_validator(mode="after")
+    def _clients_where_needed(self) -> PartitionSettings:
+        if self.by != "site" and self.clients is None:
+            raise ValueError(f"clients must be set (1 or more) when documents are partitioned by {self.by!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _settings_of_the_rule(self) -> PartitionSettings:
+        owners = {"alpha": ("dirichlet", "dirichlet_equal", "quantity"), "lean": ("speciality",)}
+        fields = type(self).model_fields
+        idle = [
+            f"{name}={getattr(self, name):g} has no meaning when documents are partitioned by {self.by!r}; "
+            f"it belongs to {' or '.join(map(repr, rules))}: leave it out, or at {fields[name].default}"
+            for name, rules in idle_settings(self, self.by, owners).items()
+        ]
+        if idle:
+            raise ValueError("; ".join(idle))
+        return self

@@ -1,0 +1,63 @@
+"""How a client trains: `training`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from fedstrata.core.settings.base import Count, NotNegative, Positive, Settings
+
+
+class TrainingSettings(Settings):
+    """How a client trains; every method uses the same loop."""
+
+    epochs: Count = 1
+    batch_size: Count = 8
+    accumulation: Count = Field(default=1, description="Batches whose gradients are summed before a step.")
+    group_by_length: bool = Field(
+        default=False,
+        description="Batches of examples of about the same length: less padding, and less time where lengths "
+        "differ much; which examples meet in a batch is then less a matter of chance.",
+    )
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    learning_rate: Positive = 5e-4
+    momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    weight_decay: NotNegative = 0.01
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="Within a client's local training of one round."
+    )
+    warmup: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+        default=0.0, description="Share of the steps warmed up."
+    )
+    clip_norm: Positive | None = 1.0
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto",
+        description="Of the arithmetic: bfloat16 autocast on a GPU and float32 on a CPU when auto. "
+        "An x86 processor without AVX-512 is many times slower in bfloat16.",
+    )
+    checkpointing: bool = Field(
+        default=False,
+        description="Compute the activations of a block again in its backward pass: less memory, a third "
+        "more time.",
+    )
+    eval_batch_size: Count = 32
+    cache: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="Keep the output of frozen lower blocks on disk; auto where texts are used repeatedly.",
+    )
+    cache_dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto", description="In what it is kept: auto as the blocks give it, which is exact."
+    )
+    cache_gigabytes: Positive = Field(
+        default=20.0,
+        description="Disk it may take, all clients of a run together; without it where it is less.",
+    )
+
+    @model_validator(mode="after")
+    def _momentum_only_where_used(self) -> TrainingSettings:
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(
+                f"momentum={self.momentum:g} has no meaning with optimizer {self.optimizer!r}; use sgd"
+            )
+        return self

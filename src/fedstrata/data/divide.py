@@ -1,0 +1,165 @@
+"""From the settings of the data to who has which documents."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedstrata.core.documents import Document
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.data import CorpusSettings
+from fedstrata.core.settings.run import RunSettings
+from fedstrata.core.settings.task import ExtractSettings, TaskSettings
+from fedstrata.data.partition import partition
+from fedstrata.data.select import mention_types, select_labels, select_relations, select_types
+from fedstrata.data.split import Split, hold_out, set_aside, split
+from fedstrata.data.uneven import mark_unannotated, require_sites, set_relations_aside
+
+if TYPE_CHECKING:
+    from fedstrata.core.task import Task
+
+MIMIC_LABELS = 50
+"""How many codes are kept of MIMIC-III by default, the most frequent ones, as in Mullenbach et al. (CAML)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """Who has which documents.
+
+    Attributes:
+        clients: Each client's by split; held-out sites, which have test documents only, come last.
+        server: The server's own.
+    """
+
+    clients: dict[str, Split]
+    server: tuple[Document, ...] = ()
+
+    def with_mentions_only(self, sites: Collection[str]) -> Division:
+        """Returns the division without the relations of these sites' training documents."""
+        clients = {
+            name: replace(own, train=set_relations_aside(own.train, sites))
+            for name, own in self.clients.items()
+        }
+        return Division(clients, set_relations_aside(self.server, sites))
+
+
+def divide(settings: RunSettings, task: type[Task], *, apart: bool = False) -> Division:
+    """Reads, splits, sets aside what is the server's, then partitions the rest among clients.
+
+    Relations that `task.mentions_only` leaves out are still there: they say what a task's types are.
+
+    Args:
+        settings: The run's settings.
+        task: Its task, by which it goes what of a document is read.
+        apart: Whether other clients have documents elsewhere: what the task names need not occur in these.
+    """
+    seed, named = Seed(settings.seed), named_by(settings.task)
+    absent = named if apart else ()
+    documents = _prepared(task, read_documents(settings.data, seed, absent=absent))
+    types = mention_types(documents)
+    documents, held_out = hold_out(documents, settings.data.split)
+    parts = split(documents, settings.data.split, seed.child("split"))
+    if isinstance(settings.task, ExtractSettings):
+        require_sites(settings.task.mentions_only, parts.train)
+    parts, server = set_aside(parts, settings.data.split, seed.child("server"))
+    clients = partition(parts, settings.partition, seed.child("partition"))
+    blank = [name for name, own in clients.items() if all(item.is_blank for item in own.train)]
+    if blank:
+        message = f"the training documents of {', '.join(blank)} hold no text; every client must have some"
+        raise ConfigurationError([Problem("partition", message)])
+    if taken := held_out.keys() & clients.keys():
+        message = f"{', '.join(sorted(taken))} is also the name of a client; rename the site"
+        raise ConfigurationError([Problem("data.split.test_sites", message)])
+    outside = _external(settings, task, [*types, *sorted(named.difference(types))])
+    if taken := outside.keys() & (clients.keys() | held_out.keys()):
+        message = f"{', '.join(sorted(taken))} is also the name of a client or site; choose another name"
+        raise ConfigurationError([Problem("data.external", message)])
+    return Division(clients | held_out | outside, server)
+
+
+def named_by(task: TaskSettings) -> set[str]:
+    """Returns the types and labels that a task's settings name; `modifiers` names what is modified too."""
+    named: set[str] = set()
+    for setting in ("types", "labels", "mentions", "modifiers"):
+        own = getattr(task, setting, "auto")
+        if isinstance(own, Mapping):
+            named.update(own, *own.values())
+        elif own != "auto":
+            named.update(own)
+    return named
+
+
+def read_documents(settings: CorpusSettings, seed: Seed, *, absent: Collection[str] = ()) -> list[Document]:
+    """Reads or generates the corpus a configuration names, with the annotations it asks for.
+
+    Args:
+        settings: The configuration.
+        seed: Root of the seeds.
+        absent: Types and labels that need not occur though they are to be kept.
+    """
+    if settings.format == "synthetic":
+        from fedstrata.data.synthetic import generate  # noqa: PLC0415 - its lexicons are not needed with real data
+
+        corpus = settings.synthetic
+        number = seed.root if corpus.seed is None else corpus.seed
+        documents: Sequence[Document] = generate(
+            seed=number, sites=corpus.sites, notes=corpus.notes, imbalance=corpus.imbalance
+        )
+    else:
+        from fedstrata.data.readers import formats_of, read  # noqa: PLC0415
+
+        documents = read(
+            Path(str(settings.path)),
+            settings.format,
+            unannotated=settings.unannotated,
+            formats=formats_of(
+                mimic_settings=settings.mimic, conllu_settings=settings.conllu, text_settings=settings.text
+            ),
+            dataset=settings.dataset,
+            columns=settings.columns,
+        )
+    usual = MIMIC_LABELS if settings.format == "mimic" else None
+    documents = select_types(documents, settings.types, absent=absent)
+    documents = select_relations(documents, settings, absent=absent)
+    return select_labels(documents, settings.labels, usual=usual, absent=absent)
+
+
+def _external(settings: RunSettings, task: type[Task], types: Sequence[str]) -> dict[str, Split]:
+    """Reads the corpora that are only tested on; their documents' ids begin with the corpus's name.
+
+    Args:
+        settings: The run's settings.
+        task: Its task.
+        types: The mention types of the run's own documents, and those that its task names; of a corpus that
+            chooses none those are kept.
+    """
+    outside = {}
+    for name, corpus in settings.data.external.items():
+        # Of a synthetic corpus without a seed of its own: other notes than those of the run.
+        seed = Seed(Seed(settings.seed).child("external", name).integer())
+        documents = _prepared(task, read_documents(corpus, seed))
+        found = mention_types(documents)
+        if found and corpus.types is None:
+            common = [label for label in found if label in types]
+            if not common:
+                message = f"none of its types ({', '.join(found)}) is one of the run's ({', '.join(types)})"
+                raise ConfigurationError([Problem(f"data.external.{name}.types", f"{message}; map them")])
+            documents = select_types(documents, common)
+        outside[name] = Split(
+            test=tuple(replace(document, id=f"{name}/{document.id}", site=name) for document in documents)
+        )
+    return outside
+
+
+def _prepared(task: type[Task], documents: list[Document]) -> list[Document]:
+    """Returns a corpus as the task reads it.
+
+    Without mentions and relations where the task reads none, so that a division by labels is one by those of
+    whole documents; and for a task that learns relations with a mark where nobody looked for any.
+    """
+    if not task.reads_spans:
+        return [replace(document, spans=(), relations=()) for document in documents]
+    return mark_unannotated(documents) if "relations" in task.gives else documents

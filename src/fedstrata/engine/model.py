@@ -1,0 +1,248 @@
+"""Whether a model, its tokenizer, its adapter, the task and the method go together; and loading the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter
+
+from fedstrata.adapters.attach import attach, wrap
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.adapter import AdapterSettings, BottleneckSettings, LoraSettings
+from fedstrata.core.settings.model import TrainedTokenizer
+from fedstrata.methods.fedadaopt import FedAdaOPTSettings
+from fedstrata.methods.fedmedlora import USUAL_ADAPTER, FedMedLoRA
+from fedstrata.methods.fedmedlora_plus import FedMedLoRAPlus
+from fedstrata.methods.fedsa_lora import FedSALoRA
+from fedstrata.methods.ffa_lora import FFALoRA
+from fedstrata.methods.fl_llama import FLLLaMA, FLLLaMASettings
+from fedstrata.methods.flora import FLoRA, FLoRASettings
+from fedstrata.methods.hetlora import HetLoRASettings
+from fedstrata.models.blocks import find_layout, transformers_model
+from fedstrata.models.load import early_tokenizer, load, read_config, read_tokenizer, skeleton
+from fedstrata.models.prefix import frozen_blocks
+from fedstrata.models.quantize import quantization
+from fedstrata.models.state import Model
+from fedstrata.tasks import TASKS
+from fedstrata.tasks.extract import Extraction
+from fedstrata.tasks.lm import end_id
+from fedstrata.tasks.mention_pairs.markers import require_signs
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
+
+    from fedstrata.core.method import Method
+    from fedstrata.core.model import Layout
+    from fedstrata.core.settings.run import RunSettings
+    from fedstrata.core.task import Task
+
+
+def refusals(*checks: Callable[[], object]) -> list[Problem]:
+    """Returns what these checks refuse, all together."""
+    problems: list[Problem] = []
+    for check in checks:
+        try:
+            check()
+        except ConfigurationError as error:
+            problems += error.problems
+    return problems
+
+
+def with_adapter(settings: RunSettings, method: Method) -> RunSettings:
+    """Returns the settings with the method's usual adapter where it needs one and none is named."""
+    if settings.adapter is not None or not method.adapters:
+        return settings
+    alike = isinstance(method, FedMedLoRA | FedMedLoRAPlus | FedSALoRA | FFALoRA | FLoRA)
+    own = USUAL_ADAPTER if alike else {}
+    usual = TypeAdapter[Any](AdapterSettings).validate_python({"kind": method.adapters[0], **own})
+    return settings.model_copy(update={"adapter": usual})
+
+
+def load_model(
+    settings: RunSettings,
+    task: Task,
+    tokenizer: Any,
+    *,
+    without: Callable[[PreTrainedModel], None] | None = None,
+) -> Model:
+    """Loads the model that a run begins with, with its adapter.
+
+    Args:
+        settings: The run's settings.
+        task: The task, which knows its labels.
+        tokenizer: The tokenizer that was built from the training texts, where the settings ask for one.
+        without: Takes parts out of the model before its weights are read.
+
+    Raises:
+        ConfigurationError: See `fedstrata.models.load.load` and `fedstrata.adapters.attach.attach`; or an
+            extraction cannot be asked for with this tokenizer.
+    """
+    seed = Seed(settings.seed)
+    model = load(
+        settings.model,
+        kind=task.kind,
+        labels=task.labels,
+        problem_type=task.problem_type,
+        seed=seed.child("model"),
+        tokenizer=tokenizer,
+        without=without,
+    )
+    if isinstance(task, Extraction):
+        task.encode((), model.tokenizer)  # refuses a tokenizer that does not fit, and too little room
+    if settings.adapter is not None:
+        own = seed.child("adapter")
+        full = _trained_in_full(settings, model.layout)
+        model = attach(model, settings.adapter, kind=task.kind, seed=own, full=full)
+    if settings.training.checkpointing:
+        inner = transformers_model(model.module)
+        inner.activation_checkpointing_enable({"use_reentrant": False})
+        inner.disable_input_require_grads()  # as an older way of checkpointing needs
+    return model
+
+
+def outline(settings: RunSettings, task: Task, tokenizer: Any, *, new_head: bool = False) -> Model:
+    """Returns the whole model that `load_model` gives, without weights: its names, shapes and sizes.
+
+    Args:
+        settings: The run's settings.
+        task: The task, which knows its labels.
+        tokenizer: The model's.
+        new_head: Whether no file holds the task head, by which it goes what of it trains with an adapter.
+
+    Raises:
+        ConfigurationError: As for `load_model`, as far as weights are not concerned.
+    """
+    module: nn.Module = skeleton(settings.model, kind=task.kind, labels=task.labels, tokenizer=tokenizer)
+    learnable = None
+    if settings.adapter is not None:
+        layout = find_layout(module)
+        new, full = layout.head if new_head else (), _trained_in_full(settings, layout)
+        module, learnable = wrap(module, settings.adapter, kind=task.kind, new=new, full=full)
+    return Model(module, tokenizer, name=settings.model.name, learnable=learnable)
+
+
+def check_model(settings: RunSettings, method: Method | None) -> None:
+    """Checks the model against the task and the method; no weights are loaded."""
+    problems = []
+    full = isinstance(method, FLLLaMA) and bool(method.settings.full)
+    # The weights of an adapter are float32 whatever its model's, but not those of a head that trains with it.
+    frozen = settings.adapter is not None and not full and TASKS[settings.task.name].kind == "causal-lm"
+    if settings.model.quantization is not None:
+        problems += refusals(lambda: quantization(settings.model))
+        if settings.adapter is None:
+            message = f"{settings.model.quantization!r} weights cannot train; set an adapter, which can"
+            problems.append(Problem("model.quantization", message))
+        elif full:
+            message = f"{settings.model.quantization!r} weights cannot train; leave method.full empty"
+            problems.append(Problem("model.quantization", message))
+    if settings.model.dtype != "float32" and not frozen:
+        message = "weights that train must be float32; for bfloat16 arithmetic set training.precision"
+        problems.append(Problem("model.dtype", f"{message}, not {settings.model.dtype!r} here"))
+    tokenizer = early_tokenizer(settings.model)
+    config = read_config(settings.model, tokenizer).get_text_config()
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and settings.task.max_length > positions:
+        message = (
+            f"must be at most {positions}, the positions the model knows, not {settings.task.max_length}"
+        )
+        problems.append(Problem("task.max_length", message))
+    problems += refusals(
+        lambda: _check_method(settings, method, _layout(settings, method, tokenizer)),
+        lambda: _check_tokenizer(settings, tokenizer),
+    )
+    if problems:
+        raise ConfigurationError(problems)
+
+
+def _layout(settings: RunSettings, method: Method | None, tokenizer: Any) -> Layout:
+    """Returns the layout of the model with its adapter, without loading any weights.
+
+    Raises:
+        ConfigurationError: The adapter is not one the method works with, or does not fit the model.
+    """
+    kind = TASKS[settings.task.name].kind
+    module = skeleton(settings.model, kind=kind, labels=("O",), tokenizer=tokenizer)
+    adapter = settings.adapter
+    if settings.training.checkpointing:
+        _check_checkpointing(module, adapter)
+    if adapter is None:
+        return find_layout(module)
+    if settings.task.name in ("extract", "summarize") and adapter.kind == "prefix":
+        name = settings.task.name
+        message = f"is not there while an answer is generated, as task {name} does; use lora or bottleneck"
+        raise ConfigurationError([Problem("adapter.kind", message)])
+    if method is not None and method.adapters and adapter.kind not in method.adapters:
+        allowed = " or ".join(method.adapters)
+        message = f"must be {allowed} with method {method.name}, not {adapter.kind!r}"
+        raise ConfigurationError([Problem("adapter.kind", message)])
+    full = _trained_in_full(settings, find_layout(module)) if method is not None else ()
+    layout = find_layout(*wrap(module, adapter, kind=kind, full=full))
+    if method is not None:
+        _check_sizes(method, adapter)
+    return layout
+
+
+def _trained_in_full(settings: RunSettings, layout: Layout) -> tuple[str, ...]:
+    """Returns what of a model without its adapter trains nevertheless: what `method.full` names."""
+    if settings.method.get("name") != FLLLaMA.name:
+        return ()
+    return FLLLaMA(FLLLaMASettings.model_validate(settings.method)).in_full(layout)
+
+
+def _check_sizes(method: Method, adapter: AdapterSettings) -> None:
+    """Refuses devices' ranks, or a first width, beyond the adapter's."""
+    own, largest, setting = 0, 0, ""
+    if isinstance(method.settings, HetLoRASettings | FLoRASettings) and isinstance(adapter, LoraSettings):
+        own, largest, setting = max(method.settings.ranks or [0]), adapter.rank, "ranks"
+    if isinstance(method.settings, FedAdaOPTSettings) and isinstance(adapter, BottleneckSettings):
+        own, largest, setting = method.settings.width, adapter.width, "width"
+    if own > largest:
+        size = "rank" if setting == "ranks" else "width"
+        message = f"must be at most adapter.{size}, {largest}, not {own}"
+        raise ConfigurationError([Problem(f"method.{setting}", message)])
+
+
+def _check_checkpointing(module: PreTrainedModel, adapter: AdapterSettings | None) -> None:
+    if not module.supports_gradient_checkpointing:
+        message = f"transformers has none for {type(module).__name__}; leave it false"
+        raise ConfigurationError([Problem("training.checkpointing", message)])
+    if adapter is not None and adapter.kind == "prefix":
+        message = "keeps no keys and values, to which a prefix adds; leave it false with adapter.kind prefix"
+        raise ConfigurationError([Problem("training.checkpointing", message)])
+
+
+def _check_tokenizer(settings: RunSettings, tokenizer: Any) -> None:
+    """Refuses a tokenizer that cannot be read, or has not what the task needs of it."""
+    if isinstance(settings.model.tokenizer, TrainedTokenizer):
+        return
+    tokenizer = tokenizer or read_tokenizer(settings.model)
+    if settings.task.name in ("lm", "extract", "summarize"):
+        end_id(tokenizer, settings.task.name)
+    if settings.task.name == "relations":
+        require_signs(tokenizer)
+
+
+def _check_method(settings: RunSettings, method: Method | None, layout: Layout) -> None:
+    """Refuses a method that does not fit the model, and a cache asked for where there is nothing to keep."""
+    if method is None:
+        return
+    if isinstance(method.settings, FLoRASettings):
+        adds = "with method flora, which adds adapters to the model's weights"
+        if settings.model.quantization is not None:
+            raise ConfigurationError([Problem("model.quantization", f"must be left out {adds}")])
+        if settings.model.dtype != "float32":
+            message = f"must be float32 {adds}: {settings.model.dtype} would round most of a sum away"
+            raise ConfigurationError([Problem("model.dtype", message)])
+    kind = settings.adapter.kind if settings.adapter is not None else None
+    if isinstance(method, FLLLaMA) and method.settings.full and kind != "lora":
+        message = "has a meaning with adapter.kind lora only, which the other segments then have"
+        raise ConfigurationError([Problem("method.full", f"{message}, not {kind or 'without an adapter'}")])
+    cut = frozen_blocks(layout, method.trainable(layout))
+    if settings.training.cache == "on" and cut == 0:
+        message = (
+            "'on' needs a frozen embedding and frozen lower blocks, and with this method they train; use auto"
+        )
+        raise ConfigurationError([Problem("training.cache", message)])

@@ -1,0 +1,235 @@
+"""Run directories: making one, and going on with one."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.files import new_folder, write_atomically
+from fedstrata.core.settings.model import TrainedTokenizer
+from fedstrata.core.settings.run import RunSettings
+from fedstrata.core.settings.source import Source, flatten, read_source
+from fedstrata.data.split import PARTS, Split
+from fedstrata.engine.prepare import check_settings, prepare
+from fedstrata.engine.roll import Listener
+from fedstrata.engine.rounds import Run
+from fedstrata.record.trackers import Trackers
+from fedstrata.tasks.instruction.prompts import MARKS, read_template
+
+MAY_CHANGE = frozenset(
+    {
+        "name",
+        "federation.rounds",
+        "federation.min_clients",
+        "federation.metric",
+        "threads",
+        "device",
+        "report_to",
+        "training.cache",
+        "training.eval_batch_size",
+        "training.cache_gigabytes",
+        "method.aggregation.memory_gigabytes",
+    }
+)
+"""Settings a resumed run may change: they do not change the numbers of the rounds that were committed.
+
+`federation.min_clients` decides whether a round goes on at all; those that are committed stay as they are.
+"""
+
+DOCUMENTS = "documents.json"
+"""The file, within a run's folder, of the ids of each client's documents by split."""
+
+TOKENIZER = "tokenizer"
+"""The folder, within a run's, of a tokenizer that the run built from its training texts."""
+
+
+def open_run(source: Source, folder: Path | None, listen: Listener, *, resume: bool) -> Run:
+    """Prepares an experiment and its run directory.
+
+    Args:
+        source: The configuration.
+        folder: The run directory; `runs/NAME`, numbered if taken, when none.
+        listen: Told of every event.
+        resume: Whether the directory holds a run to go on with.
+
+    Raises:
+        ConfigurationError: The configuration is wrong, or the directory holds something already.
+    """
+    if not resume:
+        require_free_folder(folder)
+    built = folder / TOKENIZER if folder is not None and resume else None
+    experiment = prepare(source, tokenizer_folder=built if built is not None and built.is_dir() else None)
+    if folder is None:
+        folder = free_folder(Path("runs"), experiment.settings.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    if resume:
+        _require_same_numbers(folder, source, experiment.settings)
+    if (
+        isinstance(experiment.settings.model.tokenizer, TrainedTokenizer)
+        and not (folder / TOKENIZER).exists()
+    ):
+        with new_folder(folder / TOKENIZER) as unfinished:  # a resumed run must not build another one
+            experiment.model.tokenizer.save_pretrained(unfinished)
+    write_settings(experiment.settings, folder / "config.yaml")
+    _write_documents(experiment.clients, folder / DOCUMENTS)
+    if experiment.settings.report_to:
+        settings = experiment.settings.model_dump(mode="json")
+        listen = Trackers(experiment.settings.report_to, folder, settings, listen)
+    return Run(experiment, folder, listen)
+
+
+def serving_folder(source: Source, folder: Path | None, *, resume: bool) -> Path:
+    """Makes the directory of a run that is served to clients in other processes.
+
+    Args:
+        source: The configuration.
+        folder: The run directory; `runs/NAME`, numbered if taken, when none.
+        resume: Whether the directory holds a run to go on with.
+
+    Returns:
+        The directory.
+
+    Raises:
+        ConfigurationError: The configuration is wrong in itself, or the directory holds something already.
+    """
+    if not resume:
+        require_free_folder(folder)
+    settings, _, problems = check_settings(source)
+    if problems:
+        raise ConfigurationError(problems)
+    folder = folder or free_folder(Path("runs"), settings.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_settings(settings, folder / "config.yaml")
+    return folder
+
+
+def _write_documents(clients: Mapping[str, Split], path: Path) -> None:
+    """Writes which documents are whose, and what for; what a run once said of them stays."""
+    if not path.exists():
+        ids = {
+            client: {part: [document.id for document in getattr(own, part)] for part in PARTS}
+            for client, own in clients.items()
+        }
+        write_atomically(path, [json.dumps(ids, indent=0, ensure_ascii=False).encode()])
+
+
+def require_free_folder(folder: Path | None) -> None:
+    """Refuses a run directory that holds something already.
+
+    Raises:
+        ConfigurationError: It does.
+    """
+    if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        message = f"{folder} holds something already; name another folder, or go on with --resume"
+        raise ConfigurationError([Problem("--out", message)])
+
+
+def resumable(
+    folder: Path,
+    file: Path | None,
+    overrides: Sequence[str],
+    *,
+    may_change: frozenset[str] = MAY_CHANGE,
+    named_by: str = "--out",
+) -> Source:
+    """Returns the configuration to go on with: the run's own, or a given one that agrees with it.
+
+    Args:
+        folder: The run directory.
+        file: A configuration to take in place of the run's own.
+        overrides: Settings that override it.
+        may_change: The settings that may differ.
+        named_by: What the user named the directory with, for messages.
+
+    Raises:
+        ConfigurationError: The directory holds no run, or a setting differs that may not.
+    """
+    stored = folder / "config.yaml"
+    if not stored.is_file():
+        message = f"{folder} holds no run: there is no config.yaml in it"
+        raise ConfigurationError([Problem(named_by, message)])
+    source = read_source(file or stored, overrides)
+    require_same_settings(folder, source, may_change=may_change)
+    return source
+
+
+def require_same_settings(folder: Path, source: Source, *, may_change: Collection[str] = MAY_CHANGE) -> None:
+    """Refuses a configuration that differs from a run's own where that would change committed rounds.
+
+    What a task was left to find in its data may be left to it again: the data cannot change.
+
+    Args:
+        folder: The run directory.
+        source: The configuration.
+        may_change: The settings that may differ.
+
+    Raises:
+        ConfigurationError: It does, or one of the two is wrong in itself.
+    """
+    before, method, broken = check_settings(read_source(folder / "config.yaml", []))
+    if method is not None and method.validates:  # its rounds go by this score
+        may_change = set(may_change) - {"federation.metric"}
+    now, _, problems = check_settings(source)
+    changed = {} if problems or broken else differences(before, now)
+    for path, (old, new) in changed.items():
+        left_open = path.startswith("task.") and new in (None, "auto", {})
+        if not left_open and not _is_text_of(path, now.task.name, old, new):
+            problems += _changes(source, {path: (old, new)}, may_change)
+    if problems or broken:
+        raise ConfigurationError(list(dict.fromkeys([*broken, *problems])))
+
+
+def _require_same_numbers(folder: Path, source: Source, settings: RunSettings) -> None:
+    """Refuses what a configuration came to with its data, if it is not what the run came to."""
+    before, _, _ = check_settings(read_source(folder / "config.yaml", []))
+    if problems := _changes(source, differences(before, settings), MAY_CHANGE):
+        raise ConfigurationError(problems)
+
+
+def _changes(
+    source: Source, changed: Mapping[str, tuple[Any, Any]], may_change: Collection[str]
+) -> list[Problem]:
+    allowed = ", ".join(sorted(may_change))
+    problems = []
+    for path, (old, new) in changed.items():
+        if path not in may_change:
+            was = "another text" if path.startswith("task.template") else repr(old)
+            message = f"is {new!r}, the run has {was}; it cannot change, unlike: {allowed}"
+            problems.append(source.problem(path, message))
+    return problems
+
+
+def _is_text_of(path: str, task: str, text: Any, given: Any) -> bool:
+    """Whether a setting is the path of a template whose text a run has."""
+    if not path.startswith("task.template") or not isinstance(text, str) or not isinstance(given, str):
+        return False
+    return read_template(given, MARKS[task], path) == text
+
+
+def differences(one: RunSettings, other: RunSettings) -> dict[str, tuple[Any, Any]]:
+    """Returns the settings in which two configurations differ, by dotted path, with the value in each."""
+    old, new = dict(flatten(one.model_dump(mode="json"))), dict(flatten(other.model_dump(mode="json")))
+    paths = sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path))
+    return {path: (old.get(path), new.get(path)) for path in paths}
+
+
+def free_folder(parent: Path, name: str) -> Path:
+    """Returns the first of NAME, NAME-2, NAME-3 ... that is not taken."""
+    number, folder = 1, parent / name
+    while folder.exists():
+        number += 1
+        folder = parent / f"{name}-{number}"
+    return folder
+
+
+def write_settings(settings: RunSettings, path: Path) -> None:
+    """Writes a configuration with every setting; the file appears complete or not at all."""
+    text = io.StringIO()
+    YAML(typ="safe", pure=True).dump(settings.model_dump(mode="json"), text)
+    write_atomically(path, [text.getvalue().encode()])

@@ -1,0 +1,276 @@
+"""What a run will train, send and cost, before it starts (`fedstrata plan`).
+
+Counted exactly: parameters, examples, optimiser steps, who takes part in which round, and, up to the digits
+of a loss, bytes. Measured in a rehearsal (`fedstrata.planning.rehearsal`) and scaled by what a survey
+counted (`fedstrata.planning.survey`): seconds, memory and disk.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.files import nearest_existing
+from fedstrata.data.split import PARTS
+from fedstrata.engine.facts import OTHER
+from fedstrata.engine.prepare import prepare
+from fedstrata.engine.rounds import sites_of
+from fedstrata.methods.droppeft import DropPEFT
+from fedstrata.methods.fedadaopt import FedAdaOPT
+from fedstrata.methods.flora import FLoRA
+from fedstrata.methods.hetlora import HetLoRA
+from fedstrata.planning.estimate import Estimate
+from fedstrata.planning.rehearsal import SECONDS, rehearse
+from fedstrata.planning.survey import survey
+
+if TYPE_CHECKING:
+    from fedstrata.core.settings.source import Source
+
+NEARLY_ALL = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """One part of the model.
+
+    Attributes:
+        name: `embedding`, `block 0` and so on, `final norm`, `head`, or `other` for what travels besides.
+        parameters: Numbers in it.
+        trainable_parameters: How many of them train.
+        bytes: Its size.
+        bytes_down: What of it a client is sent in a round.
+        bytes_up: What of it a client sends in a round.
+    """
+
+    name: str
+    parameters: int
+    trainable_parameters: int
+    bytes: int
+    bytes_down: int
+    bytes_up: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClientPlan:
+    """What one client does.
+
+    Attributes:
+        documents: Its documents by split.
+        examples: Its training examples, n_k.
+        steps: Its optimiser steps in a round.
+        rounds: The rounds it takes part in.
+        seconds: Its training time in a round.
+    """
+
+    documents: dict[str, int]
+    examples: int
+    steps: int
+    rounds: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """The plan of a run. Keys that `summary.json` has too mean the same there.
+
+    Attributes:
+        name: The run's name.
+        method: The method's name.
+        travels: What travels, in words.
+        task: The task's name.
+        metric: The score the run is judged by.
+        metrics: Every score the task may give.
+        device: Where it runs.
+        rounds: Number of rounds.
+        clients: What each client does, by name.
+        model: `name`, `parameters`, `blocks`, `bytes`.
+        trainable_parameters: Numbers that train; where a run chooses, as the rehearsal chose.
+        groups: The parts of the model.
+        communication: Bytes in all and for a client's turn; null where a method sends no model.
+        time: Seconds.
+        memory: Peaks, and what this machine has.
+        disk: What the run directory will hold, and what is free.
+        energy_joules: Null: it is not estimated.
+        rehearsal: What the estimates rest on.
+        warnings: What will not fit or not happen.
+    """
+
+    name: str
+    method: str
+    travels: str
+    task: str
+    metric: str
+    metrics: tuple[str, ...]
+    device: str
+    rounds: int
+    clients: dict[str, ClientPlan]
+    model: dict[str, Any]
+    trainable_parameters: int
+    groups: tuple[GroupPlan, ...]
+    communication: dict[str, float | int | None]
+    time: dict[str, float]
+    memory: dict[str, int | None]
+    disk: dict[str, int]
+    energy_joules: None
+    rehearsal: dict[str, float]
+    warnings: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the plan as JSON values."""
+        return asdict(self)
+
+
+def make_plan(source: Source, *, folder: Path = Path(), seconds: float = SECONDS) -> RunPlan:
+    """Checks a configuration as a run does, rehearses it and says what the run will cost.
+
+    The peak of memory is that of this process, so it means most in a fresh one.
+
+    Args:
+        source: The configuration.
+        folder: Where the run directory will be; its free space is looked up, and the rehearsal writes there
+            what a run writes, and deletes it.
+        seconds: How long to measure.
+
+    Raises:
+        ConfigurationError: With every problem that could be found.
+        FedstrataError: The rehearsal failed as the run would.
+    """
+    started = time.perf_counter()
+    experiment = prepare(source)
+    prepared = time.perf_counter()
+    surveyed = survey(experiment)
+    try:
+        rehearsed = rehearse(experiment, surveyed.samples, seconds=seconds, place=nearest_existing(folder))
+    except torch.OutOfMemoryError:
+        message = (
+            f"a training step or a batch for scoring does not fit in the memory of {experiment.model.device}"
+        )
+        raise ConfigurationError([Problem("training.batch_size", message)]) from None
+    estimate = Estimate(experiment, surveyed, rehearsed)
+    return _assemble(estimate, folder, prepared - started, time.perf_counter() - prepared)
+
+
+def _assemble(estimate: Estimate, folder: Path, preparation: float, rehearsal: float) -> RunPlan:
+    """Puts the plan together; the seconds are those its own parts took."""
+    experiment, settings = estimate.experiment, estimate.experiment.settings
+    model, method = experiment.model, experiment.method
+    trainable = model.parameters(estimate.measured.trainable)
+    memory, disk = estimate.memory(), estimate.disk(folder)
+    return RunPlan(
+        name=settings.name,
+        method=method.name,
+        travels=method.travels,
+        task=settings.task.name,
+        metric=experiment.metric,
+        metrics=experiment.task.metric_names,
+        device=str(model.device),
+        rounds=settings.federation.rounds,
+        clients=_clients(estimate),
+        model={
+            "name": settings.model.title,
+            "parameters": model.parameter_count,
+            "blocks": len(model.layout.blocks),
+            "bytes": estimate.model_bytes(),
+        },
+        trainable_parameters=sum(parameter.numel() for parameter in trainable),
+        groups=_groups(estimate),
+        communication=estimate.communication(),
+        time=estimate.time() | {"preparation_seconds": preparation},
+        memory=memory,
+        disk=disk,
+        energy_joules=None,
+        rehearsal={
+            "seconds": rehearsal,
+            "rounds": len(estimate.measured.rounds),
+            "steps": sum(len(turn.steps) for turn in estimate.measured.turns),
+        },
+        warnings=tuple(_warnings(estimate, memory, disk)),
+    )
+
+
+def _clients(estimate: Estimate) -> dict[str, ClientPlan]:
+    _, trainers = sites_of(estimate.experiment)
+    workloads = estimate.workloads
+    return {
+        site.id: ClientPlan(
+            documents={part: len(getattr(site.documents, part)) for part in PARTS},
+            examples=workloads[site.id].examples,
+            steps=estimate.steps(workloads[site.id]),
+            rounds=estimate.turns[site.id],
+            seconds=estimate.turn_seconds(workloads[site.id]),
+        )
+        for site in trainers
+    }
+
+
+def _groups(estimate: Estimate) -> tuple[GroupPlan, ...]:
+    """Sorts what trains and travels by part of the model."""
+    model = estimate.experiment.model
+    trains = set(estimate.measured.trainable)
+    groups: dict[str, list[str]] = {}
+    for name in model.layout.all:
+        groups.setdefault(model.layout.group_of(name), []).append(name)
+    up, down = dict(estimate.measured.up), dict(estimate.measured.down)
+    rows = [
+        GroupPlan(
+            group,
+            sum(parameter.numel() for parameter in model.parameters(names)),
+            sum(parameter.numel() for parameter in model.parameters(trains.intersection(names))),
+            model.bytes_of(names),
+            sum(down.pop(name, 0) for name in names),
+            sum(up.pop(name, 0) for name in names),
+        )
+        for group, names in groups.items()
+    ]
+    if up or down:
+        rows.append(GroupPlan(OTHER, 0, 0, 0, sum(down.values()), sum(up.values())))
+    return tuple(rows)
+
+
+def _warnings(estimate: Estimate, memory: Mapping[str, int | None], disk: Mapping[str, int]) -> Sequence[str]:
+    """Says what will not fit or not happen."""
+    found, settings = [], estimate.training
+    for kind, place in (("rss", "memory"), ("gpu", "GPU memory")):
+        peak, available = memory[f"peak_{kind}_bytes"], memory[f"available_{kind}_bytes"]
+        if peak is not None and available is not None and peak > NEARLY_ALL * available:
+            found.append(f"the run needs nearly all of this machine's {place} that is free")
+    if disk["bytes"] + estimate.measured.checkpoint_bytes > disk["free_bytes"]:  # one while it is written
+        found.append("the run directory will not fit on the disk")
+    waiting, room = estimate.held_updates()[1], shutil.disk_usage(tempfile.gettempdir()).free
+    if waiting:
+        needed = f"the updates of a round take {waiting / 1e9:.3g} GB of the temporary folder"
+        found.append(f"{needed}, which has {room / 1e9:.3g} GB (method.aggregation.memory_gigabytes)")
+    if disk["caches_bytes"] < estimate.cache_bytes:
+        needed = f"all clients' states take {estimate.cache_bytes / 1e9:.3g} GB"
+        found.append(
+            f"{needed}, more than training.cache_gigabytes allows ({settings.cache_gigabytes:g}): some "
+            "clients will run their frozen blocks every time, and take longer than estimated"
+        )
+    for part, loses in (("validation", "rounds"), ("test", "the finished model")):
+        if not estimate.surveyed.scored_tokens[part]:
+            found.append(f"no client has {part} documents: {loses} will not be scored")
+    method = estimate.experiment.method
+    drawn = isinstance(method, FLoRA) and method.settings.ranks is not None
+    if drawn or isinstance(method, HetLoRA | FedAdaOPT):
+        name = method.name
+        found.append(
+            f"with {name} clients send adapters of several sizes, which the run decides: bytes and times are "
+            "those of the two clients that were rehearsed"
+        )
+    if isinstance(method, DropPEFT) and method.settings.rates != 0.0:
+        found.append(
+            "with droppeft a device sends only blocks that have run, which the run's draws decide: bytes and "
+            "times are those of the two clients that were rehearsed"
+        )
+    idle = [client for client in estimate.workloads if client not in estimate.turns]
+    if idle:
+        found.append(f"{len(idle)} of {len(estimate.workloads)} clients are drawn in no round")
+    return found

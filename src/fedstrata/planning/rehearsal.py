@@ -1,0 +1,359 @@
+"""A rehearsal: rounds of the real engine on a few batches in a folder that is thrown away.
+
+Nothing here knows any method: frames, steps, scoring, checkpoints and saved models are the engine's own, and
+are counted and timed where a run counts and times them. The first round warms up (and fills caches); the
+later ones are measured.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, cast
+
+from fedstrata.aggregate.rules import AveragingSettings, MeanRule
+from fedstrata.core.documents import Document
+from fedstrata.core.errors import ClientsLostError
+from fedstrata.core.settings.federation import FederationSettings
+from fedstrata.core.settings.run import RunSettings
+from fedstrata.core.types import State
+from fedstrata.data.split import Split
+from fedstrata.engine.rounds import Run
+from fedstrata.engine.simulate import SimulatedCohort
+from fedstrata.engine.sites import Site
+from fedstrata.planning.survey import Samples
+from fedstrata.planning.watching import WatchedTask
+from fedstrata.record.log import read_events
+from fedstrata.wire import frame
+from fedstrata.wire.meter import Meter
+
+if TYPE_CHECKING:
+    from fedstrata.core.method import Method
+    from fedstrata.core.task import Task
+    from fedstrata.engine.prepare import Experiment
+    from fedstrata.engine.scoring import Scorer
+
+SECONDS = 10.0
+"""How long rounds are measured, unless told otherwise: the faster a step, the more of them."""
+MOST_ROUNDS = 20
+NOT_REHEARSED = frozenset({"federation", "devices", "report_to"})
+"""Sections a rehearsal has of its own: everybody takes part in every round, without an emulated device, and
+no tracker hears of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Something that took a time to process a number of padded tokens."""
+
+    tokens: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class Turn:
+    """One client's turn with one handler of the method in one round.
+
+    Attributes:
+        round: The round, counted from 1.
+        client: The client's name.
+        steps: Its optimiser steps.
+        fixed_seconds: What the client half of the method took besides its steps.
+    """
+
+    round: int
+    client: str = ""
+    steps: list[Timed] = field(default_factory=list)
+    fixed_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCost:
+    """What one rehearsed round sent, and its time besides the client half of the method and scoring.
+
+    Attributes:
+        bytes_up: Of a client's updates, on average.
+        bytes_down: Of the plans for a client, on average.
+        client_seconds: The engine's own work for each client: frames, the mean, putting the model back.
+        round_seconds: The engine's own work for the round: the checkpoint and the record.
+        said_up: What a client says of each padded token it trains on, on average, while it does.
+        said_down: What is said to it of each.
+        serve_seconds: What the server works at its part of the model for each.
+    """
+
+    bytes_up: float
+    bytes_down: float
+    client_seconds: float
+    round_seconds: float
+    said_up: float = 0.0
+    said_down: float = 0.0
+    serve_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Rehearsed:
+    """What was measured.
+
+    Attributes:
+        turns: Every client's turn in every round.
+        rounds: The cost of every round; the first also warms up.
+        scorings: Every scoring of a split.
+        up: Bytes of every tensor that a client sent in the last round, by name.
+        down: Bytes of every tensor that a client was sent in the last round, by name.
+        trainable: Names of the parameters that a client trained in the last round.
+        save_seconds: Time to save one model.
+        checkpoint_bytes: Size of a checkpoint.
+        store_bytes: Size of one version of a client's private store.
+        cache_bytes: What else a client that trained on the typical examples keeps in its folder.
+        model_bytes: Size of one saved model.
+        event_bytes: Mean size of the record's events of each kind.
+        peak_rss_bytes: Largest resident memory of this process so far.
+        peak_gpu_bytes: Most memory torch has held on the GPU; none on a CPU.
+    """
+
+    turns: list[Turn] = field(default_factory=list)
+    rounds: list[RoundCost] = field(default_factory=list)
+    scorings: list[Timed] = field(default_factory=list)
+    up: dict[str, int] = field(default_factory=dict)
+    down: dict[str, int] = field(default_factory=dict)
+    trainable: tuple[str, ...] = ()
+    save_seconds: float = 0.0
+    checkpoint_bytes: int = 0
+    store_bytes: int = 0
+    cache_bytes: int = 0
+    model_bytes: int = 0
+    event_bytes: dict[str, float] = field(default_factory=dict)
+    peak_rss_bytes: int = 0
+    peak_gpu_bytes: int | None = None
+
+
+def rehearse(
+    experiment: Experiment, samples: Samples, *, seconds: float = SECONDS, place: Path | None = None
+) -> Rehearsed:
+    """Runs a few rounds on samples and says what they cost; the model is as before afterwards.
+
+    Args:
+        experiment: The run to rehearse.
+        samples: What to run on.
+        seconds: How long to measure; one round after the first is always measured.
+        place: A folder on the disk that the run will write to; the system's temporary folder if none.
+
+    Raises:
+        FedstrataError: A client failed, as it would in the run.
+    """
+    watched = WatchedTask(experiment.task)
+    settings = {name: value for name, value in experiment.settings if name not in NOT_REHEARSED}
+    small = RunSettings(**settings, federation=FederationSettings(rounds=MOST_ROUNDS))
+    with tempfile.TemporaryDirectory(prefix=".fedstrata-plan-", dir=place) as folder:
+        rehearsed = replace(
+            experiment, settings=small, task=cast("Task", watched), method=_with_mean(experiment.method)
+        )
+        run = Rehearsal(rehearsed, Path(folder), samples, watched)
+        try:
+            run.execute_for(seconds)
+        except ClientsLostError as error:  # there is no run to go on with: the client's own error says more
+            raise error.__cause__ or error from None
+        finally:
+            experiment.model.train_only(())
+            experiment.model.restore()
+    return run.measured
+
+
+def _with_mean(method: Method) -> Method:
+    """Returns the method as it averages without a robust rule, for which two clients are too few."""
+    settings = method.settings
+    if not isinstance(settings, AveragingSettings):
+        return method
+    return type(method)(settings.model_copy(update={"aggregation": MeanRule()}))
+
+
+@dataclass
+class RehearsedSite(Site):
+    """A client that trains on given examples."""
+
+    examples: Sequence[Any] = ()
+
+    def encode(self) -> list[Any]:
+        """Returns the given examples."""
+        return list(self.examples)
+
+
+def _documents(samples: Samples, index: int) -> Split:
+    """Returns what one rehearsed client is scored on; a client without training documents is held out."""
+    scored = {part: tuple(documents[index]) for part, documents in samples.scored.items()}
+    return Split(train=(Document("rehearsal", ""),), **scored)
+
+
+@dataclass(slots=True)
+class TensorMeter(Meter):
+    """A meter that also notes the bytes of every tensor, by direction."""
+
+    sizes_up: dict[str, int] = field(default_factory=dict)
+    sizes_down: dict[str, int] = field(default_factory=dict)
+
+    def count_down(self, client: str, sent: frame.Frame) -> int:
+        """Counts a plan and returns its bytes."""
+        self.sizes_down |= sent.tensor_bytes()
+        return Meter.count_down(self, client, sent)
+
+    def count_up(self, client: str, sent: frame.Frame) -> int:
+        """Counts an update and returns its bytes."""
+        self.sizes_up |= sent.tensor_bytes()
+        return Meter.count_up(self, client, sent)
+
+
+class Rehearsal(Run):
+    """A run of two clients, the first with the largest batch and the second with typical ones.
+
+    Args:
+        experiment: What to run; its settings say how many rounds at most, its task is the watched one.
+        folder: The run directory.
+        samples: The examples and documents.
+        watched: The task of the experiment.
+    """
+
+    def __init__(self, experiment: Experiment, folder: Path, samples: Samples, watched: WatchedTask) -> None:
+        super().__init__(experiment, folder, lambda event, facts: None)
+        self.measured = Rehearsed()
+        self._watched = watched
+        self._turn, self._marked, self._counted, self._served = Turn(1), 0.0, 0, 0.0
+        self._round_began = self._last_client = 0.0
+        self._trained: tuple[str, ...] = ()
+        self._meter = TensorMeter()
+        names = [site.id for site in self._trainers]
+        names = [*names, f"{names[0]}-again"][:2]
+        examples = (samples.largest, samples.typical)
+        tokenizer = experiment.model.tokenizer
+        self._sites = self._trainers = [
+            RehearsedSite(
+                name,
+                _documents(samples, index),
+                experiment.task,
+                tokenizer,
+                examples=examples[index],
+            )
+            for index, name in enumerate(names)
+        ]
+
+    def execute_for(self, seconds: float) -> None:
+        """Runs a round to warm up and others until this time is over, and finishes as a run does."""
+        try:
+            state = self.experiment.method.start(self.experiment.model)
+            self._emit("run", self._facts())
+            scorer = self._scorer("validation")
+            state = self._round(1, state, scorer)
+            end = time.perf_counter() + seconds
+            for number in range(2, MOST_ROUNDS + 1):
+                state = self._round(number, state, scorer)
+                if time.perf_counter() > end:
+                    break
+            self._measure_clients()
+            self._measure_files(self._finish(state))
+        finally:
+            self._log.close()
+
+    def _cohort(self, number: int, sites: list[Site]) -> SimulatedCohort:
+        cohort = super()._cohort(number, sites)
+        cohort.roll.meter = self._meter = TensorMeter()
+        self._roll = cohort.roll
+        return cohort
+
+    def _score(self, scorer: Scorer, cohort: SimulatedCohort, state: State, *, final: bool) -> dict[str, Any]:
+        self._watched.reset()
+        started = time.perf_counter()
+        scores = super()._score(scorer, cohort, state, final=final)
+        self.measured.scorings.append(Timed(self._watched.tokens, time.perf_counter() - started))
+        return scores
+
+    def _save_models(self, cohort: SimulatedCohort, state: State) -> None:
+        started = time.perf_counter()
+        super()._save_models(cohort, state)
+        models = len(self._sites) if self.experiment.method.personal else 1
+        self.measured.save_seconds = (time.perf_counter() - started) / models
+
+    def _emit(self, event: str, facts: Mapping[str, Any]) -> None:
+        now = time.perf_counter()
+        super()._emit(event, facts)
+        if event == "round_started":
+            self._round_began = now
+            self._begin_turn(facts["round"])
+        elif event == "client_progress":
+            self._note_step(now)
+        elif event == "client":
+            self._last_client = now
+            self._end_turn(facts)
+        elif event == "round":
+            self._note_round(facts)
+
+    @property
+    def _of_all_parts(self) -> tuple[str, ...]:
+        return self.experiment.method.trainable(self.experiment.model.layout)
+
+    def _begin_turn(self, number: int) -> None:
+        self._turn, self._marked, self._counted = Turn(number), 0.0, 0
+        self._served = self._roll.serve_seconds
+        self._watched.reset()
+
+    def _note_step(self, now: float) -> None:
+        began = self._marked or self._watched.began or now
+        served = self._roll.serve_seconds - self._served
+        self._turn.steps.append(Timed(self._watched.tokens - self._counted, max(0.0, now - began - served)))
+        self._marked, self._counted, self._served = now, self._watched.tokens, self._roll.serve_seconds
+
+    def _end_turn(self, facts: Mapping[str, Any]) -> None:
+        self._turn.client = facts["client"]
+        # Where the model is divided the parts of it train, and it does not.
+        self._trained = self.experiment.model.trainable or self._of_all_parts
+        self._turn.fixed_seconds = facts["seconds"] - sum(step.seconds for step in self._turn.steps)
+        self.measured.turns.append(self._turn)
+        self._begin_turn(facts["round"])
+
+    def _note_round(self, facts: Mapping[str, Any]) -> None:
+        exchanges = facts["exchanges"].values()
+        clients = max(1, len(exchanges))
+        worked = facts["train_seconds"] + facts["serve_seconds"]
+        per_client = (self._last_client - self._round_began - worked) / clients
+        engine = facts["seconds"] - worked - facts["evaluate_seconds"]
+        turns = [turn for turn in self.measured.turns if turn.round == facts["round"]]
+        tokens = max(1, sum(step.tokens for turn in turns for step in turn.steps))
+        meter = self._meter
+        cost = RoundCost(
+            (sum(client["bytes_up"] for client in exchanges) - meter.said_up) / clients,
+            (sum(client["bytes_down"] for client in exchanges) - meter.said_down) / clients,
+            max(0.0, per_client),
+            max(0.0, engine - per_client * clients),
+            meter.said_up / tokens,
+            meter.said_down / tokens,
+            facts["serve_seconds"] / tokens,
+        )
+        self.measured.rounds.append(cost)
+        self.measured.up, self.measured.down = self._meter.sizes_up, self._meter.sizes_down
+        self.measured.trainable = self._trained
+
+    def _measure_clients(self) -> None:
+        """Looks at what clients keep between rounds: private tensors, and what grows with their examples."""
+        files = [path for path in (self.folder / "clients").rglob("*") if path.is_file()]
+        stores = [path for path in files if path.match("store-*.safetensors")]
+        self.measured.store_bytes = max((path.stat().st_size for path in stores), default=0)
+        self.measured.cache_bytes = _size(path for path in files if path not in stores)
+
+    def _measure_files(self, summary: Mapping[str, Any]) -> None:
+        checkpoints = (self.folder / "checkpoints").glob("*")
+        self.measured.checkpoint_bytes = max((path.stat().st_size for path in checkpoints), default=0)
+        models = [self.folder / "model", *(self.folder / "clients").glob("*/model")]
+        sizes = [_size(model.rglob("*")) for model in models if model.is_dir()]
+        self.measured.model_bytes = max(sizes, default=0)
+        sizes_of: dict[str, list[int]] = {}
+        for event in read_events(self.folder / "record.jsonl"):
+            sizes_of.setdefault(event["event"], []).append(len(json.dumps(event)) + 1)
+        self.measured.event_bytes = {kind: fmean(sizes) for kind, sizes in sizes_of.items()}
+        self.measured.peak_rss_bytes = summary["memory"]["peak_rss_bytes"]
+        self.measured.peak_gpu_bytes = summary["memory"]["peak_gpu_bytes"]
+
+
+def _size(paths: Iterable[Path]) -> int:
+    return sum(path.stat().st_size for path in paths if path.is_file())

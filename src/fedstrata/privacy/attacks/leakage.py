@@ -1,0 +1,186 @@
+"""What a server could read back of clients' texts, by the depth of the cut and the noise: a leakage table.
+
+The first client colludes with the server; the others' texts are read. What leaves a client is made as in
+training: the run's own task and examples, through its own A, in evaluation mode.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fedstrata.core.cut import Cut
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.files import write_atomically
+from fedstrata.core.seeding import Seed
+from fedstrata.privacy.attacks.inversion import AttackSettings, Leakage, Observed, attack
+from fedstrata.split.divide import ends_of
+from fedstrata.split.ends import Ends, Front
+from fedstrata.split.noise import Kind, Noise
+from fedstrata.train.evaluate import batches_by_length
+from fedstrata.train.local import to_device
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedstrata.core.settings.run import RunSettings
+    from fedstrata.core.task import Task
+    from fedstrata.models.state import Model
+
+SCORES = {
+    "tokens": "tokens",
+    "nearest": "nearest embedding",
+    "searched": "search",
+    "rouge2": "ROUGE-2",
+    "bleu4": "BLEU-4",
+}
+"""The scores of a leakage table and their titles; shares are shown in hundredths."""
+COLUMNS = ("p", "noise", "mean size", *SCORES.values())
+"""The columns of the table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One cell of the table.
+
+    Attributes:
+        front: Blocks of the client below the server's, p.
+        noise: Scale of the noise.
+        size: Mean absolute value of the hidden states that are sent, without noise.
+        leakage: What was read back.
+    """
+
+    front: int
+    noise: float
+    size: float
+    leakage: Leakage
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is attacked.
+
+    Attributes:
+        fronts: Values of p.
+        noises: Scales of noise.
+        kind: What a scale is.
+        relative: Whether in units of the hidden states.
+        texts: How many examples the attacker learns from, and how many it reads, at most.
+        epochs: How often it goes through what it learns from.
+        sent: How often each text was sent, with other noise each time; as often as in the run if none.
+        searched: Tokens of a text that are searched for, from its beginning; 0 for no search.
+    """
+
+    fronts: Sequence[int]
+    noises: Sequence[float]
+    kind: Kind = "mean_abs"
+    relative: bool = False
+    texts: int = 500
+    epochs: int = 20
+    sent: int | None = None
+    searched: int = 16
+
+    def times(self, settings: RunSettings) -> int:
+        """Returns how often each text was sent in a run with these settings."""
+        return self.sent or max(settings.federation.rounds * settings.training.epochs, 1)
+
+
+def leakage_table(
+    settings: RunSettings, task: Task, model: Model, clients: Sequence[Sequence[Any]], target: Target
+) -> Iterator[Attempt]:
+    """Yields what can be read back for each p and each scale of noise.
+
+    Args:
+        settings: The run's settings.
+        task: What it learns.
+        model: The model that is divided.
+        clients: Each client's encoded examples; the first one colludes.
+        target: How they are divided and noised.
+
+    Raises:
+        ConfigurationError: There is one client only, or a p leaves no block for the server.
+    """
+    if len(clients) < 2:
+        message = f"an attack needs a client that colludes and another one; there is {len(clients)}"
+        raise ConfigurationError([Problem("partition", message)])
+    seed = Seed(settings.seed).child("attack")
+    known = _drawn(clients[0], target.texts, seed.child("known"))
+    others = [example for own in clients[1:] for example in own]
+    unseen = _drawn(others, target.texts, seed.child("unseen"))
+    for front in target.fronts:
+        cut = Cut(front, 0)
+        ends = Ends(ends_of(model, cut), cut)
+        size = settings.training.eval_batch_size
+        fronts = [_fronts(ends, task, part, size) for part in (known, unseen)]
+        for scale in target.noises:
+            noise = Noise(scale, seed, target.kind, target.relative)
+            seen, sent = (_observed(part, noise) for part in fronts)
+            how = AttackSettings(
+                front, epochs=target.epochs, sent=target.times(settings), searched=target.searched
+            )
+            found = attack(seen, sent, ends, model, model.tokenizer, how, seed.child(front))
+            numbers = [each.states.abs() for each in sent]
+            mean = sum(float(own.sum()) for own in numbers) / sum(own.numel() for own in numbers)
+            yield Attempt(front, scale, mean, found)
+
+
+@torch.inference_mode()
+def _fronts(ends: Ends, task: Any, examples: Sequence[Any], size: int) -> list[tuple[Front, Tensor]]:
+    """Returns what A makes of these examples, by batches, each with its token ids (rows, length)."""
+    ends.module.train(False)
+    device = next(ends.module.parameters()).device
+    found = []
+    for chosen in batches_by_length(examples, size):
+        batch = to_device(task.collate([examples[index] for index in chosen]), device)
+        found.append((ends.front(partial(task.loss, ends.module, batch)), batch["input_ids"]))
+    return found
+
+
+def _observed(fronts: Sequence[tuple[Front, Tensor]], noise: Noise) -> list[Observed]:
+    """Returns each text's states and tokens, and how much noise goes with them."""
+    found = []
+    for front, ids in fronts:
+        deviation = float(noise.deviation(front.states, front.rows))
+        for row, padding in enumerate(front.rows.padding):
+            length = front.rows.length - padding
+            found.append(Observed(front.states[row, :length].float(), ids[row, :length], deviation))
+    return found
+
+
+def _drawn(examples: Sequence[Any], count: int, seed: Seed) -> list[Any]:
+    chosen = seed.numpy().permutation(len(examples))[:count]
+    return [examples[index] for index in chosen.tolist()]
+
+
+def write_leakage(attempts: Sequence[Attempt], target: Target, facts: dict[str, Any], folder: Path) -> None:
+    """Writes `leakage.json` and `leakage.md`; each appears complete or not at all."""
+    rows = [
+        {"front": each.front, "noise": each.noise, "size": each.size, **asdict(each.leakage)}
+        for each in attempts
+    ]
+    text = json.dumps({**facts, "target": asdict(target), "rows": rows}, indent=2) + "\n"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "leakage.json", [text.encode()])
+    write_atomically(folder / "leakage.md", [markdown(attempts).encode()])
+
+
+def markdown(attempts: Sequence[Attempt]) -> str:
+    """Returns the table for people, in hundredths."""
+    lines = [
+        "| " + " | ".join(COLUMNS) + " |",
+        "|" + "---:|" * len(COLUMNS),
+    ]
+    return "\n".join([*lines, *("| " + " | ".join(cells(each)) + " |" for each in attempts)]) + "\n"
+
+
+def cells(attempt: Attempt) -> list[str]:
+    """Returns one row of the table as people read it."""
+    values = [getattr(attempt.leakage, name) for name in SCORES]
+    scores = ["-" if value is None else f"{100 * value:.1f}" for value in values]
+    return [str(attempt.front), f"{attempt.noise:g}", f"{attempt.size:.2g}", *scores]

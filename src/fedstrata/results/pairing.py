@@ -1,0 +1,256 @@
+"""Annotated and predicted documents read from disk and put side by side, for `fedstrata score`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from fedstrata.core.documents import Document
+from fedstrata.core.errors import ConfigurationError, DataError, Problem
+from fedstrata.core.settings.data import DataSettings
+from fedstrata.core.settings.source import read_source, validate
+from fedstrata.data.readers import FORMATS, read
+from fedstrata.data.readers.folders import find_sources
+from fedstrata.data.select import keep_types, mention_types, rename_relations, select_types
+from fedstrata.data.split import PARTS
+from fedstrata.data.writers.layout import name_of
+from fedstrata.engine.run_folder import DOCUMENTS
+from fedstrata.results.result import open_task
+from fedstrata.tasks.extract import Extraction
+
+DETECTED: Mapping[str, tuple[str, ...]] = {
+    "brat": (".ann",),
+    "i2b2": (".con",),
+    "jsonl": (".jsonl", ".jsonl.gz"),
+}
+"""The formats that are known by the names of their files, and how these end."""
+NAMED = 5
+"""Documents that a message names at most."""
+
+
+def read_documents(path: Path, form: str | None, option: str) -> list[Document]:
+    """Reads one side.
+
+    Args:
+        path: A file or folder.
+        form: Its format; known by the names of its files if none.
+        option: The option that names the format, for messages.
+
+    Raises:
+        ConfigurationError: There is no such format.
+        DataError: The format cannot be told, or the files are not of it, or are texts without annotations.
+    """
+    if form is None:
+        form = _detected(path, option)
+    elif form not in FORMATS:
+        raise ConfigurationError([Problem(option, f"must be one of {', '.join(FORMATS)}, not {form!r}")])
+    ends = FORMATS[form].annotation_suffix
+    if ends and not any(source.annotations for source in find_sources(path, FORMATS[form])):
+        raise DataError(path, "has no annotations", expected=f"*{ends}, which may be empty")
+    return read(path, form)
+
+
+def _detected(path: Path, option: str) -> str:
+    """Returns the format of a file or folder."""
+    if path.is_dir():
+        names = [found.name for found in path.rglob("*") if not found.name.startswith(".")]
+    elif path.is_file():  # the annotations of x.txt are beside it
+        beside = path.parent.glob(f"{path.stem}.*") if path.suffix == ".txt" else ()
+        names = [path.name, *(found.name for found in beside)]
+    else:
+        raise DataError(path, "no such file or folder")
+    forms = [form for form, ends in DETECTED.items() if any(name.lower().endswith(ends) for name in names)]
+    if len(forms) == 1:
+        return forms[0]
+    looked_for = ", ".join(f"*{ends[0]}" for ends in DETECTED.values())
+    message = f"holds files of {' and '.join(forms)}" if forms else f"holds none of {looked_for}"
+    raise DataError(path, message, expected=f"the format to be named with {option}")
+
+
+def wanted_types(text: str | None) -> Mapping[str, str] | list[str] | None:
+    """Reads mention types as `data.types` has them; brackets around a list may be left out.
+
+    Raises:
+        ConfigurationError: They are neither a list nor a mapping.
+    """
+    if text is None:
+        return None
+    value = text if text.lstrip().startswith(("[", "{")) else f"[{text}]"
+    try:
+        source = read_source(None, [f"data.types={value}"])
+    except ConfigurationError as error:
+        raise _of_types(error.problems) from None
+    settings, problems = validate(DataSettings, source, section="data")
+    if settings is None:
+        raise _of_types(problems)
+    return settings.types
+
+
+def select(
+    sides: Sequence[list[Document]], types: Mapping[str, str] | Sequence[str] | None
+) -> list[list[Document]]:
+    """Keeps mentions of some types on all sides, as `data.types` does.
+
+    Args:
+        sides: The annotated documents and those of the systems. A system may name types as the annotations
+            do, or by their new names, as the predictions of a run do.
+        types: Types to keep, or a mapping to new names; everything if none.
+
+    Returns:
+        The sides, in their order.
+
+    Raises:
+        ConfigurationError: A type occurs nowhere, or a type that is renamed is also a new name.
+    """
+    if types is None:
+        return list(sides)
+    renamed = dict(types) if isinstance(types, Mapping) else {name: name for name in types}
+    problems = [
+        Problem("", f"{new!r} is a new name and is itself renamed to {renamed[new]!r}")
+        for new in sorted(set(renamed.values()))
+        if renamed.get(new, new) != new
+    ]
+    if problems:
+        raise _of_types(problems)
+    everything = [document for side in sides for document in side]
+    found = mention_types(everything)
+    try:
+        kept = iter(
+            select_types(everything, renamed | {new: new for new in renamed.values() if new in found})
+        )
+    except ConfigurationError as error:
+        raise _of_types(error.problems) from None
+    return [[next(kept) for _ in side] for side in sides]
+
+
+def select_as(run: Path, sides: Sequence[list[Document]]) -> tuple[list[list[Document]], list[str] | None]:
+    """Keeps on all sides what a run is scored on, under the run's names.
+
+    Args:
+        run: The run directory.
+        sides: As for `select`.
+
+    Returns:
+        The sides; and the mention types that are scored as such, where others are there as modifiers only.
+
+    Raises:
+        ConfigurationError: The directory holds no finished run, or one that finds nothing of the kind.
+    """
+    settings, task = open_task(run, "--as")
+    if not {"spans", "relations"} & set(task.gives):
+        message = f"must be a run that finds mentions or relations, not one on task {settings.task.name}"
+        raise ConfigurationError([Problem("--as", message)])
+    kept = [
+        [
+            task.known(rename_relations(keep_types(document, settings.data.types), settings.data))
+            for document in side
+        ]
+        for side in sides
+    ]
+    return kept, list(task.settings.mentions) if isinstance(task, Extraction) else None
+
+
+def select_part(run: Path, part: str, sides: Sequence[list[Document]]) -> list[list[Document]]:
+    """Keeps on all sides the documents that a run has in a part of its split.
+
+    Args:
+        run: The run directory.
+        part: `train`, `validation` or `test`.
+        sides: The annotated documents, under the ids that they had in the run, and those of the systems,
+            which may have some of the others as well.
+
+    Returns:
+        The sides, in their order.
+
+    Raises:
+        ConfigurationError: There is no such part or nothing in it, the run does not say, or annotated
+            documents are missing.
+    """
+    if part not in PARTS:
+        raise ConfigurationError([Problem("--part", f"must be one of {', '.join(PARTS)}, not {part!r}")])
+    file = run / DOCUMENTS
+    if not file.is_file():
+        message = f"{run} does not say which documents are whose: there is no {DOCUMENTS} in it"
+        raise ConfigurationError([Problem("--part", message)])
+    clients = json.loads(file.read_text(encoding="utf-8")).values()
+    ids = {id_ for documents in clients if documents["train"] for id_ in documents[part]}
+    known = {document.id for document in sides[0]}
+    missing = sorted(ids - known)
+    if missing or not ids:
+        lacking = f"GOLD lacks these of the {part} part of {run}: {_listed(missing)}"
+        message = lacking if ids else f"{run} has no {part} documents"
+        raise ConfigurationError([Problem("--part", message)])
+    others = known - ids
+    return [[document for document in side if document.id not in others] for side in sides]
+
+
+def _of_types(problems: Iterable[Problem]) -> ConfigurationError:
+    return ConfigurationError([Problem("--types", problem.message) for problem in problems])
+
+
+def paired(gold: Sequence[Document], predicted: Sequence[Document], name: str) -> list[Document]:
+    """Returns a system's documents in the order of the annotated ones.
+
+    Documents belong together by their ids or, where these are not the same on both sides, by their site,
+    split and name: how far an id holds site and split depends on the format.
+
+    Args:
+        gold: The annotated documents.
+        predicted: Those of a system.
+        name: What the system's files are called in messages.
+
+    Raises:
+        ConfigurationError: A document is missing on one side, or has another text; all are told at once.
+    """
+    key = _id
+    if {_id(document) for document in gold} != {_id(document) for document in predicted} and (
+        {_place(document) for document in gold} == {_place(document) for document in predicted}
+    ):
+        key = _place
+    own = {key(document): document for document in predicted}
+    known = {key(document) for document in gold}
+    missing = [document.id for document in gold if key(document) not in own]
+    unknown = [document.id for document in predicted if key(document) not in known]
+    problems = [
+        Problem(name, f"{what} {_listed(ids)}")
+        for what, ids in (("lacks documents of GOLD:", missing), ("has documents that GOLD lacks:", unknown))
+        if ids
+    ]
+    pairs = [(document, own[key(document)]) for document in gold if key(document) in own]
+    differing = [(one.id, _where(one, other)) for one, other in pairs if one.texts != other.texts]
+    if differing:
+        first, where = differing[0]
+        others = f" So have {_listed([id_ for id_, _ in differing[1:]])}." if differing[1:] else ""
+        message = (
+            f"document {first!r} has another text than in GOLD, {where}, so that offsets do not compare (an "
+            f"i2b2 folder may hold the text as tokens: give both sides in that form).{others}"
+        )
+        problems.append(Problem(name, message))
+    if problems:
+        raise ConfigurationError(problems)
+    return [other for _, other in pairs]
+
+
+def _id(document: Document) -> str:
+    return document.id
+
+
+def _place(document: Document) -> str:
+    """Returns a document's site, split and name."""
+    return "/".join((document.site, document.metadata.get("split", ""), name_of(document)))
+
+
+def _where(one: Document, other: Document) -> str:
+    """Says where two texts differ, and not in what."""
+    first, second = "\0".join(one.texts), "\0".join(other.texts)
+    same = next(
+        (place for place, pair in enumerate(zip(first, second, strict=False)) if len(set(pair)) > 1), None
+    )
+    place = min(len(first), len(second)) if same is None else same
+    return f"from character {place} on ({len(first)} and {len(second)} characters)"
+
+
+def _listed(ids: Sequence[str]) -> str:
+    more = f" and {len(ids) - NAMED:,} more" if len(ids) > NAMED else ""
+    return ", ".join(map(repr, ids[:NAMED])) + more

@@ -1,0 +1,248 @@
+"""A finished run, opened again to use what was learnt: its settings, its task and its model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedstrata.adapters.attach import saved_adapter
+from fedstrata.core.errors import ConfigurationError, DataError, Problem
+from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.model import ModelSettings, TrainedTokenizer
+from fedstrata.core.settings.run import RunSettings
+from fedstrata.engine.checkpoint import Checkpoints, client_folder
+from fedstrata.engine.model import load_model
+from fedstrata.engine.prepare import check_settings, device_of
+from fedstrata.engine.run_folder import resumable
+from fedstrata.models.load import load, read_config, read_tokenizer
+from fedstrata.record.log import committed_rounds, read_events
+from fedstrata.record.summary import summarise
+from fedstrata.tasks import TASKS
+from fedstrata.train.processor import use_processor
+
+if TYPE_CHECKING:
+    from fedstrata.core.method import Method
+    from fedstrata.core.task import Task
+    from fedstrata.engine.agreeing import Weights
+    from fedstrata.models.state import Model
+
+ADAPTER = "adapter_config.json"
+"""The file by which PEFT knows the folder of an adapter."""
+
+MAY_CHANGE = frozenset({"device", "threads", "training.eval_batch_size", "training.precision"})
+"""Settings that a use of the result may choose anew: they do not change what the model is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a finished run learnt.
+
+    Attributes:
+        folder: The run directory.
+        settings: The run's settings, with those chosen anew.
+        method: The federated method.
+        task: The task, which knows its labels.
+        model: The trained model, on the device to use.
+        client: Whose model it is; none where all clients share one.
+        start: The facts of the record's `run` event.
+        summary: The summary of the run.
+    """
+
+    folder: Path
+    settings: RunSettings
+    method: Method
+    task: Task
+    model: Model
+    client: str | None
+    start: Mapping[str, Any]
+    summary: Mapping[str, Any]
+
+    @property
+    def served(self) -> bool:
+        """Whether clients were processes of their own, of whose documents the run's settings say nothing."""
+        return _is_served(self.start)
+
+    @property
+    def scores(self) -> Mapping[str, float]:
+        """The scores of this model on the run's test split; empty where that had no documents."""
+        metrics = self.summary["metrics"]
+        own = metrics["global"] if self.client is None else metrics["clients"].get(self.client)
+        return own or {}
+
+
+def open_result(
+    folder: Path, overrides: Sequence[str] = (), *, client: str | None = None, dequantized: bool = False
+) -> Result:
+    """Opens what a finished run learnt.
+
+    Args:
+        folder: The run directory.
+        overrides: `key.path=value`, for settings in `MAY_CHANGE`.
+        client: Whose model to open, where every client has its own.
+        dequantized: Whether weights that the run had in 4 bits are loaded as they are in their file, so that
+            an adapter can be merged into them.
+
+    Raises:
+        ConfigurationError: The directory holds no finished run, or the client or an override does not fit it.
+    """
+    source = resumable(folder, None, overrides, may_change=MAY_CHANGE, named_by="RUN")
+    settings, method, problems = check_settings(source)
+    if problems or method is None:
+        raise ConfigurationError(problems)
+    events = _finished(folder)
+    start = [event for event in events if event["event"] == "run"][-1]
+    trained = [name for name, parts in start["clients"].items() if parts["train"]]  # others were held out
+    device = device_of(settings)
+    use_processor(settings.threads)
+    unpacked = dequantized and settings.model.quantization is not None
+    if unpacked:
+        settings = settings.model_copy(
+            update={"model": settings.model.model_copy(update={"quantization": None})}
+        )
+    if _is_served(start):
+        settings, task = _served_task(settings, start)
+        began_with = {} if unpacked else start["ends"]
+        model = _assembled(folder, settings, method, task, len(committed_rounds(events)), began_with)
+    else:
+        task, model = _load(_model_folder(folder, method, client, trained), settings)
+    return Result(folder, settings, method, task, model.to(device), client, start, summarise(events))
+
+
+def open_task(folder: Path, named_by: str) -> tuple[RunSettings, Task]:
+    """Returns the settings of a finished run and the task it was trained on, without loading its model.
+
+    Args:
+        folder: The run directory.
+        named_by: What the user named it with, for messages.
+
+    Raises:
+        ConfigurationError: The directory holds no finished run.
+    """
+    settings, method, problems = check_settings(resumable(folder, None, (), named_by=named_by))
+    if problems or method is None:
+        raise ConfigurationError(problems)
+    start = next(event for event in _finished(folder) if event["event"] == "run")
+    if _is_served(start):
+        return _served_task(settings, start)
+    trained = [name for name, parts in start["clients"].items() if parts["train"]]
+    client = trained[0] if method.personal else None  # all have the same classes
+    return settings, _task_of(_model_folder(folder, method, client, trained), settings)[0]
+
+
+def _finished(folder: Path) -> list[dict[str, Any]]:
+    """Returns the record of a run whose model is that of its last round.
+
+    A checkpoint is no substitute: its scores on the test split are not known, and a run can be ended at
+    the round it has reached, which scores and saves it.
+    """
+    record = folder / "record.jsonl"
+    events = read_events(record) if record.is_file() else []
+    committed = len(committed_rounds(events))
+    kinds = [event["event"] for event in events if event["event"] in ("round", "final")]
+    if kinds and kinds[-1] == "final":
+        return events
+    command = f"fedstrata run --resume --out {folder}"
+    message = (
+        f"the run in {folder} is not finished, and has no model of its last round; finish it with: {command}"
+    )
+    if committed:
+        message += f", or end it after round {committed} with: {command} federation.rounds={committed}"
+    raise ConfigurationError([Problem("RUN", message)])
+
+
+def _model_folder(folder: Path, method: Method, client: str | None, clients: Sequence[str]) -> Path:
+    """Returns where the model to open was saved."""
+    names = ", ".join(clients)
+    if not method.personal:
+        if client is None:
+            return folder / "model"
+        message = f"must be left out: with {method.name} all clients share one model, not {client!r}"
+        raise ConfigurationError([Problem("--client", message)])
+    if client is None:
+        message = f"must be set: with {method.name} every client has a model of its own; one of: {names}"
+        raise ConfigurationError([Problem("--client", message)])
+    if client not in clients:
+        raise ConfigurationError([Problem("--client", f"must be one of {names}, not {client!r}")])
+    return client_folder(folder, client) / "model"
+
+
+def _task_of(saved: Path, settings: RunSettings) -> tuple[Task, ModelSettings, tuple[str, ...]]:
+    """Makes the task that a saved model was trained on; returns with it the model's settings and classes."""
+    if not saved.is_dir():
+        raise DataError(saved, "no such folder", expected="the model that the run saved")
+    stored = ModelSettings(name=str(saved.absolute()), attention=settings.model.attention)
+    names = read_config(stored).id2label or {}
+    labels = tuple(names[index] for index in sorted(names))
+    return TASKS[settings.task.name].from_labels(settings.task, labels), stored, labels
+
+
+def _is_served(start: Mapping[str, Any]) -> bool:
+    """Whether clients were processes of their own, so that no side had a whole model that it could save."""
+    return "ends" in start
+
+
+def _served_task(settings: RunSettings, start: Mapping[str, Any]) -> tuple[RunSettings, Task]:
+    """Makes the task of a served run; returns it with the settings, in which nothing is `auto` any more."""
+    own = type(settings.task).model_validate(start["task_settings"])
+    return settings.model_copy(update={"task": own}), TASKS[own.name].from_labels(own, start["labels"])
+
+
+def _assembled(
+    folder: Path, settings: RunSettings, method: Method, task: Task, committed: int, began_with: Weights
+) -> Model:
+    """Puts the model of a served run together: the one it began with, and what was learnt, of all its parts.
+
+    Args:
+        folder: The run directory.
+        settings: The run's settings.
+        method: The federated method.
+        task: The task it was trained on.
+        committed: How many rounds it has.
+        began_with: Hashes of the weights that the clients began with; none where they had them in 4 bits,
+            and here they are as in their file.
+
+    Raises:
+        ConfigurationError: A part of what was learnt is not here, or not the model that the run began with.
+    """
+    from fedstrata.engine.agreeing import weights_of  # noqa: PLC0415 - it has protobuf; few runs are served
+
+    if method.personal:
+        message = "its clients keep the ends of the model (average_ends: never), and no side has all of it"
+        raise ConfigurationError(
+            [Problem("RUN", f"{message}; texts come from: fedstrata split answer {folder}")]
+        )
+    if isinstance(settings.model.tokenizer, TrainedTokenizer):
+        message = "was built from the texts of the server's data; no file holds it"
+        raise ConfigurationError([Problem("model.tokenizer", message)])
+    model = load_model(settings, task, None)
+    number, state = Checkpoints(folder / "checkpoints").load(committed)
+    if number != committed:  # its scores are those of the last round
+        raise DataError(folder / "checkpoints", f"that of round {committed} cannot be read")
+    learnt = state.tensors
+    if lacking := [name for name in model.layout.all if name not in learnt]:
+        message = f"nothing was learnt of {lacking[0]}: no client left it to the server"
+        raise ConfigurationError([Problem("RUN", message)])
+    own = weights_of(model, began_with.keys() - learnt.keys())
+    if changed := sorted(name for name, digest in own.items() if digest != began_with[name]):
+        message = (
+            f"{settings.model.name!r} is no longer the model that the run began with: {len(changed)} of its "
+            f"weights are not the same, {changed[0]} for one"
+        )
+        raise ConfigurationError([Problem("model.name", message)])
+    model.load({name: learnt[name] for name in model.layout.all})
+    return model
+
+
+def _load(saved: Path, settings: RunSettings) -> tuple[Task, Model]:
+    """Loads a saved model, and makes the task it was trained on."""
+    task, stored, labels = _task_of(saved, settings)
+    if settings.adapter is not None and (saved / ADAPTER).is_file():  # else it was merged in the rounds
+        model = load_model(settings, task, read_tokenizer(stored))
+        model.load(saved_adapter(model, saved))
+        return task, model
+    model = load(stored, kind=task.kind, labels=labels, seed=Seed(settings.seed))
+    if model.new_parameters:
+        raise DataError(saved, f"its weights lack {', '.join(model.new_parameters)}")
+    return task, model

@@ -1,0 +1,198 @@
+"""The client's half of a training step of a divided model.
+
+`fedstrata.train.local.fit` is the training loop here too; an `Exchange` only says how the gradient of a step
+comes about: A runs, the server's B goes on, C and the loss run, and the gradient goes the same way back.
+Source: FL-LLaMA, section 3.1, equations 1 to 4.
+
+Several batches of a step may be under way (`in_flight`): while the server works on one, the client runs A of
+the next. Weights change only when a step is complete, so the gradients are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fedstrata.core.errors import FrameError
+from fedstrata.core.types import Message
+from fedstrata.split.messages import ENDS, GRADIENT, STATES, Form, error_in, kind_of, number_in, pack, unpack
+from fedstrata.train.local import autocast, to_device
+
+if TYPE_CHECKING:
+    from torch.nn import Parameter
+
+    from fedstrata.core.client import Client, Feed, Line
+    from fedstrata.core.cut import Cut
+    from fedstrata.core.types import JSON
+    from fedstrata.split.ends import Ends, Front
+    from fedstrata.split.noise import Noise
+    from fedstrata.train.work import Tally
+
+
+ROUNDED = ("states_up", "states_down", "gradient_up", "gradient_down")
+"""What travels in a step, by kind and direction."""
+
+
+@dataclass
+class Exchange:
+    """A client's training steps through a server.
+
+    Attributes:
+        ends: The client's side of the model.
+        cut: Where it was cut.
+        line: The line to the server.
+        form: How hidden states and gradients travel.
+        noise: What is added to the hidden states that leave the client; none for nothing.
+        in_flight: How many batches of a step may be under way at once.
+        average_every: Steps between averages of all clients' ends; none for no averages on the way.
+    """
+
+    ends: Ends
+    cut: Cut
+    line: Line
+    form: Form = "float32"
+    noise: Noise | None = None
+    in_flight: int = 1
+    average_every: int | None = None
+    _steps: int = field(default=0, init=False)
+    _errors: dict[str, list[float]] = field(default_factory=dict, init=False)
+
+    @property
+    def rounding(self) -> dict[str, JSON]:
+        """What int8 has changed so far, relative to what was sent: a mean over messages, by `ROUNDED`."""
+        return {name: float(f"{fmean(errors):.4g}") for name, errors in self._errors.items()}
+
+    def note(self, message: Message, direction: str) -> Message:
+        """Takes down what a message says of its rounding, and returns the message."""
+        if (error := error_in(message)) is not None:
+            self._errors.setdefault(f"{kind_of(message)}_{direction}", []).append(error)
+        return message
+
+    def gradients(
+        self,
+        client: Client,
+        batches: Sequence[Mapping[str, Tensor]],
+        parameters: Sequence[Parameter],
+        feed: Feed | None = None,
+        leave_out: Callable[[], Collection[int] | None] | None = None,
+        tally: Tally | None = None,
+    ) -> tuple[float, float]:
+        """Leaves the gradient of all batches' mean loss behind, as `fedstrata.train.local.accumulate` does.
+
+        The server has that of its part, and may have changed it, when this returns.
+
+        Args:
+            client: The client.
+            batches: The batches of one step.
+            parameters: What trains at the client.
+            feed: Nothing stands in for blocks here.
+            leave_out: No block is left out here.
+            tally: Nothing is counted here.
+
+        Returns:
+            The loss and its number of terms.
+
+        Raises:
+            FrameError: The server says something that does not fit.
+            LineError: It can no longer be reached.
+        """
+        self._average()
+        step = _Step(self, client, batches, next(iter(client.model.module.parameters())).device)
+        while step.finished < len(batches):
+            while step.begun < len(batches) and step.begun - step.finished < self.in_flight:
+                step.begin()
+            step.take(self.line.receive())
+        self._steps += 1
+        terms = max(float(torch.stack(step.counts).sum()), 1.0)
+        found = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if found:
+            torch._foreach_mul_(found, 1.0 / terms)
+        return float(torch.stack(step.losses).sum()) / terms, terms
+
+    def _average(self) -> None:
+        """Has all clients' ends averaged, if this is due."""
+        if not self.average_every or not self._steps or self._steps % self.average_every:
+            return
+        model = self.ends.model
+        self.line.send(Message(model.tensors(model.trainable), {"kind": ENDS}))
+        answer = self.line.receive()
+        if kind_of(answer) != ENDS:
+            raise FrameError(f"the server says {kind_of(answer)} in place of averaged weights")
+        model.load(answer.tensors)
+
+
+class _Step:
+    """The batches of one step, each at its own point of the way."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        client: Client,
+        batches: Sequence[Mapping[str, Tensor]],
+        device: torch.device,
+    ) -> None:
+        self._exchange, self._client, self._device = exchange, client, device
+        self._batches = batches
+        self._fronts: dict[int, Front] = {}
+        self.begun = self.finished = 0
+        self.losses: list[Tensor] = []
+        self.counts: list[Tensor] = []
+
+    def begin(self) -> None:
+        """Runs A on the next batch and sends what it gives."""
+        exchange, index = self._exchange, self.begun
+        with autocast(self._client.training, self._device):
+            front = exchange.ends.front(self._call(index))
+        states = front.states
+        if exchange.noise is not None:
+            states = exchange.noise.add(states, front.rows, exchange._steps, index)
+        self._fronts[index] = front
+        self.begun += 1
+        values: dict[str, JSON] = {
+            "batch": index,
+            "rows": front.rows.to_json(),
+            "cut": [exchange.cut.front, exchange.cut.back],
+            "wants_gradient": front.needs_gradient,
+        }
+        exchange.line.send(exchange.note(pack(STATES, states, exchange.form, values), "up"))
+
+    def take(self, message: Message) -> None:
+        """Goes on with the batch that the server answers to."""
+        kind, index = kind_of(self._exchange.note(message, "down")), number_in(message, "batch")
+        tensor = unpack(message, self._exchange.form)
+        if index not in self._fronts or kind == ENDS or (kind == STATES and tensor is None):
+            raise FrameError(f"the server says {kind} of batch {index}, which does not wait for it")
+        if kind == STATES:
+            self._turn_back(index, tensor)
+            return
+        front = self._fronts.pop(index)
+        if front.needs_gradient:
+            if tensor is None:
+                raise FrameError(f"the server says no gradient of batch {index}, which waits for one")
+            front.backward(tensor.to(self._device))
+        self.finished += 1
+
+    def _turn_back(self, index: int, states: Any) -> None:
+        """Runs C and the loss, and sends the gradient by what came from the server."""
+        exchange = self._exchange
+        with autocast(self._client.training, self._device):
+            (loss, count), leaf = exchange.ends.back(self._fronts[index], states, self._call(index))
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.losses.append(loss.detach())
+        self.counts.append(count)
+        values: dict[str, JSON] = {
+            "batch": index,
+            "terms": float(count),
+            "last": len(self.losses) == len(self._batches),
+        }
+        exchange.line.send(exchange.note(pack(GRADIENT, leaf.grad, exchange.form, values), "up"))
+
+    def _call(self, index: int) -> Callable[[], tuple[Tensor, Tensor]]:
+        batch = to_device(self._batches[index], self._device)
+        return partial(self._client.task.loss, self._client.model.module, batch)

@@ -1,0 +1,240 @@
+"""Cloze questions: what a model is asked of a document, and the answers that it has to choose from.
+
+Source: FL-LLaMA, Table 1 and section 4.1.2, after GLM (Du et al., ACL 2022). Table 1 has the blank within
+    some questions; a causal model sees nothing of what follows, so here it is always at the end.
+
+| form | a question | its answers |
+|---|---|---|
+| `label` | a document | the words of the labels |
+| `choice` | a document | its choices |
+| `each` | a choice of a document | the words of `true` and `false` |
+| `referent` | a document | its choices and their rivals |
+
+In the forms `label` and `each` the probabilities of the words are normalised over the words. What choices
+and rivals are is said in `fedstrata.data.choices`. A document of form `referent` with a single choice and no
+rival has as rivals the other stretches of its text of as many words: PET (Schick and Schütze, NAACL 2021) has
+a model write as many words and looks whether they are the noun.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.data.choices import PRONOUN, choices_of, rivals_of
+from fedstrata.tasks.instruction.prompts import MARKS, builtin, faults, fields_of, filled, read_template
+
+if TYPE_CHECKING:
+    from fedstrata.core.documents import Document
+    from fedstrata.core.settings.task import ClozeSettings
+
+Form = Literal["label", "choice", "each", "referent"]
+FORMS: Mapping[str, Form] = {
+    "rte": "label",
+    "boolq": "label",
+    "wic": "label",
+    "cb": "label",
+    "labels": "label",
+    "multirc": "each",
+    "copa": "choice",
+    "record": "choice",
+    "choices": "choice",
+    "wsc": "referent",
+}
+"""The form of each kind of question (`task.question`)."""
+OWN = ("labels", "choices")
+"""Those of documents of one's own, for which there is no built-in template."""
+TRUTH = ("true", "false")
+"""The labels of a single choice."""
+WORDS: Mapping[str, str] = {
+    "entailment": "yes",
+    "not_entailment": "no",
+    "contradiction": "no",
+    "neutral": "maybe",
+    "true": "yes",
+    "false": "no",
+}
+"""The words that stand for SuperGLUE's labels (Table 1)."""
+
+_ANSWER = MARKS["cloze"]
+_MARKED = re.compile(r"[*]([^*]+)[*]")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One question.
+
+    Attributes:
+        document: Index of the document.
+        choice: The name of the choice that is asked about; empty if all of the document is.
+        names: The label that each answer stands for; empty for a rival.
+        answers: The answers.
+        right: Index of the right one; -1 if none is, or none is known to be.
+    """
+
+    document: int
+    choice: str
+    names: tuple[str, ...]
+    answers: tuple[str, ...]
+    right: int
+
+
+class Questions:
+    """Words the questions of a task.
+
+    Args:
+        settings: The task's settings, as `resolved` returns them.
+
+    Attributes:
+        form: The form of the questions.
+    """
+
+    def __init__(self, settings: ClozeSettings) -> None:
+        self.form = FORMS[settings.question]
+        self._kind, self._words = settings.question, settings.words
+        self._template = template_of(settings)
+        before = self._template.partition(f"{{{_ANSWER}}}")[0]
+        self._before = before.rstrip()
+        self._blank = before[len(self._before) :]
+        self.fields = frozenset(fields_of(self._template)) - {_ANSWER}
+
+    def of(self, index: int, document: Document) -> list[Asked]:
+        """Returns what is asked of a document.
+
+        Args:
+            index: The document's index.
+            document: The document.
+
+        Raises:
+            ConfigurationError: It has not what is asked for.
+        """
+        if self.form == "label":
+            names = tuple(self._words)
+            known = [label for label in dict.fromkeys(document.labels) if label in self._words]
+            right = names.index(known[0]) if len(known) == 1 else -1
+            return [Asked(index, "", names, tuple(self._words.values()), right)]
+        choices = self._choices(document)
+        if self.form == "each":
+            # Of a document without labels it is not known which of its choices are right.
+            rights = [-1 if not document.labels else int(name not in document.labels) for name in choices]
+            words = tuple(self._words[label] for label in TRUTH)
+            return [
+                Asked(index, name, TRUTH, words, right) for name, right in zip(choices, rights, strict=True)
+            ]
+        rivals = self._rivals(document, choices) if self.form == "referent" else []
+        names = tuple(choices)
+        right = next((names.index(label) for label in document.labels if label in choices), -1)
+        answers = (*choices.values(), *rivals)
+        return [Asked(index, "", (*names, *[""] * len(rivals)), answers, right)]
+
+    def prompt(self, document: Document, asked: Asked, text: str | None = None) -> str:
+        """Returns a question up to the blank before its answer.
+
+        Args:
+            document: The document.
+            asked: What is asked of it.
+            text: What stands for its text, if that is shortened.
+
+        Raises:
+            ConfigurationError: The template names a field that the document has not.
+        """
+        values = fields(document)
+        if asked.choice:
+            values["choice"] = values[asked.choice]
+        if text is not None:
+            values["text"] = text
+        if missing := sorted(self.fields - values.keys()):
+            message = f"names {{{missing[0]}}}, which document {document.id!r} lacks; {_listed(values)}"
+            raise ConfigurationError([Problem("task.template", message)])
+        return filled(self._before, values)
+
+    def answers(self, asked: Asked) -> list[str]:
+        """Returns the answers as they stand behind the question, with the blank before each."""
+        return [f"{self._blank}{answer}" for answer in asked.answers]
+
+    def _choices(self, document: Document) -> dict[str, str]:
+        choices, least = choices_of(document), 2 if self.form == "choice" else 1
+        blank = sum(not text.strip() for text in choices.values())
+        # A blank choice can be asked about; MultiRC has some. It cannot be an answer, which has tokens.
+        if len(choices) < least or (blank and self.form != "each"):
+            message = (
+                f"{self._kind!r} asks about {least} or more choices of a document (metadata choice1, choice2 "
+                f"...); document {document.id!r} has {len(choices)}, {blank} of them blank"
+            )
+            raise ConfigurationError([Problem("task.question", message)])
+        return choices
+
+    def _rivals(self, document: Document, choices: Mapping[str, str]) -> list[str]:
+        rivals = rivals_of(document)
+        if rivals or len(choices) > 1:
+            return rivals
+        return stretches(document.text, next(iter(choices.values())), document.metadata.get(PRONOUN, ""))
+
+
+def stretches(text: str, choice: str, pronoun: str) -> list[str]:
+    """Returns the other stretches of a text of as many words as a choice, without what is around the words.
+
+    Args:
+        text: The text; its pronoun may stand between asterisks.
+        choice: The choice. Stretches that share a word with the first place where the text has it are no
+            others.
+        pronoun: The pronoun, which is in no stretch.
+
+    >>> stretches("Bob saw Carl come to help. *He* was glad.", "Carl", "He")
+    ['Bob', 'saw', 'come', 'to', 'help', 'was', 'glad']
+    """
+    marked = [bool(_MARKED.search(word)) or word == pronoun for word in text.split()]
+    words = [word.strip(".,;:!?\"'()*") for word in text.split()]
+    folded, wanted = [word.casefold() for word in words], choice.casefold().split()
+    size = len(wanted)
+    starts = range(len(words) - size + 1)
+    own = next((start for start in starts if folded[start : start + size] == wanted), -size)
+    found = [
+        " ".join(words[start : start + size])
+        for start in starts
+        if abs(start - own) >= size and not any(marked[start : start + size])
+    ]
+    return [each for each in dict.fromkeys(found) if each.strip() and each.casefold() != choice.casefold()]
+
+
+def fields(document: Document) -> dict[str, str]:
+    """Returns what a template may name of a document: its texts, and its metadata."""
+    second = {} if document.text_pair is None else {"text_pair": document.text_pair}
+    return {**document.metadata, "text": document.text, **second}
+
+
+def template_of(settings: ClozeSettings) -> str:
+    """Returns the template of a task.
+
+    Raises:
+        ConfigurationError: There is none, or its file cannot be read.
+    """
+    if settings.template is not None:
+        return read_template(settings.template, _ANSWER, "task.template")
+    if settings.question in OWN:
+        message = f"must be set with task.question {settings.question}, for which there is no built-in one"
+        raise ConfigurationError([Problem("task.template", message)])
+    return builtin(f"cloze_{settings.question}")
+
+
+def template_faults(template: str, form: Form, documents: Sequence[Document]) -> Iterator[Problem]:
+    """Yields what is wrong with a template for these documents.
+
+    Args:
+        template: The template.
+        form: The form of the questions.
+        documents: All documents, at least one.
+    """
+    common = set.intersection(*(set(fields(document)) for document in documents))
+    known = [*sorted(common), *(["choice"] if form == "each" else []), _ANSWER]
+    found = faults(template, _ANSWER, known)
+    if not found and template.partition(f"{{{_ANSWER}}}")[2].strip():
+        found = [f"goes on behind {{{_ANSWER}}}, and a causal language model sees nothing of what follows"]
+    yield from (Problem("task.template", fault) for fault in found)
+
+
+def _listed(values: Mapping[str, str]) -> str:
+    return "it has " + ", ".join(f"{{{name}}}" for name in values)

@@ -1,0 +1,1 @@
+"""Instructions to a causal language model, and the reading of its answers."""

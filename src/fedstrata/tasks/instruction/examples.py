@@ -1,0 +1,239 @@
+"""Instructions with their answers as tokens: what a language model is trained on, and goes on from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fedstrata.core.documents import Span
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.tasks.instruction.generate import generate
+from fedstrata.tasks.instruction.markup import mark, read
+from fedstrata.tasks.instruction.prompts import PromptTokenizer
+from fedstrata.tasks.lm import pad_targets
+from fedstrata.tasks.windows import IGNORED
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from fedstrata.core.settings.task import ExtractSettings
+    from fedstrata.tasks.instruction.instructions import Question
+
+TOKENS_A_MENTION, MORE_MENTIONS = 4, 4
+"""An answer has room for a mention in so many tokens of its sentence, and for so many more."""
+SHORTEST = 16
+"""Tokens of a sentence for which there must be room."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One instruction with its answer.
+
+    Attributes:
+        document: Index of the document.
+        input_ids: The instruction, and the answer as far as it is read; (tokens,) int32.
+        targets: What follows each of them, (tokens,) int32; -100 where it counts in no loss.
+        prompt: The number of tokens of the instruction.
+        budget: Tokens that a generated answer may have.
+        pad_id: The id with which it is padded.
+        end_id: The token that ends an answer.
+        tokenizer: What it was encoded with, to read a generated answer.
+        question: What is asked, where a document has several questions.
+    """
+
+    document: int
+    input_ids: np.ndarray
+    targets: np.ndarray
+    prompt: int
+    budget: int
+    pad_id: int
+    end_id: int
+    tokenizer: Any = field(repr=False, compare=False)
+    question: Question | None = None
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    @property
+    def scored_length(self) -> int:
+        """Tokens that are read and may be written when the answer is generated."""
+        return self.prompt + self.budget
+
+    @property
+    def windows(self) -> tuple[np.ndarray, ...]:
+        """The rows of a batch this example fills: what is read."""
+        return (self.input_ids,)
+
+
+def budget_of(tokens: int, tag: int) -> int:
+    """Returns how many tokens an answer may have.
+
+    Args:
+        tokens: Those of its sentence.
+        tag: Those of the longest tags around a mention.
+
+    >>> budget_of(tokens=10, tag=9)
+    73
+    """
+    return tokens + tag * (-(-tokens // TOKENS_A_MENTION) + MORE_MENTIONS)
+
+
+def answered(
+    document: int,
+    prompt: list[int],
+    answer: list[int],
+    words: PromptTokenizer,
+    *,
+    end: int,
+    budget: int,
+    on_prompts: bool,
+    question: Question | None = None,
+) -> Example:
+    """Makes an example of an instruction and its right answer.
+
+    Args:
+        document: Index of the document.
+        prompt: The tokens of the instruction.
+        answer: Those of the answer, its end included.
+        words: What made them.
+        end: The token that ends an answer.
+        budget: Tokens that a generated answer may have.
+        on_prompts: Whether the tokens of the instruction count in the loss.
+        question: What is asked, where a document has several questions.
+    """
+    ids = np.array([*prompt, *answer], dtype=np.int32)
+    targets = ids[1:].copy()
+    if not on_prompts:
+        targets[: len(prompt) - 1] = IGNORED
+    facts = (len(prompt), budget, words.pad_id, end, words.tokenizer)
+    return Example(document, ids[:-1], targets, *facts, question=question)
+
+
+class InstructionTokenizer:
+    """A tokenizer for instructions about sentences, and answers, of a limited length.
+
+    Args:
+        tokenizer: The model's.
+        settings: The task's.
+        bare: The instructions without a sentence.
+        types: The types that answers mark.
+
+    Raises:
+        ConfigurationError: There is no token that ends an answer, the tokenizer does not give marked texts
+            back, or there is no room for a sentence.
+    """
+
+    def __init__(
+        self, tokenizer: Any, settings: ExtractSettings, bare: Sequence[str], types: Sequence[str]
+    ) -> None:
+        self._words = PromptTokenizer(tokenizer, chats=settings.chat == "auto")
+        self._end = self._words.end("extract")
+        self._on_prompts = settings.loss_on == "full"
+        self._longest = settings.max_length
+        self._tag = max(map(len, self._marked(types)))
+        self._room = settings.max_length - max(map(len, self._words.prompts(bare)))
+        needed = SHORTEST + self.budget(SHORTEST)
+        if self._room < needed:
+            message = (
+                f"{settings.max_length} leaves {self._room} tokens besides the longest instruction; a "
+                f"sentence of {SHORTEST} with its answer needs {needed}: raise it, or give shorter "
+                "task.templates"
+            )
+            raise ConfigurationError([Problem("task.max_length", message)])
+
+    def examples(
+        self,
+        questions: Sequence[Question],
+        prompts: Sequence[str],
+        answers: Sequence[str],
+        sentences: Sequence[str],
+    ) -> list[Example]:
+        """Makes examples.
+
+        Args:
+            questions: What is asked.
+            prompts: The instruction of each.
+            answers: Its right answer.
+            sentences: The sentence it is about.
+        """
+        words = self._words
+        ids = zip(words.prompts(prompts), words.ids(answers), words.ids(sentences), strict=True)
+        return [
+            answered(
+                question.document,
+                prompt,
+                # One that is too long for its budget is never trained on; what fits says what it costs.
+                [*answer, self._end][: max(1, self._longest + 1 - len(prompt))],
+                words,
+                end=self._end,
+                budget=self.budget(len(sentence)),
+                on_prompts=self._on_prompts,
+                question=question,
+            )
+            for question, (prompt, answer, sentence) in zip(questions, ids, strict=True)
+        ]
+
+    def budget(self, tokens: int) -> int:
+        """Returns how many tokens the answer about a sentence of so many may have."""
+        return budget_of(tokens, self._tag)
+
+    def fits(self, sentence: str, answers: Sequence[str] = ()) -> bool:
+        """Whether an instruction about a sentence is short enough with the longest answer it may have.
+
+        Args:
+            sentence: The sentence.
+            answers: The right answers to what is asked of it, which must not be longer than that.
+        """
+        ids, *right = self._words.ids([sentence, *answers])
+        budget = self.budget(len(ids))
+        return len(ids) + budget <= self._room and all(len(each) < budget for each in right)  # and the end
+
+    def _marked(self, types: Sequence[str]) -> list[list[int]]:
+        """Returns the tokens of a mention of each type, of one letter.
+
+        Raises:
+            ConfigurationError: They are not read as what they were.
+        """
+        texts = [mark("x", [Span(0, 1, label)]) for label in types]
+        rows = self._words.ids(texts)
+        for label, text, row in zip(types, texts, rows, strict=True):
+            again = self._words.tokenizer.decode(row, clean_up_tokenization_spaces=False)
+            if not read("x", again, [label])[0]:
+                message = f"does not give back the tags that task extract writes: {text} becomes {again!r}"
+                raise ConfigurationError([Problem("model.tokenizer", message)])
+        return rows
+
+
+def pad_examples(examples: Sequence[Example]) -> dict[str, Tensor]:
+    """Pads instructions on the right to the longest one.
+
+    Returns:
+        Those of `fedstrata.tasks.lm.pad_targets`; `prompt`, `budget`, `pad_id` and `end_id`, (rows,) int64:
+        see `Example`.
+    """
+    names = ("prompt", "budget", "pad_id", "end_id")
+    facts = {name: torch.tensor([getattr(each, name) for each in examples]) for name in names}
+    return {**pad_targets(examples), **facts}
+
+
+def generate_answers(module: nn.Module, batch: Mapping[str, Tensor]) -> list[np.ndarray]:
+    """Returns the generated answer to each instruction of a batch, (tokens,) int32; see `tasks.generate`."""
+    return generate(
+        module,
+        batch["input_ids"],
+        prompts=batch["prompt"],
+        budgets=batch["budget"],
+        end=int(batch["end_id"][0]),
+        pad=int(batch["pad_id"][0]),
+    )
+
+
+def answer_text(example: Example, ids: np.ndarray) -> tuple[str, bool]:
+    """Returns a generated answer as text, and whether it came to its end within the budget."""
+    finished = len(ids) > 0 and int(ids[-1]) == example.end_id
+    text = example.tokenizer.decode(ids[:-1] if finished else ids, clean_up_tokenization_spaces=False)
+    return text, finished

@@ -1,0 +1,157 @@
+"""Which mentions and modifiers an extraction asks for: those that are named, or those of a corpus."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean
+from fedstrata.data.select import mention_types, relation_types, unknown_mentions, unknown_relations
+from fedstrata.tasks.instruction.definitions import DEFINITIONS
+from fedstrata.tasks.instruction.instructions import template_texts
+from fedstrata.tasks.instruction.markup import unusable_types
+from fedstrata.tasks.instruction.prompts import fields_of
+
+if TYPE_CHECKING:
+    from fedstrata.core.documents import Document
+    from fedstrata.core.settings.task import ExtractSettings
+    from fedstrata.data.split import Split
+
+logger = logging.getLogger(__name__)
+
+
+def with_types(settings: ExtractSettings, clients: Mapping[str, Split]) -> ExtractSettings:
+    """Returns the settings with the types that `auto` stands for: those of all clients' training documents.
+
+    Args:
+        settings: The task's settings.
+        clients: The documents of each client, and of sites that are held out, with all their relations.
+
+    Raises:
+        ConfigurationError: There is nothing to be asked for, a name occurs nowhere or cannot stand in markup,
+            a document that is scored has a type that no training document has, a client has nothing to
+            learn from, a definition is given by no template, or one of these cannot be used.
+    """
+    train = [document for own in clients.values() for document in own.train]
+    modifiers = _modifier_types(train) if settings.modifiers == "auto" else dict(settings.modifiers)
+    mentions = _mention_types(train, modifiers) if settings.mentions == "auto" else list(settings.mentions)
+    problems = [*_nothing(settings, mentions, modifiers, len(train)), *_misnamed(settings, clients)]
+    problems += _idle_definitions(settings)
+    names = {*mentions, *modifiers, *chain.from_iterable(modifiers.values())}
+    if unusable := unusable_types(sorted(names)):
+        message = f"the type {unusable[0]!r} cannot stand in markup; rename it by data.types"
+        problems.append(Problem("task.mentions", message))
+    for part in ("validation", "test"):
+        scored = [document for own in clients.values() for document in getattr(own, part)]
+        if "ner" in settings.tasks and settings.mentions == "auto":
+            problems += unknown_mentions(scored, mention_types(train), part)
+        if "re" in settings.tasks and settings.modifiers == "auto":
+            problems += unknown_relations(scored, relation_types(train), part)
+            _tell_of_other_pairs(scored, modifiers, part)
+    if not problems and "ner" not in settings.tasks:
+        problems += [_untaught(name) for name, own in clients.items() if _teaches_none(own, modifiers)]
+    if problems:
+        raise ConfigurationError(problems)
+    return settings.model_copy(update={"mentions": mentions, "modifiers": modifiers})
+
+
+def _modifier_types(documents: Sequence[Document]) -> dict[str, list[str]]:
+    """Returns the types of the relations of each mention type that has any, sorted."""
+    found: dict[str, set[str]] = {}
+    for document in documents:
+        for relation in document.relations:
+            found.setdefault(document.spans[relation.head].label, set()).add(relation.label)
+    return {main: sorted(types) for main, types in sorted(found.items())}
+
+
+def _mention_types(documents: Sequence[Document], modifiers: Mapping[str, Sequence[str]]) -> list[str]:
+    """Returns the types of spans but for those that only modify, sorted: no relation has one as its main."""
+    only_modify = {
+        document.spans[relation.tail].label for document in documents for relation in document.relations
+    }
+    return [label for label in mention_types(documents) if label not in only_modify or label in modifiers]
+
+
+def _nothing(
+    settings: ExtractSettings, mentions: Sequence[str], modifiers: Mapping[str, Sequence[str]], count: int
+) -> Iterator[Problem]:
+    """Yields a problem for each kind of instruction that has nothing to ask for."""
+    if "ner" in settings.tasks and not mentions:
+        yield Problem("task.mentions", f"'auto' finds no mention in the {count} training documents")
+    if "re" in settings.tasks and not any(modifiers.values()):
+        message = "names no modifier"
+        if settings.modifiers == "auto":
+            message = f"'auto' finds no relation in the {count} training documents"
+        yield Problem("task.modifiers", f"{message}; task.tasks: [ner] asks for mentions only")
+
+
+def _misnamed(settings: ExtractSettings, clients: Mapping[str, Split]) -> Iterator[Problem]:
+    """Yields a problem for each name that neither the data nor a definition knows: it is likely misspelt.
+
+    A few notes of a new site need not hold every type that a model was trained for.
+    """
+    documents = [document for own in clients.values() for document in own.all]
+    mentions, relations = mention_types(documents), relation_types(documents)
+    chosen = {
+        "mentions": [] if settings.mentions == "auto" else settings.mentions,
+        "modifiers": [] if settings.modifiers == "auto" else [*settings.modifiers],
+    }
+    types = [] if settings.modifiers == "auto" else list(chain.from_iterable(settings.modifiers.values()))
+    asked = {*chosen["mentions"], *chosen["modifiers"], *types}
+    defined = {*DEFINITIONS, *settings.definitions}
+    for setting, names, known in (
+        ("mentions", chosen["mentions"], {*mentions, *defined}),
+        ("modifiers", chosen["modifiers"], {*mentions, *defined}),
+        ("modifiers", types, {*relations, *defined}),
+        ("definitions", [*settings.definitions], {*mentions, *relations, *DEFINITIONS, *asked}),
+    ):
+        for name in dict.fromkeys(name for name in names if name not in known):
+            hint = did_you_mean(name, known) or f"there are {', '.join(sorted(known))}."
+            say = "" if setting == "definitions" else " If it is meant, say in task.definitions what it is"
+            yield Problem(f"task.{setting}", f"{name!r} occurs nowhere in the data; {hint}{say}")
+
+
+def _idle_definitions(settings: ExtractSettings) -> Iterator[Problem]:
+    """Yields a problem for each built-in definition that is changed and that no instruction gives.
+
+    That of another type says, if nothing else, that the type is meant.
+    """
+    if any("definitions" in fields_of(text) for text in template_texts(settings).values()):
+        return
+    for name in settings.definitions:
+        if name in DEFINITIONS:
+            message = f"no instruction gives that of {name!r}: none of task.templates has a place for"
+            yield Problem("task.definitions", f"{message} {{definitions}}")
+
+
+def _tell_of_other_pairs(
+    documents: Sequence[Document], modifiers: Mapping[str, Sequence[str]], part: str
+) -> None:
+    """Logs how many relations are of a type of mention that no training document has them with."""
+    pairs = [
+        (document.spans[relation.head].label, relation.label)
+        for document in documents
+        for relation in document.relations
+    ]
+    if others := [pair for pair in pairs if pair[1] not in modifiers.get(pair[0], ())]:
+        first = " of ".join(reversed(others[0]))
+        what = f"{len(others)} of {len(pairs)} relations of {part} documents are between types"
+        why = f"that no training document relates, such as {first}: they are not asked for and not scored"
+        logger.warning("task.modifiers: %s %s", what, why)
+
+
+def _teaches_none(own: Split, modifiers: Mapping[str, Sequence[str]]) -> bool:
+    """Whether a client trains and has no mention whose modifiers somebody looked for."""
+    return bool(own.train) and not any(
+        modifiers.get(span.label)
+        for document in own.train
+        if not document.lacks_relations
+        for span in document.spans
+    )
+
+
+def _untaught(client: str) -> Problem:
+    message = f"the training documents of {client} have no mention whose modifiers are annotated"
+    return Problem("task.tasks", f"{message}; with [ner, re] it learns mentions, and [re] leaves it nothing")

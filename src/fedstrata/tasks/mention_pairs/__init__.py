@@ -1,0 +1,1 @@
+"""Pairs of mentions that may be related."""

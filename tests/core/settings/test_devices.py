@@ -1,0 +1,75 @@
+"""The settings of emulated devices, and what their modes stand for."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedstrata.core.settings.devices import PROFILES, Device, DeviceSettings
+from fedstrata.core.settings.source import read_source
+from fedstrata.engine.prepare import check_settings
+
+
+def test_peaks_are_two_operations_a_core_and_cycle() -> None:
+    """256, 384 and 512 CUDA cores at the clocks of the modes, and two of AGX Xavier's four TPC in 10 W."""
+    peaks = {
+        ("tx2", "MAXN"): 0.6656, ("tx2", "MAXQ"): 0.4352, ("nx", "MODE_15W_6CORE"): 0.8448,
+        ("nx", "MODE_10W_2CORE"): 0.6144, ("agx", "MAXN"): 1.410048, ("agx", "MODE_10W"): 0.26624,
+        ("agx", "MODE_15W"): 0.68608, ("agx", "MODE_30W_ALL"): 0.9216,
+    }  # fmt: skip
+    for (profile, mode), teraflops in peaks.items():
+        assert PROFILES[profile][mode].teraflops == pytest.approx(teraflops)
+
+
+def test_no_mode_draws_more_than_its_name_says() -> None:
+    named = [(mode, own) for modes in PROFILES.values() for mode, own in modes.items() if "W" in mode]
+    for name, mode in named:
+        assert mode.watts == float(name.split("_")[1].removesuffix("W"))
+    assert len(named) == 12
+
+
+def test_what_a_device_takes() -> None:
+    device = Device("phone", "default", 2.0, watts=5.0, utilisation=0.25, megabits_per_second=40.0)
+    assert device.compute_seconds(1e12) == 2.0
+    assert device.transfer_seconds(5_000_000) == 1.0
+    assert device.joules(1e12) == 10.0
+
+
+def test_modes_are_all_or_the_one_that_was_asked_for() -> None:
+    phone = {"phone": {"teraflops": 0.8, "watts": 5}}
+    settings = DeviceSettings.model_validate(
+        {"profiles": {"tx2": 1, "nx": 1, "phone": 1}, "mode": {"nx": "MODE_10W_2CORE"}, "custom": phone}
+    )
+    assert len(settings.modes_of("tx2")) == 5
+    assert list(settings.modes_of("nx")) == ["MODE_10W_2CORE"]
+    assert settings.modes_of("phone")["default"].teraflops == 0.8
+    assert DeviceSettings(profiles="agx", mode="MAXN").modes_of("agx") == {"MAXN": PROFILES["agx"]["MAXN"]}
+
+
+@pytest.mark.parametrize(
+    ("devices", "expected"),
+    [
+        ("{profiles: jetson}", ["devices.profiles", "one of tx2, nx, agx", "no 'jetson'"]),
+        ("{profiles: {}}", ["devices.profiles", "must name a device"]),
+        ("{profiles: {nx: 0}}", ["devices.profiles.nx", "not 0"]),
+        ("{mode: MAXN}", ["devices.mode", "'MAXN' is no mode of nx", "MODE_15W_2CORE"]),
+        ("{profiles: tx2, mode: {agx: MAXN}}", ["devices.mode", "has tx2", "not 'agx'"]),
+        ("{custom: {nx: {teraflops: 1, watts: 1}}}", ["devices.custom", "nx is a device that there is"]),
+        ("{custom: {phone: {teraflops: 1}}}", ["devices.custom.phone.watts", "must be set"]),
+        ("{bandwidth: {low: 9, high: 3}}", ["devices.bandwidth", "at most high (3 megabits", "not 9"]),
+        ("{bandwidth: 0}", ["devices.bandwidth", "greater than 0"]),
+        ("{utilisation: 1.5}", ["devices.utilisation", "not 1.5"]),
+        ("{speed: 3}", ["devices.speed", "unknown key"]),
+    ],
+)
+def test_what_is_wrong_is_named(devices: str, expected: list[str]) -> None:
+    (problem,) = check_settings(read_source(None, [f"devices={devices}"]))[2]
+    for part in [*expected, "the command line"]:
+        assert part in str(problem)
+
+
+def test_problems_come_together() -> None:
+    devices = "{profiles: {jetson: 1}, mode: FAST, bandwidth: {low: 9, high: 3}, utilisation: 0}"
+    problems = check_settings(read_source(None, [f"devices={devices}", "training.epochs=0"]))[2]
+    assert sorted(problem.path for problem in problems) == [
+        "devices.bandwidth", "devices.mode", "devices.profiles", "devices.utilisation", "training.epochs",
+    ]  # fmt: skip

@@ -1,0 +1,150 @@
+"""Rows of a sweep: what is laid over what, and where every value is said to come from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.settings.sweep import Sweep, folder_name, read_sweep
+
+BASE = """name: base
+method: {name: fedprox, mu: 0.1}
+training: {epochs: 2, learning_rate: 1e-3}
+"""
+
+
+@pytest.fixture
+def read(tmp_path: Path):
+    def reader(text: str, *overrides: str) -> Sweep:
+        file = tmp_path / "sweep.yaml"
+        file.write_text(text)
+        return read_sweep([file], overrides)
+
+    return reader
+
+
+def refused(read, text: str, *overrides: str) -> list[str]:
+    with pytest.raises(ConfigurationError) as caught:
+        read(text, *overrides)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_a_section_with_a_name_is_replaced_and_any_other_is_merged(read) -> None:
+    text = BASE + "sweep: {rows: {new: {method: {name: fedavg}, training: {epochs: 3}}, old: }}\n"
+    new, old = read(text).rows
+    assert new.source.values["method"] == {"name": "fedavg"}
+    assert new.source.values["training"] == {"epochs": 3, "learning_rate": 1e-3}
+    assert old.source.values["method"] == {"name": "fedprox", "mu": 0.1}
+    assert "sweep" not in old.source.values
+
+
+def test_a_method_without_a_name_is_merged(read) -> None:
+    (row,) = read(BASE + "sweep: {rows: {strong: {method: {mu: 1.0}}}}\n").rows
+    assert row.source.values["method"] == {"name": "fedprox", "mu": 1.0}
+
+
+def test_every_value_keeps_the_place_it_was_set(read) -> None:
+    text = (
+        BASE + "sweep:\n  rows:\n    v1.5:\n      training:\n        epochs: 3\n  grid: {method.mu: [0.5]}\n"
+    )
+    (row,) = read(text, "training.batch_size=2").rows
+    assert row.name == "v1.5, mu=0.5"
+    assert row.source.origin("training.epochs") == "sweep.yaml, line 8"
+    assert row.source.origin("training.learning_rate") == "sweep.yaml, line 3"
+    assert row.source.origin("method.mu") == "sweep.yaml, line 9"
+    assert row.source.origin("training.batch_size") == "the command line"
+
+
+def test_a_grid_is_every_combination_with_dots_or_nested(read) -> None:
+    dotted = read(BASE + "sweep: {grid: {method.mu: [0.1, 1], training.epochs: [1, 2]}}\n")
+    nested = read(BASE + "sweep: {grid: {method: {mu: [0.1, 1]}, training: {epochs: [1, 2]}}}\n")
+    assert [row.name for row in dotted.rows] == [
+        "mu=0.1, epochs=1", "mu=0.1, epochs=2", "mu=1, epochs=1", "mu=1, epochs=2",
+    ]  # fmt: skip
+    assert [row.source.values for row in dotted.rows] == [row.source.values for row in nested.rows]
+
+
+def test_a_grid_can_come_from_the_command_line(read) -> None:
+    sweep = read(BASE, "sweep.grid.method.mu=[0.1,1]", "sweep.seeds=[7]")
+    assert [row.name for row in sweep.rows] == ["mu=0.1", "mu=1"]
+    assert sweep.settings.seeds == [7]
+
+
+def test_whole_methods_can_be_a_grid(read) -> None:
+    sweep = read(BASE + "sweep: {grid: {method: [{name: fedavg}, {name: layer_skipping, top: 2}]}}\n")
+    assert [row.name for row in sweep.rows] == ["fedavg", "layer_skipping top=2"]
+    assert sweep.rows[0].source.values["method"] == {"name": "fedavg"}
+
+
+def test_the_command_line_wins_over_rows_and_grid(read) -> None:
+    text = BASE + "sweep: {rows: {a: {training: {epochs: 3}}}, grid: {method.mu: [0.5]}}\n"
+    (row,) = read(text, "training.epochs=9", "method.mu=2.0").rows
+    assert row.source.values["training"]["epochs"] == 9
+    assert row.source.values["method"]["mu"] == 2.0
+
+
+def test_several_files_are_a_row_each(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.yaml").write_text("name: first\nseed: 5\n" if name == "one" else "seed: 6\n")
+    sweep = read_sweep([tmp_path / "one.yaml", tmp_path / "two.yaml"], ["sweep.seeds=[0]"])
+    assert [row.name for row in sweep.rows] == ["first", "two"]
+    assert sweep.name == "first-two"
+
+
+def test_several_files_of_several_runs_are_refused(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.yaml").write_text("sweep: {seeds: [0]}\n")
+    with pytest.raises(ConfigurationError) as caught:
+        read_sweep([tmp_path / "one.yaml", tmp_path / "two.yaml"], [])
+    assert len(caught.value.problems) == 2
+
+
+def test_all_problems_of_a_section_come_at_once_with_their_lines(read) -> None:
+    text = BASE + "sweep:\n  seeds: [0, 0]\n  row: {}\n  tune:\n    values: [1]\n  columns: []\n"
+    found = "\n".join(refused(read, text))
+    for part in (
+        "sweep.seeds: must name each once; 0 is there again  [from sweep.yaml, line 5]",
+        "sweep.row: unknown key; did you mean 'rows'?",
+        "sweep.tune.setting: must be set",
+        "sweep.tune.values: must be two values or more to choose from, not [1]  [from sweep.yaml, line 8]",
+        "sweep.columns: must name at least one",
+    ):
+        assert part in found
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        ("grid: {training.epochs: 3}", "sweep.grid.training.epochs: must be a list of values"),
+        ("grid: {seed: [1, 2]}", "sweep.grid.seed: rows share the seeds"),
+        ("rows: {a: {seed: 1}}", "sweep.rows.a.seed: rows share the seeds"),
+        ("tune: {setting: seed, values: [1, 2]}", "sweep.tune.setting: rows share the seeds"),
+        ("tune: {setting: x, values: [a b, a-b]}", "must name each once; 'a-b' is there again"),
+        ('rows: {"top 2": {}, "top-2": {}}', "would share one folder"),
+        ("rows: {a: {}, b: {}}\n  floors: [c]", "sweep.floors: there is no row 'c'; there are 'a', 'b'"),
+        ("rows: {a: {}, b: {}}\n  floors: [a, b]", "sweep.floors: must leave a row that is none"),
+        ("rows: {a: {}, b: {}}\n  floors: [a, a]", "must name each once; 'a' is there again"),
+        ('rows: {"??": {}}', "needs a letter or digit"),
+        ("grid: {name.x: [1]}", "name is a single value and has no settings in it"),
+    ],
+)
+def test_what_is_refused(read, section: str, expected: str) -> None:
+    assert expected in "\n".join(refused(read, BASE + f"sweep:\n  {section}\n"))
+
+
+def test_a_seed_from_the_command_line_is_refused(read) -> None:
+    assert "--seeds" in refused(read, BASE, "seed=3")[0]
+
+
+def test_an_unreadable_override_is_one_problem_however_many_rows(read) -> None:
+    text = BASE + "sweep: {grid: {method.mu: [0.1, 1]}}\n"
+    assert len(refused(read, text, "name.x=3")) == 1
+
+
+@pytest.mark.parametrize("name", ["../../etc", ".hidden", "a/b", "-", "Größe 3", "rate=1e+38"])
+def test_a_name_is_one_folder_below(name: str) -> None:
+    folder = folder_name(name)
+    assert "/" not in folder
+    assert not folder.startswith((".", "-"))

@@ -1,0 +1,149 @@
+"""What an attacker reads back from hidden states: everything where nothing hides it, little through noise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from divided import Tiny, deeper
+
+from fedstrata.core.cut import Cut
+from fedstrata.core.seeding import Seed
+from fedstrata.models.state import Model
+from fedstrata.privacy.attacks import inversion as attack_module
+from fedstrata.privacy.attacks.inversion import (
+    AttackSettings,
+    Leakage,
+    Observed,
+    attack,
+    embedding_of,
+    nearest,
+)
+from fedstrata.privacy.attacks.search import can_search, search
+from fedstrata.split.divide import divide
+from fedstrata.split.ends import Ends
+from fedstrata.split.noise import Noise
+
+
+def observed(model: Model, front: int, texts: int, noise: Noise, first: int = 0) -> list[Observed]:
+    """Sends texts of few different tokens through A, as a client would."""
+    cut = Cut(front, 0)
+    ends = Ends(divide(model, cut)[0], cut)
+    found = []
+    for index in range(first, first + texts):
+        length = 4 + index % 5
+        tokens = torch.randint(5, 25, (1, length), generator=Seed(index).torch())
+        with torch.no_grad():
+            sent = ends.front(lambda tokens=tokens: ends.module(input_ids=tokens))  # type: ignore[misc]
+        deviation = float(noise.deviation(sent.states, sent.rows))
+        found.append(Observed(sent.states[0].float(), tokens[0], deviation))
+    return found
+
+
+def leakage(
+    tiny_model: Tiny, front: int, noise: Noise, weight: float = 1.0, sent: int = 1, **changes: str
+) -> Leakage:
+    """Attacks a model whose blocks change what comes into them so many times as much as usual."""
+    model = tiny_model("llama", "causal-lm", config=deeper("llama", 4), **changes)
+    with torch.no_grad():
+        for name, parameter in model.module.named_parameters():
+            if "_proj" in name:
+                parameter.mul_(weight)
+    known, unseen = observed(model, front, 120, noise), observed(model, front, 12, noise, first=500)
+    settings = AttackSettings(blocks=front, epochs=15, learning_rate=1e-2, sent=sent)
+    cut = Cut(front, 0)
+    ends = Ends(divide(model, cut)[0], cut)
+    ends.module.train(False)
+    return attack(known, unseen, ends, model, model.tokenizer, settings, Seed(3))
+
+
+@pytest.mark.parametrize("front", [0, 1, 2])
+def test_without_noise_a_few_random_blocks_hide_nothing(tiny_model: Tiny, front: int) -> None:
+    found = leakage(tiny_model, front, Noise(0.0, Seed(1)))
+    assert found.tokens > 0.95
+    assert found.nearest == 1.0  # they leave a state where its embedding was
+
+
+@pytest.mark.parametrize("front", [1, 2])
+def test_blocks_that_change_much_hide_the_embedding_but_not_the_text(tiny_model: Tiny, front: int) -> None:
+    """Only a server that has somebody's texts to learn from reads others'; by chance it would name 5 %."""
+    found = leakage(tiny_model, front, Noise(0.0, Seed(1)), weight=8.0)
+    assert found.nearest < 0.15
+    assert found.tokens > 0.4
+
+
+def test_noise_hides_what_it_drowns(tiny_model: Tiny) -> None:
+    little, much = (leakage(tiny_model, 1, Noise(scale, Seed(1), relative=True)) for scale in (0.1, 30.0))
+    assert little.tokens > 0.9
+    assert much.tokens < 0.3
+    assert much.nearest < 0.3
+    assert much.searched is not None and much.searched < 0.3
+
+
+def test_a_text_that_is_sent_often_is_read_through_its_noise(tiny_model: Tiny) -> None:
+    noise = Noise(4.0, Seed(1), relative=True)
+    once, often = (leakage(tiny_model, 1, noise, sent=sent) for sent in (1, 100))
+    assert often.nearest > once.nearest + 0.2
+    assert often.tokens > once.tokens + 0.2
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
+def test_whoever_has_a_reads_the_text_through_any_number_of_blocks(tiny_model: Tiny, family: str) -> None:
+    """Also where blocks change so much that nothing of the embedding is left, and nobody colludes."""
+    model = tiny_model(family, "causal-lm", config=deeper(family, 4))
+    with torch.no_grad():
+        for name, parameter in model.module.named_parameters():
+            if "proj" in name or "c_" in name:
+                parameter.mul_(8.0)
+    texts = observed(model, 3, 3, Noise(0.0, Seed(1)))
+    cut = Cut(3, 0)
+    ends = Ends(divide(model, cut)[0], cut)
+    ends.module.train(False)
+    assert can_search(ends)
+    found = search([each.states for each in texts], ends, 64, 4)
+    assert [guess.tolist() for guess in found] == [each.tokens[:4].tolist() for each in texts]
+
+
+def test_what_sees_later_tokens_is_not_searched(tiny_model: Tiny) -> None:
+    model, cut = tiny_model("bert", "sequence-classification", config=deeper("bert")), Cut(1, 0)
+    ends = Ends(divide(model, cut)[0], cut)
+    ends.module.train(False)
+    assert not can_search(ends)
+
+
+def test_the_attack_repeats_from_its_seed(tiny_model: Tiny) -> None:
+    assert leakage(tiny_model, 1, Noise(0.5, Seed(1))) == leakage(tiny_model, 1, Noise(0.5, Seed(1)))
+
+
+def test_a_model_of_few_bits_is_attacked_like_any_other(tiny_model: Tiny) -> None:
+    assert leakage(tiny_model, 1, Noise(0.0, Seed(1)), dtype="bfloat16").tokens > 0.95
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", "gemma", "gemma3", "gpt2", "opt", "bloom", "bert", "roberta", "deberta-v2"]
+)
+def test_below_the_first_block_a_server_that_knows_the_embedding_reads_everything(
+    tiny_model: Tiny, family: str
+) -> None:
+    """Whatever the architecture does to the embedding: scales it, adds positions, normalises."""
+    model = tiny_model(family, "sequence-classification", config=deeper(family))
+    with torch.no_grad():  # positions weigh as much as tokens
+        for name, parameter in model.module.named_parameters():
+            if "embed" in name or "wpe" in name or "wte" in name:
+                parameter.normal_(generator=Seed(0).child(name).torch())
+    texts = observed(model, 0, 12, Noise(0.0, Seed(1)))
+    found = nearest(texts, embedding_of(model), 64)
+    assert [guess.tolist() for guess in found] == [each.tokens.tolist() for each in texts]
+
+
+@pytest.mark.parametrize("places", [1, 40])
+def test_the_nearest_is_found_piece_by_piece(monkeypatch: pytest.MonkeyPatch, places: int) -> None:
+    vectors = torch.randn(places, 50, 8, generator=Seed(0).torch())
+
+    def embed(ids: torch.Tensor) -> torch.Tensor:
+        return vectors[torch.arange(ids.shape[1]) % places, ids]
+
+    monkeypatch.setattr(attack_module, "_TOKENS_AT_A_TIME", 7)
+    monkeypatch.setattr(attack_module, "_NUMBERS_AT_A_TIME", 600)
+    tokens = [(torch.arange(length) * 3 + length) % 50 for length in (40, 1, 17)]
+    texts = [Observed(embed(own[None])[0] + 0.01, own) for own in tokens]
+    assert [guess.tolist() for guess in nearest(texts, embed, 50)] == [own.tolist() for own in tokens]

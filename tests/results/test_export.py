@@ -1,0 +1,233 @@
+"""The exported folder: it works as its card says, and gives away no path and no site's name."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import ModelCard
+from support import Finished, RunTiny
+
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.data.synthetic import generate
+from fedstrata.data.writers import write
+from fedstrata.methods import METHODS
+from fedstrata.results.export import export
+from fedstrata.results.result import open_result
+
+
+def exported(done: Finished, out: Path, **options: Any) -> tuple[ModelCard, str]:
+    """Exports and returns the card and all that a person can read in the folder."""
+    client = options.pop("client", None)
+    given = {"licence": None, "language": None, "with_names": False, **options}
+    export(open_result(done.folder, client=client), out, **given)
+    readable = (path.read_text() for path in sorted(out.iterdir()) if path.suffix in (".md", ".json"))
+    return ModelCard.load(out / "README.md"), "\n".join(readable)
+
+
+def test_the_code_of_the_card_runs(
+    run_tiny: RunTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card, _ = exported(run_tiny("federation.rounds=1", "training.learning_rate=1e-9"), tmp_path / "tagger")
+    (code,) = re.findall(r"```python\n(.*?)```", card.text, flags=re.DOTALL)
+    assert len(code.splitlines()) <= 4
+    monkeypatch.chdir(tmp_path / "tagger")
+    names: dict[str, Any] = {}
+    exec(code, names)  # noqa: S102 - the card's own code is what is tested
+    assert names["mentions"]
+    assert {mention["entity_group"] for mention in names["mentions"]} <= {
+        "problem",
+        "test",
+        "treatment",
+        "drug",
+    }
+
+
+def test_a_card_says_how_much_of_a_long_text_is_read(run_tiny: RunTiny, tmp_path: Path) -> None:
+    classify = ("task.name=classify", "data.types=null", "federation.rounds=0")
+    for most, told in ((2, True), ("null", False)):
+        run = run_tiny(*classify, f"task.max_windows={most}", out=f"run-{most}")
+        card, _ = exported(run, tmp_path / f"card-{most}")
+        assert "overlapping windows" in card.text
+        assert ("and reads the first 2 alone" in card.text) == told
+
+
+def test_what_the_card_says_is_what_the_run_did(run_tiny: RunTiny, tmp_path: Path) -> None:
+    done = run_tiny("federation.rounds=2")
+    card, _ = exported(done, tmp_path / "tagger", licence="apache-2.0")
+    summary = done.summary
+    head = card.data
+    assert (head.license, head.language, head.library_name) == ("apache-2.0", "en", "transformers")
+    assert head.pipeline_tag == "token-classification"
+    assert head.base_model is None  # random weights are no model of the hub
+    assert {item.metric_type: item.metric_value for item in head.eval_results} == {
+        name: round(value, 4) for name, value in summary["metrics"]["global"].items() if "/" not in name
+    }
+    for fact in (
+        "`layer_skipping`",
+        "Zhang and Li",
+        METHODS["layer_skipping"].travels,
+        "9,609 of 126,473 (7.6 %)",
+        f"{summary['communication']['percent_of_full_model']:.1f} % of the whole model",
+        "llama with 3 blocks",
+        "| seed | 0 |",
+        "fedstrata 0.1.0",
+        "| site 1 | 8 | 1 | 3 |",
+        "5 documents that were not trained on",
+        "\n\n| | f1 | precision | recall | lenient_f1 |\n|---|---:|---:|---:|---:|\n| all |",
+        "without differential privacy",
+        "windows of 64 tokens",
+    ):
+        assert fact in card.text, fact
+    assert not re.search(r"None|nan|Undefined|\{\{|\{%", card.content)
+
+
+def test_neither_paths_nor_names_of_sites_leave(run_tiny: RunTiny, tmp_path: Path) -> None:
+    secret = tmp_path / "stmarys-hospital"
+    corpus = [
+        replace(document, site="st-marys", id=f"st-marys/{document.id.rpartition('/')[2]}")
+        for document in generate(seed=1, sites=1, notes=12)
+    ]
+    write(corpus, secret / "notes", "jsonl")
+    done = run_tiny(
+        "federation.rounds=1",
+        "data.format=jsonl",
+        f"data.path={secret / 'notes'}",
+        "data.synthetic={}",
+        "name=stmarys",
+    )
+    assert "st-marys" in done.summary["metrics"]["clients"]
+    card, readable = exported(done, tmp_path / "out")
+    assert not re.search(r"st-?marys", readable)
+    assert str(tmp_path) not in readable
+    assert card.data.license == "other"
+    assert "language" not in card.data.to_dict()
+    assert "Not stated" in card.text
+    assert "can give away text" in card.text
+    assert "Annotated documents as JSON lines." in card.text
+    _, named = exported(done, tmp_path / "named", with_names=True)
+    assert "st-marys" in named
+
+
+def test_the_summary_for_programs(run_tiny: RunTiny, tmp_path: Path) -> None:
+    done = run_tiny("federation.rounds=1")
+    exported(done, tmp_path / "out")
+    facts = json.loads((tmp_path / "out" / "fedstrata.json").read_text())
+    assert facts["metrics"]["global"] == done.summary["metrics"]["global"]
+    assert list(facts["metrics"]["clients"].values()) == list(done.summary["metrics"]["clients"].values())
+    assert list(facts["documents"]) == ["site 1", "site 2", "site 3"]
+    assert facts["settings"]["task"]["max_length"] == 64
+    assert facts["settings"]["model"]["tokenizer"] == "mini"
+    assert facts["labels"][:3] == ["O", "B-drug", "I-drug"]
+
+
+def test_the_model_of_one_client(run_tiny: RunTiny, tmp_path: Path) -> None:
+    done = run_tiny("federation.rounds=1", "method={name: local_only}")
+    card, _ = exported(done, tmp_path / "out", client="site-2")
+    assert "the model of one client, site 2" in card.text
+    assert "1 documents that were not trained on" in card.text
+    own = done.summary["metrics"]["clients"]["site-2"]["precision"]
+    (value,) = [item.metric_value for item in card.data.eval_results if item.metric_type == "precision"]
+    assert value == round(own, 4)
+
+
+def test_sites_held_out_of_training(run_tiny: RunTiny, tmp_path: Path) -> None:
+    held_out = "data.split={test_sites: [site-3]}"
+    done = run_tiny("federation.rounds=1", "method={name: local_only}", held_out)
+    with pytest.raises(ConfigurationError, match=r"one of: site-1, site-2$"):
+        open_result(done.folder)
+    card, readable = exported(done, tmp_path / "out", client="site-1")
+    assert "no document was trained on:\n\n| | site 3 |\n|---|---:|\n| f1 |" in card.text
+    assert not re.search(r"site-\d", readable)
+
+
+def test_the_card_of_an_experiment_with_corrupt_clients_says_so_and_names_none(
+    run_tiny: RunTiny, tmp_path: Path
+) -> None:
+    done = run_tiny(
+        "federation={rounds: 1, corrupt: {share: 0.2, kind: gaussian}}",
+        "method={name: fedavg, aggregation: krum}",
+        "data.synthetic={sites: 5, notes: 30}",
+    )
+    card, readable = exported(done, tmp_path / "out")
+    assert "`fedavg`, updates merged by `krum`" in card.text
+    assert "On purpose 1 of 5 clients were corrupt (`gaussian`)" in card.text
+    facts = json.loads((tmp_path / "out" / "fedstrata.json").read_text())
+    assert facts["state"]["aggregation"]["chosen"][0].startswith("site ")
+    assert facts["corrupt"]["clients"][0].startswith("site ")
+    assert not re.search(r"site-\d", readable)
+
+
+def test_pooled_training_sends_no_model(run_tiny: RunTiny, tmp_path: Path) -> None:
+    done = run_tiny("federation.rounds=1", "method={name: centralized}")
+    card, _ = exported(done, tmp_path / "out")
+    assert "every note, to one place" in card.text
+    assert "size of an update" not in card.text
+
+
+def test_a_run_without_test_documents(run_tiny: RunTiny, tmp_path: Path) -> None:
+    done = run_tiny("federation.rounds=1", "data.split={train: 0.9, validation: 0.1, test: 0.0}")
+    card, _ = exported(done, tmp_path / "out")
+    assert card.data.eval_results is None
+    assert "no test documents" in card.text
+
+
+def test_a_folder_in_use_is_left_alone(run_tiny: RunTiny, tmp_path: Path) -> None:
+    done = run_tiny("federation.rounds=1")
+    with pytest.raises(ConfigurationError, match="not an empty folder"):
+        exported(done, done.folder)
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_names_its_source(name: str) -> None:
+    from types import SimpleNamespace
+
+    from fedstrata.results.card import method_source
+
+    card = METHODS[name]
+    source = method_source(SimpleNamespace(method=card(card.Settings())))
+    assert source != "not named"
+    assert "Travels" not in source
+    assert len(source) > 20
+
+
+LORA = ("method={name: fedlora}", "adapter={kind: lora, rank: 2}", "federation.rounds=1")
+
+
+def test_a_lora_is_merged_into_a_plain_model(
+    run_tiny: RunTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card, _ = exported(run_tiny(*LORA), tmp_path / "merged")
+    files = {path.name for path in (tmp_path / "merged").iterdir()}
+    assert "model.safetensors" in files and "adapter_config.json" not in files
+    (code,) = re.findall(r"```python\n(.*?)```", card.text, flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path / "merged")
+    exec(code, {})  # noqa: S102 - the card's own code is what is tested
+
+
+@pytest.mark.parametrize("adapter", ["{kind: lora, rank: 2}", "{kind: bottleneck, width: 4}"])
+def test_an_adapter_alone_names_no_place(run_tiny: RunTiny, tmp_path: Path, adapter: str) -> None:
+    done = run_tiny("method={name: fedavg}", f"adapter={adapter}", "federation.rounds=1")
+    export(
+        open_result(done.folder), tmp_path / "adapter", licence=None, language=None, with_names=False,
+        keep_adapter=True,
+    )  # fmt: skip
+    files = {path.name for path in (tmp_path / "adapter").iterdir()}
+    assert {"adapter_model.safetensors", "adapter_config.json"} <= files and "model.safetensors" not in files
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] is None
+    card = ModelCard.load(tmp_path / "adapter" / "README.md")
+    assert card.data.library_name == "peft"
+    assert ("fedstrata.adapters.bottleneck" in card.text) == ("bottleneck" in adapter)
+
+
+def test_a_run_without_an_adapter_has_none_to_keep(run_tiny: RunTiny, tmp_path: Path) -> None:
+    result = open_result(run_tiny("federation.rounds=1").folder)
+    with pytest.raises(ConfigurationError, match="trained the model itself"):
+        export(result, tmp_path / "x", licence=None, language=None, with_names=False, keep_adapter=True)
+    assert not (tmp_path / "x").exists()

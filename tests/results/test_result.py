@@ -1,0 +1,129 @@
+"""A finished run opened again: the model that was trained, or one clear message."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from support import TINY, RunTiny
+from transformers import AutoModelForTokenClassification, AutoTokenizer
+
+from fedstrata.core.errors import ConfigurationError, DataError
+from fedstrata.core.settings.source import read_source
+from fedstrata.engine.run_folder import open_run
+from fedstrata.results.result import open_result
+
+SENTENCE = "The patient denies chest pain and takes 81 mg of aspirin."
+LONG = SENTENCE * 50
+
+
+def logits_of(module: torch.nn.Module, tokenizer: object) -> torch.Tensor:
+    batch = tokenizer([SENTENCE], return_tensors="pt", return_token_type_ids=False)
+    with torch.inference_mode():
+        return module(**batch).logits
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [(), ("model.init=pretrained", "model.name=mini", "model.config={is_causal: false}")],
+    ids=["causal", "both ways"],
+)
+def test_the_saved_model_gives_the_logits_of_the_run(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    source = read_source(None, [*TINY, "federation.rounds=1", *overrides])
+    run = open_run(source, tmp_path / "run", lambda event, facts: None, resume=False)
+    run.execute()
+    trained = run.experiment.model
+    expected = logits_of(trained.module, trained.tokenizer)
+    folder = tmp_path / "run" / "model"
+    by_transformers = AutoModelForTokenClassification.from_pretrained(folder)
+    assert torch.equal(logits_of(by_transformers.eval(), AutoTokenizer.from_pretrained(folder)), expected)
+    result = open_result(tmp_path / "run")
+    assert torch.equal(logits_of(result.model.module, result.model.tokenizer), expected)
+    assert result.task.labels == run.experiment.task.labels
+    assert list(by_transformers.config.id2label.values()) == list(result.task.labels)
+
+
+def test_how_the_run_cut_windows_is_not_saved_with_the_tokenizer(run_tiny: RunTiny) -> None:
+    """`tokenizers` itself would cut every text a user gives it; and local reading is nobody else's."""
+    folder = run_tiny("federation.rounds=1").folder / "model"
+    assert json.loads((folder / "tokenizer.json").read_text())["truncation"] is None
+    assert "local_files_only" not in (folder / "tokenizer_config.json").read_text()
+    assert len(AutoTokenizer.from_pretrained(folder)(LONG)["input_ids"]) > 64
+
+
+def test_scores_are_those_of_the_test_split(run_tiny: RunTiny) -> None:
+    done = run_tiny("federation.rounds=1")
+    assert open_result(done.folder).scores == done.summary["metrics"]["global"]
+
+
+def test_a_client_with_a_model_of_its_own(run_tiny: RunTiny) -> None:
+    done = run_tiny("federation.rounds=1", "method={name: layer_skipping, head: local}")
+    results = [open_result(done.folder, client=client) for client in ("site-1", "site-2")]
+    heads = [result.model.tensors(result.model.layout.head) for result in results]
+    assert any(not torch.equal(heads[0][name], heads[1][name]) for name in heads[0])
+    assert results[0].scores == done.summary["metrics"]["clients"]["site-1"]
+    with pytest.raises(ConfigurationError, match=r"--client: must be set.*site-1, site-2, site-3"):
+        open_result(done.folder)
+    with pytest.raises(ConfigurationError, match=r"one of site-1, site-2, site-3, not 'site-9'"):
+        open_result(done.folder, client="site-9")
+
+
+def test_a_client_of_a_run_with_one_model(run_tiny: RunTiny) -> None:
+    done = run_tiny("federation.rounds=1")
+    with pytest.raises(ConfigurationError, match=r"--client: must be left out.*layer_skipping"):
+        open_result(done.folder, client="site-1")
+
+
+def test_only_how_the_model_is_used_may_change(run_tiny: RunTiny) -> None:
+    done = run_tiny("federation.rounds=1")
+    chosen = open_result(done.folder, ["training.eval_batch_size=3", "device=cpu"])
+    assert chosen.settings.training.eval_batch_size == 3
+    with pytest.raises(
+        ConfigurationError, match=r"task\.max_length: is 32.*device.*threads.*the command line"
+    ):
+        open_result(done.folder, ["task.max_length=32"])
+    with pytest.raises(ConfigurationError, match=r"training\.eval_batch_size: must be .* not 0"):
+        open_result(done.folder, ["training.eval_batch_size=0"])
+
+
+def test_a_folder_without_a_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"RUN: .*holds no run"):
+        open_result(tmp_path)
+
+
+def test_a_run_that_stopped_says_how_to_finish_it_and_how_to_end_it(run_tiny: RunTiny) -> None:
+    done = run_tiny("federation.rounds=2")
+    record = done.folder / "record.jsonl"
+    lines = record.read_text().splitlines(keepends=True)
+    record.write_text("".join(line for line in lines if '"event": "final"' not in line))
+    with pytest.raises(ConfigurationError) as caught:
+        open_result(done.folder)
+    message = str(caught.value)
+    assert f"finish it with: fedstrata run --resume --out {done.folder}, or end it" in message
+    assert "federation.rounds=2" in message
+    run_tiny("federation.rounds=2", resume=True)  # as the message says
+    open_result(done.folder)
+
+
+def test_a_run_that_goes_on_has_no_model_until_it_is_finished_again(run_tiny: RunTiny) -> None:
+    done = run_tiny("federation.rounds=1")
+    round_event = next(event for event in done.events if event["event"] == "round")
+    with (done.folder / "record.jsonl").open("a") as record:
+        record.write(json.dumps({**round_event, "round": 2}) + "\n")
+    with pytest.raises(ConfigurationError, match=r"not finished.*federation\.rounds=2"):
+        open_result(done.folder)
+
+
+def test_a_model_that_is_gone_or_cut_short(run_tiny: RunTiny) -> None:
+    done = run_tiny("federation.rounds=1")
+    weights = done.folder / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ConfigurationError, match="model"):
+        open_result(done.folder)
+    for path in (done.folder / "model").iterdir():
+        path.unlink()
+    (done.folder / "model").rmdir()
+    with pytest.raises(DataError, match="no such folder"):
+        open_result(done.folder)
