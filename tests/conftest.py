@@ -10,11 +10,14 @@ import pytest
 import torch
 from hypothesis import settings
 from support import REPOSITORY, TINY, Call, Finished, RunTiny, Told, finished
+from tiny_models import refusal, saved, settings_of, tiny_model, tokenizer_folder, variant
 
 from fedstrata.cli import main as cli
 from fedstrata.core.settings.source import read_source
 from fedstrata.engine.rounds import Run
 from fedstrata.engine.run_folder import open_run, resumable
+
+__all__ = ["refusal", "saved", "settings_of", "tiny_model", "tokenizer_folder", "variant"]
 
 # Same examples every time, and no clock in a verdict.
 settings.register_profile("fedstrata", deadline=None, derandomize=True)
