@@ -23,10 +23,9 @@ Deviations: changes travel and not weights, since a small change would drown in 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 import torch
 from pydantic import Field, model_validator
@@ -34,13 +33,20 @@ from pydantic import Field, model_validator
 from fedstrata.aggregate.changes import add
 from fedstrata.aggregate.robust import FACTS, past_facts, robust_change
 from fedstrata.aggregate.rules import MeanRule
-from fedstrata.core.errors import ConfigurationError, Problem, TrainingError
-from fedstrata.core.settings.base import Count, Fraction, NotNegative, Settings
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.settings.base import Count, Fraction, NotNegative
 from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Update
 from fedstrata.methods.averaging import Averaging
-from fedstrata.policies.scores import block_scores, change_score, estimated_scores, sketch_all
+from fedstrata.policies.scores import (
+    block_scores,
+    change_score,
+    estimated_scores,
+    require_finite,
+    sketch_all,
+)
 from fedstrata.policies.select import (
     Progress,
+    Schedule,
     best_blocks,
     equal_blocks,
     random_blocks,
@@ -59,16 +65,6 @@ if TYPE_CHECKING:
 CHANGE = "change/"
 """Before the name of a tensor in a client's store: its change, and not its value."""
 SUMS, SKETCHES = "sums", "sketches"
-
-
-class Schedule(Settings):
-    """Portions in turn: the next when the loss has not fallen by `threshold` for `patience` rounds."""
-
-    portions: Annotated[list[Fraction], Field(min_length=1)] = Field(
-        default_factory=lambda: [0.75, 0.5, 0.25]
-    )
-    patience: Count = 10
-    threshold: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.01
 
 
 class FedTLU(Averaging):
@@ -234,7 +230,7 @@ class FedTLU(Averaging):
                 )
                 values["schedule"] = asdict(after)
         if update == "targeted":
-            _require_finite(scores)
+            require_finite(scores)
             values |= {"tensor_scores": scores, "block_scores": block_scores(scores, blocks)}
             kept = best_blocks(values["block_scores"], groups, values["portion"])
         elif update == "random":
@@ -262,14 +258,3 @@ class FedTLU(Averaging):
     @property
     def _portions(self) -> Sequence[float]:
         return self._schedule.portions if self._schedule else [cast("float", self.portion)]
-
-
-def _require_finite(scores: Mapping[str, float]) -> None:
-    """Checks that blocks can be ranked.
-
-    Raises:
-        TrainingError: They cannot: a client's change was not finite, or the sum of all is not.
-    """
-    wrong = next((name for name, score in scores.items() if not math.isfinite(score)), None)
-    if wrong is not None:
-        raise TrainingError(f"the clients' mean change of {wrong} is not finite, so blocks cannot be ranked")

@@ -21,7 +21,6 @@ Deviations: optimisers begin anew in every round, as all methods' do here. A and
 from __future__ import annotations
 
 from itertools import chain
-from math import ceil
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
@@ -33,7 +32,7 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Settings
 from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Update
 from fedstrata.methods.divided import Divided
-from fedstrata.split.client_step import ROUNDED, Exchange
+from fedstrata.split.client_step import Exchange, rounding_in
 from fedstrata.split.ends import Ends
 from fedstrata.split.messages import Form
 from fedstrata.split.middle import Middle
@@ -41,6 +40,7 @@ from fedstrata.split.modes import ClientBatch, Hierarchical, Sequential, Trainin
 from fedstrata.split.noise import Noise, NoiseSettings
 from fedstrata.split.protocol import Course
 from fedstrata.split.replica import Replica
+from fedstrata.train.batches import steps_in_round
 from fedstrata.train.local import fit, update_of
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from fedstrata.core.cohort import Cohort
     from fedstrata.core.model import Layout, Model
     from fedstrata.core.preflight import Facts
-    from fedstrata.core.settings.training import TrainingSettings
 
 Segment = Literal["front", "middle", "back"]
 Blocks = Annotated[int, Field(ge=0)]
@@ -182,7 +181,7 @@ class FLLLaMA(Divided):
 
         for client, update in cohort.converse("train", plan_of, service, lambda client: cuts[client.id]):
             mean.add(update)
-            rounded.add(Update({}, _rounding_in(update), weight=update.weight))
+            rounded.add(Update({}, rounding_in(update), weight=update.weight))
             arrived.append(client)
         learnt = service.tensors
         middles = [(client.examples, set(cuts[client.id].segments(layout).middle)) for client in arrived]
@@ -227,7 +226,7 @@ class FLLLaMA(Divided):
         """Returns the server's half of a round, with B as the state has it."""
         training = cohort.training
         weights = {client.id: float(client.examples) for client in cohort.clients}
-        steps = {client.id: _steps(client.examples, training) for client in cohort.clients}
+        steps = {client.id: steps_in_round(client.examples, training) for client in cohort.clients}
         every = self.average_ends if isinstance(self.average_ends, int) else None
         clients = {
             client: Course(self.wire, self.divides(client), self.in_flight, every) for client in weights
@@ -277,16 +276,3 @@ class FLLLaMA(Divided):
             return []
         why = "the server goes back through a batch before it knows how many terms a client's whole step has"
         return [Problem("method.mean", f"'clients' needs training.accumulation 1, not {batches}: {why}")]
-
-
-def _rounding_in(update: Update) -> dict[str, JSON]:
-    """Returns what a client says of the error of int8; what is no share counts for nothing."""
-    said = update.values.get("rounding")
-    said = said if isinstance(said, dict) else {}
-    numbers = {name: said.get(name) for name in ROUNDED}
-    return {name: value for name, value in numbers.items() if isinstance(value, float) and 0 <= value <= 1}
-
-
-def _steps(examples: int, training: TrainingSettings) -> int:
-    """Returns how many steps a client with so many examples takes in a round."""
-    return training.epochs * ceil(ceil(examples / training.batch_size) / training.accumulation)
