@@ -25,7 +25,6 @@ from fedstrata.engine.corruption import corrupt_clients
 from fedstrata.engine.devices import Fleet, last_stored_states
 from fedstrata.engine.facts import by_group, model_facts
 from fedstrata.engine.failures import RoundAbandonedError, drop_outs
-from fedstrata.engine.noised import with_noise
 from fedstrata.engine.roll import Listener
 from fedstrata.engine.scoring import Scorer
 from fedstrata.engine.server import ServerDocuments
@@ -268,7 +267,8 @@ class Run:
         own = (self._sites, part, experiment.model, experiment.task, experiment.settings.training)
         bootstrap = experiment.settings.federation.bootstrap if part == "test" else None
         rng = experiment.seed.child("bootstrap")
-        return Scorer(*own, bootstrap=bootstrap, rng=rng, seen_by=with_noise(experiment))
+        seen_by = experiment.method.seen_by(experiment.model, experiment.seed.child("scores"))
+        return Scorer(*own, bootstrap=bootstrap, rng=rng, seen_by=seen_by)
 
     def _facts(self) -> dict[str, Any]:
         """What the record's `run` event says of the whole run."""
