@@ -76,7 +76,7 @@ def agreement_of(
         for path, value in every.items()
         if path.startswith(_COMPARED[purpose]) and not path.startswith(_LOCAL)
     }
-    compared["labels"] = list(experiment.task.labels)
+    compared["labels"] = list(experiment.task.classes)
     config: Any = model.module.config
     own = divided_method(experiment.method).settings
     return Agreement.of(
@@ -157,7 +157,7 @@ class Agreements:
         if self._purpose == TRAINING:
             info_of(client, greeting)
             documents_of(client, greeting)
-            length = self._experiment.settings.task.max_length
+            length = self._experiment.task.max_length
         said: Any = (theirs, rows, length, ends, weights)
         return self._agreed(client, *said)
 

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.aggregate.rules import AveragingSettings, MeanRule, MultiKrumRule, RobustRule
-from fedstrata.core.errors import Problem, did_you_mean
-from fedstrata.core.settings.task import ClassifySettings, NerSettings, RelationSettings
-from fedstrata.data.select import mention_types, relation_types
+from fedstrata.core.errors import Problem
+from fedstrata.data.split import every
 from fedstrata.engine.sites import sample_size
 from fedstrata.methods.droppeft import DropPEFT
 from fedstrata.methods.fedadaopt import CONFIGURATIONS, FedAdaOPT
 from fedstrata.methods.fedmedlora_plus import FedMedLoRAPlus
 from fedstrata.methods.fl_llama import FLLLaMA
+from fedstrata.tasks import task_of
 
 if TYPE_CHECKING:
     from fedstrata.core.documents import Document
@@ -33,29 +33,9 @@ def unfit_clients(settings: RunSettings, method: Method | None, sites: Mapping[s
         sites: The documents of each site by split; one without training documents is no client.
     """
     clients = [name for name, own in sites.items() if own.train]
-    named = [*cuts_of_nobody(method, clients), *_names_of_nothing(settings, sites)]
+    in_vain = task_of(settings.task).named_in_vain(every(sites))
+    named = [*cuts_of_nobody(method, clients), *in_vain]
     return [*named, *_too_few(settings, method, len(clients))]
-
-
-def _names_of_nothing(settings: RunSettings, sites: Mapping[str, Split]) -> list[Problem]:
-    """Returns a problem for each type or label that a task names to be learnt and no document has."""
-    documents = [document for own in sites.values() for document in own.all]
-    match settings.task:
-        case NerSettings(types=list() as names):
-            setting, occurring = "types", set(mention_types(documents))
-        case RelationSettings(types=list() as names):
-            setting, occurring = "types", set(relation_types(documents))
-        case ClassifySettings(labels=list() as names):
-            setting, occurring = "labels", {label for document in documents for label in document.labels}
-        case _:
-            return []
-    return [
-        Problem(
-            f"task.{setting}", f"{name!r} occurs in no document{did_you_mean(name, occurring, before='; ')}"
-        )
-        for name in names
-        if name not in occurring
-    ]
 
 
 def _too_few(settings: RunSettings, method: Method | None, clients: int) -> list[Problem]:
@@ -155,7 +135,7 @@ def without_examples(
     message = (
         f"{method.name} weighs clients by their loss on the {len(documents)} documents of the server, and"
     )
-    return [Problem("data.split.server", f"{message} none has an example for task {task.settings.name}")]
+    return [Problem("data.split.server", f"{message} none has an example for task {task.name}")]
 
 
 def _too_few_to_judge(
