@@ -18,21 +18,30 @@ import argparse
 import json
 import statistics
 import sys
+import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MultiLabelBinarizer
+
+from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, FedstrataError
 from fedstrata.core.settings.source import Source
 from fedstrata.core.settings.sweep import read_sweep, with_value
+from fedstrata.data.divide import divide
 from fedstrata.data.split import Split
-from fedstrata.engine.prepare import check_settings, divide
-from fedstrata.tasks import TASKS
+from fedstrata.engine.prepare import check_settings
+from fedstrata.tasks import task_of
 from fedstrata.tasks.classify import DocumentClassification
 from fedstrata.tasks.lookup import LookupTagger
 from fedstrata.tasks.mention_pairs.nearest import NearestLinker
 from fedstrata.tasks.relations import RelationClassification
-from fedstrata.tasks.tfidf import tfidf_baseline
 
 
 def scores(source: Source) -> dict[str, float]:
@@ -40,8 +49,8 @@ def scores(source: Source) -> dict[str, float]:
     settings, _, problems = check_settings(source)
     if problems:
         raise ConfigurationError(problems)
-    clients = divide(settings, TASKS[settings.task.name]).clients
-    task = TASKS[settings.task.name].from_documents(settings.task, clients)
+    clients = divide(settings, task_of(settings.task)).clients
+    task = task_of(settings.task).fitted(clients)
     train, test = (
         [document for own in clients.values() for document in getattr(own, part)]
         for part in ("train", "test")
@@ -49,20 +58,50 @@ def scores(source: Source) -> dict[str, float]:
     if isinstance(task, DocumentClassification):
         return tfidf_baseline(task, train, test) | own_majority(task, clients)
     if isinstance(task, RelationClassification):
-        linker = NearestLinker.fit(train, task.settings.most_words)
+        linker = NearestLinker.fit(train, task.most_words)
         return task.score(test, [linker.predict(document) for document in test])
     tagger = LookupTagger.fit(train)
     return task.score(test, [tagger.predict(document) for document in test])
 
 
+def tfidf_baseline(
+    task: DocumentClassification, train: Sequence[Document], test: Sequence[Document]
+) -> dict[str, float]:
+    """Trains TF-IDF of words and word pairs with one logistic regression a label, and scores it as a model.
+
+    Of a pair of texts it reads the words of both together.
+
+    Labels are balanced in the loss (`class_weight="balanced"`), without which rare ones are never given at a
+    threshold of one half.
+
+    Args:
+        task: The labels, and the threshold above which one is given.
+        train: The training documents.
+        test: The documents to score.
+
+    Returns:
+        The scores of `task.score`.
+    """
+    classifier = make_pipeline(
+        TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2)),
+        OneVsRestClassifier(LogisticRegression(class_weight="balanced", max_iter=1000)),
+    )
+    indicators = MultiLabelBinarizer(classes=task.classes).fit_transform([doc.labels for doc in train])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Label .* is present in")  # in all training documents, or none
+        classifier.fit(["\n".join(document.texts) for document in train], indicators)
+    probabilities = classifier.predict_proba(["\n".join(document.texts) for document in test])
+    return task.score(test, task.answers(np.asarray(probabilities, dtype=np.float64)))
+
+
 def own_majority(task: DocumentClassification, clients: Mapping[str, Split]) -> dict[str, float]:
     """Scores what each client would have from its own commonest training label; the first of equals."""
-    if task.settings.problem_type != "single_label":
+    if task.problem_type != "single_label":
         return {}
     found: dict[str, list[float]] = {"accuracy": [], "validation_accuracy": []}
     for own in clients.values():
         counts = Counter(document.labels[0] for document in own.train)
-        answer = max(task.labels, key=lambda label: counts[label])
+        answer = max(task.classes, key=lambda label: counts[label])
         for name, documents in zip(found, (own.test, own.validation), strict=True):
             if documents and own.train:
                 right = sum(document.labels[0] == answer for document in documents)

@@ -19,6 +19,7 @@ from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.source import variants
 from fedstrata.methods import METHODS
 from fedstrata.methods.averaging import Averaging
+from fedstrata.tasks import TASKS
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "configuration.md"
 
@@ -93,8 +94,8 @@ def sections(model: type[BaseModel], path: str = "", named: str = "") -> Iterato
         path: Its place in the configuration.
         named: The `key: value` in it that chooses it, where there is a choice.
     """
-    left_out = f"| `{named.partition(':')[0]}`" if named else "" if path else "| `method`"
-    body = [row for row in rows(model) if not (left_out and row.startswith(left_out))]
+    left_out = (f"| `{named.partition(':')[0]}`",) if named else () if path else ("| `method`", "| `task`")
+    body = [row for row in rows(model) if not row.startswith(left_out)]
     if body:
         about = " ".join((model.__doc__ or "").split("\n")[0].split())
         title = f"{path}, with `{named}`" if named else path or "Top level"
@@ -103,6 +104,8 @@ def sections(model: type[BaseModel], path: str = "", named: str = "") -> Iterato
     for name, field in model.model_fields.items():
         inner = f"{path}.{name}" if path else name
         yield from choices(field, inner)
+        for task in TASKS if inner == "task" else ():
+            yield from sections(TASKS[task], "task", f"name: {task}")
 
 
 def choices(field: FieldInfo, path: str) -> Iterator[str]:

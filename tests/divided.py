@@ -20,9 +20,9 @@ from fedstrata.models.state import Model
 from fedstrata.split.divide import divide
 from fedstrata.split.ends import Ends
 from fedstrata.split.middle import Middle
+from fedstrata.tasks.causal import end_id
 from fedstrata.tasks.instruction.generate import generate
 from fedstrata.tasks.instruction.prompts import PromptTokenizer
-from fedstrata.tasks.lm import end_id
 
 Tiny = Callable[..., Model]
 Gradients = dict[str, Tensor]
@@ -111,7 +111,7 @@ def with_lora(model: Model, kind: str, full: Collection[str] = ()) -> Model:
 
 def texts_of(model: Model, prompts: list[str], tokens: int) -> list[str]:
     """Returns what an undivided model says to prompts, which are one batch."""
-    words, end = PromptTokenizer(model.tokenizer, chats=False), end_id(model.tokenizer)
+    words, end = PromptTokenizer(model.tokenizer, chats=False), end_id(model.tokenizer, "lm")
     rows = words.prompts(prompts)
     lengths = torch.tensor([len(row) for row in rows])
     ids = torch.full((len(rows), int(lengths.max())), words.pad_id)

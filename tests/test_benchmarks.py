@@ -11,7 +11,6 @@ import pytest
 from support import REPOSITORY
 
 from fedstrata.core.documents import Document
-from fedstrata.core.settings.task import ClassifySettings
 from fedstrata.data.split import Split
 from fedstrata.tasks.classify import DocumentClassification
 
@@ -159,6 +158,6 @@ def test_the_commonest_label_of_a_client_s_own_is_a_floor() -> None:
         "one": Split(documents("aab"), validation=documents("ab"), test=documents("aaab")),
         "other": Split(documents("bcc"), validation=(), test=documents("cb")),
     }
-    task = DocumentClassification.from_documents(ClassifySettings(name="classify"), clients)
+    task = DocumentClassification(name="classify").fitted(clients)
     floor = baselines.own_majority(task, clients)
     assert floor == {"own_majority.accuracy": (0.75 + 0.5) / 2, "own_majority.validation_accuracy": 0.5}

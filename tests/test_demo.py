@@ -15,7 +15,7 @@ from fedstrata.core.settings.source import read_source
 from fedstrata.data.divide import divide
 from fedstrata.engine.prepare import check_settings
 from fedstrata.metrics.spans import span_scores
-from fedstrata.tasks import TASKS
+from fedstrata.tasks import task_of
 from fedstrata.tasks.lookup import LookupTagger
 
 DEMO = Path(str(files("fedstrata.cli") / "demo.yaml"))
@@ -35,7 +35,7 @@ def run_demo(tmp_path: Path, method: str) -> Finished:
 @pytest.mark.slow
 def test_a_look_up_table_is_at_least_15_f1_points_below_the_centralised_model(tmp_path: Path) -> None:
     settings, _, _ = check_settings(read_source(DEMO, []))
-    clients = divide(settings, TASKS[settings.task.name]).clients.values()
+    clients = divide(settings, task_of(settings.task)).clients.values()
     train, test = (
         [document for own in clients for document in getattr(own, part)] for part in ("train", "test")
     )

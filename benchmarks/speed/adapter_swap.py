@@ -45,7 +45,7 @@ def main() -> None:
     options = parser.parse_args()
     use_processor(options.threads)
     settings = RunSettings.model_validate({"training": {"batch_size": options.batch}})
-    task = NamedEntityRecognition(settings.task, ["a", "b", "c", "d"])
+    task = NamedEntityRecognition().of_types(["a", "b", "c", "d"])
     base = llama_like(task, options.blocks, options.hidden)
     rows = base.module.get_input_embeddings().num_embeddings  # type: ignore[operator,union-attr]
     model = attach(base, LoraSettings(kind="lora", rank=options.rank), kind=task.kind, seed=Seed(0))

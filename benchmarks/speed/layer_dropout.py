@@ -42,7 +42,7 @@ class Bench:
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         values = {"batch_size": options.batch, "checkpointing": options.checkpointing}
         self.settings = RunSettings.model_validate({"training": values}).training
-        task = NamedEntityRecognition(RunSettings().task, ["a", "b", "c", "d"])
+        task = NamedEntityRecognition().of_types(["a", "b", "c", "d"])
         base = llama_like(task, options.blocks, options.hidden)
         if options.checkpointing:
             base.module.activation_checkpointing_enable()  # type: ignore[operator]

@@ -41,7 +41,8 @@ from fedstrata.metrics.cost import peak_gpu_bytes, peak_rss_bytes
 from fedstrata.metrics.flops import FlopCounter
 from fedstrata.models.blocks import find_layout, transformers_model
 from fedstrata.models.load import load, skeleton
-from fedstrata.tasks.lm import LOGITS_AT_A_TIME, LanguageModelling, Passage
+from fedstrata.tasks.causal import LOGITS_AT_A_TIME
+from fedstrata.tasks.lm import LanguageModelling, Passage
 from fedstrata.train.local import fit
 from fedstrata.train.processor import use_processor
 
@@ -129,11 +130,10 @@ def measure(shape: str, options: argparse.Namespace) -> dict[str, Any]:
     """Takes steps on random weights and random text; the first is not timed."""
     values = {
         "model": {"dtype": "bfloat16"},
-        "task": {"name": "lm", "max_length": options.tokens},
         "training": {"batch_size": options.batch, "checkpointing": True, "precision": "bfloat16"},
     }
     run = RunSettings.model_validate(values)
-    task = LanguageModelling(run.task)  # type: ignore[arg-type]
+    task = LanguageModelling(max_length=options.tokens)
     lora = LoraSettings(kind="lora", rank=options.rank, alpha=64.0, dropout=0.05)
     with tempfile.TemporaryDirectory() as folder:
         load(settings_of(shape), kind=task.kind, seed=Seed(0)).save(Path(folder, "model"))

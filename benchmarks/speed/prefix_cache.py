@@ -41,7 +41,7 @@ class Bench:
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self.settings = RunSettings.model_validate({"training": {"batch_size": options.batch}})
         self.folder = folder
-        self.task = NamedEntityRecognition(self.settings.task, ["a", "b", "c", "d"])
+        self.task = NamedEntityRecognition().of_types(["a", "b", "c", "d"])
         self.model = llama_like(self.task, options.blocks, options.hidden)
         rows = self.model.module.get_input_embeddings().num_embeddings
         self.windows = random_windows(options.batches * options.batch, options.tokens, rows, Seed(1))

@@ -48,7 +48,7 @@ def llama_like(task: NamedEntityRecognition, blocks: int, hidden: int) -> Model:
         "tie_word_embeddings": True,
     }
     settings = ModelSettings(init="random", tokenizer="mini", config=config)
-    return load(settings, kind=task.kind, labels=task.labels, seed=Seed(0))
+    return load(settings, kind=task.kind, labels=task.classes, seed=Seed(0))
 
 
 def client_of(

@@ -185,7 +185,7 @@ def _agree(experiment: Experiment, setting: Setting) -> Callable[[str, Greeting]
     cut = Cut(setting.front, setting.back)
     ends = ends_of(experiment.model, cut)
     shapes = shapes_of(ends.tensors(ends.layout.all))
-    length = experiment.settings.task.max_length
+    length = experiment.task.max_length
 
     def agree(client: str, greeting: Greeting) -> Agreement:
         return agreement_of(experiment, cut, shapes, int(str(greeting["rows"])), length, TRAINING)

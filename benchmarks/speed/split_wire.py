@@ -36,7 +36,6 @@ from split_line import CLIENT, MeasuredLine, agreement_for, answer, listening, r
 from fedstrata.core.cut import Cut
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.run import RunSettings
-from fedstrata.core.settings.task import LmSettings
 from fedstrata.core.types import Message
 from fedstrata.engine.checkpoint import ClientStore
 from fedstrata.engine.simulate import SimulatedClient
@@ -127,7 +126,7 @@ class Steps:
                 yield after[0] - before[0], after[1] - before[1]
 
     def _simulated(self, line: Any) -> SimulatedClient:
-        task = LanguageModelling(LmSettings(max_length=self._options.columns))
+        task = LanguageModelling(max_length=self._options.columns)
         store = ClientStore(self._folder, 1)
         return SimulatedClient(
             CLIENT, self._client, task, [], self._training, store, lambda progress: None, line=line

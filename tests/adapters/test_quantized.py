@@ -16,7 +16,6 @@ from fedstrata.core.settings.adapter import LoraSettings
 from fedstrata.core.settings.model import ModelSettings
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.source import read_source
-from fedstrata.core.settings.task import LmSettings
 from fedstrata.engine.model import check_model
 from fedstrata.engine.prepare import check_settings
 from fedstrata.models.load import load
@@ -134,7 +133,7 @@ def test_without_the_package_one_message_says_what_to_do(
 def test_a_run_without_an_adapter_is_refused(folder: Path) -> None:
     pytest.importorskip("bitsandbytes")
     model = ModelSettings(name=str(folder), quantization="nf4", dtype="bfloat16")
-    task = LmSettings(max_length=16)
+    task = {"name": "lm", "max_length": 16}
     with pytest.raises(ConfigurationError) as caught:
         check_model(RunSettings(model=model, task=task), None)
     assert [problem.path for problem in caught.value.problems] == ["model.quantization", "model.dtype"]

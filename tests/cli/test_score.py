@@ -25,7 +25,7 @@ from fedstrata.engine.prepare import check_settings
 from fedstrata.engine.run_folder import open_run
 from fedstrata.metrics.relations import relation_scores, triples_of
 from fedstrata.metrics.spans import span_scores
-from fedstrata.tasks import TASKS
+from fedstrata.tasks import task_of
 
 QUOTED = "Zebrafinch"
 TEXT = f"{QUOTED} has severe chest pain and takes aspirin, 81 mg."
@@ -296,7 +296,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 def test_the_numbers_are_those_of_the_run_that_predicted(run: Finished, tmp_path: Path, form: str) -> None:
     settings, _, problems = check_settings(read_source(None, [*TINY]))
     assert not problems
-    clients = divide(settings, TASKS[settings.task.name]).clients.values()
+    clients = divide(settings, task_of(settings.task)).clients.values()
     tested = {document.id for own in clients for document in own.test}
     notes = generate(seed=settings.seed, sites=3, notes=24)
     write([note for note in notes if note.id in tested], tmp_path / "gold", form)

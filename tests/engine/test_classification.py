@@ -17,7 +17,7 @@ from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
 from fedstrata.engine.prepare import check_settings, prepare
 from fedstrata.engine.run_folder import open_run, resumable
-from fedstrata.tasks import TASKS, classify
+from fedstrata.tasks import classify, task_of
 from fedstrata.tasks.windows import run_model
 
 CODES = ("task.name=classify", "data.types=null", "task.max_windows=2", "training.batch_size=4")
@@ -65,9 +65,9 @@ def test_what_a_run_leaves_is_enough_to_use_its_model(run_tiny: RunTiny, one_eac
     model = AutoModelForSequenceClassification.from_pretrained(run.folder / "model")
     assert model.config.problem_type == "single_label_classification"
     labels = [model.config.id2label[number] for number in range(model.config.num_labels)]
-    task = TASKS[settings.task.name].from_labels(settings.task, labels)
-    assert task.labels == tuple(sorted(LABELS))
-    assert (task.metric, task.problem_type) == ("accuracy", model.config.problem_type)
+    task = task_of(settings.task).restored(labels)
+    assert task.classes == tuple(sorted(LABELS))
+    assert (task.metric, task.head_type) == ("accuracy", model.config.problem_type)
 
 
 def test_words_that_give_labels_away_are_learnt(run_tiny: RunTiny, one_each: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_label_skew_is_one_of_the_labels_that_are_learnt(tmp_path: Path) -> No
             note.pop("metadata", None)
         path.write_text("\n".join(map(json.dumps, notes)) + "\n")
     settings = check_settings(source)[0]
-    clients = divide(settings, TASKS[settings.task.name]).clients
+    clients = divide(settings, task_of(settings.task)).clients
     assert [{document.labels for document in own.all} for own in clients.values()] == [
         {(label,)} for label in sorted(LABELS)
     ]
@@ -157,7 +157,7 @@ def test_a_label_skew_is_one_of_the_labels_that_are_learnt(tmp_path: Path) -> No
 def test_every_division_gives_every_client_the_same_labels_to_choose_from(by: str) -> None:
     experiment = prepare(read_source(None, [*TINY, *CODES, f"partition={{by: {by}, clients: 3}}"]))
     everybody = {label for own in experiment.clients.values() for note in own.all for label in note.labels}
-    assert set(experiment.task.labels) == everybody
+    assert set(experiment.task.classes) == everybody
     assert experiment.model.module.config.num_labels == len(everybody)
 
 

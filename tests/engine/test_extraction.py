@@ -21,7 +21,7 @@ from fedstrata.engine.run_folder import open_run
 from fedstrata.metrics.relations import relation_scores, triples_of
 from fedstrata.results.export import export
 from fedstrata.results.result import open_result
-from fedstrata.tasks.extract import Extraction
+from fedstrata.tasks import task_of
 
 SENTENCES = [
     ("Severe chest pain.", [(0, 6, "severity"), (7, 17, "problem")], [(1, 0, "severity")]),
@@ -207,7 +207,8 @@ def test_whoever_has_a_document_it_says_what_was_looked_for(tmp_path: Path, task
     settings = (*EXTRACT, data, "data.split.server=4", f"partition={by}")
     if task == "relations":
         settings = (*settings, "task={name: relations}")
-    divided = divide(check_settings(read_source(None, [*TINY, *settings]))[0], Extraction)
+    checked, _, _ = check_settings(read_source(None, [*TINY, *settings]))
+    divided = divide(checked, task_of(checked.task))
     owned = [*divided.server, *(document for own in divided.clients.values() for document in own.all)]
     assert {(document.site, document.lacks_relations) for document in owned} == {
         ("both", False),
@@ -223,9 +224,9 @@ def test_relations_that_are_set_aside_are_so_for_the_server_and_leave_the_types_
     settings = (*TINY, *EXTRACT, data, *PLUS)
     whole = prepare(read_source(None, settings))
     uneven = prepare(read_source(None, [*settings, "task.mentions_only=[both, mentions]"]))
-    assert (uneven.settings.task.mentions, uneven.settings.task.modifiers) == (
-        whole.settings.task.mentions,
-        whole.settings.task.modifiers,
+    assert (uneven.task.mentions, uneven.task.modifiers) == (
+        whole.task.mentions,
+        whole.task.modifiers,
     )
     assert all(document.lacks_relations for document in uneven.server)
     for name, own in uneven.clients.items():

@@ -21,7 +21,7 @@ def prepared(*overrides: str) -> Experiment:
 
 def test_types_that_are_named_are_learnt_in_the_order_of_the_alphabet() -> None:
     named = ("data.types=[test, problem, drug]", "task.types=[test, problem, drug]")
-    assert prepared(*named).task.labels == prepared(named[0]).task.labels
+    assert prepared(*named).task.classes == prepared(named[0]).task.classes
 
 
 @pytest.mark.parametrize(

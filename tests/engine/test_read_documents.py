@@ -15,7 +15,7 @@ from fedstrata.data.divide import divide, read_documents
 from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
 from fedstrata.engine.prepare import check_settings
-from fedstrata.tasks import TASKS
+from fedstrata.tasks import task_of
 
 
 def settings_of(text: str, problems: int = 0):
@@ -51,7 +51,7 @@ def test_patients_are_kept_together(tmp_path: Path) -> None:
     write(generate(seed=0, sites=2, notes=60), tmp_path / "mimic", "mimic")
     data = f"format: mimic, path: {tmp_path / 'mimic'}, mimic: {{categories: null}}"
     settings, _ = settings_of(f"data: {{{data}}}\npartition: {{by: iid, clients: 2}}")
-    clients = divide(settings, TASKS[settings.task.name]).clients
+    clients = divide(settings, task_of(settings.task)).clients
     parts = [
         {document.metadata["patient"] for own in clients.values() for document in getattr(own, part)}
         for part in ("train", "validation", "test")

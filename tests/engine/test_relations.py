@@ -80,7 +80,7 @@ def test_modifiers_of_synthetic_notes_are_learnt_and_scored(run_tiny: RunTiny) -
     assert losses[-1] < losses[0]
     settings, _, problems = check_settings(read_source(run.folder / "config.yaml", []))
     assert not problems
-    assert settings.task.modifiers["drug"] == ["dosage"]
+    assert settings.task["modifiers"]["drug"] == ["dosage"]
 
 
 def test_what_a_run_learnt_relates_the_mentions_of_other_files(

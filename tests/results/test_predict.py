@@ -21,7 +21,6 @@ from transformers import pipeline
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError, DataError
 from fedstrata.core.settings.source import read_source
-from fedstrata.core.settings.task import NerSettings
 from fedstrata.data.readers import read
 from fedstrata.data.writers import write
 from fedstrata.engine.run_folder import open_run
@@ -307,13 +306,13 @@ def test_what_stops_half_way_leaves_whole_files_only(
 
 
 def test_formats_that_cannot_spell_a_type_are_refused_before_anything(result: Result) -> None:
-    card, settings = type(result.task), result.settings.task
-    alike = card(settings, ["lab value", "lab_value"])
+    assert isinstance(result.task, NamedEntityRecognition)
+    alike = result.task.of_types(["lab value", "lab_value"])
     with pytest.raises(ConfigurationError, match=r"--format: .*'lab_value'"):
         check_output(alike, "brat")
     assert check_output(alike, "jsonl") == "jsonl"
     with pytest.raises(ConfigurationError, match=r"--format: .*quotation mark"):
-        check_output(card(settings, ['so "called"']), "i2b2")
+        check_output(result.task.of_types(['so "called"']), "i2b2")
     assert check_output(alike, None) == "brat"
 
 
@@ -331,7 +330,7 @@ def test_the_pipeline_of_transformers_finds_the_same_but_for_whole_words(result:
         words = text[group["start"] : group["end"]]
         start = group["start"] + len(words) - len(words.lstrip())
         spans.append((start, start + len(words.strip()), group["entity_group"]))
-    pieces = NamedEntityRecognition(NerSettings(whole_words=False), result.task.types)
+    pieces = NamedEntityRecognition(whole_words=False).of_types(result.task.known_types)
     (own,) = answer(result.model, pieces, [Document("x", text)], result.settings.training)
     assert spans == [(span.start, span.end, span.label) for span in own]
 

@@ -41,8 +41,8 @@ def test_the_saved_model_gives_the_logits_of_the_run(tmp_path: Path, overrides: 
     assert torch.equal(logits_of(by_transformers.eval(), AutoTokenizer.from_pretrained(folder)), expected)
     result = open_result(tmp_path / "run")
     assert torch.equal(logits_of(result.model.module, result.model.tokenizer), expected)
-    assert result.task.labels == run.experiment.task.labels
-    assert list(by_transformers.config.id2label.values()) == list(result.task.labels)
+    assert result.task.classes == run.experiment.task.classes
+    assert list(by_transformers.config.id2label.values()) == list(result.task.classes)
 
 
 def test_how_the_run_cut_windows_is_not_saved_with_the_tokenizer(run_tiny: RunTiny) -> None:

@@ -11,7 +11,6 @@ from divided import Tiny, deeper, divided
 
 from fedstrata.core.cut import Cut
 from fedstrata.core.documents import Document
-from fedstrata.core.settings.task import ClozeSettings
 from fedstrata.data.split import Split
 from fedstrata.models.state import Model
 from fedstrata.split.kvcache import Sessions
@@ -48,7 +47,7 @@ def causal(tiny_model: Tiny, family: str) -> Model:
 def test_answers_are_as_likely_as_with_the_whole_model(tiny_model: Tiny, family: str, form: str) -> None:
     """Several questions of unequal length in a batch, with answers of one and of several tokens."""
     documents = [document(form, number, text) for number, text in enumerate(TEXTS)]
-    task = ClozeQuestions.from_documents(ClozeSettings(**ASKED[form]), {"a": Split(train=tuple(documents))})
+    task = ClozeQuestions(**ASKED[form]).fitted({"a": Split(train=tuple(documents))})
     model = causal(tiny_model, family)
     examples = task.encode(documents, model.tokenizer)
     assert max(len(answer) for example in examples for answer in example.answers) > 1

@@ -15,7 +15,6 @@ from fedstrata.core.cut import Cut
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, FrameError, SessionLostError, SessionTooLargeError
 from fedstrata.core.seeding import Seed
-from fedstrata.core.settings.task import ClassifySettings
 from fedstrata.core.settings.training import TrainingSettings
 from fedstrata.core.types import Message
 from fedstrata.models.state import Model
@@ -286,8 +285,8 @@ def test_noise_is_added_when_it_is_meant_for_inference(tiny_model: Tiny) -> None
 @pytest.mark.parametrize("family", ["bert", "gpt2", "deberta-v2"])
 def test_a_task_predicts_with_a_connected_model_as_with_a_whole_one(tiny_model: Tiny, family: str) -> None:
     """Windows of documents run a few at a time, and the model is called several times."""
-    settings = ClassifySettings(problem_type="single_label", max_length=8, stride=2)
-    task = DocumentClassification(settings, ["a", "b", "c"])
+    settings = DocumentClassification(problem_type="single_label", max_length=8, stride=2)
+    task = settings.of_labels(["a", "b", "c"])
     model = tiny_model(family, "sequence-classification", config=deeper(family))
     texts = ["w1 w2 w3 " * 9, "w4", "w5 w6 w7 w8"]
     documents = [Document(str(n), text, labels=("a",)) for n, text in enumerate(texts)]

@@ -32,7 +32,6 @@ from fedstrata.core.errors import ConfigurationError, FrameError, StepLostError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.adapter import PrefixSettings
 from fedstrata.core.settings.model import ModelSettings
-from fedstrata.core.settings.task import ClassifySettings, ExtractSettings, LmSettings, NerSettings
 from fedstrata.methods.fl_llama import FLLLaMA
 from fedstrata.models import blocks
 from fedstrata.models.blocks import transformers_model
@@ -133,13 +132,13 @@ NOTES = [
     Document("c", "Given aspirin 81 mg daily for the pain.", (Span(6, 13, "drug"),), labels=("no", "yes")),
 ]
 TASKS: dict[str, Any] = {
-    "ner": NamedEntityRecognition(NerSettings(max_length=16, stride=4), ["drug", "problem"]),
-    "classify": DocumentClassification(
-        ClassifySettings(problem_type="multi_label", max_length=8, stride=2), ["no", "yes"]
+    "ner": NamedEntityRecognition(max_length=16, stride=4).of_types(["drug", "problem"]),
+    "classify": DocumentClassification(problem_type="multi_label", max_length=8, stride=2).of_labels(
+        ["no", "yes"]
     ),
-    "lm": LanguageModelling(LmSettings(max_length=12)),
+    "lm": LanguageModelling(max_length=12),
     "extract": Extraction(
-        ExtractSettings(templates="short", tasks=["ner"], mentions=["drug", "problem"], modifiers={})
+        Extraction(templates="short", tasks=["ner"], mentions=["drug", "problem"], modifiers={})
     ),
 }
 
@@ -154,7 +153,7 @@ def test_the_tasks_take_their_losses_as_they_do_of_a_whole_model(family: str, na
     config = {"model_type": family, **CONFIGURATIONS[family], **deeper(family)}
     del config["vocab_size"], config["max_position_embeddings"]
     settings = ModelSettings(init="random", config=config, tokenizer="mini")
-    model = load(settings, kind=task.kind, labels=task.labels, seed=Seed(0))
+    model = load(settings, kind=task.kind, labels=task.classes, seed=Seed(0))
     batch = task.collate(task.encode(NOTES, model.tokenizer))
     loss, gradients = whole_step(model, batch, task)
     both = divided(model, Cut(1, 1))

@@ -20,7 +20,6 @@ from transformers import (
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError
-from fedstrata.core.settings.task import ClassifySettings
 from fedstrata.data.split import Split
 from fedstrata.tasks.classify import DocumentClassification, LabelAnswer, pool
 
@@ -37,8 +36,8 @@ ONE_EACH = [Document(f"s{n}", f"note {n} of pain " * (n + 1), labels=(LABELS[n %
 def task_of(
     kind: str = "multi_label", labels: tuple[str, ...] = LABELS, **rest: Any
 ) -> DocumentClassification:
-    return DocumentClassification(
-        ClassifySettings(problem_type=kind, **{"max_length": 16, "stride": 4, **rest}), labels
+    return DocumentClassification(problem_type=kind, **{"max_length": 16, "stride": 4, **rest}).of_labels(
+        labels
     )
 
 
@@ -62,7 +61,7 @@ def classifier(request: pytest.FixtureRequest, tokenizer: Any) -> Callable[[], A
 def naive_logits(task: DocumentClassification, module: Any, example: Any) -> torch.Tensor:
     """Runs a document's windows one at a time, without padding, and pools in a loop."""
     rows = [module(torch.from_numpy(ids.astype(np.int64))[None]).logits[0] for ids in example.windows]
-    if task.settings.pooling == "max":
+    if task.pooling == "max":
         return torch.stack([torch.stack([row[label] for row in rows]).max() for label in range(3)])
     return sum(rows) / len(rows)
 
@@ -184,10 +183,9 @@ def test_only_the_first_windows_of_a_long_document_are_read(tokenizer: Any) -> N
 
 
 def test_the_windows_are_those_of_a_task_on_tokens(tokenizer: Any) -> None:
-    from fedstrata.core.settings.task import NerSettings
     from fedstrata.tasks.ner import NamedEntityRecognition
 
-    ner = NamedEntityRecognition(NerSettings(max_length=16, stride=4), ["problem"])
+    ner = NamedEntityRecognition(max_length=16, stride=4).of_types(["problem"])
     windows = [ids.tolist() for example in ner.encode(NOTES[:3], tokenizer) for ids in example.windows]
     ours = [ids.tolist() for example in task_of().encode(NOTES[:3], tokenizer) for ids in example.windows]
     assert ours == windows
@@ -222,30 +220,28 @@ def test_scores_take_any_subset_and_always_have_the_metrics() -> None:
 
 def test_the_labels_of_a_corpus_are_those_of_all_its_documents() -> None:
     a, b, c = (Document(label, "x", labels=(label, "z")) for label in "cab")
-    task = DocumentClassification.from_documents(
-        ClassifySettings(), {"north": Split((a,), (b,)), "south": Split((a,), (), (c,))}
-    )
-    assert task.labels == ("a", "b", "c", "z")
-    assert (task.problem_type, task.metric) == ("multi_label_classification", "micro_f1")
+    task = DocumentClassification().fitted({"north": Split((a,), (b,)), "south": Split((a,), (), (c,))})
+    assert task.classes == ("a", "b", "c", "z")
+    assert (task.head_type, task.metric) == ("multi_label_classification", "micro_f1")
 
 
 def test_documents_without_a_label_among_others_are_told_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     documents = {"north": Split((*ONE_EACH, replace(ONE_EACH[0], id="bare", labels=())))}
-    assert DocumentClassification.from_documents(ClassifySettings(), documents).metric == "micro_f1"
+    assert DocumentClassification().fitted(documents).metric == "micro_f1"
     assert f"multi_label: 1 of {len(ONE_EACH) + 1} documents have no label" in caplog.text
     caplog.clear()
-    DocumentClassification.from_documents(ClassifySettings(problem_type="multi_label"), documents)
+    DocumentClassification(problem_type="multi_label").fitted(documents)
     assert not caplog.text
 
 
 def test_auto_is_single_label_where_every_document_has_one() -> None:
-    task = DocumentClassification.from_documents(ClassifySettings(), {"north": Split(tuple(ONE_EACH))})
-    assert (task.problem_type, task.metric) == ("single_label_classification", "accuracy")
-    assert task.settings.problem_type == "single_label"
-    forced = ClassifySettings(problem_type="multi_label")
-    many = DocumentClassification.from_documents(forced, {"north": Split(tuple(ONE_EACH))})
+    task = DocumentClassification().fitted({"north": Split(tuple(ONE_EACH))})
+    assert (task.head_type, task.metric) == ("single_label_classification", "accuracy")
+    assert task.problem_type == "single_label"
+    forced = DocumentClassification(problem_type="multi_label")
+    many = forced.fitted({"north": Split(tuple(ONE_EACH))})
     assert many.metric == "micro_f1"
 
 
@@ -269,7 +265,7 @@ def test_a_corpus_that_does_not_fit_is_refused(
     changes: dict[str, Any], documents: list[Document], path: str, message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message) as error:
-        DocumentClassification.from_documents(ClassifySettings(**changes), {"north": Split(tuple(documents))})
+        DocumentClassification(**changes).fitted({"north": Split(tuple(documents))})
     assert [problem.path for problem in error.value.problems] == [path]
 
 
@@ -283,11 +279,11 @@ def test_labels_the_task_does_not_know_are_refused_together(byte_level: Any) -> 
 
 def test_a_task_comes_back_from_the_labels_of_a_model() -> None:
     labels = ("b", "a")
-    resolved = ClassifySettings(problem_type="single_label")
-    again = DocumentClassification.from_labels(resolved, labels)
-    assert (again.labels, again.metric) == (labels, "accuracy")
+    resolved = DocumentClassification(problem_type="single_label")
+    again = resolved.restored(labels)
+    assert (again.classes, again.metric) == (labels, "accuracy")
     with pytest.raises(ConfigurationError, match=r"task\.problem_type: must be single_label or multi_label"):
-        DocumentClassification.from_labels(ClassifySettings(), labels)
+        DocumentClassification().restored(labels)
 
 
 @pytest.mark.parametrize("kind", ["single_label", "multi_label"])

@@ -18,7 +18,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
-from fedstrata.core.settings.task import ClozeSettings
 from fedstrata.data.split import Split
 from fedstrata.tasks.choice.examples import ClozeExample
 from fedstrata.tasks.choice.questions import FORMS, OWN, stretches
@@ -63,7 +62,7 @@ DOCUMENTS: dict[str, list[Document]] = {
 def task_of(name: str, documents: Sequence[Document] = (), **changes: Any) -> ClozeQuestions:
     own = tuple(documents or DOCUMENTS[name])
     more = own if name != "wsc" else (*own, DOCUMENTS["wsc"][0])
-    return ClozeQuestions.from_documents(ClozeSettings(**changes), {"a": Split(train=more)})
+    return ClozeQuestions(**changes).fitted({"a": Split(train=more)})
 
 
 def words(example: ClozeExample, tokenizer: Any) -> tuple[str, list[str]]:
@@ -135,8 +134,8 @@ def test_what_is_asked(
     assert [example.right for example in examples] == rights
     trained = task.training_examples(DOCUMENTS[name], byte_level)
     assert [example.right for example in trained] == [right for right in rights if right >= 0]
-    assert ClozeQuestions.from_labels(task.settings, ()).metric_names == task.metric_names
-    assert ClozeQuestions.from_labels(task.settings, ()).settings == task.settings
+    assert task.restored(()).metric_names == task.metric_names
+    assert task.restored(()) == task
 
 
 def test_every_kind_of_question_is_tried_here() -> None:
@@ -272,18 +271,18 @@ def test_documents_of_ones_own(tmp_path: Path, byte_level: Any) -> None:
     (tmp_path / "own.txt").write_text("{text}\nKind {{x}}:\n{answer}\n", encoding="utf-8")
     documents = [Document("1", "Fever.", labels=("sign",)), Document("2", "Aspirin.", labels=("drug",))]
     clients = {"a": Split(train=tuple(documents))}
-    own = ClozeSettings(
+    own = ClozeQuestions(
         question="labels", template=str(tmp_path / "own.txt"), words={"sign": "finding"}, max_length=40
     )
-    task = ClozeQuestions.from_documents(own, clients)
+    task = own.fitted(clients)
     (tmp_path / "own.txt").unlink()
-    again = ClozeQuestions.from_labels(task.settings, ())
-    assert again.settings.words == {"drug": "drug", "sign": "finding"}
+    again = task.restored(())
+    assert again.words == {"drug": "drug", "sign": "finding"}
     assert words(again.encode(documents, byte_level)[0], byte_level) == (
         "Fever.\nKind {x}:",
         ["\ndrug", "\nfinding"],
     )
-    assert again.reads_texts_alone and not task_of("rte").reads_texts_alone
+    assert again.beyond_texts == ("", "") != task_of("rte").beyond_texts
 
 
 CHOICELESS = [replace(own, metadata={"superglue": "copa", "question": "cause"}) for own in DOCUMENTS["copa"]]

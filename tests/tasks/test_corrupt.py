@@ -14,7 +14,6 @@ from hypothesis.extra.numpy import arrays
 
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.seeding import Seed
-from fedstrata.core.settings.task import ClassifySettings, LmSettings, NerSettings
 from fedstrata.tasks.classify import DocumentClassification
 from fedstrata.tasks.corrupt import permuted
 from fedstrata.tasks.lm import LanguageModelling
@@ -30,15 +29,15 @@ LABELS = ("a", "b", "c")
 
 
 def ner_task() -> NamedEntityRecognition:
-    return NamedEntityRecognition(NerSettings(**SHORT), ["x", "y"])
+    return NamedEntityRecognition(**SHORT).of_types(["x", "y"])
 
 
 def label_task(labels: tuple[str, ...] = LABELS, kind: str = "multi_label") -> DocumentClassification:
-    return DocumentClassification(ClassifySettings(problem_type=kind, **SHORT), labels)
+    return DocumentClassification(problem_type=kind, **SHORT).of_labels(labels)
 
 
 def lm_task() -> LanguageModelling:
-    return LanguageModelling(LmSettings(max_length=16))
+    return LanguageModelling(max_length=16)
 
 
 def notes(*labels: tuple[str, ...]) -> list[Document]:

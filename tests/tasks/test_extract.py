@@ -18,13 +18,13 @@ from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, LlamaCon
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
-from fedstrata.core.settings.task import ExtractSettings, TemplateFiles
 from fedstrata.data.split import Split
 from fedstrata.data.synthetic import generate as generate_corpus
 from fedstrata.metrics.relations import triples_of
 from fedstrata.tasks.extract import FAULTS, Extracted, Extraction
 from fedstrata.tasks.instruction.examples import Example, budget_of
 from fedstrata.tasks.instruction.generate import generate
+from fedstrata.tasks.instruction.instructions import TemplateFiles
 from fedstrata.tasks.instruction.markup import mark
 from fedstrata.tasks.windows import IGNORED
 
@@ -37,7 +37,7 @@ def corpus() -> list[Document]:
 
 
 def task_of(**changes: Any) -> Extraction:
-    return Extraction(ExtractSettings(**{**SHORT, **changes}))
+    return Extraction(**{**SHORT, **changes})
 
 
 def ideal(example: Example) -> np.ndarray:
@@ -82,9 +82,7 @@ def test_full_instructions_name_the_task_the_guide_and_the_definitions(byte_leve
 
 @pytest.mark.parametrize("unit", ["sentence", "line"])
 def test_right_answers_give_the_annotations_back(byte_level: Any, corpus: list[Document], unit: str) -> None:
-    task = Extraction.from_documents(
-        ExtractSettings(templates="short", unit=unit, max_length=4000), {"a": Split(train=tuple(corpus))}
-    )
+    task = Extraction(templates="short", unit=unit, max_length=4000).fitted({"a": Split(train=tuple(corpus))})
     examples = task.encode(corpus, byte_level)
     ideals = [ideal(example)[: example.budget] for example in examples]
     answers = task.decode(corpus, examples, ideals)
@@ -305,12 +303,10 @@ def test_documents_in_which_nobody_looked_for_relations_count_for_mentions_only(
 
 def test_a_template_of_ones_own_goes_with_the_model(tmp_path: Path, byte_level: Any) -> None:
     (tmp_path / "ner.txt").write_text("Say it: {{{input}}}\n", encoding="utf-8")
-    own = ExtractSettings(
-        tasks=["ner"], templates=TemplateFiles(ner=str(tmp_path / "ner.txt")), max_length=400
-    )
-    task = Extraction.from_documents(own, {"a": Split(train=(NOTE,))})
+    own = Extraction(tasks=["ner"], templates=TemplateFiles(ner=str(tmp_path / "ner.txt")), max_length=400)
+    task = own.fitted({"a": Split(train=(NOTE,))})
     (tmp_path / "ner.txt").unlink()
-    again = Extraction.from_labels(task.settings, ())
+    again = task.restored(())
     assert words(again.encode([NOTE], byte_level)[0])[0] == "Say it: {Denies fever.}\n"
 
 

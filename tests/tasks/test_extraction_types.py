@@ -10,19 +10,19 @@ from instructed import LACKING, MODIFIERS, NOTE
 
 from fedstrata.core.documents import Document, Relation, Span
 from fedstrata.core.errors import ConfigurationError
-from fedstrata.core.settings.task import ExtractSettings, TemplateFiles
 from fedstrata.data.split import Split
 from fedstrata.tasks.extract import FAULTS, Extraction
+from fedstrata.tasks.instruction.instructions import TemplateFiles
 
 
 def test_types_come_from_the_training_documents() -> None:
     clients = {"a": Split(train=(NOTE,))}
-    task = Extraction.from_documents(ExtractSettings(), clients)
-    assert task.settings.mentions == ["drug", "problem"]
-    assert task.settings.modifiers == MODIFIERS
-    assert Extraction.from_labels(task.settings, ()).metric_names == task.metric_names
+    task = Extraction().fitted(clients)
+    assert task.mentions == ["drug", "problem"]
+    assert task.modifiers == MODIFIERS
+    assert task.restored(()).metric_names == task.metric_names
     assert task.lower_is_better == set(FAULTS)
-    only = Extraction.from_documents(ExtractSettings(tasks=["ner"], mentions=["problem"]), clients)
+    only = Extraction(tasks=["ner"], mentions=["problem"]).fitted(clients)
     assert only.metric == "ner_f1" and "re_f1" not in only.metrics
 
 
@@ -62,7 +62,7 @@ def test_types_come_from_the_training_documents() -> None:
 )
 def test_bad_settings_are_told(document: Document, changes: dict[str, Any], path: str, text: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        Extraction.from_documents(ExtractSettings(**changes), {"a": Split(train=(document,))})
+        Extraction(**changes).fitted({"a": Split(train=(document,))})
     (problem,) = caught.value.problems
     assert problem.path == path
     assert text in problem.message
@@ -70,28 +70,26 @@ def test_bad_settings_are_told(document: Document, changes: dict[str, Any], path
 
 def test_a_type_with_a_definition_need_not_occur() -> None:
     """A few notes of a new site do not hold everything that a model was trained for."""
-    settings = ExtractSettings(mentions=["problem", "device"], definitions={"device": "an implant"})
-    task = Extraction.from_documents(settings, {"a": Split(train=(NOTE,))})
-    assert task.settings.mentions == ["problem", "device"]
-    Extraction.from_documents(ExtractSettings(mentions=["problem", "treatment"]), {"a": Split(train=(NOTE,))})
+    settings = Extraction(mentions=["problem", "device"], definitions={"device": "an implant"})
+    task = settings.fitted({"a": Split(train=(NOTE,))})
+    assert task.mentions == ["problem", "device"]
+    Extraction(mentions=["problem", "treatment"]).fitted({"a": Split(train=(NOTE,))})
 
 
 def test_a_built_in_definition_is_not_changed_in_vain() -> None:
     for name, templates in (("problem", "short"), ("temporal", TemplateFiles(ner="{input}", re="{input}"))):
-        settings = ExtractSettings(templates=templates, definitions={name: "what brought the patient here"})
+        settings = Extraction(templates=templates, definitions={name: "what brought the patient here"})
         with pytest.raises(ConfigurationError, match=rf"definitions: no instruction gives that of '{name}'"):
-            Extraction.from_documents(settings, {"a": Split(train=(NOTE,))})
-    other = ExtractSettings(
-        templates="short", mentions=["problem", "device"], definitions={"device": "a stent"}
-    )
-    assert "device" in Extraction.from_documents(other, {"a": Split(train=(NOTE,))}).settings.mentions
+            settings.fitted({"a": Split(train=(NOTE,))})
+    other = Extraction(templates="short", mentions=["problem", "device"], definitions={"device": "a stent"})
+    assert "device" in other.fitted({"a": Split(train=(NOTE,))}).mentions
 
 
 def test_what_is_asked_for_twice_or_in_vain_is_told() -> None:
     with pytest.raises(ValueError, match="names one twice: ner, ner"):
-        ExtractSettings(tasks=["ner", "ner"])
+        Extraction(tasks=["ner", "ner"])
     with pytest.raises(ValueError, match=r"mentions_only has no meaning with tasks \['re'\]"):
-        ExtractSettings(tasks=["re"], mentions_only=["a"])
+        Extraction(tasks=["re"], mentions_only=["a"])
 
 
 def test_a_type_of_test_documents_that_none_is_trained_on_is_told() -> None:
@@ -100,15 +98,15 @@ def test_a_type_of_test_documents_that_none_is_trained_on_is_told() -> None:
     for document, path in ((label, "data.types"), (other, "data.relations")):
         clients = {"a": Split(train=(NOTE,)), "b": Split(test=(document,))}
         with pytest.raises(ConfigurationError, match=rf"{path}.*test document 'note'"):
-            Extraction.from_documents(ExtractSettings(), clients)
-        named = ExtractSettings(mentions=["problem"], modifiers=MODIFIERS)
-        assert Extraction.from_documents(named, clients).settings.modifiers == MODIFIERS
+            Extraction().fitted(clients)
+        named = Extraction(mentions=["problem"], modifiers=MODIFIERS)
+        assert named.fitted(clients).modifiers == MODIFIERS
 
 
 def test_relations_between_types_that_no_training_document_relates_are_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     other = replace(NOTE, relations=(*NOTE.relations, Relation(5, 4, "temporal")))
-    Extraction.from_documents(ExtractSettings(), {"a": Split(train=(NOTE,), test=(other,))})
+    Extraction().fitted({"a": Split(train=(NOTE,), test=(other,))})
     assert "1 of 5 relations of test documents" in caplog.text
     assert "temporal of drug" in caplog.text

@@ -16,9 +16,9 @@ from transformers import OpenAIGPTLMHeadModel as Gpt
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError
-from fedstrata.core.settings.task import LmSettings
-from fedstrata.tasks import lm as module
-from fedstrata.tasks.lm import LanguageModelling, Passage, end_id
+from fedstrata.tasks import causal as module
+from fedstrata.tasks.causal import end_id
+from fedstrata.tasks.lm import LanguageModelling, Passage
 
 TEXTS = ["Chest pain, no fever.", "", "Aspirin 81 mg daily; metoprolol for hypertension.", "5mg"]
 DOCUMENTS = [Document(str(number), text) for number, text in enumerate(TEXTS)]
@@ -67,7 +67,8 @@ def test_every_token_is_predicted_exactly_once_by_what_stands_before_it(
     tokens: list[list[int]], length: int, packed: bool
 ) -> None:
     documents = [Document(str(index), " ".join(map(str, own))) for index, own in enumerate(tokens)]
-    task = LanguageModelling(LmSettings(max_length=length), packed=packed)
+    task = LanguageModelling(max_length=length)
+    task = task if packed else task.restored(())
     passages = task.encode(documents, Numbers())
     predicted = [
         (int(owner), int(target))
@@ -90,8 +91,8 @@ def test_every_token_is_predicted_exactly_once_by_what_stands_before_it(
 
 
 def test_perplexity_is_that_of_a_loop_over_documents_and_tokens(model: Any, byte_level: Any) -> None:
-    task = LanguageModelling(LmSettings(max_length=64), packed=False)
-    end, total, count = end_id(byte_level), 0.0, 0
+    task = LanguageModelling(max_length=64).restored(())
+    end, total, count = end_id(byte_level, "lm"), 0.0, 0
     each = []
     for text in TEXTS:
         stream = [end, *ids(byte_level, text), end]
@@ -117,7 +118,7 @@ def test_packed_likelihoods_are_those_of_a_loop_over_the_windows_of_the_stream(
     model: Any, byte_level: Any
 ) -> None:
     length = 9
-    task, end = LanguageModelling(LmSettings(max_length=length)), end_id(byte_level)
+    task, end = LanguageModelling(max_length=length), end_id(byte_level, "lm")
     stream, owner = [end], []
     for index, text in enumerate(TEXTS):
         own = [*ids(byte_level, text), end]
@@ -138,7 +139,7 @@ def test_packed_likelihoods_are_those_of_a_loop_over_the_windows_of_the_stream(
 
 
 def test_padding_changes_no_likelihood_and_no_loss(model: Any, byte_level: Any) -> None:
-    task = LanguageModelling(LmSettings(max_length=64), packed=False)
+    task = LanguageModelling(max_length=64).restored(())
     passages = task.encode(DOCUMENTS, byte_level)
     together, alone = nats(task, model, passages, size=len(passages)), nats(task, model, passages, size=1)
     for one, other in zip(together, alone, strict=True):
@@ -150,7 +151,7 @@ def test_padding_changes_no_likelihood_and_no_loss(model: Any, byte_level: Any) 
 
 
 def test_alone_a_document_does_not_depend_on_its_neighbours(model: Any, byte_level: Any) -> None:
-    task = LanguageModelling.from_labels(LmSettings(max_length=16), ("LABEL_0", "LABEL_1"))
+    task = LanguageModelling(max_length=16).restored(("LABEL_0", "LABEL_1"))
 
     def answers(documents: list[Document]) -> dict[str, float]:
         passages = task.encode(documents, byte_level)
@@ -183,7 +184,7 @@ def test_loss_and_gradient_are_those_of_float32_logits(
                     return output
 
             batch = {"input_ids": labels, "attention_mask": labels, "labels": labels}
-            task = LanguageModelling(LmSettings())
+            task = LanguageModelling()
             loss, _ = task.loss(Fixed(), batch)
         else:
             loss = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="sum")
@@ -201,23 +202,23 @@ def test_a_tokenizer_without_an_end_is_refused() -> None:
         eos_token_id = None
 
     with pytest.raises(ConfigurationError, match=r"model\.tokenizer.*end-of-sequence"):
-        LanguageModelling(LmSettings()).encode(DOCUMENTS, Endless())
+        LanguageModelling().encode(DOCUMENTS, Endless())
 
 
 def test_nothing_to_encode_gives_nothing() -> None:
-    task = LanguageModelling(LmSettings())
+    task = LanguageModelling()
     assert task.encode([], Numbers()) == []
     assert task.decode([], [], []) == []
 
 
 def test_texts_without_bytes_have_no_bits_per_byte() -> None:
-    task, blank = LanguageModelling(LmSettings()), [Document("a", "")]
+    task, blank = LanguageModelling(), [Document("a", "")]
     passages = task.encode(blank, Numbers())
     answers = task.decode(blank, passages, [np.array([2.0], dtype=np.float32)])
     assert task.score(blank, answers) == pytest.approx({"perplexity": math.exp(2.0), "loss": 2.0})
 
 
 def test_a_diverged_model_has_a_perplexity_that_json_can_hold() -> None:
-    task, blank = LanguageModelling(LmSettings()), [Document("a", "")]
+    task, blank = LanguageModelling(), [Document("a", "")]
     answers = task.decode(blank, task.encode(blank, Numbers()), [np.array([5000.0])])
     assert math.isfinite(task.score(blank, answers)["perplexity"])

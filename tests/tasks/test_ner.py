@@ -10,24 +10,29 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reachability import MentionsReached, mentions_reached
 
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError
-from fedstrata.core.settings.task import NerSettings
 from fedstrata.data.readers import read
 from fedstrata.data.select import mention_types
 from fedstrata.data.split import Split
-from fedstrata.tasks.ner import NamedEntityRecognition, Reachability
+from fedstrata.tasks.ner import NamedEntityRecognition
 from fedstrata.tasks.windows import Window
 
 TYPES = ("drug", "problem", "test")
-SHORT, LONG = NerSettings(max_length=16, stride=4), NerSettings(max_length=512, stride=0)
+SHORT, LONG = (
+    NamedEntityRecognition(max_length=16, stride=4),
+    NamedEntityRecognition(max_length=512, stride=0),
+)
 WORDS = ["chest", "pain", "5mg", "aspirin", "b.i.d.", "naïve", "体温38", "😀", "metoprolol,", "(CT)", "I"]
 BLANKS = [" ", "  ", "\n", "\r\n", "\t", "\u00a0", " \r\n\r\n "]
 
 
-def ner(task_settings: NerSettings = SHORT, types: tuple[str, ...] = TYPES) -> NamedEntityRecognition:
-    return NamedEntityRecognition(task_settings, types)
+def ner(
+    task_settings: NamedEntityRecognition = SHORT, types: tuple[str, ...] = TYPES
+) -> NamedEntityRecognition:
+    return task_settings.of_types(types)
 
 
 def gold_tags(windows: list[Window]) -> list[np.ndarray]:
@@ -135,7 +140,7 @@ def test_gold_tags_decode_to_the_annotated_mentions(tokenizer: Any, documents: l
     windows = task.encode(documents, tokenizer)
     answers = task.decode(documents, windows, gold_tags(windows))
     assert answers == [document.spans for document in documents]
-    assert task.reachability(documents, windows).unreachable == 0
+    assert mentions_reached(task, documents, windows).unreachable == 0
     scores = task.score(documents, answers)
     assert scores["f1"] == (1.0 if any(document.spans for document in documents) else 0.0)
 
@@ -146,8 +151,8 @@ def test_tags_equal_those_of_a_loop_over_tokens(tokenizer: Any, document: Docume
     task = ner()
     windows = task.encode([document], tokenizer)
     offsets = [tuple(pair) for pair in own(windows, "offsets")]
-    tags = [task.labels[tag] for tag in own(windows, "tags")]
-    assert tags == naive_tags(document, offsets, task.labels)
+    tags = [task.classes[tag] for tag in own(windows, "tags")]
+    assert tags == naive_tags(document, offsets, task.classes)
 
 
 @settings(max_examples=80)
@@ -156,7 +161,7 @@ def test_reachability_counts_what_gold_tags_do_not_give_back(tokenizer: Any, doc
     task = ner()
     windows = task.encode([document], tokenizer)
     answers = task.decode([document], windows, gold_tags(windows))
-    reach = task.reachability([document], windows)
+    reach = mentions_reached(task, [document], windows)
     lost = set(document.spans) - set(answers[0])
     assert (reach.mentions, reach.unreachable) == (len(document.spans), len(lost))
     assert reach.discontinuous == sum(bool(span.fragments) for span in document.spans)
@@ -186,7 +191,7 @@ def test_any_tags_decode_as_in_a_loop_however_the_text_is_cut(
             done += window.owned.sum()
             predictions.append(row)
         answers.append(task.decode(documents, windows, predictions)[0])
-        names = [task.labels[tag] for tag in tags]
+        names = [task.classes[tag] for tag in tags]
         if whole_words:
             names = naive_whole_words(text, names, offsets)
         assert list(answers[-1]) == naive_spans(names, offsets)
@@ -208,17 +213,17 @@ def test_the_first_token_of_a_word_decides_for_all_of_it(
     text = "metoprolol 5mg 体温高"
     document = Document("note", text)
     for whole_words, expected in ((True, whole), (False, pieces)):
-        task = ner(NerSettings(whole_words=whole_words))
+        task = ner(NamedEntityRecognition(whole_words=whole_words))
         (window,) = task.encode([document], byte_level)
         stretches = [(text.index(part), text.index(part) + len(part)) for part in tagged]
         inside = [any(a <= s and e <= b for a, b in stretches) and s < e for s, e in window.offsets]
-        tags = np.where(inside, task.labels.index("I-drug"), 0).astype(np.int16)
+        tags = np.where(inside, task.classes.index("I-drug"), 0).astype(np.int16)
         (spans,) = task.decode([document], [window], [tags])
         assert [text[span.start : span.end] for span in spans] == expected, whole_words
 
 
 def test_labels_are_o_and_a_pair_for_every_type_in_order() -> None:
-    assert ner(types=("test", "body location")).labels == (
+    assert ner(types=("test", "body location")).classes == (
         "O",
         "B-body location",
         "I-body location",
@@ -235,7 +240,7 @@ def test_where_mentions_overlap_the_longest_is_tagged_and_all_are_scored(tokeniz
     answers = task.decode(documents, windows, gold_tags(windows))
     assert answers == [(Span(0, 17, "problem"), Span(18, 23, "drug"))]
     assert task.score(documents, answers)["recall"] == 0.5
-    assert task.reachability(documents, windows) == Reachability(4, 0, 2, 0)
+    assert mentions_reached(task, documents, windows) == MentionsReached(4, 0, 2, 0)
 
 
 def test_a_discontinuous_mention_is_tagged_as_its_envelope_unless_a_continuous_one_is_there(
@@ -250,14 +255,14 @@ def test_a_discontinuous_mention_is_tagged_as_its_envelope_unless_a_continuous_o
     windows = task.encode(documents, tokenizer)
     answers = task.decode(documents, windows, gold_tags(windows))
     assert answers == [(Span(0, 18, "problem"),), (Span(9, 14, "test"),)]
-    assert task.reachability(documents, windows) == Reachability(3, 2, 0, 0)
+    assert mentions_reached(task, documents, windows) == MentionsReached(3, 2, 0, 0)
 
 
 def test_mentions_within_one_token_are_misaligned(word_piece: Any) -> None:
     documents = [Document("note", "pain", (Span(0, 3, "problem"),))]
     task = ner()
     windows = task.encode(documents, word_piece)
-    assert task.reachability(documents, windows) == Reachability(1, 0, 0, 1)
+    assert mentions_reached(task, documents, windows) == MentionsReached(1, 0, 0, 1)
 
 
 def test_a_mention_may_be_longer_than_a_window(tokenizer: Any) -> None:
@@ -295,8 +300,8 @@ def test_a_mention_of_blanks_is_none(byte_level: Any) -> None:
 def test_the_task_of_a_corpus_has_the_types_of_all_clients_training_documents() -> None:
     drug, test = (Document(label, "abc", (Span(0, 2, label),)) for label in ("drug", "test"))
     clients = {"north": Split((test,), (drug,)), "south": Split((drug,), (), (test,))}
-    task = NamedEntityRecognition.from_documents(SHORT, clients)
-    assert task.types == ("drug", "test")
+    task = SHORT.fitted(clients)
+    assert task.known_types == ("drug", "test")
 
 
 def test_a_type_that_training_never_saw_is_refused_with_every_other(tokenizer: Any) -> None:
@@ -304,7 +309,7 @@ def test_a_type_that_training_never_saw_is_refused_with_every_other(tokenizer: A
         Document(f"a-{label}", "abc", (Span(0, 2, label),)) for label in ("drug", "test", "dose")
     )
     with pytest.raises(ConfigurationError) as error:
-        NamedEntityRecognition.from_documents(SHORT, {"north": Split((drug,), (test, test), (drug, dose))})
+        SHORT.fitted({"north": Split((drug,), (test, test), (drug, dose))})
     assert [problem.path for problem in error.value.problems] == ["data.types"] * 2
     for words in ("'test' (validation document 'a-test')", "'dose' (test document 'a-dose')", "are: drug"):
         assert words in str(error.value)
@@ -314,7 +319,7 @@ def test_a_type_that_training_never_saw_is_refused_with_every_other(tokenizer: A
 
 def test_a_corpus_without_mentions_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="none of the 1 training documents has a mention"):
-        NamedEntityRecognition.from_documents(SHORT, {"north": Split((Document("a", "abc"),))})
+        SHORT.fitted({"north": Split((Document("a", "abc"),))})
 
 
 NOTES = [
@@ -324,7 +329,7 @@ NOTES = [
 
 
 def test_the_loss_is_the_sum_over_owned_tokens(tokenizer: Any, make_model: Callable[[int], Any]) -> None:
-    task, module = ner(), make_model(len(ner().labels))
+    task, module = ner(), make_model(len(ner().classes))
     windows = task.encode(NOTES, tokenizer)
     loss, count = task.loss(module, task.collate(windows))
     expected = 0.0
@@ -342,14 +347,14 @@ def test_the_loss_is_the_sum_over_owned_tokens(tokenizer: Any, make_model: Calla
 def test_the_loss_of_a_bfloat16_model_is_summed_in_float32(
     byte_level: Any, make_model: Callable[[int], Any]
 ) -> None:
-    task, module = ner(), make_model(len(ner().labels)).to(torch.bfloat16)
+    task, module = ner(), make_model(len(ner().classes)).to(torch.bfloat16)
     windows = task.encode(NOTES, byte_level)
     loss, _ = task.loss(module, task.collate(windows))
     assert loss.dtype == torch.float32
 
 
 def test_padding_changes_no_prediction(tokenizer: Any, make_model: Callable[[int], Any]) -> None:
-    task, module = ner(), make_model(len(ner().labels))
+    task, module = ner(), make_model(len(ner().classes))
     windows = task.encode([*NOTES, Document("c", "pain")], tokenizer)
     together = task.predict(module, task.collate(windows))
     for window, tags in zip(windows, together, strict=True):
@@ -375,7 +380,7 @@ def test_a_causal_model_builds_no_cache_even_inside_a_peft_wrapper(byte_level: A
 
 
 def test_a_model_learns_the_mentions(tokenizer: Any, make_model: Callable[[int], Any]) -> None:
-    task, module = ner(), make_model(len(ner().labels))
+    task, module = ner(), make_model(len(ner().classes))
     windows = task.encode(NOTES, tokenizer)
     batch = task.collate(windows)
     optimizer = torch.optim.AdamW(module.parameters(), lr=5e-3)
@@ -388,7 +393,7 @@ def test_a_model_learns_the_mentions(tokenizer: Any, make_model: Callable[[int],
     scores = task.score(NOTES, answers)
     assert scores["f1"] == 1.0
     assert {name for name in scores if "/" not in name} == set(task.metrics)
-    assert {name.split("/")[1] for name in scores if "/" in name} == set(task.types)
+    assert {name.split("/")[1] for name in scores if "/" in name} == set(task.known_types)
 
 
 def test_nearly_all_mentions_of_real_notes_can_be_reached(data_root: Path, byte_level: Any) -> None:
@@ -396,9 +401,9 @@ def test_nearly_all_mentions_of_real_notes_can_be_reached(data_root: Path, byte_
     if not folder.is_dir():
         pytest.skip(f"no real data at {folder}")
     documents = read(folder, "brat", unannotated="skip")[:60]
-    task = NamedEntityRecognition(NerSettings(max_length=128, stride=32), mention_types(documents))
+    task = NamedEntityRecognition(max_length=128, stride=32).of_types(mention_types(documents))
     windows = task.encode(documents, byte_level)
-    reach = task.reachability(documents, windows)
+    reach = mentions_reached(task, documents, windows)
     assert reach.mentions > 5000
     assert reach.discontinuous + reach.overlapping < 0.03 * reach.mentions  # what flat tags cannot hold
     assert reach.misaligned < 0.002 * reach.mentions  # slips of annotators, such as a word without its end
@@ -410,8 +415,8 @@ def test_nearly_all_mentions_of_real_notes_can_be_reached(data_root: Path, byte_
 
 
 def test_a_task_comes_back_from_the_labels_of_a_model() -> None:
-    again = NamedEntityRecognition.from_labels(SHORT, ner().labels)
-    assert again.types == TYPES
+    again = SHORT.restored(ner().classes)
+    assert again.known_types == TYPES
     for wrong in (
         ["O"],
         ["LABEL_0", "LABEL_1"],
@@ -420,7 +425,7 @@ def test_a_task_comes_back_from_the_labels_of_a_model() -> None:
         ["O", "I-x", "B-x"],
     ):
         with pytest.raises(ConfigurationError, match=r"model\.name: its classes are not those of task ner"):
-            NamedEntityRecognition.from_labels(SHORT, wrong)
+            SHORT.restored(wrong)
 
 
 def test_known_keeps_what_can_be_found_and_annotate_puts_an_answer_in_its_place() -> None:

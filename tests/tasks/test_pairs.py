@@ -24,7 +24,6 @@ from transformers import (
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
-from fedstrata.core.settings.task import ClassifySettings, LmSettings, NerSettings
 from fedstrata.data.split import Split
 from fedstrata.tasks.classify import DocumentClassification
 from fedstrata.tasks.lm import LanguageModelling
@@ -44,8 +43,8 @@ SHAPE = {"vocab_size": 400, "hidden_size": 32, "num_hidden_layers": 2, "num_atte
 
 
 def task_of(max_length: int = 16) -> DocumentClassification:
-    chosen = ClassifySettings(problem_type="single_label", max_length=max_length, stride=4)
-    return DocumentClassification(chosen, LABELS)
+    chosen = DocumentClassification(problem_type="single_label", max_length=max_length, stride=4)
+    return chosen.of_labels(LABELS)
 
 
 @pytest.fixture(scope="module")
@@ -195,12 +194,12 @@ def test_shuffled_tokens_leave_separators_and_types_in_place(bert_pairs: Any) ->
 def test_other_tasks_refuse_pairs(tokenizer: Any) -> None:
     tagged = replace(PAIRS[0], spans=(Span(0, 2, "x"),))
     ner, lm = (
-        NamedEntityRecognition(NerSettings(max_length=16, stride=4), ["x"]),
-        LanguageModelling(LmSettings(max_length=16)),
+        NamedEntityRecognition(max_length=16, stride=4).of_types(["x"]),
+        LanguageModelling(max_length=16),
     )
     attempts = [
-        lambda: NamedEntityRecognition.from_documents(NerSettings(), {"north": Split((tagged,))}),
-        lambda: LanguageModelling.from_documents(LmSettings(), {"north": Split((SINGLE,), (), (PAIRS[0],))}),
+        lambda: NamedEntityRecognition().fitted({"north": Split((tagged,))}),
+        lambda: LanguageModelling().fitted({"north": Split((SINGLE,), (), (PAIRS[0],))}),
         lambda: ner.encode([tagged], tokenizer),
         lambda: lm.encode(PAIRS, tokenizer),
     ]

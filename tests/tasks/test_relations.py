@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from reachability import relations_reached
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch.nn import functional as F
 from transformers import BertConfig, BertForTokenClassification, PreTrainedTokenizerFast
@@ -19,12 +20,11 @@ from fedstrata.core.documents import Document, Relation, Span
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.model import ModelSettings
-from fedstrata.core.settings.task import RelationSettings
 from fedstrata.data.readers import read
 from fedstrata.data.split import Split
 from fedstrata.data.synthetic import generate
 from fedstrata.models.load import read_tokenizer
-from fedstrata.tasks.mention_pairs.candidates import WORD, candidate_pairs, reachability, related_types
+from fedstrata.tasks.mention_pairs.candidates import WORD, candidate_pairs, related_types
 from fedstrata.tasks.mention_pairs.markers import PairMarker, markable
 from fedstrata.tasks.relations import RelationClassification
 
@@ -78,7 +78,7 @@ def words() -> Any:
 
 
 def task_of(types: tuple[str, ...] = ("how", "modifies"), **changes: Any) -> RelationClassification:
-    return RelationClassification(RelationSettings(**{"modifiers": MODIFIERS, **changes}), types)
+    return RelationClassification(**{"modifiers": MODIFIERS, **changes}).of_types(types)
 
 
 def read_as(tokenizer: Any, ids: np.ndarray) -> str:
@@ -136,7 +136,7 @@ def test_what_no_answer_can_hold_is_counted() -> None:
         Relation(DRUG, PAIN, "how"),  # types that do not go together
     )
     note = Document("n", TEXT, SPANS, relations)
-    found = reachability([note], MODIFIERS, 2)
+    found = relations_reached([note], MODIFIERS, 2)
     assert (found.relations, found.candidates) == (6, 5)
     assert (found.several, found.far_apart, found.other_types) == (1, 1, 1)
     assert found.recall == 0.5
@@ -245,7 +245,7 @@ def test_tokenizers_that_cannot_mark_are_refused(words: Any, word_piece: Any) ->
 # ---- examples and classes ------------------------------------------------------------------------------
 def test_classes_are_none_and_the_types(words: Any) -> None:
     task = task_of()
-    assert task.labels == ("none", "how", "modifies")
+    assert task.classes == ("none", "how", "modifies")
     targets = {(each.main, each.modifier): each.target for each in task.encode([NOTE], words)}
     assert targets == {
         (DRUG, DOSAGE): 2, (DRUG, FREQUENCY): 2, (PAIN, SEVERITY): 1,
@@ -316,7 +316,7 @@ def test_the_loss_is_the_weighted_sum_of_cross_entropies(words: Any) -> None:
 
 # ---- answers -------------------------------------------------------------------------------------------
 def sure(task: RelationClassification, classes: list[int]) -> list[np.ndarray]:
-    return [np.eye(len(task.labels), dtype=np.float32)[number] for number in classes]
+    return [np.eye(len(task.classes), dtype=np.float32)[number] for number in classes]
 
 
 def test_right_classes_give_the_relations_back(words: Any) -> None:
@@ -356,7 +356,7 @@ def test_relations_of_mentions_that_were_never_asked_about_are_missed(words: Any
     answers = task.decode([NOTE], examples, sure(task, [each.target for each in examples]))
     scores = task.score([NOTE], answers)
     assert scores["precision"] == 1.0
-    assert scores["recall"] == reachability([NOTE], MODIFIERS, 0).recall == 2 / 3
+    assert scores["recall"] == relations_reached([NOTE], MODIFIERS, 0).recall == 2 / 3
 
 
 def test_what_is_known_of_an_input_are_its_mentions_and_the_relations_of_known_types() -> None:
@@ -372,14 +372,14 @@ def test_types_and_pairs_are_those_of_the_training_documents() -> None:
         "south": Split((other,)),
         "held out": Split((), (), (NOTE,)),
     }
-    task = RelationClassification.from_documents(RelationSettings(), clients)
-    assert task.types == ("how", "modifies", "same")
+    task = RelationClassification().fitted(clients)
+    assert task.known_types == ("how", "modifies", "same")
     assert task.modifiers == {"drug": ["dosage", "frequency"], "problem": ["problem", "severity"]}
-    assert task.settings.modifiers == task.modifiers
-    again = RelationClassification.from_labels(task.settings, task.labels)
-    assert (again.labels, again.modifiers) == (task.labels, task.modifiers)
-    chosen = RelationSettings(modifiers={"problem": ["severity"]})
-    assert RelationClassification.from_documents(chosen, {"n": Split((NOTE,))}).settings is chosen
+    assert RelationClassification.model_validate(task.model_dump()).modifiers == task.modifiers
+    again = task.restored(task.classes)
+    assert (again.classes, again.modifiers) == (task.classes, task.modifiers)
+    chosen = RelationClassification(modifiers={"problem": ["severity"]})
+    assert chosen.fitted({"n": Split((NOTE,))}).modifiers is chosen.modifiers
 
 
 @pytest.mark.parametrize(
@@ -403,17 +403,17 @@ def test_types_and_pairs_are_those_of_the_training_documents() -> None:
 )
 def test_data_that_cannot_be_learnt_from_is_refused(clients: dict[str, Split], says: str) -> None:
     with pytest.raises(ConfigurationError) as error:
-        RelationClassification.from_documents(RelationSettings(), clients)
+        RelationClassification().fitted(clients)
     assert says in str(error.value)
 
 
 def test_a_saved_model_needs_its_pairs_and_its_classes() -> None:
     with pytest.raises(ConfigurationError, match=r"task\.modifiers: must name types .* not be 'auto'"):
-        RelationClassification.from_labels(RelationSettings(), ("none", "how"))
-    settings = RelationSettings(modifiers=MODIFIERS)
+        RelationClassification().restored(("none", "how"))
+    settings = RelationClassification(modifiers=MODIFIERS)
     for labels in (("how", "modifies"), ("none",), ("none", "modifies", "how")):
         with pytest.raises(ConfigurationError, match="its classes are not those of task relations"):
-            RelationClassification.from_labels(settings, labels)
+            settings.restored(labels)
 
 
 # ---- corrupt clients -----------------------------------------------------------------------------------
@@ -434,7 +434,7 @@ def test_disorder_in_the_examples_of_a_corrupt_client(words: Any) -> None:
 # ---- real and synthetic corpora ------------------------------------------------------------------------
 def test_nearly_all_relations_of_synthetic_notes_are_candidates() -> None:
     documents = generate(seed=0, sites=2, notes=20)
-    found = reachability(documents, related_types(documents), RelationSettings().most_words)
+    found = relations_reached(documents, related_types(documents), RelationClassification().most_words)
     assert found.relations > 300
     assert found.recall > 0.99
 
@@ -445,7 +445,7 @@ def test_candidates_of_maccrobat(data_root: Path) -> None:
         Document(own.id, own.text, own.spans, tuple(each for each in own.relations if each.label == "MODIFY"))
         for own in documents
     ]
-    found = {most: reachability(kept, related_types(kept), most) for most in (0, 5, 10, 20, 40)}
+    found = {most: relations_reached(kept, related_types(kept), most) for most in (0, 5, 10, 20, 40)}
     assert all(each.relations == 11565 for each in found.values())
     recall = {most: round(each.recall, 3) for most, each in found.items()}
     assert recall == {0: 0.391, 5: 0.884, 10: 0.959, 20: 0.991, 40: 0.998}

@@ -16,7 +16,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
-from fedstrata.core.settings.task import SummarizeSettings
 from fedstrata.data.split import Split
 from fedstrata.metrics.text import overlap_scores
 from fedstrata.tasks.instruction.examples import Example
@@ -32,8 +31,8 @@ SHORT = {"max_length": 200, "answer_length": 40}
 
 
 def task_of(documents: Sequence[Document] = DIALOGUES, **changes: Any) -> Summarization:
-    settings = SummarizeSettings(**{**SHORT, **changes})
-    return Summarization.from_documents(settings, {"a": Split(train=tuple(documents))})
+    settings = Summarization(**{**SHORT, **changes})
+    return settings.fitted({"a": Split(train=tuple(documents))})
 
 
 def ideal(example: Example) -> np.ndarray:
@@ -52,7 +51,7 @@ def test_a_dialogue_is_asked_for_its_section_and_a_text_for_a_summary(byte_level
     plain = [replace(document, metadata={}) for document in DIALOGUES]
     task = task_of(plain)
     assert prompt_of(task.encode(plain, byte_level)[0]) == f"### Text\n{plain[0].text}\n\n### Summary\n"
-    assert task.reads_texts_alone and not task_of().reads_texts_alone
+    assert task.beyond_texts == ("", "") != task_of().beyond_texts
 
 
 def test_right_answers_have_every_score(byte_level: Any) -> None:
@@ -121,7 +120,7 @@ def test_a_template_of_ones_own_goes_with_the_model(tmp_path: Path, byte_level: 
     (tmp_path / "own.txt").write_text("{section}? {{{text}}}\n", encoding="utf-8")
     task = task_of(template=str(tmp_path / "own.txt"))
     (tmp_path / "own.txt").unlink()
-    again = Summarization.from_labels(task.settings, ())
+    again = task.restored(())
     assert prompt_of(again.encode(DIALOGUES, byte_level)[1]) == f"ALLERGY? {{{DIALOGUES[1].text}}}\n"
 
 

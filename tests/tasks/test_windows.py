@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError
-from fedstrata.core.settings.task import WindowSettings
+from fedstrata.tasks.ner import NamedEntityRecognition
 from fedstrata.tasks.windows import DOCUMENTS_PER_CALL, IGNORED, Window, encode_windows, pad
 
 TEXTS = st.text(st.sampled_from("ab Ié体😀\n\r\t.5\u00a0"), max_size=80)
@@ -23,7 +23,9 @@ def number(_: Document, offsets: np.ndarray) -> np.ndarray:
 
 def encode(texts: list[str], tokenizer: Any, max_length: int = 16, stride: int = 4) -> list[Window]:
     documents = [Document(str(index), text) for index, text in enumerate(texts)]
-    return encode_windows(documents, tokenizer, WindowSettings(max_length=max_length, stride=stride), number)
+    return encode_windows(
+        documents, tokenizer, NamedEntityRecognition(max_length=max_length, stride=stride), number
+    )
 
 
 @settings(max_examples=60)
@@ -115,12 +117,12 @@ def test_without_a_padding_token_another_id_pads(byte_level: Any) -> None:
 
 def test_windows_must_be_longer_than_their_overlap() -> None:
     with pytest.raises(ConfigurationError, match=r"task\.max_length: 8 leaves .* task\.stride \(4\)"):
-        encode_windows([], Wordy(), WindowSettings(max_length=8, stride=4), number)
+        encode_windows([], Wordy(), NamedEntityRecognition(max_length=8, stride=4), number)
 
 
 def test_a_tokenizer_without_offsets_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"model\.tokenizer: Slow gives no character offsets"):
-        encode_windows([], Slow(), WindowSettings(), number)
+        encode_windows([], Slow(), NamedEntityRecognition(), number)
 
 
 class Slow:

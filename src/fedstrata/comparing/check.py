@@ -27,7 +27,7 @@ from fedstrata.engine.roll import Listener
 from fedstrata.engine.run_folder import differences
 from fedstrata.metrics.cost import cores
 from fedstrata.record.score_columns import CLIENT, EXTERNAL, HIGH, LOW, column_names, is_of_one
-from fedstrata.tasks import TASKS
+from fedstrata.tasks import task_of
 
 DATA_SECTIONS = frozenset({"data", "partition", "task"})
 """What rows have in common unless `sweep.allow_different_data` says otherwise."""
@@ -230,8 +230,9 @@ def _divide(cell: Cell) -> Divided | list[Problem]:
     """Returns the documents of a run, divided, or what is wrong with them."""
     settings = cell.settings
     try:
-        parts = divide(settings, TASKS[settings.task.name])
-        task = TASKS[settings.task.name].from_documents(settings.task, parts.clients)
+        given = task_of(settings.task)
+        parts = divide(settings, given)
+        task = given.fitted(parts.clients)
     except ConfigurationError as error:
         return cell.source.located(error.problems)
     except DataError as error:

@@ -1,20 +1,50 @@
-"""The protocol of a task: what a model learns, and how it is scored."""
+"""A task: what a model learns, and how it is scored. It is its settings."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+
+from pydantic import Field
+
+from fedstrata.core.settings.base import Settings
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, nn
 
     from fedstrata.core.documents import Document
+    from fedstrata.core.errors import Problem
     from fedstrata.core.seeding import Seed
 
 
-class Task(Protocol):
+@dataclass(frozen=True, slots=True)
+class CardWords:
+    """What a model card says of a task; parts of sentences but for the first.
+
+    Attributes:
+        what: What the model does.
+        cut: What `fedstrata predict` does with texts that are too long.
+        beyond: What else there is to say of such texts.
+        around: What a window of its is made around; empty where it is any stretch of a text.
+        code: How the model is used; empty where it is as others of its kind are.
+    """
+
+    what: str
+    cut: str
+    beyond: str
+    around: str = ""
+    code: str = ""
+
+
+class Task(Settings):
     """What the model learns: documents to examples, examples to a loss, outputs to scores.
+
+    A task is its settings: its fields are those of the section `task` of a configuration. What `auto` stands
+    for in them is known of a task that `fitted`, `restored` or `as_named` returns, and only that one is asked
+    for anything that goes by it.
 
     `Any` stands for the task's own example type. Of an example the others know its length, `len(example)`
     tokens, and `example.windows`: the token ids, (tokens,) each, of the rows that it fills in a batch. The
@@ -22,75 +52,175 @@ class Task(Protocol):
     `example.scored_length` is the number of tokens that are then read and may be written.
     """
 
+    if TYPE_CHECKING:  # a field of every task, behind those that its bases have
+
+        @property
+        def name(self) -> str:
+            """Its name in a configuration."""
+
+    max_length: Annotated[int, Field(ge=8)] = Field(default=256, description="Tokens in a window.")
+
     kind: ClassVar[str]
     """The transformers auto class: `token-classification`, `sequence-classification` or `causal-lm`."""
-    lower_is_better: ClassVar[frozenset[str]]
-    """Those of `metric_names` of which less is better; they are no fractions, the others are."""
-    needs_annotations: ClassVar[bool]
-    """Whether a document can be scored only against annotations; if not, its text is enough."""
-    gives: ClassVar[tuple[str, ...]]
+    learns: ClassVar[str]
+    """What it learns, in words."""
+    gives: ClassVar[tuple[str, ...]] = ()
     """What of a document its answers may be: `spans`, `relations`, `labels`, `text_pair`."""
-    reads_spans: ClassVar[bool]
+    naming: ClassVar[tuple[str, ...]] = ()
+    """Those of its settings that name types or labels of documents."""
+    lower_is_better: ClassVar[frozenset[str]] = frozenset()
+    """Those of `metric_names` of which less is better; they are no fractions, the others are."""
+    needs_annotations: ClassVar[bool] = True
+    """Whether a document can be scored only against annotations; if not, its text is enough."""
+    reads_spans: ClassVar[bool] = False
     """Whether it learns mentions, or from them; if not, documents come without mentions and relations."""
+    generates: ClassVar[bool] = False
+    """Whether its answers are written token by token; its examples are then those of an instruction."""
 
     @property
     def packed(self) -> bool:
         """Whether documents that are encoded together are one text, so that their order matters."""
+        return False
 
-    @classmethod
-    def from_documents(cls, settings: Any, clients: Mapping[str, Any]) -> Task:
-        """Makes the task for a corpus.
+    @property
+    def chats(self) -> bool:
+        """Whether a prompt is the first turn of a chat, where the tokenizer has a template for chats."""
+        return False
+
+    @property
+    def named(self) -> set[str]:
+        """The types and labels that its settings name; a mapping names what its values are of, too."""
+        named: set[str] = set()
+        for setting in self.naming:
+            own = getattr(self, setting)
+            if isinstance(own, Mapping):
+                named.update(own, *own.values())
+            elif own != "auto":
+                named.update(own)
+        return named
+
+    @property
+    def without_relations(self) -> Sequence[str]:
+        """Sites whose training documents serve without their relations."""
+        return ()
+
+    @property
+    def needs_documents(self) -> bool:
+        """Whether its classes are found in documents, since its settings leave something of them open."""
+        return True
+
+    def changed(self, **values: Any) -> Self:
+        """Returns the task with other values of some settings, which are not checked."""
+        own = {name: getattr(self, name) for name in type(self).model_fields}
+        return type(self).model_construct(**own | values)
+
+    @abstractmethod
+    def fitted(self, clients: Mapping[str, Any]) -> Self:
+        """Returns the task for a corpus, with what `auto` stands for.
 
         Args:
-            settings: The task's settings.
             clients: Each client's documents by split.
 
         Raises:
             ConfigurationError: The documents do not have what the task learns from.
         """
 
-    @classmethod
-    def from_labels(cls, settings: Any, labels: Sequence[str]) -> Task:
-        """Makes the task again for a saved model.
+    @abstractmethod
+    def restored(self, classes: Sequence[str]) -> Self:
+        """Returns the task again for a saved model.
+
+        Its settings are those that the run directory has, in which little is `auto`.
 
         Args:
-            settings: The task's settings, as the run directory has them.
-            labels: The model's output classes, in order.
+            classes: The model's output classes, in order.
 
         Raises:
             ConfigurationError: They are not those of such a model.
         """
 
-    @property
-    def settings(self) -> Any:
-        """Its settings, with what `auto` stood for."""
+    def as_named(self) -> Self:
+        """Returns the task as far as it is known without documents: what it is scored by, and its classes.
+
+        Raises:
+            ConfigurationError: A setting is `auto`, for which there would have to be documents.
+        """
+        return self.restored(())
+
+    def named_in_vain(self, documents: Sequence[Document]) -> list[Problem]:
+        """Returns a problem for each type or label that is named to be learnt and that no document has."""
+        return []
+
+    def check_tokenizer(self, tokenizer: Any) -> None:
+        """Refuses a tokenizer that has not what the task needs of any; asked before anything is loaded.
+
+        Raises:
+            ConfigurationError: It has not.
+        """
+
+    def check_room(self, tokenizer: Any) -> None:
+        """Refuses a tokenizer that does not go with what was found in documents.
+
+        Raises:
+            ConfigurationError: It does not.
+        """
+
+    def template_text(self, given: str, path: str) -> str:
+        """Returns the template that a setting gives: the text of a file, or the text itself.
+
+        Args:
+            given: The setting's value.
+            path: The setting, for messages.
+
+        Raises:
+            ConfigurationError: The file cannot be read.
+        """
+        return given
 
     @property
+    @abstractmethod
     def metric(self) -> str:
         """The score a run is judged by, one of `metrics`."""
 
     @property
+    @abstractmethod
     def metrics(self) -> tuple[str, ...]:
-        """Every score that fully annotated documents always have in what `score` returns."""
+        """Every score that fully annotated documents always have in what `score` returns.
 
-    @property
-    def problem_type(self) -> str | None:
-        """What the saved model's configuration says of a sequence classifier, in transformers' words."""
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The model's output classes, in order."""
+        An attribute of the class where it is known of any such task.
+        """
 
     @property
     def metric_names(self) -> tuple[str, ...]:
         """Every score that `score` may return: those of `metrics`, then those of single labels."""
+        return self.metrics
 
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The model's output classes, in order."""
+        return ()
+
+    @property
+    def head_type(self) -> str | None:
+        """What the saved model's configuration says of a sequence classifier, in transformers' words."""
+        return None
+
+    @property
+    def known_types(self) -> tuple[str, ...]:
+        """The types of mentions and relations that its answers may have."""
+        return ()
+
+    @abstractmethod
     def encode(self, documents: Sequence[Document], tokenizer: Any) -> list[Any]:
         """Turns documents into examples; an example knows the index of its document, or of each token's."""
 
     def training_examples(self, documents: Sequence[Document], tokenizer: Any) -> list[Any]:
-        """Turns a client's documents into the examples that it trains on, the same ones each time."""
+        """Turns a client's documents into the examples that it trains on, the same ones each time.
 
+        Those are all of them, unless the task says otherwise.
+        """
+        return self.encode(documents, tokenizer)
+
+    @abstractmethod
     def corrupt(self, examples: Sequence[Any], kind: str, tokenizer: Any, rng: Seed) -> list[Any]:
         """Returns a corrupt client's training examples, as many as before (`federation.corrupt`).
 
@@ -103,6 +233,7 @@ class Task(Protocol):
             rng: Seed of the permutations.
         """
 
+    @abstractmethod
     def collate(self, examples: Sequence[Any]) -> dict[str, Tensor]:
         """Pads examples to one batch.
 
@@ -110,25 +241,75 @@ class Task(Protocol):
         stored states of the frozen blocks, if the model is called with just these rows (`PrefixCache`).
         """
 
+    @abstractmethod
     def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Returns the summed loss of a batch and the number of terms in the sum, both scalars."""
 
+    @abstractmethod
     def predict(self, module: nn.Module, batch: Mapping[str, Tensor]) -> list[np.ndarray]:
         """Returns the model's answer for each example of the batch."""
 
+    @abstractmethod
     def decode(
         self, documents: Sequence[Document], examples: Sequence[Any], predictions: Sequence[np.ndarray]
     ) -> list[Any]:
         """Joins the answers to the examples of each document into one answer a document."""
 
+    @abstractmethod
     def score(self, documents: Sequence[Document], answers: Sequence[Any]) -> dict[str, float]:
         """Scores one answer a document; any subset of documents can be scored."""
 
+    @abstractmethod
     def known(self, document: Document) -> Document:
         """Returns the document with no annotations but those that an answer could be equal to."""
 
     def scorable(self, document: Document) -> bool:
         """Whether an answer can be scored against a document as `known` gives it."""
+        return True
 
+    @abstractmethod
     def annotate(self, document: Document, answer: Any) -> Document:
         """Returns the document with the answer as its annotations, in place of its own."""
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The formats that can hold its answers; the first is the default."""
+        return ("jsonl",)
+
+    @property
+    def finds(self) -> tuple[str, ...]:
+        """The kinds of annotations, of `gives`, that it finds itself; others in an answer were given."""
+        return self.gives
+
+    @property
+    def beyond_texts(self) -> tuple[str, str]:
+        """What it reads of a document beyond its text, and for what; both empty if it does not."""
+        return "", ""
+
+    @property
+    def main_mentions(self) -> tuple[str, ...] | None:
+        """The types of mentions that are scored as such, where others are there as modifiers only."""
+        return None
+
+    def keeping_mentions(self) -> Task | None:
+        """Returns the task that keeps the mentions of a document; none if it does not ask beyond them."""
+        return None
+
+    def answers_to(
+        self, ask: Callable[[Task, Sequence[Document]], list[Any]], documents: Sequence[Document]
+    ) -> list[Any]:
+        """Returns the answers to documents whose annotations nobody knows.
+
+        Args:
+            ask: Returns the answers of a task to documents.
+            documents: The documents.
+        """
+        return ask(self, documents)
+
+    def card_words(self) -> CardWords:
+        """Returns what a model card says of the task."""
+        return CardWords(
+            f"Learns {self.learns}.",
+            "does with longer texts what the task says",
+            "other ways to use it know nothing of that",
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,6 @@ from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.data import CorpusSettings
 from fedstrata.core.settings.run import RunSettings
-from fedstrata.core.settings.task import ExtractSettings, TaskSettings
 from fedstrata.data.partition import partition
 from fedstrata.data.select import mention_types, select_labels, select_relations, select_types
 from fedstrata.data.split import Split, hold_out, set_aside, split
@@ -37,7 +36,7 @@ class Division:
     clients: dict[str, Split]
     server: tuple[Document, ...] = ()
 
-    def with_mentions_only(self, sites: Collection[str]) -> Division:
+    def with_relations_aside(self, sites: Collection[str]) -> Division:
         """Returns the division without the relations of these sites' training documents."""
         clients = {
             name: replace(own, train=set_relations_aside(own.train, sites))
@@ -46,24 +45,23 @@ class Division:
         return Division(clients, set_relations_aside(self.server, sites))
 
 
-def divide(settings: RunSettings, task: type[Task], *, apart: bool = False) -> Division:
+def divide(settings: RunSettings, task: Task, *, apart: bool = False) -> Division:
     """Reads, splits, sets aside what is the server's, then partitions the rest among clients.
 
-    Relations that `task.mentions_only` leaves out are still there: they say what a task's types are.
+    Relations that `Task.without_relations` leaves out are still there: they say what a task's types are.
 
     Args:
         settings: The run's settings.
-        task: Its task, by which it goes what of a document is read.
+        task: Its task, as it is given; by it goes what of a document is read.
         apart: Whether other clients have documents elsewhere: what the task names need not occur in these.
     """
-    seed, named = Seed(settings.seed), named_by(settings.task)
+    seed, named = Seed(settings.seed), task.named
     absent = named if apart else ()
     documents = _prepared(task, read_documents(settings.data, seed, absent=absent))
     types = mention_types(documents)
     documents, held_out = hold_out(documents, settings.data.split)
     parts = split(documents, settings.data.split, seed.child("split"))
-    if isinstance(settings.task, ExtractSettings):
-        require_sites(settings.task.mentions_only, parts.train)
+    require_sites(task.without_relations, parts.train)
     parts, server = set_aside(parts, settings.data.split, seed.child("server"))
     clients = partition(parts, settings.partition, seed.child("partition"))
     blank = [name for name, own in clients.items() if all(item.is_blank for item in own.train)]
@@ -78,18 +76,6 @@ def divide(settings: RunSettings, task: type[Task], *, apart: bool = False) -> D
         message = f"{', '.join(sorted(taken))} is also the name of a client or site; choose another name"
         raise ConfigurationError([Problem("data.external", message)])
     return Division(clients | held_out | outside, server)
-
-
-def named_by(task: TaskSettings) -> set[str]:
-    """Returns the types and labels that a task's settings name; `modifiers` names what is modified too."""
-    named: set[str] = set()
-    for setting in ("types", "labels", "mentions", "modifiers"):
-        own = getattr(task, setting, "auto")
-        if isinstance(own, Mapping):
-            named.update(own, *own.values())
-        elif own != "auto":
-            named.update(own)
-    return named
 
 
 def read_documents(settings: CorpusSettings, seed: Seed, *, absent: Collection[str] = ()) -> list[Document]:
@@ -127,7 +113,7 @@ def read_documents(settings: CorpusSettings, seed: Seed, *, absent: Collection[s
     return select_labels(documents, settings.labels, usual=usual, absent=absent)
 
 
-def _external(settings: RunSettings, task: type[Task], types: Sequence[str]) -> dict[str, Split]:
+def _external(settings: RunSettings, task: Task, types: Sequence[str]) -> dict[str, Split]:
     """Reads the corpora that are only tested on; their documents' ids begin with the corpus's name.
 
     Args:
@@ -154,7 +140,7 @@ def _external(settings: RunSettings, task: type[Task], types: Sequence[str]) -> 
     return outside
 
 
-def _prepared(task: type[Task], documents: list[Document]) -> list[Document]:
+def _prepared(task: Task, documents: list[Document]) -> list[Document]:
     """Returns a corpus as the task reads it.
 
     Without mentions and relations where the task reads none, so that a division by labels is one by those of

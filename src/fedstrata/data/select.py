@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Literal
 
 from fedstrata.core.documents import MODIFIERS_OF, Document, Relation, Span
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean
 from fedstrata.core.settings.data import CorpusSettings, LabelSettings
 from fedstrata.data.icd9 import category
 
@@ -61,6 +61,22 @@ def unnamed(setting: str, found: Iterable[tuple[str, str]], named: Sequence[str]
     """
     message = "does not name {!r}, which document {!r} has; name all that are learnt, or leave it out of data"
     return [Problem(setting, message.format(*other)) for other in _others(found, named)]
+
+
+def named_in_vain(setting: str, names: Iterable[str], occurring: Collection[str]) -> list[Problem]:
+    """Returns a problem for each type or label of a list of those to be learnt that no document has.
+
+    Args:
+        setting: The list's path.
+        names: The list.
+        occurring: The types or labels that documents have.
+    """
+    message = "{!r} occurs in no document{}"
+    return [
+        Problem(setting, message.format(name, did_you_mean(name, occurring, before="; ")))
+        for name in names
+        if name not in occurring
+    ]
 
 
 def _others(found: Iterable[tuple[str, str]], names: Sequence[str]) -> list[tuple[str, str]]:

@@ -43,6 +43,11 @@ class Split:
         return self.train + self.validation + self.test
 
 
+def every(clients: Mapping[str, Split], part: str = "all") -> list[Document]:
+    """Returns the documents of all clients together, or those of one part."""
+    return [document for own in clients.values() for document in getattr(own, part)]
+
+
 def split(documents: Sequence[Document], settings: SplitSettings, seed: Seed) -> Split:
     """Divides a corpus into training, validation and test documents.
 

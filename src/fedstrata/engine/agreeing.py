@@ -78,7 +78,7 @@ def agreement_of(
         for path, value in every.items()
         if path.startswith(_COMPARED[purpose]) and not path.startswith(_LOCAL)
     }
-    compared["labels"] = list(experiment.task.labels)
+    compared["labels"] = list(experiment.task.classes)
     config: Any = model.module.config
     method = divided_method(experiment.method)
     return Agreement.of(
@@ -159,7 +159,7 @@ class Agreements:
         if self._purpose == TRAINING:
             info_of(client, greeting)
             documents_of(client, greeting)
-            length = self._experiment.settings.task.max_length
+            length = self._experiment.task.max_length
         said: Any = (theirs, rows, length, ends, weights)
         return self._agreed(client, *said)
 

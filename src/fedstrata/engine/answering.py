@@ -61,7 +61,7 @@ class Answers:
         self._experiment = experiment = prepare_server(source, clients, trains=False)
         method, self._clients = divided_method(experiment.method), tuple(clients)
         if experiment.task.kind != "causal-lm":
-            message = f"{experiment.settings.task.name} has a model with classes, which generates nothing"
+            message = f"{experiment.task.name} has a model with classes, which generates nothing"
             raise ConfigurationError([Problem("task.name", message)])
         self._middle = Middle(experiment.model, method.widest(clients))
         ends_of = None if method.personal else self._ends_of

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedstrata.core.errors import Problem, did_you_mean
+from fedstrata.core.errors import Problem
 from fedstrata.core.preflight import Facts
-from fedstrata.core.settings.task import ClassifySettings, NerSettings, RelationSettings
-from fedstrata.data.select import mention_types, relation_types
+from fedstrata.data.split import every
 from fedstrata.engine.sites import sample_size
+from fedstrata.tasks import task_of
 
 if TYPE_CHECKING:
     from fedstrata.core.documents import Document
@@ -30,29 +30,8 @@ def unfit_clients(settings: RunSettings, method: Method | None, sites: Mapping[s
     """
     clients = [name for name, own in sites.items() if own.train]
     named = [] if method is None else method.problems(Facts(clients=clients))
-    named += _names_of_nothing(settings, sites)
+    named += task_of(settings.task).named_in_vain(every(sites))
     return [*named, *_too_few(settings.federation, method, len(clients))]
-
-
-def _names_of_nothing(settings: RunSettings, sites: Mapping[str, Split]) -> list[Problem]:
-    """Returns a problem for each type or label that a task names to be learnt and no document has."""
-    documents = [document for own in sites.values() for document in own.all]
-    match settings.task:
-        case NerSettings(types=list() as names):
-            setting, occurring = "types", set(mention_types(documents))
-        case RelationSettings(types=list() as names):
-            setting, occurring = "types", set(relation_types(documents))
-        case ClassifySettings(labels=list() as names):
-            setting, occurring = "labels", {label for document in documents for label in document.labels}
-        case _:
-            return []
-    return [
-        Problem(
-            f"task.{setting}", f"{name!r} occurs in no document{did_you_mean(name, occurring, before='; ')}"
-        )
-        for name in names
-        if name not in occurring
-    ]
 
 
 def _too_few(federation: FederationSettings, method: Method | None, clients: int) -> list[Problem]:
@@ -94,5 +73,4 @@ def without_examples(
     if not method.tries_updates:
         return []
     examples = len(task.encode(documents, tokenizer))
-    name = task.settings.name
-    return method.problems(Facts(task=name, server_documents=len(documents), server_examples=examples))
+    return method.problems(Facts(task=task.name, server_documents=len(documents), server_examples=examples))

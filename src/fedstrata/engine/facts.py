@@ -38,7 +38,7 @@ def model_facts(experiment: Experiment, model: Model) -> dict[str, Any]:
         "method": experiment.method.name,
         "pooled": experiment.method.pooled,
         "personal": experiment.method.personal,
-        "task": experiment.settings.task.name,
+        "task": experiment.task.name,
         "metric": experiment.metric,
         "lower_is_better": sorted(experiment.task.lower_is_better),
         "seed": experiment.settings.seed,

@@ -34,11 +34,9 @@ from fedstrata.split.ends import Ends
 from fedstrata.split.inference import RemoteMiddle
 from fedstrata.split.transport.agreement import shapes_of
 from fedstrata.split.transport.membership import GrpcLine
-from fedstrata.tasks.extract import Extraction
 from fedstrata.tasks.instruction.examples import Example, answer_text, answered, pad_examples
 from fedstrata.tasks.instruction.generate import generate
 from fedstrata.tasks.instruction.prompts import PromptTokenizer
-from fedstrata.tasks.summarize import Summarization
 from fedstrata.train.evaluate import answer, batches_by_length
 from fedstrata.train.local import autocast, to_device
 
@@ -164,7 +162,7 @@ class Generating:
     def _scored(self) -> list[Document]:
         """Answers the documents as for the scores of a run, and scores the answers."""
         task, documents = self._experiment.task, self._documents
-        if isinstance(task, Extraction | Summarization):
+        if task.generates:
             rows = self._generated(self._examples, *task.gives)
             answers: list[Any] = [*task.decode(documents, self._examples, rows)]
         else:
@@ -202,9 +200,8 @@ class Generating:
             message = f"the data has no client {self.id!r}; it has: {named}"
             raise ConfigurationError([Problem("--client", message)])
         task = self._experiment.task
-        generates = isinstance(task, Extraction | Summarization)
-        if not generates and self._drawing != Drawing():
-            message = f"have no meaning with task {task.settings.name}, which generates nothing"
+        if not task.generates and self._drawing != Drawing():
+            message = f"have no meaning with task {task.name}, which generates nothing"
             raise ConfigurationError([Problem("--max-new-tokens, --temperature", message)])
         return [each for each in self._experiment.clients[self.id].test if task.scorable(each)]
 
@@ -224,8 +221,8 @@ class Generating:
         Raises:
             ConfigurationError: One of them is too long for the model with its answer.
         """
-        tokenizer, task = self._model.tokenizer, self._experiment.settings.task
-        words = PromptTokenizer(tokenizer, chats=getattr(task, "chat", "") == "auto")
+        tokenizer = self._model.tokenizer
+        words = PromptTokenizer(tokenizer, chats=self._experiment.task.chats)
         end, budget = words.end("generate"), self._drawing.tokens or USUAL_TOKENS
         rows = words.prompts([document.text for document in documents])
         config: Any = self._model.module.config
@@ -242,7 +239,7 @@ class Generating:
 
     def _longest(self, example: Any) -> int:
         """Returns the most columns that an example may come to."""
-        most = self._experiment.settings.task.max_length
+        most = self._experiment.task.max_length
         return max(most, example.prompt + example.budget) if isinstance(example, Example) else most
 
     def _require_store(self) -> None:

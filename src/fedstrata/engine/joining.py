@@ -78,7 +78,7 @@ class RemoteClient:
         training = experiment.settings.training
         rows = largest_batch(self._site, training.batch_size, training.eval_batch_size)
         cut, model = divided_method(experiment.method).divides(client), experiment.model
-        length = experiment.settings.task.max_length
+        length = experiment.task.max_length
         ends = shapes_of(model.tensors(model.layout.all))
         self.agreement = agreement_of(experiment, cut, ends, rows, length, TRAINING)
         documents: dict[str, JSON] = {part: len(getattr(self._site.documents, part)) for part in PARTS}

@@ -20,10 +20,7 @@ from fedstrata.models.load import early_tokenizer, load, read_config, read_token
 from fedstrata.models.prefix import frozen_blocks
 from fedstrata.models.quantize import quantization
 from fedstrata.models.state import Model
-from fedstrata.tasks import TASKS
-from fedstrata.tasks.extract import Extraction
-from fedstrata.tasks.lm import end_id
-from fedstrata.tasks.mention_pairs.markers import require_signs
+from fedstrata.tasks import task_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -71,21 +68,20 @@ def load_model(
         without: Takes parts out of the model before its weights are read.
 
     Raises:
-        ConfigurationError: See `fedstrata.models.load.load` and `fedstrata.adapters.attach.attach`; or an
-            extraction cannot be asked for with this tokenizer.
+        ConfigurationError: See `fedstrata.models.load.load` and `fedstrata.adapters.attach.attach`; or what
+            was found in documents cannot be asked for with this tokenizer.
     """
     seed = Seed(settings.seed)
     model = load(
         settings.model,
         kind=task.kind,
-        labels=task.labels,
-        problem_type=task.problem_type,
+        labels=task.classes,
+        problem_type=task.head_type,
         seed=seed.child("model"),
         tokenizer=tokenizer,
         without=without,
     )
-    if isinstance(task, Extraction):
-        task.encode((), model.tokenizer)  # refuses a tokenizer that does not fit, and too little room
+    task.check_room(model.tokenizer)
     if settings.adapter is not None:
         own = seed.child("adapter")
         full = _trained_in_full(settings, model.layout)
@@ -109,7 +105,7 @@ def outline(settings: RunSettings, task: Task, tokenizer: Any, *, new_head: bool
     Raises:
         ConfigurationError: As for `load_model`, as far as weights are not concerned.
     """
-    module: nn.Module = skeleton(settings.model, kind=task.kind, labels=task.labels, tokenizer=tokenizer)
+    module: nn.Module = skeleton(settings.model, kind=task.kind, labels=task.classes, tokenizer=tokenizer)
     learnable = None
     if settings.adapter is not None:
         layout = find_layout(module)
@@ -123,7 +119,7 @@ def check_model(settings: RunSettings, method: Method | None) -> None:
     problems = []
     full = None if method is None else method.full_setting
     # The weights of an adapter are float32 whatever its model's, but not those of a head that trains with it.
-    frozen = settings.adapter is not None and not full and TASKS[settings.task.name].kind == "causal-lm"
+    frozen = settings.adapter is not None and not full and task_of(settings.task).kind == "causal-lm"
     if settings.model.quantization is not None:
         problems += refusals(lambda: quantization(settings.model))
         if settings.adapter is None:
@@ -138,10 +134,8 @@ def check_model(settings: RunSettings, method: Method | None) -> None:
     tokenizer = early_tokenizer(settings.model)
     config = read_config(settings.model, tokenizer).get_text_config()
     positions = getattr(config, "max_position_embeddings", None)
-    if positions is not None and settings.task.max_length > positions:
-        message = (
-            f"must be at most {positions}, the positions the model knows, not {settings.task.max_length}"
-        )
+    if positions is not None and (length := task_of(settings.task).max_length) > positions:
+        message = f"must be at most {positions}, the positions the model knows, not {length}"
         problems.append(Problem("task.max_length", message))
     problems += refusals(
         lambda: _check_method(settings, method, _layout(settings, method, tokenizer)),
@@ -157,23 +151,24 @@ def _layout(settings: RunSettings, method: Method | None, tokenizer: Any) -> Lay
     Raises:
         ConfigurationError: The adapter is not one the method works with, or does not fit the model.
     """
-    kind = TASKS[settings.task.name].kind
-    module = skeleton(settings.model, kind=kind, labels=("O",), tokenizer=tokenizer)
+    task = task_of(settings.task)
+    module = skeleton(settings.model, kind=task.kind, labels=("O",), tokenizer=tokenizer)
     adapter = settings.adapter
     if settings.training.checkpointing:
         _check_checkpointing(module, adapter)
     if adapter is None:
         return find_layout(module)
-    if settings.task.name in ("extract", "summarize") and adapter.kind == "prefix":
-        name = settings.task.name
-        message = f"is not there while an answer is generated, as task {name} does; use lora or bottleneck"
-        raise ConfigurationError([Problem("adapter.kind", message)])
+    if task.generates and adapter.kind == "prefix":
+        message = (
+            f"is not there while an answer is generated, as task {task.name} does; use lora or bottleneck"
+        )
+        raise ConfigurationError([Problem("adapter.kind", f"{message}; use lora or bottleneck")])
     if method is not None and method.adapters and adapter.kind not in method.adapters:
         allowed = " or ".join(method.adapters)
         message = f"must be {allowed} with method {method.name}, not {adapter.kind!r}"
         raise ConfigurationError([Problem("adapter.kind", message)])
     full = _trained_in_full(settings, find_layout(module)) if method is not None else ()
-    return find_layout(*wrap(module, adapter, kind=kind, full=full))
+    return find_layout(*wrap(module, adapter, kind=task.kind, full=full))
 
 
 def _trained_in_full(settings: RunSettings, layout: Layout) -> tuple[str, ...]:
@@ -195,11 +190,7 @@ def _check_tokenizer(settings: RunSettings, tokenizer: Any) -> None:
     """Refuses a tokenizer that cannot be read, or has not what the task needs of it."""
     if isinstance(settings.model.tokenizer, TrainedTokenizer):
         return
-    tokenizer = tokenizer or read_tokenizer(settings.model)
-    if settings.task.name in ("lm", "extract", "summarize"):
-        end_id(tokenizer, settings.task.name)
-    if settings.task.name == "relations":
-        require_signs(tokenizer)
+    task_of(settings.task).check_tokenizer(tokenizer or read_tokenizer(settings.model))
 
 
 def _check_method(settings: RunSettings, method: Method | None, layout: Layout) -> None:

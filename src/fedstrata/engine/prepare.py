@@ -16,9 +16,8 @@ from fedstrata.core.preflight import Facts
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.data import CorpusSettings
 from fedstrata.core.settings.model import ModelSettings, TrainedTokenizer
-from fedstrata.core.settings.run import USUAL_METHOD, RunSettings
+from fedstrata.core.settings.run import USUAL_METHOD, USUAL_TASK, RunSettings
 from fedstrata.core.settings.source import Source, validate
-from fedstrata.core.settings.task import ExtractSettings, TaskSettings
 from fedstrata.data.divide import divide
 from fedstrata.data.partition import LABEL_OF
 from fedstrata.data.split import Split
@@ -27,7 +26,7 @@ from fedstrata.engine.model import check_model, load_model, refusals, with_adapt
 from fedstrata.methods import METHODS
 from fedstrata.models.load import read_tokenizer
 from fedstrata.record.trackers import require_trackers
-from fedstrata.tasks import TASKS
+from fedstrata.tasks import TASKS, task_of
 from fedstrata.train.processor import use_processor, warn_of_slow_bfloat16
 
 if TYPE_CHECKING:
@@ -40,15 +39,6 @@ if TYPE_CHECKING:
 
 
 Corpus = TypeVar("Corpus", bound=CorpusSettings)
-
-_LEARNT = {
-    "ner": "mentions (data.types)",
-    "classify": "labels of documents (data.labels)",
-    "lm": "the next token of a text",
-    "cloze": "which answer follows a question (labels of documents)",
-    "summarize": "the second text of a document",
-}
-"""What tasks learn that have no use for relations; those that read no mentions have none for these either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +64,7 @@ class Experiment:
     clients: dict[str, Split]
     seed: Seed
     server: tuple[Document, ...] = ()
-    asked: TaskSettings | None = None
+    asked: Mapping[str, Any] | None = None
 
     @property
     def metric(self) -> str:
@@ -109,14 +99,15 @@ def prepare(
     problems += source.located(machine_problems(settings))
     if sound("data", "partition", "seed", "task"):
         with _collecting(problems, source):
-            divided = divide(settings, TASKS[settings.task.name], apart=apart)
+            given = task_of(settings.task)
+            divided = divide(settings, given, apart=apart)
             clients = divided.clients
             if not apart:
                 problems += source.located(unfit_clients(settings, method, clients))
             problems += source.located(without_validation(method, clients))
-            task = TASKS[settings.task.name].from_documents(settings.task, clients)
-            if isinstance(task.settings, ExtractSettings):
-                divided = divided.with_mentions_only(task.settings.mentions_only)
+            task = given.fitted(clients)
+            if task.without_relations:
+                divided = divided.with_relations_aside(task.without_relations)
                 clients = divided.clients
             known = map(task.known, divided.server)
             server = tuple(document for document in known if task.scorable(document))
@@ -131,7 +122,7 @@ def prepare(
         raise ConfigurationError(problems)
     seed = Seed(settings.seed)
     use_processor(settings.threads)
-    asked, settings = settings.task, settings.model_copy(update={"task": task.settings})
+    asked, settings = settings.task, settings.model_copy(update={"task": task.model_dump()})
     with _collecting(problems, source):
         tokenizer = _trained_tokenizer(settings, clients, tokenizer_folder)
         model = load_model(settings, task, tokenizer, without=without_of(method))
@@ -179,7 +170,7 @@ def check_metric(settings: RunSettings, task: Task | None) -> None:
         task: The task; none where the data that would tell its labels is not sound.
     """
     metric = settings.federation.metric
-    names: Any = TASKS[settings.task.name].metrics if task is None else task.metric_names
+    names: Any = TASKS[settings.task["name"]].metrics if task is None else task.metric_names
     if metric is None or not isinstance(names, tuple):  # a class may not know without its data
         return
     if metric in names or (task is None and "/" in metric):
@@ -209,7 +200,11 @@ def check_settings(source: Source) -> tuple[RunSettings, Method | None, list[Pro
             if key in RunSettings.model_fields and sound(key)
         }
         settings = RunSettings.model_validate(rest)
-    settings = _with_absolute_paths(settings)
+    task, wrong = _check_task(settings, source) if sound("task") else (None, [])
+    problems = sorted([*problems, *wrong], key=_section_order)
+    sound = _sound_sections(problems)
+    section = (task or TASKS[USUAL_TASK]()).model_dump()
+    settings = _with_absolute_paths(settings).model_copy(update={"task": section})
     if sound("data", "task", "partition"):
         problems += source.located(_idle_choices(settings))
     name = settings.method.get("name", USUAL_METHOD)
@@ -228,24 +223,51 @@ def check_settings(source: Source) -> tuple[RunSettings, Method | None, list[Pro
     return with_adapter(resolved, method), method, problems
 
 
+def _check_task(settings: RunSettings, source: Source) -> tuple[Task | None, list[Problem]]:
+    """Returns the task of a configuration, none if its section has problems, and these."""
+    name = settings.task.get("name", USUAL_TASK)
+    if not isinstance(name, str) or name not in TASKS:
+        allowed, given = ", ".join(map(repr, TASKS)), "null" if name is None else repr(name)
+        return None, [source.problem("task.name", f"must be one of {allowed}, not {given}")]
+    section = {"name": name, **settings.task}
+    task, problems = validate(TASKS[name], Source({"task": section}, source.origins), section="task")
+    return task, [_with_owners(problem) for problem in problems]
+
+
+def _with_owners(problem: Problem) -> Problem:
+    """Says whose a setting is that is not this task's."""
+    key, (_, allowed, keys) = problem.path.removeprefix("task."), problem.message.partition("Allowed here:")
+    owners = [name for name, other in TASKS.items() if key in other.model_fields]
+    if not owners or not problem.message.startswith("unknown key"):
+        return problem
+    message = f"unknown key; it belongs to name: {' or '.join(owners)}. {allowed}{keys}"
+    return Problem(problem.path, message, problem.origin)
+
+
+def _section_order(problem: Problem) -> int:
+    """Sorts problems by their section, as pydantic has those of sections that it knows; unknown ones last."""
+    sections, own = list(RunSettings.model_fields), problem.path.partition(".")[0]
+    return sections.index(own) if own in sections else len(sections)
+
+
 def _idle_choices(settings: RunSettings) -> list[Problem]:
     """Returns a problem for each choice of annotations that the task does not learn and nothing uses."""
-    data, name = settings.data, settings.task.name
+    data, task = settings.data, task_of(settings.task)
     idle: dict[str, object] = {}
-    used = "labels" in TASKS[name].gives or settings.partition.by in LABEL_OF
+    used = "labels" in task.gives or settings.partition.by in LABEL_OF
     if not used and data.labels.without_labels == "keep":  # what is dropped depends on those that are kept
         chosen = {"keep": data.labels.keep, "top": data.labels.top}
         idle = {f"labels.{key}": value for key, value in chosen.items()}
-    if "relations" not in TASKS[name].gives:
+    if "relations" not in task.gives:
         idle |= {"relations": data.relations, "modifiers": data.modifiers}
-    if not TASKS[name].reads_spans:
+    if not task.reads_spans:
         idle["types"] = data.types
     what = dict.fromkeys(idle, "labels")
     what |= {"relations": "relations", "modifiers": "relations", "types": "mention types"}
     return [
         Problem(
             f"data.{key}",
-            f"{what[key]} have no meaning with task {name}, which learns {_LEARNT[name]}; leave it null",
+            f"{what[key]} have no meaning with task {task.name}, which learns {task.learns}; leave it null",
         )
         for key, value in idle.items()
         if value is not None

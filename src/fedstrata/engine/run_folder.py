@@ -15,12 +15,13 @@ from fedstrata.core.files import new_folder, write_atomically
 from fedstrata.core.settings.model import TrainedTokenizer
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.source import Source, flatten, read_source
+from fedstrata.core.task import Task
 from fedstrata.data.split import PARTS, Split
 from fedstrata.engine.prepare import check_settings, prepare
 from fedstrata.engine.roll import Listener
 from fedstrata.engine.rounds import Run
 from fedstrata.record.trackers import Trackers
-from fedstrata.tasks.instruction.prompts import MARKS, read_template
+from fedstrata.tasks import task_of
 
 MAY_CHANGE = frozenset(
     {
@@ -179,7 +180,7 @@ def require_same_settings(folder: Path, source: Source, *, may_change: Collectio
     changed = {} if problems or broken else differences(before, now)
     for path, (old, new) in changed.items():
         left_open = path.startswith("task.") and new in (None, "auto", {})
-        if not left_open and not _is_text_of(path, now.task.name, old, new):
+        if not left_open and not _is_text_of(path, task_of(now.task), old, new):
             problems += _changes(source, {path: (old, new)}, may_change)
     if problems or broken:
         raise ConfigurationError(list(dict.fromkeys([*broken, *problems])))
@@ -205,11 +206,11 @@ def _changes(
     return problems
 
 
-def _is_text_of(path: str, task: str, text: Any, given: Any) -> bool:
+def _is_text_of(path: str, task: Task, text: Any, given: Any) -> bool:
     """Whether a setting is the path of a template whose text a run has."""
     if not path.startswith("task.template") or not isinstance(text, str) or not isinstance(given, str):
         return False
-    return read_template(given, MARKS[task], path) == text
+    return task.template_text(given, path) == text
 
 
 def differences(one: RunSettings, other: RunSettings) -> dict[str, tuple[Any, Any]]:

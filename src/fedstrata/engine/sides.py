@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.preflight import Facts
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.model import TrainedTokenizer
-from fedstrata.core.settings.task import (
-    ClassifySettings,
-    ExtractSettings,
-    NerSettings,
-    RelationSettings,
-    SummarizeSettings,
-    TaskSettings,
-)
 from fedstrata.engine.agreeing import divided_method
 from fedstrata.engine.check import too_few_sampled
 from fedstrata.engine.model import check_model, load_model, refusals
@@ -30,11 +22,7 @@ from fedstrata.engine.prepare import (
     prepare,
 )
 from fedstrata.split.divide import leave_ends, leave_middle
-from fedstrata.tasks import TASKS
-from fedstrata.tasks.classify import DocumentClassification
-from fedstrata.tasks.instruction.prompts import builtin
-from fedstrata.tasks.ner import NamedEntityRecognition
-from fedstrata.tasks.relations import RelationClassification
+from fedstrata.tasks import task_of
 from fedstrata.train.processor import use_processor
 
 if TYPE_CHECKING:
@@ -44,7 +32,6 @@ if TYPE_CHECKING:
     from fedstrata.core.settings.federation import FederationSettings
     from fedstrata.core.settings.run import RunSettings
     from fedstrata.core.settings.source import Source
-    from fedstrata.core.task import Task
 
     Without = Callable[[Method], Callable[[PreTrainedModel], None]]
 
@@ -75,9 +62,9 @@ def prepare_server(source: Source, clients: Sequence[str], *, trains: bool = Tru
         problems += source.located([] if method is None else method.problems(Facts(clients=clients)))
     if problems:
         raise ConfigurationError(problems)
-    if TASKS[settings.task.name].kind == "causal-lm" or _names_its_classes(settings.task):
-        return _prepared(source, without_of)
-    return prepare(source, without_of=without_of, apart=True)
+    if task_of(settings.task).needs_documents:
+        return prepare(source, without_of=without_of, apart=True)
+    return _prepared(source, without_of)
 
 
 def _unservable(federation: FederationSettings) -> list[Problem]:
@@ -85,18 +72,6 @@ def _unservable(federation: FederationSettings) -> list[Problem]:
     message = "has no meaning with clients of their own; only a simulation lets them drop out or lie"
     asked = {"federation.dropout": federation.dropout, "federation.corrupt": federation.corrupt.share}
     return [Problem(path, message) for path, value in asked.items() if value]
-
-
-def _names_its_classes(task: TaskSettings) -> bool:
-    """Whether the settings of a task say all that is otherwise found in documents."""
-    match task:
-        case NerSettings():
-            return task.types != "auto"
-        case RelationSettings():
-            return "auto" not in (task.types, task.modifiers)
-        case ClassifySettings():
-            return "auto" not in (task.labels, task.problem_type)
-    return False
 
 
 def prepare_client(source: Source, client: str) -> Experiment:
@@ -119,8 +94,9 @@ def prepare_prompts(source: Source, client: str) -> Experiment:
         ConfigurationError: With every problem that could be found; or the model generates nothing.
     """
     settings, _, problems = check_settings(source)
-    if TASKS[settings.task.name].kind != "causal-lm":
-        message = f"{settings.task.name} has a model with classes, which generates nothing"
+    task = task_of(settings.task)
+    if task.kind != "causal-lm":
+        message = f"{task.name} has a model with classes, which generates nothing"
         raise ConfigurationError([*problems, Problem("task.name", message)])
     return _prepared(source, _without_middle(client))
 
@@ -142,39 +118,14 @@ def _checked(source: Source) -> tuple[RunSettings, Method | None, list[Problem]]
 def _prepared(source: Source, without_of: Without) -> Experiment:
     """Loads one side of a model whose task needs no documents; the configuration's data are not read."""
     settings, method, problems = _checked(source)
-    problems += source.located(refusals(lambda: check_metric(settings, _task(settings))))
+    given = task_of(settings.task)
+    problems += source.located(refusals(lambda: check_metric(settings, given.as_named())))
     if isinstance(settings.model.tokenizer, TrainedTokenizer):
         message = "must be one that is there already: no texts are read here to build one from"
         problems.append(source.problem("model.tokenizer", message))
     if problems or method is None:
         raise ConfigurationError(problems)
     use_processor(settings.threads)
-    task = _task(settings)
+    task = given.as_named()
     model = load_model(settings, task, None, without=without_of(method))
     return Experiment(settings, method, task, model.to(device_of(settings)), {}, Seed(settings.seed))
-
-
-def _task(settings: RunSettings) -> Task:
-    """Returns the task as far as it is known without documents: what it is scored by, and its classes.
-
-    Raises:
-        ConfigurationError: A setting is `auto`, for which there would have to be documents.
-    """
-    own = settings.task
-    match own:
-        case NerSettings(types=list() as types):
-            return NamedEntityRecognition(own, types)
-        case RelationSettings(types=list() as types):
-            return RelationClassification(own, types)
-        case ClassifySettings(labels=list() as labels):
-            return DocumentClassification(own, labels)
-    if isinstance(own, ExtractSettings):
-        wanted: dict[str, Any] = {"mentions": "ner" in own.tasks, "modifiers": "re" in own.tasks}
-        left_open = [name for name in wanted if getattr(own, name) == "auto"]
-        message = "must be named, not 'auto': no documents are read here in which they could be found"
-        if problems := [Problem(f"task.{name}", message) for name in left_open if wanted[name]]:
-            raise ConfigurationError(problems)
-        own = own.model_copy(update=dict.fromkeys(left_open, ()))
-    if isinstance(own, SummarizeSettings) and own.template is None:
-        own = own.model_copy(update={"template": builtin("summarize")})  # who asks fills in its own
-    return TASKS[own.name].from_labels(own, ())

@@ -164,7 +164,7 @@ def _assemble(estimate: Estimate, folder: Path, preparation: float, rehearsal: f
         name=settings.name,
         method=method.name,
         travels=method.travels,
-        task=settings.task.name,
+        task=experiment.task.name,
         metric=experiment.metric,
         metrics=experiment.task.metric_names,
         device=str(model.device),

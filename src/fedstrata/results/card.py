@@ -14,10 +14,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from rich.filesize import decimal
 
 from fedstrata.core.settings.model import TrainedTokenizer
-from fedstrata.core.settings.task import ClassifySettings, NerSettings
 from fedstrata.record.scores import compared, overall, score_tables
-from fedstrata.tasks.mention_pairs.markers import marked_example
-from fedstrata.tasks.relations import RelationClassification
 
 if TYPE_CHECKING:
     from fedstrata.core.settings.adapter import AdapterSettings
@@ -45,40 +42,6 @@ labels = classifier("{TEXT}")""",
 generator = pipeline("text-generation", model=".")
 text = generator("The patient has", max_new_tokens=40)[0]["generated_text"]""",
 }
-
-RELATION_CODE = f"""from transformers import AutoModelForTokenClassification, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained(".")
-model = AutoModelForTokenClassification.from_pretrained(".").eval()
-text = "{TEXT}"
-inputs = tokenizer(text, return_tensors="pt")
-marks = [inputs.char_to_token(text.rindex(sign)) for sign in "@#"]  # the closing ones
-relation = model.config.id2label[int(model(**inputs).logits[0, marks].sum(dim=0).argmax())]"""
-"""How a pair of mentions is classified, which no pipeline does."""
-
-LANGUAGE_MODELS = {
-    "lm": (
-        "Says how likely a text is, and goes on with one: a language model.",
-        "cuts longer texts into such windows",
-        "the scores above are those of texts packed into such windows one after the other",
-    ),
-    "extract": (
-        "Marks mentions and their modifiers in a sentence, as it is told to: a language model.",
-        "asks it about one sentence at a time",
-        "the pipeline above goes on with any text, and knows nothing of these instructions",
-    ),
-    "cloze": (
-        "Answers questions with the likeliest of given answers: a language model.",
-        "cuts longer texts at their end",
-        "the pipeline above goes on with any text, and compares no answers",
-    ),
-    "summarize": (
-        "Writes what a text comes to: a language model.",
-        "cuts longer texts at their end",
-        "the pipeline above goes on with any text, and knows nothing of the instruction",
-    ),
-}
-"""What a language model of each task does; what becomes of long texts; what the pipeline does not."""
 
 AUTO = {
     "token-classification": "AutoModelForTokenClassification",
@@ -166,11 +129,9 @@ def _code(facts: Facts) -> str:
     """Returns how to use the folder."""
     kind, task = facts.result.task.kind, facts.result.task
     if facts.adapter is None:
-        if isinstance(task, RelationClassification):
-            return RELATION_CODE.replace(TEXT, marked_example(task.modifiers, typed=task.settings.typed))
-        return CODE[kind]
+        return task.card_words().code or CODE[kind]
     own = "import fedstrata.adapters.bottleneck\n" if facts.adapter.kind == "bottleneck" else ""
-    labels = "" if kind == "causal-lm" else f", num_labels={len(facts.result.task.labels)}"
+    labels = "" if kind == "causal-lm" else f", num_labels={len(task.classes)}"
     return f"""{own}from peft import PeftModel
 from transformers import {AUTO[kind]}, AutoTokenizer
 
@@ -217,49 +178,24 @@ def _metadata(facts: Facts) -> ModelCardData:
 def _description(facts: Facts) -> dict[str, Any]:
     """Returns the paragraphs of the card."""
     result = facts.result
-    labels = result.task.labels
-    limits = f"It was trained on windows of {result.settings.task.max_length} tokens"
-    cut = "cuts longer texts into overlapping windows"
-    if isinstance(result.task, RelationClassification):
-        what = f"Says how two mentions of a text are related: the likeliest of {', '.join(labels)}. They are "
-        what += "marked as below, the main mention by `@ * type * ... @`, its modifier by `# ^ type ^ ... #`."
-        limits += f" around two mentions, at most {result.task.settings.most_words} words apart"
-        cut = "asks it about every such pair of the mentions that a text comes with"
-        long = "other text means nothing to it"
-    elif result.task.kind == "token-classification":
-        types = [label[2:] for label in labels if label.startswith("B-")]
-        what = f"Finds mentions in text, of these types: {', '.join(types)}."
-        long = "the pipeline above does not, unless it is given a `stride`"
-        if isinstance(result.settings.task, NerSettings) and result.settings.task.whole_words:
-            long += ", and finds pieces of words where `fedstrata predict` finds whole words"
-    elif result.task.kind == "causal-lm":
-        what, cut, long = LANGUAGE_MODELS[result.settings.task.name]
-    else:
-        what = f"Labels texts, with {_how_many(facts)} these {len(labels)} labels: {', '.join(labels)}."
-        long = "the pipeline above takes them as one window, longer than any it was trained on"
-        if isinstance(result.settings.task, ClassifySettings) and result.settings.task.max_windows:
-            cut += f" and reads the first {result.settings.task.max_windows} alone"
+    words = result.task.card_words()
+    what = words.what
+    limits = f"It was trained on windows of {result.task.max_length} tokens"
+    if words.around:
+        limits += f" around {words.around}"
     if result.client is not None:
         what += f" This is the model of one client, {facts.clients[result.client]}, made for its own notes."
     return {
         "what": what,
         "use_text": f"To use it with {'PEFT' if facts.adapter else 'transformers'}, in this folder:",
         "data": _data(facts),
-        "limits": f"{limits}. `fedstrata predict` {cut}; {long}.",
+        "limits": f"{limits}. `fedstrata predict` {words.cut}; {words.beyond}.",
         "privacy": _privacy(facts),
         "licence_text": f"`{facts.licence}`."
         if facts.licence
         else "Not stated (`other`): state one in the head of this file before you hand the model on. The "
         "licence of the starting point and the terms of the training data both bear on it.",
     }
-
-
-def _how_many(facts: Facts) -> str:
-    """Says how many labels a text is given, and by what rule."""
-    settings = facts.result.settings.task
-    if isinstance(settings, ClassifySettings) and settings.problem_type == "multi_label":
-        return f"each that has a probability of {settings.threshold:g} or more, of"
-    return "the likeliest of"
 
 
 def _data(facts: Facts) -> str:

@@ -77,8 +77,8 @@ def _forget_place(path: Path) -> None:
 
 def _names(result: Result, *, with_names: bool) -> dict[str, str]:
     """Returns the name each client, and each site that a setting names, has in what is handed on."""
-    data, task = result.settings.data, result.settings.task
-    sites = [*data.split.test_sites, *getattr(task, "mentions_only", ())]  # need not be clients
+    data, task = result.settings.data, result.task
+    sites = [*data.split.test_sites, *task.without_relations]  # need not be clients
     every = dict.fromkeys([*result.start["clients"], *data.external, *sites])
     return {name: name if with_names else f"site {number}" for number, name in enumerate(every, 1)}
 
@@ -95,7 +95,7 @@ def _summary(result: Result, names: Mapping[str, str]) -> dict[str, Any]:
         "versions": result.start["versions"],
         "settings": _without_paths(settings),
     }
-    return {**_renamed(summary, names), "labels": list(result.task.labels)}
+    return {**_renamed(summary, names), "labels": list(result.task.classes)}
 
 
 def _renamed(node: Any, names: Mapping[str, str]) -> Any:

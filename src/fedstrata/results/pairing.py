@@ -17,7 +17,6 @@ from fedstrata.data.split import PARTS
 from fedstrata.data.writers.layout import name_of
 from fedstrata.engine.run_folder import DOCUMENTS
 from fedstrata.results.result import open_task
-from fedstrata.tasks.extract import Extraction
 
 DETECTED: Mapping[str, tuple[str, ...]] = {
     "brat": (".ann",),
@@ -139,7 +138,7 @@ def select_as(run: Path, sides: Sequence[list[Document]]) -> tuple[list[list[Doc
     """
     settings, task = open_task(run, "--as")
     if not {"spans", "relations"} & set(task.gives):
-        message = f"must be a run that finds mentions or relations, not one on task {settings.task.name}"
+        message = f"must be a run that finds mentions or relations, not one on task {task.name}"
         raise ConfigurationError([Problem("--as", message)])
     kept = [
         [
@@ -148,7 +147,7 @@ def select_as(run: Path, sides: Sequence[list[Document]]) -> tuple[list[list[Doc
         ]
         for side in sides
     ]
-    return kept, list(task.settings.mentions) if isinstance(task, Extraction) else None
+    return kept, None if task.main_mentions is None else list(task.main_mentions)
 
 
 def select_part(run: Path, part: str, sides: Sequence[list[Document]]) -> list[list[Document]]:

@@ -23,11 +23,6 @@ from fedstrata.data.readers.folders import find_sources
 from fedstrata.data.select import relation_types, rename_relations, rename_types
 from fedstrata.data.writers import brat, i2b2, jsonl
 from fedstrata.data.writers.layout import FileLabels, by_folder, file_name_of
-from fedstrata.tasks.cloze import ClozeQuestions
-from fedstrata.tasks.extract import Extraction
-from fedstrata.tasks.ner import NamedEntityRecognition
-from fedstrata.tasks.relations import RelationClassification
-from fedstrata.tasks.summarize import Summarization
 from fedstrata.train.evaluate import answer
 
 if TYPE_CHECKING:
@@ -37,17 +32,6 @@ if TYPE_CHECKING:
 
 TEXT = "text"
 """The input format whose files may lie anywhere; the others are laid out like a corpus."""
-
-OUTPUTS: Mapping[str, tuple[str, ...]] = {
-    "ner": ("brat", "i2b2", "jsonl"),
-    "relations": ("brat", "jsonl"),
-    "extract": ("brat", "jsonl"),
-    "classify": ("jsonl",),
-    "lm": ("jsonl",),
-    "cloze": ("jsonl",),
-    "summarize": ("jsonl",),
-}
-"""The formats that can hold the answers of each task; the first is the default."""
 
 JSON_LINES = "predictions.jsonl"
 """The one file of predictions in that format."""
@@ -131,22 +115,18 @@ def check_output(task: Task, output: str | None) -> str:
     Raises:
         ConfigurationError: The format cannot hold the task's answers or spell its types.
     """
-    name = task.settings.name
-    mentions_alone = isinstance(task, Extraction) and task.settings.tasks == ["ner"]
-    possible = OUTPUTS["ner" if mentions_alone else name]
     if output is None:
-        return possible[0]
-    if output not in possible:
-        message = f"answers of task {name} can be written as {', '.join(possible)}, not {output!r}"
+        return task.outputs[0]
+    if output not in task.outputs:
+        message = f"answers of task {task.name} can be written as {', '.join(task.outputs)}, not {output!r}"
         raise ConfigurationError([Problem("--format", message)])
     spelling: dict[str, Callable[[str], str]] = {"brat": FileLabels(), "i2b2": i2b2.checked_label}
     spell = spelling.get(output, str)
-    if isinstance(task, NamedEntityRecognition | RelationClassification | Extraction):
-        try:
-            for label in task.types:
-                spell(label)
-        except DataError as error:
-            raise ConfigurationError([Problem("--format", str(error))]) from None
+    try:
+        for label in task.known_types:
+            spell(label)
+    except DataError as error:
+        raise ConfigurationError([Problem("--format", str(error))]) from None
     return output
 
 
@@ -156,15 +136,9 @@ def check_input(task: Task, form: str) -> None:
     Raises:
         ConfigurationError: The format does not hold what the task reads.
     """
-    if form == TEXT and task.reads_spans and "spans" not in _finds(task):
-        message = f"must be a format with mentions (brat, i2b2, jsonl ...), not {form!r}: task "
-        what = "looks for modifiers of mentions that are marked already"
-        if not isinstance(task, Extraction):
-            what = "says how mentions that are marked already are related"
-        message += f"{task.settings.name} {what}"
-        raise ConfigurationError([Problem("--input-format", message)])
-    if form == TEXT and isinstance(task, ClozeQuestions | Summarization) and not task.reads_texts_alone:
-        message = f"must be a format with the fields of task.template (superglue, jsonl ...), not {form!r}"
+    what, why = task.beyond_texts
+    if form == TEXT and what:
+        message = f"must be a format with {what}, not {form!r}{f': {why}' if why else ''}"
         raise ConfigurationError([Problem("--input-format", message)])
 
 
@@ -174,10 +148,9 @@ def keeping_mentions(result: Result) -> Result:
     Raises:
         ConfigurationError: Its task does not ask for modifiers.
     """
-    task = result.task
-    if isinstance(task, Extraction) and "re" in task.settings.tasks:
-        return replace(result, task=task.only("re"))
-    message = f"is for task extract with modifiers (task.tasks: [ner, re]), not {task.settings.name}"
+    if (task := result.task.keeping_mentions()) is not None:
+        return replace(result, task=task)
+    message = f"is for task extract with modifiers (task.tasks: [ner, re]), not {result.task.name}"
     raise ConfigurationError([Problem("--keep-mentions", message)])
 
 
@@ -229,7 +202,7 @@ def predict_files(
         result: The run whose model is used.
         inputs: The files.
         out: The folder to write; must not exist yet or be empty.
-        output: The format, one of `OUTPUTS`.
+        output: The format, one of `Task.outputs`.
         advance: Told how many more documents are done.
 
     Raises:
@@ -278,23 +251,14 @@ def _predicted(
 
 def _answers(result: Result, documents: Sequence[Document]) -> list[Any]:
     """Returns the model's answer to every document; modifiers are those of mentions it found itself."""
-    task, settings = result.task, result.settings.training
-    if not isinstance(task, Extraction):
-        return answer(result.model, task, documents, settings)
-    return task.joined(lambda stage, texts: answer(result.model, stage, texts, settings), documents)
+    model, settings = result.model, result.settings.training
+    return result.task.answers_to(lambda task, texts: answer(model, task, texts, settings), documents)
 
 
 def _count(document: Document, task: Task) -> int:
     """Returns how many annotations of the kind that the task finds the document has."""
-    found = (getattr(document, kind) for kind in _finds(task))
+    found = (getattr(document, kind) for kind in task.finds)
     return sum(bool(own) if isinstance(own, str | None) else len(own) for own in found)
-
-
-def _finds(task: Task) -> tuple[str, ...]:
-    """Returns the kinds of annotations that the task finds itself; others of an answer were given to it."""
-    if isinstance(task, Extraction) and "ner" not in task.settings.tasks:
-        return ("relations",)
-    return task.gives
 
 
 def _chunks(

@@ -19,7 +19,7 @@ from fedstrata.engine.run_folder import resumable
 from fedstrata.models.load import load, read_config, read_tokenizer
 from fedstrata.record.log import committed_rounds, read_events
 from fedstrata.record.summary import summarise
-from fedstrata.tasks import TASKS
+from fedstrata.tasks import task_of
 from fedstrata.train.processor import use_processor
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def _task_of(saved: Path, settings: RunSettings) -> tuple[Task, ModelSettings, t
     stored = ModelSettings(name=str(saved.absolute()), attention=settings.model.attention)
     names = read_config(stored).id2label or {}
     labels = tuple(names[index] for index in sorted(names))
-    return TASKS[settings.task.name].from_labels(settings.task, labels), stored, labels
+    return task_of(settings.task).restored(labels), stored, labels
 
 
 def _is_served(start: Mapping[str, Any]) -> bool:
@@ -185,8 +185,8 @@ def _is_served(start: Mapping[str, Any]) -> bool:
 
 def _served_task(settings: RunSettings, start: Mapping[str, Any]) -> tuple[RunSettings, Task]:
     """Makes the task of a served run; returns it with the settings, in which nothing is `auto` any more."""
-    own = type(settings.task).model_validate(start["task_settings"])
-    return settings.model_copy(update={"task": own}), TASKS[own.name].from_labels(own, start["labels"])
+    section = start["task_settings"]
+    return settings.model_copy(update={"task": section}), task_of(section).restored(start["labels"])
 
 
 def _assembled(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from fedstrata.tasks.classify import DocumentClassification
 from fedstrata.tasks.cloze import ClozeQuestions
@@ -25,3 +26,8 @@ TASKS: dict[str, type[Task]] = {
     "summarize": Summarization,
 }
 """Every task by its name in a configuration."""
+
+
+def task_of(section: Mapping[str, Any]) -> Task:
+    """Returns the task that a checked section `task` describes."""
+    return TASKS[section["name"]].model_validate(section)

@@ -16,16 +16,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from pydantic import Field, model_validator
 from torch.nn import functional as F
 
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.settings.base import Classes, Count, Positive
 from fedstrata.core.settings.source import Source, validate
-from fedstrata.core.settings.task import ClassifySettings
-from fedstrata.data.select import unnamed
+from fedstrata.core.task import CardWords
+from fedstrata.data.select import named_in_vain, unnamed
+from fedstrata.data.split import every
 from fedstrata.metrics.labels import (
     CUTS,
     SINGLE_LABEL,
@@ -35,7 +39,8 @@ from fedstrata.metrics.labels import (
 )
 from fedstrata.tasks.corrupt import shuffled_windows
 from fedstrata.tasks.pairs import padded_types, text_windows
-from fedstrata.tasks.windows import IGNORED, pad_ids, padding_id, run_model
+from fedstrata.tasks.texts import padding_id, require_one_each
+from fedstrata.tasks.windows import CUT_INTO_WINDOWS, IGNORED, WindowTask, pad_ids, run_model
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -85,46 +90,85 @@ class LabelAnswer:
     probabilities: np.ndarray
 
 
-class DocumentClassification:
-    """Labels documents.
+class DocumentClassification(WindowTask):
+    """Document classification: the labels of a note."""
 
-    Args:
-        settings: Windows, pooling and threshold; `problem_type` must not be `auto`.
-        labels: The labels, in the order of the model's outputs.
-    """
+    name: Literal["classify"] = "classify"
+    labels: Classes = Field(
+        default="auto",
+        description="Labels that are learnt; auto: those of the documents. Sites apart, of which some lack "
+        "some, name them.",
+    )
+    problem_type: Literal["auto", "single_label", "multi_label"] = Field(
+        default="auto",
+        description="One label a document, or any number; auto: single_label if every document has one.",
+    )
+    pooling: Literal["mean", "max"] = Field(
+        default="mean", description="How the logits of a document's windows become those of the document."
+    )
+    max_windows: Count | None = Field(
+        default=None, description="Windows of a document that are read, from its beginning; all if null."
+    )
+    threshold: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
+        default=0.5, description="Probability from which a label is given (multi_label)."
+    )
+    positive_weight: Positive = Field(
+        default=1.0,
+        description="Weight in the loss of a label that a document has; of one it lacks: 1 (multi_label).",
+    )
 
     kind: ClassVar[str] = "sequence-classification"
-    lower_is_better: ClassVar[frozenset[str]] = frozenset()
-    needs_annotations: ClassVar[bool] = True
+    learns: ClassVar[str] = "labels of documents (data.labels)"
     gives: ClassVar[tuple[str, ...]] = ("labels",)
-    reads_spans: ClassVar[bool] = False
-    packed: ClassVar[bool] = False
+    naming: ClassVar[tuple[str, ...]] = ("labels",)
 
-    def __init__(self, settings: ClassifySettings, labels: Sequence[str]) -> None:
-        if settings.problem_type == "auto":
-            raise ValueError("problem_type must be resolved; `from_documents` does that")
-        self.settings, self.labels = settings, tuple(labels)
-        self._number = {label: number for number, label in enumerate(self.labels)}
+    _classes: tuple[str, ...] = ()
 
-    @classmethod
-    def from_documents(
-        cls, settings: ClassifySettings, clients: Mapping[str, Split]
-    ) -> DocumentClassification:
-        """Makes the task for a corpus: its labels are those that are named, or of all documents, sorted.
+    @model_validator(mode="after")
+    def _only_what_is_used(self) -> DocumentClassification:
+        if self.problem_type == "single_label":
+            if self.labels != "auto" and len(self.labels) < 2:
+                raise ValueError(f"labels: {self.labels} leaves no choice; single_label needs two or more")
+            for name in ("threshold", "positive_weight"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(
+                        f"{name}={getattr(self, name):g} has no meaning with one label a document: the "
+                        f"likeliest is taken; use problem_type multi_label"
+                    )
+        return self
+
+    def of_labels(self, labels: Sequence[str]) -> DocumentClassification:
+        """Returns the task with these labels to learn, in the order of the model's outputs."""
+        task = self.changed()
+        task._classes = tuple(labels)
+        return task
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The labels, in the order of the model's outputs."""
+        return self._classes
+
+    @property
+    def needs_documents(self) -> bool:
+        """Whether the labels, or how many of them a document has, are left to documents."""
+        return "auto" in (self.labels, self.problem_type)
+
+    def fitted(self, clients: Mapping[str, Split]) -> DocumentClassification:
+        """Returns the task for a corpus: its labels are those that are named, or of all documents, sorted.
 
         Raises:
             ConfigurationError: If there are too few labels, a document has one that is not named, or none or
                 several where each must have one.
         """
-        documents = [document for own in clients.values() for document in own.all]
+        documents = every(clients)
         found = [(label, document.id) for document in documents for label in document.labels]
-        labels = settings.labels if settings.labels != "auto" else sorted({label for label, _ in found})
+        labels = self.labels if self.labels != "auto" else sorted({label for label, _ in found})
         problems = unnamed("task.labels", found, labels)
         odd = [document for document in documents if len(set(document.labels)) != 1]
-        if settings.problem_type == "auto" and odd and not any(document.labels[1:] for document in odd):
+        if self.problem_type == "auto" and odd and not any(document.labels[1:] for document in odd):
             logger.warning(_UNLABELLED, f"{len(odd):,}", f"{len(documents):,}")
-        settings = _resolved(settings, "multi_label" if odd else "single_label")
-        one_each = settings.problem_type == "single_label"
+        task = self._resolved("multi_label" if odd else "single_label")
+        one_each = task._one_each
         if len(labels) < 1 + one_each:
             message = f"the {len(documents)} documents have {len(labels)} different labels; at least "
             problems.append(Problem("data.labels", f"{message}{1 + one_each} are needed to classify them"))
@@ -134,28 +178,36 @@ class DocumentClassification:
             problems.append(Problem("task.problem_type", message))
         if problems:
             raise ConfigurationError(problems)
-        return cls(settings, labels)
+        return task.of_labels(labels)
 
-    @classmethod
-    def from_labels(cls, settings: ClassifySettings, labels: Sequence[str]) -> DocumentClassification:
-        """Makes the task again for a model that was trained for it.
+    def restored(self, classes: Sequence[str]) -> DocumentClassification:
+        """Returns the task again for a model that was trained for it.
 
         Args:
-            settings: As a run's `config.yaml` has them, where `problem_type` is resolved.
-            labels: The model's classes in order.
+            classes: The model's classes in order.
 
         Raises:
-            ConfigurationError: The settings do not say whether a document has one label or several.
+            ConfigurationError: It is not settled whether a document has one label or several.
         """
-        if settings.problem_type == "auto":
+        if self.problem_type == "auto":
             message = "must be single_label or multi_label for a model that is trained already, not 'auto'"
             raise ConfigurationError([Problem("task.problem_type", message)])
-        return cls(settings, labels)
+        return self.of_labels(classes)
+
+    def as_named(self) -> DocumentClassification:
+        """Returns the task with the labels that are named; see `restored`."""
+        return self.restored(() if self.labels == "auto" else self.labels)
+
+    def named_in_vain(self, documents: Sequence[Document]) -> list[Problem]:
+        """Returns a problem for each label that is named and that no document has."""
+        names = () if self.labels == "auto" else self.labels
+        occurring = {label for document in documents for label in document.labels}
+        return named_in_vain("task.labels", names, occurring)
 
     @property
-    def problem_type(self) -> str:
+    def head_type(self) -> str:
         """What transformers calls this kind of classification; saved models say so."""
-        return f"{self.settings.problem_type}_classification"
+        return f"{self.problem_type}_classification"
 
     @property
     def metric(self) -> str:
@@ -172,7 +224,7 @@ class DocumentClassification:
     @property
     def metric_names(self) -> tuple[str, ...]:
         """`metrics`, those that may be undefined, and one F1 a label where there are not too many."""
-        return (*self.metrics, *names_of(self.labels, () if self._one_each else CUTS))
+        return (*self.metrics, *names_of(self.classes, () if self._one_each else CUTS))
 
     def encode(self, documents: Sequence[Document], tokenizer: Any) -> list[LabelledDocument]:
         """Tokenizes documents; each one is an example, one without tokens too.
@@ -187,15 +239,11 @@ class DocumentClassification:
         if problems:
             raise ConfigurationError(problems)
         pad_id = padding_id(tokenizer)
-        encoded = text_windows(documents, tokenizer, self.settings, self.settings.max_windows)
+        encoded = text_windows(documents, tokenizer, self, self.max_windows)
         return [
             LabelledDocument(index, own.input_ids, own.token_types, self._targets(documents[index]), pad_id)
             for index, own in enumerate(encoded)
         ]
-
-    def training_examples(self, documents: Sequence[Document], tokenizer: Any) -> list[LabelledDocument]:
-        """Turns documents into all their examples."""
-        return self.encode(documents, tokenizer)
 
     def corrupt(
         self, examples: Sequence[LabelledDocument], kind: str, tokenizer: Any, rng: Seed
@@ -233,7 +281,7 @@ class DocumentClassification:
         if self._one_each:
             labels = torch.tensor([next(iter(example.targets.tolist()), IGNORED) for example in examples])
         else:
-            labels = torch.zeros(len(examples), len(self.labels))
+            labels = torch.zeros(len(examples), len(self.classes))
             for row, example in enumerate(examples):
                 labels[row, torch.from_numpy(example.targets).long()] = 1.0
         padded = pad_ids([window for window, _ in rows], [pad_id for _, pad_id in rows])
@@ -250,7 +298,7 @@ class DocumentClassification:
         if self._one_each:
             total = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
             return total, (labels != IGNORED).sum()
-        weight = logits.new_full((len(self.labels),), self.settings.positive_weight)
+        weight = logits.new_full((len(self.classes),), self.positive_weight)
         total = F.binary_cross_entropy_with_logits(logits, labels, pos_weight=weight, reduction="sum")
         return total, torch.as_tensor(labels.numel(), device=labels.device)
 
@@ -284,10 +332,7 @@ class DocumentClassification:
         Returns:
             An answer for each document.
         """
-        if not len(documents) == len(examples) == len(predictions):
-            raise ValueError(
-                f"{len(documents)} documents, {len(examples)} examples and {len(predictions)} predictions"
-            )
+        require_one_each(documents, examples, predictions)
         if not documents:
             return []
         logits = torch.from_numpy(np.stack(predictions)).double()
@@ -300,10 +345,10 @@ class DocumentClassification:
             probabilities: Of each document, (documents, labels) float64.
         """
         if self._one_each:
-            given = np.eye(len(self.labels), dtype=bool)[probabilities.argmax(axis=-1)]
+            given = np.eye(len(self.classes), dtype=bool)[probabilities.argmax(axis=-1)]
         else:
-            given = probabilities >= self.settings.threshold
-        names = np.array(self.labels, dtype=object)
+            given = probabilities >= self.threshold
+        names = np.array(self.classes, dtype=object)
         return [LabelAnswer(tuple(names[row]), own) for row, own in zip(given, probabilities, strict=True)]
 
     def score(self, documents: Sequence[Document], answers: Sequence[LabelAnswer]) -> dict[str, float]:
@@ -311,7 +356,7 @@ class DocumentClassification:
         scores = single_label_scores if self._one_each else multi_label_scores
         gold = self._indicators([document.labels for document in documents])
         given = self._indicators([answer.labels for answer in answers])
-        return scores(gold, given, np.stack([answer.probabilities for answer in answers]), self.labels)
+        return scores(gold, given, np.stack([answer.probabilities for answer in answers]), self.classes)
 
     def known(self, document: Document) -> Document:
         """Returns the document with its labels that the task knows, and nothing else."""
@@ -324,31 +369,59 @@ class DocumentClassification:
 
     def annotate(self, document: Document, answer: LabelAnswer) -> Document:
         """Returns the document with these labels; the metadata say each label's probability."""
-        values = zip(self.labels, answer.probabilities, strict=True)
+        values = zip(self.classes, answer.probabilities, strict=True)
         probabilities = {f"probability/{label}": f"{value:.4f}" for label, value in values}
         metadata = {**document.metadata, **probabilities}
         return replace(document, spans=(), relations=(), labels=answer.labels, metadata=metadata)
 
+    def card_words(self) -> CardWords:
+        """Returns what a model card says of the task."""
+        many = "the likeliest of"
+        if not self._one_each:
+            many = f"each that has a probability of {self.threshold:g} or more, of"
+        what = f"Labels texts, with {many} these {len(self.classes)} labels: {', '.join(self.classes)}."
+        cut = CUT_INTO_WINDOWS
+        if self.max_windows:
+            cut += f" and reads the first {self.max_windows} alone"
+        return CardWords(
+            what, cut, "the pipeline above takes them as one window, longer than any it was trained on"
+        )
+
+    @cached_property
+    def _number(self) -> dict[str, int]:
+        """The number of each label."""
+        return {label: number for number, label in enumerate(self.classes)}
+
     @property
     def _one_each(self) -> bool:
-        return self.settings.problem_type == "single_label"
+        return self.problem_type == "single_label"
+
+    def _resolved(self, found: str) -> DocumentClassification:
+        """Returns the task with what `auto` stands for, checked as if the user had said so."""
+        if self.problem_type != "auto":
+            return self
+        values = self.model_dump() | {"problem_type": found}
+        resolved, problems = validate(DocumentClassification, Source({"task": values}), section="task")
+        if resolved is None:
+            raise ConfigurationError(problems)
+        return resolved
 
     def _pooled(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Pools logits over each document's windows: (windows, labels) to (documents, labels) float32."""
-        return pool(logits.float(), batch["document"], len(batch["labels"]), self.settings.pooling)
+        return pool(logits.float(), batch["document"], len(batch["labels"]), self.pooling)
 
     def _flipped(self, targets: np.ndarray) -> np.ndarray:
         """Returns for the numbers of a document's labels those of the next ones, (its labels,) int32."""
-        if len(self.labels) == 1:
+        if len(self.classes) == 1:
             return np.arange(1 - len(targets), dtype=np.int32)
-        return np.sort((targets + 1) % len(self.labels))
+        return np.sort((targets + 1) % len(self.classes))
 
     def _targets(self, document: Document) -> np.ndarray:
         return np.array(sorted({self._number[label] for label in document.labels}), dtype=np.int32)
 
     def _indicators(self, labels: Sequence[Sequence[str]]) -> np.ndarray:
         """Returns which label each document has, (documents, labels) bool."""
-        matrix = np.zeros((len(labels), len(self.labels)), dtype=bool)
+        matrix = np.zeros((len(labels), len(self.classes)), dtype=bool)
         for row, own in enumerate(labels):
             matrix[row, [self._number[label] for label in own]] = True
         return matrix
@@ -362,7 +435,7 @@ class DocumentClassification:
                     found.setdefault(label, document.id)
         return [
             Problem(
-                "data.labels", f"{label!r} (document {id_!r}) is none of the {len(self.labels)} labels known"
+                "data.labels", f"{label!r} (document {id_!r}) is none of the {len(self.classes)} labels known"
             )
             for label, id_ in sorted(found.items())
         ]
@@ -386,14 +459,3 @@ def pool(logits: Tensor, document: Tensor, documents: int, pooling: str) -> Tens
         return start.scatter_reduce(0, document[:, None].expand_as(logits), logits, "amax")
     sums = logits.new_zeros(shape).index_add(0, document, logits)
     return sums / torch.bincount(document, minlength=documents)[:, None]
-
-
-def _resolved(settings: ClassifySettings, found: str) -> ClassifySettings:
-    """Returns the settings with what `auto` stands for, checked as if the user had said so."""
-    if settings.problem_type != "auto":
-        return settings
-    values = settings.model_dump() | {"problem_type": found}
-    resolved, problems = validate(ClassifySettings, Source({"task": values}), section="task")
-    if resolved is None:
-        raise ConfigurationError(problems)
-    return resolved

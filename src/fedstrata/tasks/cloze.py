@@ -16,21 +16,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 from scipy.special import softmax
 
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.core.settings.task import ClozeSettings
+from fedstrata.core.task import CardWords
 from fedstrata.data.choices import NONE_RIGHT, TASK, choices_of
+from fedstrata.data.split import every
 from fedstrata.metrics.labels import SINGLE_LABEL, choice_scores, names_of, single_label_scores
 from fedstrata.metrics.text import answer_scores
+from fedstrata.tasks.causal import CausalTask
 from fedstrata.tasks.choice.continuations import log_likelihoods
 from fedstrata.tasks.choice.examples import ClozeExample, QuestionTokenizer, pad_questions
-from fedstrata.tasks.choice.questions import FORMS, OWN, TRUTH, WORDS, Questions, template_faults, template_of
+from fedstrata.tasks.choice.questions import (
+    ANSWER,
+    FORMS,
+    OWN,
+    TRUTH,
+    WORDS,
+    Questions,
+    template_faults,
+    template_of,
+)
 from fedstrata.tasks.corrupt import shuffled_windows
-from fedstrata.tasks.lm import counted_loss
+from fedstrata.tasks.instruction.prompts import FIELDS_OF_TEMPLATE, read_template
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -57,67 +70,75 @@ class ClozeAnswer:
     probabilities: Mapping[str, float]
 
 
-class ClozeQuestions:
-    """Answers questions by the likeliest of their answers.
+class ClozeQuestions(CausalTask):
+    """Cloze questions: a causal language model says which of the answers is the likeliest to follow."""
 
-    Args:
-        settings: The questions, of which nothing is `auto`, with the word of every label.
-    """
+    name: Literal["cloze"] = "cloze"
+    max_length: Annotated[int, Field(ge=32)] = Field(
+        default=512, description="Tokens of a question with an answer; a longer text is cut at its end."
+    )
+    question: Literal[
+        "auto", "rte", "boolq", "wic", "cb", "multirc", "copa", "record", "wsc", "labels", "choices"
+    ] = Field(
+        default="auto",
+        description="What is asked, one of SuperGLUE's tasks; of documents of one's own, with a template: "
+        "`labels` or `choices`. auto: what the documents say that they are for (format superglue).",
+    )
+    template: str | None = Field(
+        default=None,
+        description="A template of one's own: a path to a text file, or the text itself if it holds "
+        "{answer}; the built-in one if null.",
+    )
+    words: dict[str, str] = Field(
+        default={},
+        description="The word that stands for a label; of others the built-in one (yes, no, maybe), or the "
+        "label itself.",
+    )
 
-    kind: ClassVar[str] = "causal-lm"
-    lower_is_better: ClassVar[frozenset[str]] = frozenset()
-    needs_annotations: ClassVar[bool] = True
+    learns: ClassVar[str] = "which answer follows a question (labels of documents)"
     gives: ClassVar[tuple[str, ...]] = ("labels",)
-    reads_spans: ClassVar[bool] = False
-    packed: ClassVar[bool] = False
-    problem_type: ClassVar[None] = None
-    labels: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, settings: ClozeSettings) -> None:
-        if settings.question == "auto":
-            raise ValueError("question must be resolved; `from_documents` does that")
-        self.settings = settings
-        self._questions = Questions(settings)
-
-    @classmethod
-    def from_documents(cls, settings: ClozeSettings, clients: Mapping[str, Split]) -> ClozeQuestions:
-        """Makes the task for a corpus; its labels are those of all documents, as with task `classify`.
+    def fitted(self, clients: Mapping[str, Split]) -> ClozeQuestions:
+        """Returns the task for a corpus; its labels are those of all documents, as with task `classify`.
 
         Raises:
             ConfigurationError: It is not clear what is asked, a template does not fit the documents, words
                 are missing or equal, or a client has no question whose right answer is known.
         """
-        documents = [document for own in clients.values() for document in own.all]
-        settings = _with_question(settings, documents)
-        template, form = template_of(settings), FORMS[settings.question]
+        documents = every(clients)
+        question = self._question_of(documents)
+        template, form = template_of(question, self.template), FORMS[question]
         problems = list(template_faults(template, form, documents))
         words: dict[str, str] = {}
         if form in ("label", "each"):
-            words, wrong = _words_of(settings, documents)
+            words, wrong = _words_of(question, self.words, documents)
             problems += wrong
-        elif settings.words:
-            message = f"have no meaning with question {settings.question}, whose answers the documents have"
+        elif self.words:
+            message = f"have no meaning with question {question}, whose answers the documents have"
             problems.append(Problem("task.words", message))
         if problems:
             raise ConfigurationError(problems)
-        update: dict[str, Any] = {"words": words}
-        if settings.template is not None:  # so that a saved model does not need the file again
-            update["template"] = template
-        task = cls(settings.model_copy(update=update))
+        task = self.changed(question=question, words=words)
+        if self.template is not None:  # so that a saved model does not need the file again
+            task = task.changed(template=template)
         task._require_questions(clients)
         return task
 
-    @classmethod
-    def from_labels(cls, settings: ClozeSettings, labels: Sequence[str]) -> ClozeQuestions:
-        """Makes the task again for a saved model; its settings say what it was trained for.
+    def restored(self, classes: Sequence[str]) -> ClozeQuestions:
+        """Returns the task again for a saved model; its settings say what it was trained for.
 
         Raises:
             ConfigurationError: They do not.
         """
-        if settings.question == "auto":
+        if self.question == "auto":
             message = "must be named for a model that is trained already, not 'auto'"
             raise ConfigurationError([Problem("task.question", message)])
-        return cls(settings)
+        template_of(self.question, self.template)  # refuses one that cannot be read
+        return self
+
+    def template_text(self, given: str, path: str) -> str:
+        """Returns the template that a setting gives; see `fedstrata.tasks.instruction.prompts`."""
+        return read_template(given, ANSWER, path)
 
     @property
     def metric(self) -> str:
@@ -128,18 +149,25 @@ class ClozeQuestions:
     def metrics(self) -> tuple[str, ...]:
         """The scores that are always present."""
         usual = SINGLE_LABEL if self._questions.form == "label" else ("accuracy",)
-        return _METRICS.get(self.settings.question, usual)
+        return _METRICS.get(self.question, usual)
 
     @property
     def metric_names(self) -> tuple[str, ...]:
         """`metrics`, and with labels those that may be undefined, as with task `classify`."""
         labels = self._questions.form == "label"
-        return (*self.metrics, *(names_of(tuple(self.settings.words)) if labels else ()))
+        return (*self.metrics, *(names_of(tuple(self.words)) if labels else ()))
 
     @property
-    def reads_texts_alone(self) -> bool:
-        """Whether a question needs nothing of a document but its text."""
-        return self._questions.form == "label" and self._questions.fields <= {"text"}
+    def beyond_texts(self) -> tuple[str, str]:
+        """What a question needs of a document beyond its text."""
+        alone = self._questions.form == "label" and self._questions.fields <= {"text"}
+        return ("", "") if alone else FIELDS_OF_TEMPLATE
+
+    @cached_property
+    def _questions(self) -> Questions:
+        if self.question == "auto":
+            raise ValueError("question must be resolved; `fitted` does that")
+        return Questions(self.question, self.words, self.template)
 
     def encode(self, documents: Sequence[Document], tokenizer: Any) -> list[ClozeExample]:
         """Makes the questions of documents.
@@ -149,9 +177,7 @@ class ClozeQuestions:
                 tokenizer: see `fedstrata.tasks.choice.examples.QuestionTokenizer.examples`.
         """
         asked = [each for index, own in enumerate(documents) for each in self._questions.of(index, own)]
-        return QuestionTokenizer(tokenizer, self._questions, self.settings.max_length).examples(
-            documents, asked
-        )
+        return QuestionTokenizer(tokenizer, self._questions, self.max_length).examples(documents, asked)
 
     def training_examples(self, documents: Sequence[Document], tokenizer: Any) -> list[ClozeExample]:
         """Makes the questions of documents whose right answers are known."""
@@ -177,10 +203,6 @@ class ClozeQuestions:
     def collate(self, examples: Sequence[ClozeExample]) -> dict[str, Tensor]:
         """Pads questions on the right; see `fedstrata.tasks.choice.examples.pad_questions`."""
         return pad_questions(examples)
-
-    def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Returns the summed loss of the right answers' tokens, and their number."""
-        return counted_loss(module, batch)
 
     def predict(self, module: nn.Module, batch: Mapping[str, Tensor]) -> list[np.ndarray]:
         """Returns the log-likelihoods of the answers to each question, (answers,) float32."""
@@ -230,7 +252,7 @@ class ClozeQuestions:
         if self._questions.form == "each":
             right = [set(document.labels) - {NONE_RIGHT} for document in documents]
             return choice_scores(right, [set(answer.labels) - {NONE_RIGHT} for answer in answers])
-        if self.settings.question == "record":
+        if self.question == "record":
             texts = [choices_of(document) for document in documents]
             given = [own[answer.labels[0]] for own, answer in zip(texts, answers, strict=True)]
             right_texts = [
@@ -250,7 +272,7 @@ class ClozeQuestions:
 
     def known(self, document: Document) -> Document:
         """Returns the document with those of its labels that an answer can stand for, and nothing else."""
-        labels = self.settings.words if self._questions.form == "label" else choices_of(document)
+        labels = self.words if self._questions.form == "label" else choices_of(document)
         known = tuple(label for label in document.labels if label in labels or self._is_none(label))
         return replace(document, spans=(), relations=(), labels=known)
 
@@ -266,17 +288,41 @@ class ClozeQuestions:
         metadata = {**document.metadata, **shares}
         return replace(document, spans=(), relations=(), labels=answer.labels, metadata=metadata)
 
+    def card_words(self) -> CardWords:
+        """Returns what a model card says of the task."""
+        return CardWords(
+            "Answers questions with the likeliest of given answers: a language model.",
+            "cuts longer texts at their end",
+            "the pipeline above goes on with any text, and compares no answers",
+        )
+
     def _is_none(self, label: str) -> bool:
         return label == NONE_RIGHT and self._questions.form != "label"
 
     def _label_scores(
         self, documents: Sequence[Document], answers: Sequence[ClozeAnswer]
     ) -> dict[str, float]:
-        labels = list(self.settings.words)
+        labels = list(self.words)
         given = np.array([[label in answer.labels for label in labels] for answer in answers])
         gold = np.array([[label in document.labels for label in labels] for document in documents])
         shares = np.array([[answer.probabilities[label] for label in labels] for answer in answers])
         return single_label_scores(gold, given, shares, labels)
+
+    def _question_of(self, documents: Sequence[Document]) -> str:
+        """Returns the kind of question that is named, or that the documents are for."""
+        if self.question != "auto":
+            return self.question
+        found = sorted({document.metadata.get(TASK, "") for document in documents})
+        allowed = [name for name in FORMS if name not in OWN]
+        if len(found) == 1 and found[0] in allowed:
+            return found[0]
+        named = ", ".join(filter(None, found))
+        message = f"'auto' finds no documents that say what is asked; name it, one of {', '.join(FORMS)}"
+        if len(found) > 1 and named:
+            message = (
+                f"'auto' finds documents of {named}, and a run asks one kind of question: choose by data.path"
+            )
+        raise ConfigurationError([Problem("task.question", message)])
 
     def _require_questions(self, clients: Mapping[str, Split]) -> None:
         """Refuses documents that have not what is asked for, and clients with nothing to train on."""
@@ -290,31 +336,16 @@ class ClozeQuestions:
             raise ConfigurationError([Problem("data.path", message)])
 
 
-def _with_question(settings: ClozeSettings, documents: Sequence[Document]) -> ClozeSettings:
-    """Returns the settings with the kind of question that the documents are for, if none is named."""
-    if settings.question != "auto":
-        return settings
-    found = sorted({document.metadata.get(TASK, "") for document in documents})
-    allowed = [name for name in FORMS if name not in OWN]
-    if len(found) == 1 and found[0] in allowed:
-        return settings.model_copy(update={"question": found[0]})
-    named = ", ".join(filter(None, found))
-    message = f"'auto' finds no documents that say what is asked; name it, one of {', '.join(FORMS)}"
-    if len(found) > 1 and named:
-        message = (
-            f"'auto' finds documents of {named}, and a run asks one kind of question: choose by data.path"
-        )
-    raise ConfigurationError([Problem("task.question", message)])
-
-
-def _words_of(settings: ClozeSettings, documents: Sequence[Document]) -> tuple[dict[str, str], list[Problem]]:
-    """Returns the word of each label, and what is wrong with them."""
+def _words_of(
+    question: str, given: Mapping[str, str], documents: Sequence[Document]
+) -> tuple[dict[str, str], list[Problem]]:
+    """Returns the word of each label, one that is given or the built-in one, and what is wrong with them."""
     found = {label for document in documents for label in document.labels}
-    labels = TRUTH if FORMS[settings.question] == "each" else tuple(sorted(found))
-    words = {label: settings.words.get(label, WORDS.get(label, label)) for label in labels}
+    labels = TRUTH if FORMS[question] == "each" else tuple(sorted(found))
+    words = {label: given.get(label, WORDS.get(label, label)) for label in labels}
     problems = [
         Problem("task.words", f"{label!r} is none of the labels: {', '.join(labels) or '(none)'}")
-        for label in settings.words
+        for label in given
         if label not in labels
     ]
     if len(labels) < 2:

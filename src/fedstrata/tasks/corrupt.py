@@ -47,28 +47,40 @@ def shuffled_windows(windows: Sequence[np.ndarray], tokenizer: Any, rng: Seed) -
     ]
 
 
-def corrupted_targets(examples: Sequence[Any], kind: str, tokenizer: Any, rng: Seed) -> list[Any]:
-    """Returns the examples of a corrupt client of a language model; see `core.task.Task.corrupt`.
+def corrupted_targets(
+    examples: Sequence[Any],
+    kind: str,
+    tokenizer: Any,
+    rng: Seed,
+    *,
+    of: str = "targets",
+    classes: int | None = None,
+) -> list[Any]:
+    """Returns the examples of a corrupt client of a task on tokens; see `core.task.Task.corrupt`.
 
-    Targets are the tokens that follow, and classes are the tokens of the vocabulary. Shuffled tokens are what
-    is read, the targets stay: either way what follows has nothing to do with what was read.
+    In a language model targets are the tokens that follow, and classes are the tokens of the vocabulary.
+    Shuffled tokens are what is read, the targets stay: either way what follows has nothing to do with what
+    was read.
 
     Args:
-        examples: Dataclasses with `input_ids` and `targets`, (tokens,) int32 each.
+        examples: Dataclasses with `input_ids` and targets, (tokens,) each; -100 where there is none.
         kind: As for `Task.corrupt`.
         tokenizer: As for `Task.corrupt`.
         rng: Seed of the permutations.
+        of: What the targets are called in an example.
+        classes: How many classes there are; those of the vocabulary if none.
     """
-    inputs, targets = [each.input_ids for each in examples], [each.targets for each in examples]
+    inputs, targets = [each.input_ids for each in examples], [getattr(each, of) for each in examples]
     counted = [each != IGNORED for each in targets]
     if kind == "shuffled_tokens":
         inputs = shuffled_windows(inputs, tokenizer, rng)
     elif kind == "shuffled_labels":
         targets = permuted(targets, counted, rng)
     else:
-        flipped = ((each + 1) % len(tokenizer) for each in targets)
+        count = classes or len(tokenizer)
+        flipped = ((each + 1) % count for each in targets)
         targets = [np.where(own, new, IGNORED) for own, new in zip(counted, flipped, strict=True)]
     return [
-        replace(example, input_ids=read, targets=follows.astype(np.int32))
+        replace(example, input_ids=read, **{of: follows.astype(getattr(example, of).dtype)})
         for example, read, follows in zip(examples, inputs, targets, strict=True)
     ]

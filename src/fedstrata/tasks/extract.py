@@ -14,34 +14,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
 
 from fedstrata.core.documents import Relation, Span
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.task import CardWords, Task
+from fedstrata.data.split import every
 from fedstrata.metrics.relations import Triple, relation_scores, triples_of
 from fedstrata.metrics.spans import OVERALL, score_names, span_scores
-from fedstrata.tasks.corrupt import corrupted_targets
-from fedstrata.tasks.instruction.examples import (
-    Example,
-    InstructionTokenizer,
-    answer_text,
-    generate_answers,
-    pad_examples,
+from fedstrata.tasks.instruction.examples import Example, InstructionTask, InstructionTokenizer, answer_text
+from fedstrata.tasks.instruction.extraction_types import asked_types
+from fedstrata.tasks.instruction.instructions import (
+    INPUT,
+    Instructions,
+    Kind,
+    Question,
+    TemplateFiles,
+    template_texts,
 )
-from fedstrata.tasks.instruction.extraction_types import with_types
-from fedstrata.tasks.instruction.instructions import Instructions, Kind, Question, questions, template_texts
 from fedstrata.tasks.instruction.markup import NO_FAULTS, Faults, read
-from fedstrata.tasks.lm import counted_loss
-from fedstrata.tasks.windows import require_single_texts
+from fedstrata.tasks.instruction.prompts import read_template
+from fedstrata.tasks.texts import require_single_texts
 
 if TYPE_CHECKING:
     import numpy as np
-    from torch import Tensor, nn
 
     from fedstrata.core.documents import Document
-    from fedstrata.core.seeding import Seed
-    from fedstrata.core.settings.task import ExtractSettings
     from fedstrata.data.split import Split
 
 FAULTS: Mapping[str, str] = {
@@ -68,72 +71,137 @@ class Extracted:
     faults: Faults = NO_FAULTS
 
 
-class Extraction:
-    """Asks for mentions and modifiers, and scores them by character offsets.
+class Extraction(InstructionTask):
+    """Extraction by instruction: a causal language model writes mentions and modifiers into a sentence.
 
-    Args:
-        settings: What is asked for and how; nothing in it is `auto`.
+    They are scored by character offsets.
     """
 
-    kind: ClassVar[str] = "causal-lm"
+    name: Literal["extract"] = "extract"
+    max_length: Annotated[int, Field(ge=64)] = Field(
+        default=800, description="Tokens of an instruction with its answer; longer sentences are cut."
+    )
+    tasks: Annotated[list[Literal["ner", "re"]], Field(min_length=1)] = Field(
+        default=["ner", "re"], description="What is asked for: mentions (ner), modifiers of a mention (re)."
+    )
+    unit: Literal["sentence", "line"] = Field(default="sentence", description="What an instruction is about.")
+    templates: Literal["full", "short"] | TemplateFiles = Field(
+        default="full",
+        description="How it is asked: with task, markup guide and definitions; in a line, which suits small "
+        "models that are fine-tuned; or templates of one's own: {ner: PATH, re: PATH}.",
+    )
+    mentions: Annotated[list[str], Field(min_length=1)] | Literal["auto"] = Field(
+        default="auto",
+        description="Mention types that are asked for; auto: those of the training documents that are not "
+        "only modifiers.",
+    )
+    modifiers: dict[str, list[str]] | Literal["auto"] = Field(
+        default="auto",
+        description="Modifier types that are asked for, by the mention type they modify; auto: those that "
+        "relations of the training documents have.",
+    )
+    definitions: dict[str, str] = Field(
+        default={}, description="What a type means, by its name; those of the paper's types are built in."
+    )
+    mentions_only: list[str] = Field(
+        default=[], description="Sites whose training documents serve for mentions only (uneven tasks)."
+    )
+
+    learns: ClassVar[str] = "mentions and their modifiers"
     lower_is_better: ClassVar[frozenset[str]] = frozenset(FAULTS)
-    needs_annotations: ClassVar[bool] = True
     gives: ClassVar[tuple[str, ...]] = ("spans", "relations")
+    naming: ClassVar[tuple[str, ...]] = ("mentions", "modifiers")
     reads_spans: ClassVar[bool] = True
-    packed: ClassVar[bool] = False
-    problem_type: ClassVar[None] = None
-    labels: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, settings: ExtractSettings) -> None:
-        self.settings = settings
-        self._instructions = Instructions(settings)
+    @model_validator(mode="after")
+    def _tasks_fit(self) -> Extraction:
+        if len(set(self.tasks)) < len(self.tasks):
+            raise ValueError(f"tasks names one twice: {', '.join(self.tasks)}")
+        if self.mentions_only and len(self.tasks) == 1:
+            raise ValueError(
+                f"mentions_only has no meaning with tasks {self.tasks}: it leaves out the modifiers of some "
+                "sites, where mentions and modifiers are learnt"
+            )
+        return self
 
-    @classmethod
-    def from_documents(cls, settings: ExtractSettings, clients: Mapping[str, Split]) -> Extraction:
-        """Makes the task for a corpus: its types are those of all clients' training documents.
+    @property
+    def without_relations(self) -> Sequence[str]:
+        """Sites whose training documents serve for mentions only."""
+        return self.mentions_only
+
+    def fitted(self, clients: Mapping[str, Split]) -> Extraction:
+        """Returns the task for a corpus: its types are those of all clients' training documents.
 
         Raises:
-            ConfigurationError: See `fedstrata.tasks.instruction.extraction_types.with_types`; or a template
+            ConfigurationError: See `fedstrata.tasks.instruction.extraction_types.asked_types`; or a template
                 cannot be used, or documents are pairs of texts.
         """
-        require_single_texts((document for own in clients.values() for document in own.all), "extract")
-        settings = with_types(settings, clients)
-        if not isinstance(settings.templates, str):  # so that a saved model does not need the files again
-            texts = dict[str, str](**template_texts(settings))
-            own = settings.templates.model_copy(update=texts)
-            settings = settings.model_copy(update={"templates": own})
-        return cls(settings)
+        require_single_texts(every(clients), self.name)
+        mentions, modifiers = asked_types(self, clients)
+        templates = self.templates
+        if isinstance(templates, TemplateFiles):  # so that a saved model does not need the files again
+            templates = templates.model_copy(update=dict[str, str](**template_texts(self)))
+        return self.changed(mentions=mentions, modifiers=modifiers, templates=templates)
 
-    @classmethod
-    def from_labels(cls, settings: ExtractSettings, labels: Sequence[str]) -> Extraction:
-        """Makes the task again for a saved model; its settings say what it was trained for."""
-        return cls(settings)
+    def as_named(self) -> Extraction:
+        """Returns the task with the types that are named.
+
+        Raises:
+            ConfigurationError: Those of something that is asked for are not.
+        """
+        wanted = {"mentions": "ner" in self.tasks, "modifiers": "re" in self.tasks}
+        left_open = [name for name in wanted if getattr(self, name) == "auto"]
+        message = "must be named, not 'auto': no documents are read here in which they could be found"
+        if problems := [Problem(f"task.{name}", message) for name in left_open if wanted[name]]:
+            raise ConfigurationError(problems)
+        return self.changed(**dict.fromkeys(left_open, ())).restored(())
+
+    def restored(self, classes: Sequence[str]) -> Extraction:
+        """Returns the task again for a saved model; its settings say what it was trained for.
+
+        Raises:
+            ConfigurationError: A template cannot be used.
+        """
+        template_texts(self)
+        return self
+
+    def check_room(self, tokenizer: Any) -> None:
+        """Refuses a tokenizer that does not give tags back, and too little room for a sentence."""
+        self.encode((), tokenizer)
+
+    def template_text(self, given: str, path: str) -> str:
+        """Returns the template that a setting gives; see `fedstrata.tasks.instruction.prompts`."""
+        return read_template(given, INPUT, path)
 
     @property
     def metric(self) -> str:
         """The strict F1 of what is asked for; of both, their mean."""
-        return "f1" if len(self.settings.tasks) > 1 else f"{self.settings.tasks[0]}_f1"
+        return "f1" if len(self.tasks) > 1 else f"{self.tasks[0]}_f1"
 
     @property
     def metrics(self) -> tuple[str, ...]:
         """The micro scores of what is asked for, strict and lenient; `f1` is the mean of both strict F1."""
-        own = (f"{task}_{name}" for task in self.settings.tasks for name in OVERALL)
-        return (*(("f1",) if len(self.settings.tasks) > 1 else ()), *own, *FAULTS)
+        own = (f"{task}_{name}" for task in self.tasks for name in OVERALL)
+        return (*(("f1",) if len(self.tasks) > 1 else ()), *own, *FAULTS)
 
     @property
     def metric_names(self) -> tuple[str, ...]:
         """Those of `metrics`, then those of single types."""
-        named = (score_names(self._types[task], f"{task}_") for task in self.settings.tasks)
+        named = (score_names(self._types[task], f"{task}_") for task in self.tasks)
         return tuple(dict.fromkeys([*self.metrics, *chain.from_iterable(named)]))
 
     @property
     def _types(self) -> dict[str, tuple[str, ...]]:
         """The types that each kind of instruction asks for."""
-        modifiers: Mapping[str, Sequence[str]] = dict(self.settings.modifiers)  # type: ignore[arg-type]
+        modifiers = self._instructions.modifiers
         return {
-            "ner": tuple(self.settings.mentions),
+            "ner": tuple(self._instructions.mentions),
             "re": tuple(sorted(set(chain.from_iterable(modifiers.values())))),
         }
+
+    @cached_property
+    def _instructions(self) -> Instructions:
+        return Instructions(self)
 
     def encode(self, documents: Sequence[Document], tokenizer: Any) -> list[Example]:
         """Makes the instructions of documents.
@@ -142,7 +210,7 @@ class Extraction:
             ConfigurationError: The tokenizer has no token that ends a text or does not give tags back, the
                 instruction alone is too long, or a document is a pair of texts.
         """
-        require_single_texts(documents, "extract")
+        require_single_texts(documents, self.name)
         words = self._words(tokenizer)
 
         def fits(sentence: str, asked: Sequence[Question]) -> bool:
@@ -151,13 +219,13 @@ class Extraction:
         asked = [
             (question, document)
             for index, document in enumerate(documents)
-            for question in questions(index, document, self.settings, fits)
+            for question in self._instructions.questions(index, document, fits)
         ]
         return self._examples(asked, words)
 
     def training_examples(self, documents: Sequence[Document], tokenizer: Any) -> list[Example]:
         """Makes the instructions of documents; a sentence is also cut where a right answer is too long."""
-        require_single_texts(documents, "extract")
+        require_single_texts(documents, self.name)
         words = self._words(tokenizer)
         asked: list[tuple[Question, Document]] = []
         for index, document in enumerate(documents):
@@ -165,13 +233,13 @@ class Extraction:
             def fits(sentence: str, found: Sequence[Question], document: Document = document) -> bool:
                 return words.fits(sentence, [self._instructions.answer(each, document) for each in found])
 
-            own = questions(index, document, self.settings, fits, whole=document.spans)
+            own = self._instructions.questions(index, document, fits, whole=document.spans)
             asked += [(question, document) for question in own]
         return self._examples(asked, words)
 
     def _words(self, tokenizer: Any) -> InstructionTokenizer:
-        types = [label for task in self.settings.tasks for label in self._types[task]]
-        return InstructionTokenizer(tokenizer, self.settings, self._instructions.bare(), types)
+        types = [label for task in self.tasks for label in self._types[task]]
+        return InstructionTokenizer(tokenizer, self, self._instructions.bare(), types)
 
     def _examples(
         self, asked: Sequence[tuple[Question, Document]], words: InstructionTokenizer
@@ -182,22 +250,6 @@ class Extraction:
             [self._instructions.answer(question, document) for question, document in asked],
             [document.text[question.start : question.end] for question, document in asked],
         )
-
-    def corrupt(self, examples: Sequence[Example], kind: str, tokenizer: Any, rng: Seed) -> list[Example]:
-        """Returns the instructions of a corrupt client; see `fedstrata.tasks.corrupt.corrupted_targets`."""
-        return corrupted_targets(examples, kind, tokenizer, rng)
-
-    def collate(self, examples: Sequence[Example]) -> dict[str, Tensor]:
-        """Pads instructions on the right; see `fedstrata.tasks.instruction.examples.pad_examples`."""
-        return pad_examples(examples)
-
-    def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Returns the summed loss of the tokens that count, and their number; see `tasks.lm.counted_loss`."""
-        return counted_loss(module, batch)
-
-    def predict(self, module: nn.Module, batch: Mapping[str, Tensor]) -> list[np.ndarray]:
-        """Returns the generated answer to each instruction, (tokens,) int32; see `tasks.generate`."""
-        return generate_answers(module, batch)
 
     def decode(
         self, documents: Sequence[Document], examples: Sequence[Example], predictions: Sequence[np.ndarray]
@@ -229,7 +281,7 @@ class Extraction:
                 relations[index].update(
                     Triple(question.main, question.outside(each), each.label) for each in found
                 )
-        if "ner" not in self.settings.tasks:
+        if "ner" not in self.tasks:
             spans = [set(self.known(document).spans) for document in documents]
         return [
             Extracted(tuple(sorted(own, key=_order)), tuple(sorted(pairs, key=_triple_order)), fault)
@@ -243,10 +295,10 @@ class Extraction:
         all of them there are none of these, and `f1` is that of mentions.
         """
         scores: dict[str, float] = {}
-        if "ner" in self.settings.tasks:
+        if "ner" in self.tasks:
             gold = [[span for span in each.spans if span.label in self._types["ner"]] for each in documents]
             scores |= span_scores(gold, [each.spans for each in answers], self._types["ner"], "ner_")
-        if "re" in self.settings.tasks:
+        if "re" in self.tasks:
             pairs = [
                 (self._triples(document), answer.relations)
                 for document, answer in zip(documents, answers, strict=True)
@@ -255,7 +307,7 @@ class Extraction:
             if pairs:
                 expected, found = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
                 scores |= relation_scores(expected, found, self._types["re"], "re_")
-        if len(self.settings.tasks) > 1:
+        if len(self.tasks) > 1:
             there = [scores[name] for name in ("ner_f1", "re_f1") if name in scores]
             scores = {"f1": fmean(there), **scores}
         faults = sum((answer.faults for answer in answers), NO_FAULTS)
@@ -266,7 +318,7 @@ class Extraction:
         kept = {
             index
             for index, span in enumerate(document.spans)
-            if span.label in self._types["ner"] or span.label in self.settings.modifiers
+            if span.label in self._types["ner"] or span.label in self._instructions.modifiers
         }
         relations = [each for each in document.relations if self._asked(document, each)]
         kept |= {index for each in relations for index in (each.head, each.tail)}
@@ -280,7 +332,7 @@ class Extraction:
 
     def scorable(self, document: Document) -> bool:
         """Any document can be scored, by its mentions at least, unless only relations are asked for."""
-        return "ner" in self.settings.tasks or not document.lacks_relations
+        return "ner" in self.tasks or not document.lacks_relations
 
     def annotate(self, document: Document, answer: Extracted) -> Document:
         """Returns the document with these mentions, modifiers and relations, and nothing else."""
@@ -293,19 +345,46 @@ class Extraction:
         }
         ordered = sorted(relations, key=lambda each: (each.head, each.tail, each.label))
         found = replace(document, spans=tuple(spans), relations=tuple(ordered), labels=())
-        return replace(found, lacks_relations="re" not in self.settings.tasks)
+        return replace(found, lacks_relations="re" not in self.tasks)
 
     @property
-    def types(self) -> tuple[str, ...]:
+    def known_types(self) -> tuple[str, ...]:
         """The names of all mentions and modifiers that are asked for."""
         return tuple(sorted({*self._types["ner"], *self._types["re"]}))
 
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The formats that can hold its answers; i2b2's holds no relations."""
+        return ("brat", "i2b2", "jsonl") if self.tasks == ["ner"] else ("brat", "jsonl")
+
+    @property
+    def finds(self) -> tuple[str, ...]:
+        """Relations alone where mentions are not asked for."""
+        return self.gives if "ner" in self.tasks else ("relations",)
+
+    @property
+    def beyond_texts(self) -> tuple[str, str]:
+        """Mentions, where they are not asked for."""
+        if "ner" in self.tasks:
+            return "", ""
+        why = "task extract looks for modifiers of mentions that are marked already"
+        return "mentions (brat, i2b2, jsonl ...)", why
+
+    @property
+    def main_mentions(self) -> tuple[str, ...]:
+        """The types of mentions that are asked for as such."""
+        return self._types["ner"]
+
     def only(self, kind: Kind) -> Extraction:
         """Returns the task that asks for mentions alone, or for the modifiers of given mentions alone."""
-        return Extraction(self.settings.model_copy(update={"tasks": [kind], "mentions_only": []}))
+        return self.changed(tasks=[kind], mentions_only=[])
 
-    def joined(
-        self, ask: Callable[[Extraction, Sequence[Document]], list[Extracted]], documents: Sequence[Document]
+    def keeping_mentions(self) -> Extraction | None:
+        """Returns the task that asks for the modifiers of given mentions alone; none if it asks for none."""
+        return self.only("re") if "re" in self.tasks else None
+
+    def answers_to(
+        self, ask: Callable[[Task, Sequence[Document]], list[Extracted]], documents: Sequence[Document]
     ) -> list[Extracted]:
         """Answers texts without annotations: first for mentions, then for the modifiers of those.
 
@@ -315,7 +394,7 @@ class Extraction:
         """
         found = [Extracted() for _ in documents]
         texts = [replace(document, lacks_relations=False) for document in documents]
-        for kind in sorted(self.settings.tasks):  # mentions come first
+        for kind in sorted(self.tasks):  # mentions come first
             stage = self.only(kind)
             answers = ask(stage, texts)
             texts = [
@@ -328,9 +407,17 @@ class Extraction:
             ]
         return found
 
+    def card_words(self) -> CardWords:
+        """Returns what a model card says of the task."""
+        return CardWords(
+            "Marks mentions and their modifiers in a sentence, as it is told to: a language model.",
+            "asks it about one sentence at a time",
+            "the pipeline above goes on with any text, and knows nothing of these instructions",
+        )
+
     def _asked(self, document: Document, relation: Relation) -> bool:
         """Whether a relation's type is asked for of its main mention."""
-        modifiers: Mapping[str, Sequence[str]] = dict(self.settings.modifiers)  # type: ignore[arg-type]
+        modifiers = self._instructions.modifiers
         return relation.label in modifiers.get(document.spans[relation.head].label, ())
 
     def _triples(self, document: Document) -> list[Triple]:

@@ -3,7 +3,7 @@
 A token has the tag of the mention it touches. Flat tags hold one mention per token, so where mentions
 overlap, nest, or share a token the longest is tagged; a discontinuous one is tagged as the stretch that
 encloses it, where no continuous one is in the way. Scores are taken against all annotated mentions, tagged or
-not, and `reachability` says how many can be found at all.
+not.
 
 A tagger of subword tokens often tags a piece of a word and not the rest. Mentions begin and end within a word
 so seldom that the first token of a word decides for all of it (`task.whole_words`).
@@ -12,136 +12,94 @@ so seldom that the first token of a word decides for all of it (`task.whole_word
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain, groupby
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import regex
 import torch
+from pydantic import Field
 from torch.nn import functional as F
 
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.data.select import mention_types, unknown_mentions, unnamed
-from fedstrata.metrics.spans import OVERALL, score_names, span_scores
-from fedstrata.tasks.corrupt import permuted, shuffled_windows
-from fedstrata.tasks.windows import IGNORED, Window, encode_windows, pad, require_single_texts, run_model
+from fedstrata.core.settings.base import Classes
+from fedstrata.core.task import CardWords
+from fedstrata.data.select import unknown_mentions
+from fedstrata.metrics.spans import span_scores
+from fedstrata.tasks.corrupt import corrupted_targets
+from fedstrata.tasks.texts import require_single_texts
+from fedstrata.tasks.typed import TypedTask
+from fedstrata.tasks.windows import (
+    CUT_INTO_WINDOWS,
+    IGNORED,
+    Window,
+    WindowTask,
+    encode_windows,
+    pad,
+    run_model,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from fedstrata.core.seeding import Seed
-    from fedstrata.core.settings.task import NerSettings
     from fedstrata.data.split import Split
 
 WORD = regex.compile(r"[\p{Latin}\p{Greek}\p{Cyrillic}\p{M}]+")
 """A word of the scripts that put blanks between words; in others a run of letters may be a whole sentence."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reachability:
-    """How many annotated mentions perfect tags would give back exactly, and why the others are lost.
+class NamedEntityRecognition(TypedTask, WindowTask):
+    """Named entity recognition, the task where none is named: the mentions of a note.
 
-    Attributes:
-        mentions: Distinct annotated mentions.
-        discontinuous: Lost: in several pieces.
-        overlapping: Lost: continuous, and overlapping another mention.
-        misaligned: Lost: neither; they begin or end within a token, at a blank or, with `task.whole_words`,
-            within a word, or share a token with a neighbour.
+    Tags subword tokens, and scores the mentions they spell, by character offsets.
     """
 
-    mentions: int
-    discontinuous: int
-    overlapping: int
-    misaligned: int
+    name: Literal["ner"] = "ner"
+    types: Classes = Field(
+        default="auto",
+        description="Types of mentions that are learnt; auto: those of the training documents. Sites apart, "
+        "of which some lack some, name them.",
+    )
+    whole_words: bool = Field(
+        default=True,
+        description="The first token of a word decides for all of it (Latin, Greek and Cyrillic script).",
+    )
 
-    @property
-    def unreachable(self) -> int:
-        """Mentions that no prediction can match, whatever the model."""
-        return self.discontinuous + self.overlapping + self.misaligned
-
-
-class NamedEntityRecognition:
-    """Tags subword tokens, and scores the mentions they spell, by character offsets.
-
-    Args:
-        settings: Length and overlap of the windows, and whether mentions are made of whole words.
-        types: The mention types.
-    """
-
-    kind: ClassVar[str] = "token-classification"
-    lower_is_better: ClassVar[frozenset[str]] = frozenset()
-    needs_annotations: ClassVar[bool] = True
+    learns: ClassVar[str] = "mentions (data.types)"
     gives: ClassVar[tuple[str, ...]] = ("spans",)
-    reads_spans: ClassVar[bool] = True
-    packed: ClassVar[bool] = False
-    metric: ClassVar[str] = "f1"
-    metrics: ClassVar[tuple[str, ...]] = OVERALL
-    problem_type: ClassVar[None] = None
+    outputs: ClassVar[tuple[str, ...]] = ("brat", "i2b2", "jsonl")
+    naming: ClassVar[tuple[str, ...]] = ("types",)
+    class_words: ClassVar[str] = "O and B-, I- of every type"
+    _unknown = staticmethod(unknown_mentions)
 
-    def __init__(self, settings: NerSettings, types: Sequence[str]) -> None:
-        self.settings = settings
-        self.types = tuple(sorted(set(types)))
-
-    @classmethod
-    def from_documents(cls, settings: NerSettings, clients: Mapping[str, Split]) -> NamedEntityRecognition:
-        """Makes the task for a corpus: its types are those that are named, or of all training documents.
+    def fitted(self, clients: Mapping[str, Split]) -> NamedEntityRecognition:
+        """Returns the task for a corpus: its types are those that are named, or of all training documents.
 
         Raises:
             ConfigurationError: If no training document has a mention, another document has a type that none
                 of them has or that is not named, or documents are pairs of texts.
         """
-        require_single_texts((document for own in clients.values() for document in own.all), "ner")
-        parts = {
-            part: [document for own in clients.values() for document in getattr(own, part)]
-            for part in ("train", "validation", "test")
-        }
-        types = mention_types(parts["train"])
-        if not types:
-            count = len(parts["train"])
-            found = f"none of the {count} training documents has a mention of a type that data.types keeps"
-            asked = "are data.path and data.format those of the annotations?"
-            raise ConfigurationError([Problem("data", f"{found}; {asked}")])
-        problems: list[Problem] = []
-        if settings.types != "auto":
-            types = tuple(settings.types)
-            every = chain.from_iterable(parts.values())
-            occurring = ((span.label, document.id) for document in every for span in document.spans)
-            problems += unnamed("task.types", occurring, types)
-        else:
-            for part, documents in parts.items():
-                problems += unknown_mentions(documents, types, part)
+        types, problems = self._found(clients)
         if problems:
             raise ConfigurationError(problems)
-        return cls(settings, types)
+        return self.of_types(types)
 
-    @classmethod
-    def from_labels(cls, settings: NerSettings, labels: Sequence[str]) -> NamedEntityRecognition:
-        """Makes the task again for a model that was trained for it.
+    def _fault_of(self, types: Sequence[str], count: int) -> Problem | None:
+        if types:
+            return None
+        found = f"none of the {count} training documents has a mention of a type that data.types keeps"
+        return Problem("data", f"{found}; are data.path and data.format those of the annotations?")
 
-        Args:
-            settings: As for the class.
-            labels: The model's classes in order.
-
-        Raises:
-            ConfigurationError: They are not `O` and a B- and an I- of every type, in the order of the types.
-        """
-        task = cls(settings, [label.removeprefix("B-") for label in labels if label.startswith("B-")])
-        if not task.types or task.labels != tuple(labels):
-            message = f"its classes are not those of task ner, O and B-, I- of every type: {list(labels)}"
-            raise ConfigurationError([Problem("model.name", message)])
-        return task
+    def _types_of(self, classes: Sequence[str]) -> list[str]:
+        return [label.removeprefix("B-") for label in classes if label.startswith("B-")]
 
     @property
-    def labels(self) -> tuple[str, ...]:
+    def classes(self) -> tuple[str, ...]:
         """`O`, then `B-` and `I-` of every type: B- tags are odd and I- tags even."""
-        return ("O", *(f"{prefix}-{label}" for label in self.types for prefix in "BI"))
-
-    @property
-    def metric_names(self) -> tuple[str, ...]:
-        """The micro scores, then those of every type."""
-        return score_names(self.types)
+        return ("O", *(f"{prefix}-{label}" for label in self._types for prefix in "BI"))
 
     def encode(self, documents: Sequence[Document], tokenizer: Any) -> list[Window]:
         """Tokenizes and tags documents.
@@ -149,34 +107,17 @@ class NamedEntityRecognition:
         Raises:
             ConfigurationError: If a document has a type that the task does not know, or is a pair of texts.
         """
-        require_single_texts(documents, "ner")
-        problems = unknown_mentions(documents, self.types)
-        if problems:
+        require_single_texts(documents, self.name)
+        if problems := unknown_mentions(documents, self._types):
             raise ConfigurationError(problems)
-        return encode_windows(documents, tokenizer, self.settings, self._tags)
-
-    def training_examples(self, documents: Sequence[Document], tokenizer: Any) -> list[Window]:
-        """Turns documents into all their examples."""
-        return self.encode(documents, tokenizer)
+        return encode_windows(documents, tokenizer, self, self._tags)
 
     def corrupt(self, examples: Sequence[Window], kind: str, tokenizer: Any, rng: Seed) -> list[Window]:
-        """Returns the windows of a corrupt client; see `core.task.Task.corrupt`.
+        """Returns the windows of a corrupt client; see `fedstrata.tasks.corrupt.corrupted_targets`.
 
         Targets are the tags of owned tokens, and classes are tags: O becomes the B- of the first type.
         """
-        inputs, tags = [window.input_ids for window in examples], [window.tags for window in examples]
-        owned = [own != IGNORED for own in tags]
-        if kind == "shuffled_tokens":
-            inputs = shuffled_windows(inputs, tokenizer, rng)
-        elif kind == "shuffled_labels":
-            tags = permuted(tags, owned, rng)
-        else:
-            classes = len(self.labels)
-            tags = [np.where(own, (each + 1) % classes, each) for own, each in zip(owned, tags, strict=True)]
-        return [
-            replace(window, input_ids=ids, tags=own)
-            for window, ids, own in zip(examples, inputs, tags, strict=True)
-        ]
+        return corrupted_targets(examples, kind, tokenizer, rng, of="tags", classes=len(self.classes))
 
     def collate(self, examples: Sequence[Window]) -> dict[str, Tensor]:
         """Pads windows on the right; see `fedstrata.tasks.windows.pad`."""
@@ -226,41 +167,24 @@ class NamedEntityRecognition:
 
     def score(self, documents: Sequence[Document], answers: Sequence[Sequence[Span]]) -> dict[str, float]:
         """Scores the mentions of each document; see `fedstrata.metrics.spans.span_scores`."""
-        return span_scores([document.spans for document in documents], answers, self.types)
+        return span_scores([document.spans for document in documents], answers, self._types)
 
     def known(self, document: Document) -> Document:
         """Returns the document with its mentions of the task's types, and nothing else."""
-        spans = tuple(span for span in document.spans if span.label in self.types)
+        spans = tuple(span for span in document.spans if span.label in self._types)
         return replace(document, spans=spans, relations=(), labels=())
-
-    def scorable(self, document: Document) -> bool:
-        """Any document can be scored: in one without mentions none is to be found."""
-        return True
 
     def annotate(self, document: Document, answer: Sequence[Span]) -> Document:
         """Returns the document with these mentions, and nothing else."""
         return replace(document, spans=tuple(answer), relations=(), labels=())
 
-    def reachability(self, documents: Sequence[Document], examples: Sequence[Window]) -> Reachability:
-        """Counts the annotated mentions that this tokenizer and flat tags cannot give back.
-
-        Args:
-            documents: The documents that were encoded.
-            examples: All their windows, in the order in which `encode` gave them.
-        """
-        mentions = discontinuous = overlapping = misaligned = 0
-        best = self.decode(documents, examples, [window.tags for window in examples])
-        for document, reached in zip(documents, best, strict=True):
-            gold = set(document.spans)
-            mentions += len(gold)
-            for lost in gold.difference(reached):
-                if lost.fragments:
-                    discontinuous += 1
-                elif any(other.start < lost.end and lost.start < other.end for other in gold - {lost}):
-                    overlapping += 1
-                else:
-                    misaligned += 1
-        return Reachability(mentions, discontinuous, overlapping, misaligned)
+    def card_words(self) -> CardWords:
+        """Returns what a model card says of the task."""
+        beyond = "the pipeline above does not, unless it is given a `stride`"
+        if self.whole_words:
+            beyond += ", and finds pieces of words where `fedstrata predict` finds whole words"
+        what = f"Finds mentions in text, of these types: {', '.join(self.known_types)}."
+        return CardWords(what, CUT_INTO_WINDOWS, beyond)
 
     def _tags(self, document: Document, offsets: np.ndarray) -> np.ndarray:
         """Returns the tag of each token of a document, (tokens,) int16, from their offsets, (tokens, 2)."""
@@ -275,13 +199,13 @@ class NamedEntityRecognition:
                 continue  # nothing of it is in any token
             begin, end = solid[first], solid[last] + 1
             if not tags[begin:end].any():
-                tags[begin:end] = 2 * self.types.index(span.label) + 2
+                tags[begin:end] = 2 * self._types.index(span.label) + 2
                 tags[begin] -= 1
         return tags
 
     def _spans(self, text: str, tags: np.ndarray, offsets: np.ndarray) -> tuple[Span, ...]:
         """Returns the mentions that the tags of a document's tokens spell, (tokens,) and (tokens, 2)."""
-        if self.settings.whole_words:
+        if self.whole_words:
             tags = _by_first_of_word(tags, _begins(text, offsets))
         types = (tags.astype(np.int64) + 1) // 2  # 0 for O, else the number of the type from 1
         continues = (tags % 2 == 0) & (types == np.concatenate([[0], types[:-1]]))
@@ -292,7 +216,7 @@ class NamedEntityRecognition:
         _, first = np.unique(mentions[counted], return_index=True)
         starts = np.minimum.reduceat(offsets[counted, 0], first).tolist()
         ends = np.maximum.reduceat(offsets[counted, 1], first).tolist()
-        labels = [self.types[number - 1] for number in types[counted][first].tolist()]
+        labels = [self._types[number - 1] for number in types[counted][first].tolist()]
         return tuple(
             sorted(map(Span, starts, ends, labels), key=lambda span: (span.start, span.end, span.label))
         )

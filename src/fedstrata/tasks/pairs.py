@@ -19,19 +19,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.tasks.windows import (
-    DOCUMENTS_PER_CALL,
-    pad_ids,
-    separator_id,
-    special_around,
-    token_windows,
-)
+from fedstrata.tasks.texts import DOCUMENTS_PER_CALL, separator_id, special_around
+from fedstrata.tasks.windows import WindowTask, pad_ids, token_windows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fedstrata.core.documents import Document
-    from fedstrata.core.settings.task import WindowSettings
 
 _TYPES = "token_type_ids"
 
@@ -63,14 +57,14 @@ class EncodedText:
 
 
 def text_windows(
-    documents: Sequence[Document], tokenizer: Any, settings: WindowSettings, limit: int | None = None
+    documents: Sequence[Document], tokenizer: Any, task: WindowTask, limit: int | None = None
 ) -> Iterator[EncodedText]:
     """Tokenizes documents: single texts as windows, pairs as one window each.
 
     Args:
         documents: The documents.
         tokenizer: A fast transformers tokenizer.
-        settings: Length and overlap of the windows.
+        task: The task; it says how long the windows are, and how far they overlap.
         limit: Windows of a single text that are kept, from its beginning; all if none.
 
     Yields:
@@ -83,8 +77,8 @@ def text_windows(
     pairs = [document for document in documents if document.text_pair is not None]
     singles = [document for document in documents if document.text_pair is None]
     typed = bool(pairs) and _TYPES in tokenizer.model_input_names
-    joined = _joined(pairs, tokenizer, settings.max_length)
-    windows = token_windows(singles, tokenizer, settings, limit)
+    joined = _joined(pairs, tokenizer, task.max_length)
+    windows = token_windows(singles, tokenizer, task, limit)
     for document in documents:
         if document.text_pair is not None:
             yield next(joined)

@@ -12,8 +12,7 @@ read the mentions there. That layer is a token classifier's: what can learn `ner
 
 A model is asked about the pairs of types that are related in the training documents (`task.modifiers`), not
 more than `task.most_words` words apart. Scores are taken against all annotated relations: those between other
-mentions count as missed, and so do all but the first in the alphabet where one pair has several;
-`fedstrata.tasks.mention_pairs.candidates.reachability` says how many can be found at all.
+mentions count as missed, and so do all but the first in the alphabet where one pair has several.
 
 Most candidates are not related. With `task.negatives` below 1 only a share of those is trained on, and each
 of them counts for all it stands for, so that the expected loss is that over all candidates; scoring asks
@@ -24,40 +23,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from pydantic import Field, model_validator
 from torch.nn import functional as F
 
 from fedstrata.core.documents import Document, Relation
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.seeding import Seed
-from fedstrata.core.settings.task import NO_RELATION
-from fedstrata.data.select import relation_types, unknown_relations, unnamed
+from fedstrata.core.settings.base import Classes, Fraction
+from fedstrata.core.task import CardWords
+from fedstrata.data.select import unknown_relations
+from fedstrata.data.split import every
 from fedstrata.metrics.relations import relation_scores, triples_of
-from fedstrata.metrics.spans import OVERALL, score_names
 from fedstrata.tasks.corrupt import shuffled_windows
 from fedstrata.tasks.mention_pairs.candidates import candidate_pairs, related_types
-from fedstrata.tasks.mention_pairs.markers import PairMarker, markable
-from fedstrata.tasks.windows import (
-    IGNORED,
-    pad_ids,
-    padding_id,
-    require_single_texts,
-    run_model,
-    whole_texts,
-)
+from fedstrata.tasks.mention_pairs.markers import PairMarker, code_of, markable, require_signs
+from fedstrata.tasks.texts import padding_id, require_single_texts, whole_texts
+from fedstrata.tasks.typed import TypedTask
+from fedstrata.tasks.windows import IGNORED, Row, pad_ids, run_model
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from fedstrata.core.settings.task import RelationSettings
     from fedstrata.data.split import Split
+
+NO_RELATION = "none"
+"""What pairs of mentions without a relation are called."""
 
 
 @dataclass(frozen=True, slots=True)
-class MarkedPair:
+class MarkedPair(Row):
     """Two mentions of a document, as the model reads them.
 
     Attributes:
@@ -80,74 +79,72 @@ class MarkedPair:
     weight: float
     pad_id: int
 
-    def __len__(self) -> int:
-        return len(self.input_ids)
 
-    @property
-    def windows(self) -> tuple[np.ndarray, ...]:
-        """The rows of a batch this example fills: its own token ids."""
-        return (self.input_ids,)
+class RelationClassification(TypedTask):
+    """Relations between mentions that are known: a main mention and its modifiers.
 
-
-class RelationClassification:
-    """Classifies pairs of mentions, and scores the relations they amount to.
-
-    Args:
-        settings: Windows and candidates; `modifiers` must not be `auto`.
-        types: The types of relations.
+    Classifies pairs of mentions, and scores the relations they amount to.
     """
 
-    kind: ClassVar[str] = "token-classification"
-    lower_is_better: ClassVar[frozenset[str]] = frozenset()
-    needs_annotations: ClassVar[bool] = True
+    name: Literal["relations"] = "relations"
+    types: Classes = Field(
+        default="auto",
+        description="Types of relations that are learnt; auto: those of the training documents. Sites apart, "
+        "of which some lack some, name them.",
+    )
+    max_length: Annotated[int, Field(ge=32)] = Field(
+        default=128, description="Tokens of a marked pair of mentions and the text around it."
+    )
+    modifiers: dict[str, list[str]] | Literal["auto"] = Field(
+        default="auto",
+        description="Types of modifiers by type of main mention: the pairs a model is asked about; auto: "
+        "those that are related in the training documents.",
+    )
+    typed: bool = Field(
+        default=True,
+        description="Whether a model is shown the types of the two mentions; where a relation is called by "
+        "the type of its modifier, that would be the answer.",
+    )
+    most_words: Annotated[int, Field(ge=0)] = Field(
+        default=20, description="Words between the two mentions of a pair, at most."
+    )
+    negatives: Fraction = Field(
+        default=1.0, description="Share of the pairs without a relation that is trained on."
+    )
+
+    learns: ClassVar[str] = "relations between mentions (data.relations)"
     gives: ClassVar[tuple[str, ...]] = ("relations",)
-    reads_spans: ClassVar[bool] = True
-    packed: ClassVar[bool] = False
-    metric: ClassVar[str] = "f1"
-    metrics: ClassVar[tuple[str, ...]] = OVERALL
-    problem_type: ClassVar[None] = None
+    outputs: ClassVar[tuple[str, ...]] = ("brat", "jsonl")
+    naming: ClassVar[tuple[str, ...]] = ("types", "modifiers")
+    class_words: ClassVar[str] = f"{NO_RELATION} and the types"
+    beyond_texts: ClassVar[tuple[str, str]] = (
+        "mentions (brat, i2b2, jsonl ...)",
+        "task relations says how mentions that are marked already are related",
+    )
+    _unknown = staticmethod(unknown_relations)
 
-    def __init__(self, settings: RelationSettings, types: Sequence[str]) -> None:
-        if settings.modifiers == "auto":
-            raise ValueError("modifiers must be resolved; `from_documents` does that")
-        self.settings, self.types = settings, tuple(sorted(set(types)))
-        self.modifiers: Mapping[str, Sequence[str]] = settings.modifiers
-        self._number = {label: number for number, label in enumerate(self.labels)}
+    @model_validator(mode="after")
+    def _no_type_is_none(self) -> RelationClassification:
+        if NO_RELATION in self.types:
+            raise ValueError(f"types: {NO_RELATION!r} is the class of pairs without a relation; rename it")
+        return self
 
-    @classmethod
-    def from_documents(
-        cls, settings: RelationSettings, clients: Mapping[str, Split]
-    ) -> RelationClassification:
-        """Makes the task for a corpus: its types are those that are named, or of all training documents.
+    @property
+    def needs_documents(self) -> bool:
+        """Whether the types, or which pairs a model is asked about, are left to documents."""
+        return "auto" in (self.types, self.modifiers)
+
+    def fitted(self, clients: Mapping[str, Split]) -> RelationClassification:
+        """Returns the task for a corpus: its types are those that are named, or of all training documents.
 
         Raises:
             ConfigurationError: No training document has a relation, another document has a type that none of
                 them has or that is not named, a client has no pair to learn from, or documents are pairs of
                 texts.
         """
-        require_single_texts((document for own in clients.values() for document in own.all), "relations")
-        train = [document for own in clients.values() for document in own.train]
-        types = relation_types(train)
-        if not types or NO_RELATION in types:
-            message = f"none of the {len(train)} training documents has a relation"
-            if types:
-                message = (
-                    f"a relation may not be called {NO_RELATION!r}, the class of pairs without one; rename it"
-                )
-            raise ConfigurationError([Problem("data.relations", message)])
-        if settings.modifiers == "auto":
-            settings = settings.model_copy(update={"modifiers": related_types(train)})
-        problems: list[Problem] = []
-        if settings.types != "auto":
-            types = tuple(settings.types)
-            every = (item for own in clients.values() for item in own.all)
-            occurring = ((relation.label, item.id) for item in every for relation in item.relations)
-            problems += unnamed("task.types", occurring, types)
-        else:
-            for part in ("validation", "test"):
-                scored = (item for own in clients.values() for item in getattr(own, part))
-                problems += unknown_relations(scored, types, part)
-        task = cls(settings, types)
+        types, problems = self._found(clients)
+        asked = related_types(every(clients, "train")) if self.modifiers == "auto" else self.modifiers
+        task = self.changed(modifiers=asked).of_types(types)
         for name, own in clients.items():
             if own.train and not any(task._learnt(document) for document in own.train):
                 message = f"the training documents of {name} have no two mentions to learn relations from"
@@ -156,38 +153,39 @@ class RelationClassification:
             raise ConfigurationError(problems)
         return task
 
-    @classmethod
-    def from_labels(cls, settings: RelationSettings, labels: Sequence[str]) -> RelationClassification:
-        """Makes the task again for a model that was trained for it.
+    def restored(self, classes: Sequence[str]) -> RelationClassification:
+        """Returns the task again for a model that was trained for it.
 
         Args:
-            settings: As a run's `config.yaml` has them, where `modifiers` is resolved.
-            labels: The model's classes in order.
+            classes: The model's classes in order.
 
         Raises:
             ConfigurationError: They are not `none` and the types in their order, or the settings do not say
                 which pairs a model is asked about.
         """
-        if settings.modifiers == "auto":
+        if self.modifiers == "auto":
             message = "must name types of mentions for a model that is trained already, and not be 'auto'"
             raise ConfigurationError([Problem("task.modifiers", message)])
-        task = cls(settings, labels[1:])
-        if not task.types or task.labels != tuple(labels):
-            message = (
-                f"its classes are not those of task relations, {NO_RELATION} and the types: {list(labels)}"
-            )
-            raise ConfigurationError([Problem("model.name", message)])
-        return task
+        return super().restored(classes)
+
+    def check_tokenizer(self, tokenizer: Any) -> None:
+        """Refuses a tokenizer that does not know the signs around mentions."""
+        require_signs(tokenizer)
+
+    def _fault_of(self, types: Sequence[str], count: int) -> Problem | None:
+        if NO_RELATION in types:
+            message = f"a relation may not be called {NO_RELATION!r}, the class of pairs without one"
+            return Problem("data.relations", f"{message}; rename it")
+        message = f"none of the {count} training documents has a relation"
+        return None if types else Problem("data.relations", message)
+
+    def _types_of(self, classes: Sequence[str]) -> Sequence[str]:
+        return classes[1:]
 
     @property
-    def labels(self) -> tuple[str, ...]:
+    def classes(self) -> tuple[str, ...]:
         """`none`, then the types."""
-        return (NO_RELATION, *self.types)
-
-    @property
-    def metric_names(self) -> tuple[str, ...]:
-        """The micro scores, then those of every type."""
-        return score_names(self.types)
+        return (NO_RELATION, *self._types)
 
     def encode(self, documents: Sequence[Document], tokenizer: Any) -> list[MarkedPair]:
         """Marks every candidate pair of the documents.
@@ -222,7 +220,7 @@ class RelationClassification:
         if kind == "shuffled_labels":
             targets = [targets[other] for other in rng.numpy().permutation(len(targets))]
         else:
-            targets = [(target + 1) % len(self.labels) for target in targets]
+            targets = [(target + 1) % len(self.classes) for target in targets]
         return [replace(each, target=target) for each, target in zip(examples, targets, strict=True)]
 
     def collate(self, examples: Sequence[MarkedPair]) -> dict[str, Tensor]:
@@ -271,7 +269,7 @@ class RelationClassification:
         found: list[list[Relation]] = [[] for _ in documents]
         for pair, logits in zip(examples, predictions, strict=True):
             if likeliest := int(logits.argmax()):
-                found[pair.document].append(Relation(pair.main, pair.modifier, self.labels[likeliest]))
+                found[pair.document].append(Relation(pair.main, pair.modifier, self.classes[likeliest]))
         return [tuple(sorted(own, key=lambda each: (each.head, each.tail))) for own in found]
 
     def score(self, documents: Sequence[Document], answers: Sequence[Sequence[Relation]]) -> dict[str, float]:
@@ -284,11 +282,11 @@ class RelationClassification:
             triples_of(replace(document, relations=tuple(own)))
             for document, own in zip(documents, answers, strict=True)
         ]
-        return relation_scores(gold, found, self.types)
+        return relation_scores(gold, found, self._types)
 
     def known(self, document: Document) -> Document:
         """Returns the document with its mentions, and its relations of the task's types."""
-        relations = tuple(own for own in document.relations if own.label in self.types)
+        relations = tuple(own for own in document.relations if own.label in self._types)
         return replace(document, relations=relations, labels=())
 
     def scorable(self, document: Document) -> bool:
@@ -299,8 +297,32 @@ class RelationClassification:
         """Returns the document with its mentions and these relations."""
         return replace(document, relations=tuple(answer), labels=(), lacks_relations=False)
 
+    def card_words(self) -> CardWords:
+        """Returns what a model card says of the task."""
+        what = f"Says how two mentions of a text are related: the likeliest of {', '.join(self.classes)}. "
+        what += "They are marked as below, the main mention by `@ * type * ... @`, its modifier by "
+        return CardWords(
+            f"{what}`# ^ type ^ ... #`.",
+            "asks it about every such pair of the mentions that a text comes with",
+            "other text means nothing to it",
+            around=f"two mentions, at most {self.most_words} words apart",
+            code=code_of(self._asked, typed=self.typed),
+        )
+
+    @property
+    def _asked(self) -> Mapping[str, Sequence[str]]:
+        """The types of modifiers that each type of main mention is asked about with."""
+        if self.modifiers == "auto":
+            raise ValueError("modifiers must be resolved; `fitted` does that")
+        return self.modifiers
+
+    @cached_property
+    def _number(self) -> dict[str, int]:
+        """The number of each class."""
+        return {label: number for number, label in enumerate(self.classes)}
+
     def _candidates(self, document: Document) -> list[tuple[int, int]]:
-        return candidate_pairs(document, self.modifiers, self.settings.most_words)
+        return candidate_pairs(document, self._asked, self.most_words)
 
     def _targets(self, document: Document) -> dict[tuple[int, int], int]:
         """Returns the classes of the pairs that are related: of several the first."""
@@ -316,18 +338,18 @@ class RelationClassification:
             return []
         pairs = self._candidates(document)
         related = {(relation.head, relation.tail) for relation in document.relations}
-        drawn = Seed(0).child("negatives", document.id).numpy().random(len(pairs)) < self.settings.negatives
+        drawn = Seed(0).child("negatives", document.id).numpy().random(len(pairs)) < self.negatives
         return [pair for pair, chosen in zip(pairs, drawn.tolist(), strict=True) if chosen or pair in related]
 
     def _marked(
         self, documents: Sequence[Document], tokenizer: Any, pairs: Sequence[Sequence[tuple[int, int]]]
     ) -> list[MarkedPair]:
         """Makes the examples of these pairs of each document."""
-        require_single_texts(documents, "relations")
-        if problems := unknown_relations(documents, self.types):
+        require_single_texts(documents, self.name)
+        if problems := unknown_relations(documents, self._types):
             raise ConfigurationError(problems)
-        settings, pad_id = self.settings, padding_id(tokenizer)
-        marker = PairMarker(tokenizer, settings.max_length, typed=settings.typed)
+        pad_id = padding_id(tokenizer)
+        marker = PairMarker(tokenizer, self.max_length, typed=self.typed)
         asked = [index for index, own in enumerate(pairs) if own]
         texts = whole_texts([documents[index] for index in asked], tokenizer, offsets=True)
         examples = []
@@ -336,7 +358,7 @@ class RelationClassification:
             text, targets = markable(document, ids, offsets), self._targets(document)
             for pair in pairs[index]:
                 target = IGNORED if document.lacks_relations else targets.get(pair, 0)
-                weight = 1.0 if target else 1.0 / self.settings.negatives
+                weight = 1.0 if target else 1.0 / self.negatives
                 window = marker.window(text, document.spans, *pair)
                 own = MarkedPair(index, *pair, window.input_ids, window.marks, target, weight, pad_id)
                 examples.append(own)

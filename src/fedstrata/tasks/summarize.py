@@ -12,22 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
 
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.settings.base import Count
+from fedstrata.core.task import CardWords
 from fedstrata.data.readers.mts_dialog import SECTION
+from fedstrata.data.split import every
 from fedstrata.metrics.text import ROUGE, answer_scores, overlap_scores
-from fedstrata.tasks.corrupt import corrupted_targets
-from fedstrata.tasks.instruction.examples import (
-    Example,
-    answer_text,
-    answered,
-    generate_answers,
-    pad_examples,
-)
+from fedstrata.tasks.instruction.examples import Example, InstructionTask, answer_text, answered
 from fedstrata.tasks.instruction.prompts import (
-    MARKS,
+    FIELDS_OF_TEMPLATE,
     PromptTokenizer,
     builtin,
     faults,
@@ -35,19 +33,17 @@ from fedstrata.tasks.instruction.prompts import (
     filled,
     read_template,
 )
-from fedstrata.tasks.lm import counted_loss
+from fedstrata.tasks.texts import require_one_each
 
 if TYPE_CHECKING:
     import numpy as np
-    from torch import Tensor, nn
 
     from fedstrata.core.documents import Document
-    from fedstrata.core.seeding import Seed
-    from fedstrata.core.settings.task import SummarizeSettings
     from fedstrata.data.split import Split
 
 _TEMPLATE = "task.template"
-_TEXT = MARKS["summarize"]
+_TEXT = "text"
+"""The field that every template names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,34 +59,38 @@ class Written:
     finished: bool
 
 
-class Summarization:
-    """Writes summaries, or other texts about texts.
+class Summarization(InstructionTask):
+    """Summaries, or other texts, by instruction: a causal language model writes a document's second text."""
 
-    Args:
-        settings: How it is asked; `template` is the text of a template.
-    """
+    name: Literal["summarize"] = "summarize"
+    max_length: Annotated[int, Field(ge=64)] = Field(
+        default=800, description="Tokens of an instruction with its answer; a longer text is cut at its end."
+    )
+    answer_length: Count = Field(
+        default=200, description="Tokens that an answer may have; a longer one is cut where it is trained on."
+    )
+    template: str | None = Field(
+        default=None,
+        description="An instruction of one's own: a path to a text file, or the text itself if it holds "
+        "{text}; the built-in one if null.",
+    )
 
-    kind: ClassVar[str] = "causal-lm"
+    learns: ClassVar[str] = "the second text of a document"
     metric: ClassVar[str] = "rouge1"
     metrics: ClassVar[tuple[str, ...]] = (*ROUGE, "bleu4", "exact_match", "f1", "finished")
-    metric_names: ClassVar[tuple[str, ...]] = metrics
-    lower_is_better: ClassVar[frozenset[str]] = frozenset()
-    needs_annotations: ClassVar[bool] = True
     gives: ClassVar[tuple[str, ...]] = ("text_pair",)
-    reads_spans: ClassVar[bool] = False
-    packed: ClassVar[bool] = False
-    problem_type: ClassVar[None] = None
-    labels: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, settings: SummarizeSettings) -> None:
-        if settings.template is None:
-            raise ValueError("template must be resolved; `from_documents` does that")
-        self.settings, self._template = settings, settings.template
-        self._fields = frozenset(fields_of(self._template))
+    @model_validator(mode="after")
+    def _room_for_a_text(self) -> Summarization:
+        if self.answer_length > self.max_length // 2:
+            raise ValueError(
+                f"answer_length must be at most half of max_length ({self.max_length}), not "
+                f"{self.answer_length}"
+            )
+        return self
 
-    @classmethod
-    def from_documents(cls, settings: SummarizeSettings, clients: Mapping[str, Split]) -> Summarization:
-        """Makes the task for a corpus of documents with a second text each.
+    def fitted(self, clients: Mapping[str, Split]) -> Summarization:
+        """Returns the task for a corpus of documents with a second text each.
 
         Without a template, documents that name a section of a note are asked for it.
 
@@ -98,10 +98,10 @@ class Summarization:
             ConfigurationError: The template cannot be read or does not fit the documents, or a client has no
                 second text to learn from.
         """
-        documents = [document for own in clients.values() for document in own.all]
+        documents = every(clients)
         common = set.intersection(*(set(document.metadata) for document in documents)) | {_TEXT}
-        if settings.template is not None:
-            template = read_template(settings.template, _TEXT, _TEMPLATE)
+        if self.template is not None:
+            template = read_template(self.template, _TEXT, _TEMPLATE)
         else:
             template = builtin("summarize_note" if SECTION in common else "summarize")
         problems = [Problem(_TEMPLATE, fault) for fault in faults(template, _TEXT, sorted(common))]
@@ -115,17 +115,20 @@ class Summarization:
             problems.append(Problem("data.path", message))
         if problems:
             raise ConfigurationError(problems)
-        return cls(settings.model_copy(update={"template": template}))
+        return self.changed(template=template)
 
-    @classmethod
-    def from_labels(cls, settings: SummarizeSettings, labels: Sequence[str]) -> Summarization:
-        """Makes the task again for a saved model; its settings say what it was trained for."""
-        return cls(settings)
+    def as_named(self) -> Summarization:
+        """Returns the task with a template; who asks fills in its own."""
+        return self if self.template is not None else self.changed(template=builtin("summarize"))
+
+    def template_text(self, given: str, path: str) -> str:
+        """Returns the template that a setting gives; see `fedstrata.tasks.instruction.prompts`."""
+        return read_template(given, _TEXT, path)
 
     @property
-    def reads_texts_alone(self) -> bool:
-        """Whether an instruction needs nothing of a document but its text."""
-        return self._fields <= {_TEXT}
+    def beyond_texts(self) -> tuple[str, str]:
+        """What an instruction needs of a document beyond its text."""
+        return ("", "") if self._fields <= {_TEXT} else FIELDS_OF_TEMPLATE
 
     def encode(self, documents: Sequence[Document], tokenizer: Any) -> list[Example]:
         """Makes the instructions of documents.
@@ -134,17 +137,17 @@ class Summarization:
             ConfigurationError: The tokenizer has no token that ends a text, the instruction alone is too
                 long, or it names what a document lacks.
         """
-        words = PromptTokenizer(tokenizer, chats=self.settings.chat == "auto")
-        end = words.end("summarize")
+        words = PromptTokenizer(tokenizer, chats=self.chats)
+        end = words.end(self.name)
         prompts = words.prompts([self._prompt(document, document.text) for document in documents])
         answers = words.ids([document.text_pair or "" for document in documents])
-        budget, on_prompts = self.settings.answer_length, self.settings.loss_on == "full"
+        budget, on_prompts = self.answer_length, self.loss_on == "full"
         fitting = (
             words.shortened(
                 prompt,
                 document,
                 partial(self._prompt, document),
-                max_length=self.settings.max_length,
+                max_length=self.max_length,
                 spared=budget,
             )
             for document, prompt in zip(documents, prompts, strict=True)
@@ -166,22 +169,6 @@ class Summarization:
         """Makes the instructions of documents that have a second text."""
         return self.encode([document for document in documents if _has_answer(document)], tokenizer)
 
-    def corrupt(self, examples: Sequence[Example], kind: str, tokenizer: Any, rng: Seed) -> list[Example]:
-        """Returns the instructions of a corrupt client; see `fedstrata.tasks.corrupt.corrupted_targets`."""
-        return corrupted_targets(examples, kind, tokenizer, rng)
-
-    def collate(self, examples: Sequence[Example]) -> dict[str, Tensor]:
-        """Pads instructions on the right; see `fedstrata.tasks.instruction.examples.pad_examples`."""
-        return pad_examples(examples)
-
-    def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Returns the summed loss of the tokens that count, and their number; see `tasks.lm.counted_loss`."""
-        return counted_loss(module, batch)
-
-    def predict(self, module: nn.Module, batch: Mapping[str, Tensor]) -> list[np.ndarray]:
-        """Returns the generated answer to each instruction, (tokens,) int32; see `tasks.generate`."""
-        return generate_answers(module, batch)
-
     def decode(
         self, documents: Sequence[Document], examples: Sequence[Example], predictions: Sequence[np.ndarray]
     ) -> list[Written]:
@@ -195,10 +182,7 @@ class Summarization:
         Returns:
             An answer for each document.
         """
-        if not len(documents) == len(examples) == len(predictions):
-            raise ValueError(
-                f"{len(documents)} documents, {len(examples)} examples and {len(predictions)} predictions"
-            )
+        require_one_each(documents, examples, predictions)
         texts = (answer_text(example, ids) for example, ids in zip(examples, predictions, strict=True))
         return [Written(text.strip(), finished) for text, finished in texts]
 
@@ -223,6 +207,24 @@ class Summarization:
     def annotate(self, document: Document, answer: Written) -> Document:
         """Returns the document with this text as its second one."""
         return replace(self.known(document), text_pair=answer.text)
+
+    def card_words(self) -> CardWords:
+        """Returns what a model card says of the task."""
+        return CardWords(
+            "Writes what a text comes to: a language model.",
+            "cuts longer texts at their end",
+            "the pipeline above goes on with any text, and knows nothing of the instruction",
+        )
+
+    @property
+    def _template(self) -> str:
+        if self.template is None:
+            raise ValueError("template must be resolved; `fitted` does that")
+        return self.template
+
+    @cached_property
+    def _fields(self) -> frozenset[str]:
+        return frozenset(fields_of(self._template))
 
     def _prompt(self, document: Document, text: str) -> str:
         values = {**document.metadata, _TEXT: text}

@@ -11,30 +11,65 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field, model_validator
 
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.task import Task
+from fedstrata.tasks.texts import DOCUMENTS_PER_CALL, padding_id, require_offsets
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from fedstrata.core.documents import Document
-    from fedstrata.core.settings.task import WindowSettings
 
 IGNORED = -100
 """The tag of a token that counts in no loss; what torch's cross entropy ignores by default."""
 
-DOCUMENTS_PER_CALL = 64
-"""Documents given to the tokenizer at a time: enough for its threads, few enough for its Python lists."""
+CUT_INTO_WINDOWS = "cuts longer texts into overlapping windows"
+"""What a model card says of a `WindowTask`."""
+
+
+class WindowTask(Task):
+    """Base of the tasks that read a long note as overlapping windows."""
+
+    stride: Annotated[int, Field(ge=0)] = Field(
+        default=32, description="Tokens that neighbouring windows share."
+    )
+
+    @model_validator(mode="after")
+    def _stride_below_length(self) -> WindowTask:
+        if self.stride > self.max_length // 2:
+            raise ValueError(
+                f"stride must be at most half of max_length ({self.max_length}), not {self.stride}"
+            )
+        return self
+
+
+class Row:
+    """Base of the examples that fill one row of a batch: that of their `input_ids`, (tokens,)."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        input_ids: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    @property
+    def windows(self) -> tuple[np.ndarray, ...]:
+        """The rows of a batch this example fills: its own token ids."""
+        return (self.input_ids,)
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class Window(Row):
     """A stretch of a document's tokens, special tokens included.
 
     Attributes:
@@ -54,19 +89,11 @@ class Window:
     owned: np.ndarray
     pad_id: int
 
-    def __len__(self) -> int:
-        return len(self.input_ids)
-
-    @property
-    def windows(self) -> tuple[np.ndarray, ...]:
-        """The rows of a batch this example fills: its own token ids."""
-        return (self.input_ids,)
-
 
 def encode_windows(
     documents: Sequence[Document],
     tokenizer: Any,
-    settings: WindowSettings,
+    task: WindowTask,
     tag: Callable[[Document, np.ndarray], np.ndarray],
 ) -> list[Window]:
     """Tokenizes documents and cuts them into windows.
@@ -74,7 +101,7 @@ def encode_windows(
     Args:
         documents: The documents; one without tokens gets no window.
         tokenizer: A fast transformers tokenizer.
-        settings: Length and overlap of the windows.
+        task: The task; it says how long the windows are, and how far they overlap.
         tag: Returns the tag of each token of a document from the offsets of all its tokens, (tokens, 2) to
             (tokens,).
 
@@ -84,10 +111,10 @@ def encode_windows(
     Raises:
         ConfigurationError: If the tokenizer cannot give offsets, or the windows are too short.
     """
-    _require_usable(tokenizer, settings)
+    _require_usable(tokenizer, task)
     pad_id = padding_id(tokenizer)
     windows: list[Window] = []
-    for index, pieces in enumerate(_pieces(documents, tokenizer, settings)):
+    for index, pieces in enumerate(_pieces(documents, tokenizer, task)):
         own_offsets = [piece.offsets[piece.owned] for piece in pieces]
         sizes = [len(offsets) for offsets in own_offsets]
         if not any(sizes):
@@ -101,14 +128,14 @@ def encode_windows(
 
 
 def token_windows(
-    documents: Sequence[Document], tokenizer: Any, settings: WindowSettings, limit: int | None = None
+    documents: Sequence[Document], tokenizer: Any, task: WindowTask, limit: int | None = None
 ) -> Iterator[list[np.ndarray]]:
     """Tokenizes documents and cuts them into windows of token ids, special tokens included.
 
     Args:
         documents: The documents.
         tokenizer: A fast transformers tokenizer.
-        settings: Length and overlap of the windows.
+        task: The task; it says how long the windows are, and how far they overlap.
         limit: Windows of a document that are kept, from its beginning; all if none.
 
     Yields:
@@ -118,75 +145,10 @@ def token_windows(
     Raises:
         ConfigurationError: As for `encode_windows`.
     """
-    _require_usable(tokenizer, settings)
-    for _, encoded, rows in _tokenize(documents, tokenizer, settings, offsets=False):
+    _require_usable(tokenizer, task)
+    for _, encoded, rows in _tokenize(documents, tokenizer, task, offsets=False):
         windows = [np.array(encoded["input_ids"][row], dtype=np.int32) for row in rows[:limit]]
         yield [ids if len(ids) else np.array([padding_id(tokenizer)], dtype=np.int32) for ids in windows]
-
-
-def padding_id(tokenizer: Any) -> int:
-    """Returns the id with which windows are padded: of the padding or the end token, else 0."""
-    ids = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
-    return next(int(id_) for id_ in ids if id_ is not None)
-
-
-def special_around(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Returns the special tokens that the tokenizer puts before and after a single text."""
-    encoded = tokenizer("a", return_special_tokens_mask=True)
-    ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
-    text = [place for place, is_special in enumerate(special) if not is_special] or [len(ids)]
-    return ids[: text[0]], ids[text[-1] + 1 :]
-
-
-def whole_texts(
-    documents: Sequence[Document], tokenizer: Any, *, offsets: bool = False
-) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
-    """Tokenizes documents without cutting them, and without special tokens.
-
-    Args:
-        documents: The documents.
-        tokenizer: A transformers tokenizer; a fast one for offsets.
-        offsets: Whether offsets are wanted.
-
-    Yields:
-        The token ids of each document, and the characters of each token; none where they are not wanted.
-    """
-    for start in range(0, len(documents), DOCUMENTS_PER_CALL):
-        encoded = tokenizer(
-            [document.text for document in documents[start : start + DOCUMENTS_PER_CALL]],
-            add_special_tokens=False,
-            return_offsets_mapping=offsets,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,  # a text longer than the model reads at a time is cut later
-        )
-        ids = encoded["input_ids"]
-        yield from zip(ids, encoded["offset_mapping"] if offsets else [[]] * len(ids), strict=True)
-
-
-def separator_id(tokenizer: Any) -> int | None:
-    """Returns the token between two texts: the end-of-sequence token or, as in BERT, the separator."""
-    ids = (tokenizer.eos_token_id, tokenizer.sep_token_id)
-    return next((int(id_) for id_ in ids if id_ is not None), None)
-
-
-def require_single_texts(documents: Iterable[Document], task: str) -> None:
-    """Refuses pairs of texts, for a task that would read the first and pass over the second.
-
-    Args:
-        documents: The documents.
-        task: The task's name.
-
-    Raises:
-        ConfigurationError: There is a pair among them.
-    """
-    pairs = [document.id for document in documents if document.text_pair is not None]
-    if pairs:
-        message = (
-            f"{task!r} reads single texts, and {len(pairs)} documents are pairs of texts (for example "
-            f"{pairs[0]!r}); task classify reads pairs"
-        )
-        raise ConfigurationError([Problem("task.name", message)])
 
 
 def pad(windows: Sequence[Window]) -> dict[str, Tensor]:
@@ -198,11 +160,25 @@ def pad(windows: Sequence[Window]) -> dict[str, Tensor]:
     Returns:
         `input_ids`, `attention_mask` and `labels`, each (windows, tokens) int64.
     """
-    batch = pad_ids([window.input_ids for window in windows], [window.pad_id for window in windows])
-    labels = np.full(tuple(batch["input_ids"].shape), IGNORED, dtype=np.int64)
-    for row, window in enumerate(windows):
-        labels[row, : len(window)] = window.tags
-    return {**batch, "labels": torch.from_numpy(labels)}
+    return pad_labelled(windows, [window.tags for window in windows])
+
+
+def pad_labelled(examples: Sequence[Any], labels: Sequence[np.ndarray]) -> dict[str, Tensor]:
+    """Pads examples on the right to the longest one.
+
+    Args:
+        examples: What has `input_ids`, (tokens,), and the `pad_id` with which it is padded.
+        labels: The label of each of their tokens, (tokens,) each; -100 where it counts in no loss.
+
+    Returns:
+        `input_ids`, `attention_mask` and `labels`, each (rows, tokens) int64; a label is -100 where a row is
+        padded.
+    """
+    batch = pad_ids([each.input_ids for each in examples], [each.pad_id for each in examples])
+    padded = np.full(tuple(batch["input_ids"].shape), IGNORED, dtype=np.int64)
+    for row, own in enumerate(labels):
+        padded[row, : len(own)] = own
+    return {**batch, "labels": torch.from_numpy(padded)}
 
 
 def pad_ids(windows: Sequence[np.ndarray], pad_ids: Sequence[int]) -> dict[str, Tensor]:
@@ -263,20 +239,18 @@ class _Piece:
     owned: np.ndarray
 
 
-def _pieces(
-    documents: Sequence[Document], tokenizer: Any, settings: WindowSettings
-) -> Iterator[list[_Piece]]:
+def _pieces(documents: Sequence[Document], tokenizer: Any, task: WindowTask) -> Iterator[list[_Piece]]:
     """Yields the pieces of each document, from left to right."""
-    for document, encoded, rows in _tokenize(documents, tokenizer, settings, offsets=True):
+    for document, encoded, rows in _tokenize(documents, tokenizer, task, offsets=True):
         ids = [np.array(encoded["input_ids"][row], dtype=np.int32) for row in rows]
         specials = [np.array(encoded["special_tokens_mask"][row], dtype=bool) for row in rows]
         raw = [np.array(encoded["offset_mapping"][row], dtype=np.int32) for row in rows]
-        offsets, owned = without_blanks(document.text, raw), _owned(specials, settings.stride)
+        offsets, owned = without_blanks(document.text, raw), _owned(specials, task.stride)
         yield [_Piece(*parts) for parts in zip(ids, offsets, owned, strict=True)]
 
 
 def _tokenize(
-    documents: Sequence[Document], tokenizer: Any, settings: WindowSettings, *, offsets: bool
+    documents: Sequence[Document], tokenizer: Any, task: WindowTask, *, offsets: bool
 ) -> Iterator[tuple[Document, Mapping[str, Any], list[int]]]:
     """Yields each document with the tokenizer's output and which of its rows are the document's windows."""
     for start in range(0, len(documents), DOCUMENTS_PER_CALL):
@@ -284,8 +258,8 @@ def _tokenize(
         encoded = tokenizer(
             [document.text for document in batch],
             truncation=True,
-            max_length=settings.max_length,
-            stride=settings.stride,
+            max_length=task.max_length,
+            stride=task.stride,
             return_overflowing_tokens=True,
             return_offsets_mapping=offsets,
             return_special_tokens_mask=offsets,
@@ -344,27 +318,13 @@ def without_blanks(text: str, offsets: Sequence[np.ndarray]) -> list[np.ndarray]
     return narrowed
 
 
-def require_offsets(tokenizer: Any) -> None:
-    """Refuses a tokenizer that does not say which characters its tokens are.
-
-    Raises:
-        ConfigurationError: It does not.
-    """
-    if not tokenizer.is_fast:
-        problem = Problem(
-            "model.tokenizer",
-            f"{type(tokenizer).__name__} gives no character offsets; a fast tokenizer is needed",
-        )
-        raise ConfigurationError([problem])
-
-
-def _require_usable(tokenizer: Any, settings: WindowSettings) -> None:
+def _require_usable(tokenizer: Any, task: WindowTask) -> None:
     require_offsets(tokenizer)
     special = tokenizer.num_special_tokens_to_add()
-    if settings.max_length - special <= settings.stride:
+    if task.max_length - special <= task.stride:
         problem = Problem(
             "task.max_length",
-            f"{settings.max_length} leaves {settings.max_length - special} tokens besides the {special} that "
-            f"the tokenizer adds to every window; that must be more than task.stride ({settings.stride})",
+            f"{task.max_length} leaves {task.max_length - special} tokens besides the {special} that "
+            f"the tokenizer adds to every window; that must be more than task.stride ({task.stride})",
         )
         raise ConfigurationError([problem])

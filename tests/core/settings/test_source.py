@@ -7,14 +7,16 @@ import pytest
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.source import read_source, validate
-from fedstrata.core.settings.task import ClassifySettings, NerSettings
+from fedstrata.engine.prepare import check_settings
+from fedstrata.tasks import task_of
+from fedstrata.tasks.classify import DocumentClassification
+from fedstrata.tasks.ner import NamedEntityRecognition
 
 
 def problems_of(tmp_path: Path, text: str, *overrides: str) -> dict[str, str]:
     file = tmp_path / "site.yaml"
     file.write_text(text)
-    settings, problems = validate(RunSettings, read_source(file, overrides))
-    assert (settings is None) == bool(problems)
+    _, _, problems = check_settings(read_source(file, overrides))
     return {problem.path: str(problem) for problem in problems}
 
 
@@ -128,19 +130,18 @@ def test_a_section_s_problem_is_where_the_setting_that_it_names_was_set(tmp_path
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
-        ("", NerSettings),
-        ("task: {max_length: 64}", NerSettings),
-        ("task: {name: ner}", NerSettings),
-        ("task: {name: classify, max_length: 64}", ClassifySettings),
+        ("", NamedEntityRecognition),
+        ("task: {max_length: 64}", NamedEntityRecognition),
+        ("task: {name: ner}", NamedEntityRecognition),
+        ("task: {name: classify, max_length: 64}", DocumentClassification),
     ],
 )
 def test_the_task_is_ner_unless_it_is_named(tmp_path: Path, text: str, kind: type) -> None:
     file = tmp_path / "site.yaml"
     file.write_text(text)
-    settings, problems = validate(RunSettings, read_source(file, []))
+    settings, _, problems = check_settings(read_source(file, []))
     assert not problems
-    assert settings is not None
-    assert type(settings.task) is kind
+    assert type(task_of(settings.task)) is kind
     again = RunSettings.model_validate(settings.model_dump(mode="json"))
     assert again == settings
 

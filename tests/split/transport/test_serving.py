@@ -76,11 +76,11 @@ def test_the_model_of_a_served_run_is_put_together_from_what_it_began_with_and_w
     asked = read_source(None, [*TINY, *overrides])
     write_settings(check_settings(asked)[0], run.folder / "config.yaml")  # as the command does
     found = open_result(run.folder)
-    assert found.task.labels == simulated.task.labels
+    assert found.task.classes == simulated.task.classes
     plain = plain_tensors(found.model)
     for name, tensor in simulated.model.tensors(simulated.model.layout.all).items():
         torch.testing.assert_close(plain[name], tensor, rtol=1e-3, atol=1e-4)
-    assert open_task(run.folder, "--as")[1].labels == simulated.task.labels
+    assert open_task(run.folder, "--as")[1].classes == simulated.task.classes
     export(found, tmp_path / "x", licence=None, language=None, with_names=False)
     card = (tmp_path / "x" / "README.md").read_text()
     assert "Documents of the clients, which only they have seen. Clients were processes of their own." in card

@@ -1,16 +1,28 @@
-"""What every part of the configuration is built from: the strict base class and common kinds of numbers."""
+"""What every part of the configuration is built from: the strict base class and common kinds of values."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 NotNegative = Annotated[float, Field(ge=0.0)]
 Count = Annotated[int, Field(ge=1)]
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """Returns names in their order in the alphabet: those of classes have no other."""
+    if twice := [name for name, times in Counter(names).items() if times > 1]:
+        raise ValueError(f"names {twice[0]!r} twice")
+    return sorted(names)
+
+
+Classes = Annotated[list[str], Field(min_length=1), AfterValidator(_distinct)] | Literal["auto"]
+"""All types or labels that are learnt; or those that documents have."""
 
 
 class Settings(BaseModel):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from fedstrata.core.settings.adapter import AdapterSettings
 from fedstrata.core.settings.base import Count, Settings
@@ -14,19 +13,12 @@ from fedstrata.core.settings.devices import DeviceSettings
 from fedstrata.core.settings.federation import FederationSettings
 from fedstrata.core.settings.model import ModelSettings
 from fedstrata.core.settings.partition import PartitionSettings
-from fedstrata.core.settings.task import (
-    ClassifySettings,
-    ClozeSettings,
-    ExtractSettings,
-    LmSettings,
-    NerSettings,
-    RelationSettings,
-    SummarizeSettings,
-)
 from fedstrata.core.settings.training import TrainingSettings
 
 USUAL_METHOD = "layer_skipping"
 """The method of a run that names none."""
+USUAL_TASK = "ner"
+"""The task where none is named."""
 
 
 class RunSettings(Settings):
@@ -45,15 +37,7 @@ class RunSettings(Settings):
         description="Small modules that train in place of the model: {kind: lora}, bottleneck or prefix. "
         "What the method works with if null.",
     )
-    task: (
-        NerSettings
-        | ClassifySettings
-        | LmSettings
-        | ExtractSettings
-        | RelationSettings
-        | ClozeSettings
-        | SummarizeSettings
-    ) = Field(default=NerSettings(), discriminator="name")
+    task: dict[str, Any] = Field(default_factory=lambda: {"name": USUAL_TASK})
     method: dict[str, Any] = Field(default_factory=lambda: {"name": USUAL_METHOD})
     training: TrainingSettings = TrainingSettings()
     federation: FederationSettings = FederationSettings()
@@ -63,8 +47,3 @@ class RunSettings(Settings):
     report_to: list[Literal["tensorboard", "mlflow", "wandb"]] = Field(
         default_factory=list, description="Experiment trackers; each is an extra of its name."
     )
-
-    @field_validator("task", mode="before")
-    @classmethod
-    def _task_is_ner_unless_named(cls, value: Any) -> Any:
-        return {"name": "ner", **value} if isinstance(value, Mapping) else value

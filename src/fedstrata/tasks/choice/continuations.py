@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedstrata.models.blocks import is_divided
+from fedstrata.tasks.causal import cross_entropies
 from fedstrata.tasks.instruction.generate import left_padded
-from fedstrata.tasks.lm import cross_entropies
 from fedstrata.tasks.windows import IGNORED, run_model
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.tasks.causal import pad_targets
 from fedstrata.tasks.instruction.prompts import PromptTokenizer
-from fedstrata.tasks.lm import pad_targets
 from fedstrata.tasks.windows import IGNORED
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def pad_questions(examples: Sequence[ClozeExample]) -> dict[str, Tensor]:
     """Pads questions on the right to the longest one.
 
     Returns:
-        Those of `fedstrata.tasks.lm.pad_targets`, for questions with their right answers; and what
+        Those of `fedstrata.tasks.causal.pad_targets`, for questions with their right answers; and what
         `fedstrata.tasks.choice.continuations.log_likelihoods` takes.
     """
     answers = list(chain.from_iterable(each.answers for each in examples))

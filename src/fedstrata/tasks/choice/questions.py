@@ -25,11 +25,10 @@ from typing import TYPE_CHECKING, Literal
 
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.data.choices import PRONOUN, choices_of, rivals_of
-from fedstrata.tasks.instruction.prompts import MARKS, builtin, faults, fields_of, filled, read_template
+from fedstrata.tasks.instruction.prompts import builtin, faults, fields_of, filled, read_template
 
 if TYPE_CHECKING:
     from fedstrata.core.documents import Document
-    from fedstrata.core.settings.task import ClozeSettings
 
 Form = Literal["label", "choice", "each", "referent"]
 FORMS: Mapping[str, Form] = {
@@ -59,7 +58,8 @@ WORDS: Mapping[str, str] = {
 }
 """The words that stand for SuperGLUE's labels (Table 1)."""
 
-_ANSWER = MARKS["cloze"]
+ANSWER = "answer"
+"""The field that every template names."""
 _MARKED = re.compile(r"[*]([^*]+)[*]")
 
 
@@ -86,20 +86,22 @@ class Questions:
     """Words the questions of a task.
 
     Args:
-        settings: The task's settings, as `resolved` returns them.
+        kind: What is asked (`task.question`).
+        words: The word of every label.
+        template: The user's own template, or the path of one; none for the built-in one.
 
     Attributes:
         form: The form of the questions.
     """
 
-    def __init__(self, settings: ClozeSettings) -> None:
-        self.form = FORMS[settings.question]
-        self._kind, self._words = settings.question, settings.words
-        self._template = template_of(settings)
-        before = self._template.partition(f"{{{_ANSWER}}}")[0]
+    def __init__(self, kind: str, words: Mapping[str, str], template: str | None) -> None:
+        self.form = FORMS[kind]
+        self._kind, self._words = kind, words
+        self._template = template_of(kind, template)
+        before = self._template.partition(f"{{{ANSWER}}}")[0]
         self._before = before.rstrip()
         self._blank = before[len(self._before) :]
-        self.fields = frozenset(fields_of(self._template)) - {_ANSWER}
+        self.fields = frozenset(fields_of(self._template)) - {ANSWER}
 
     def of(self, index: int, document: Document) -> list[Asked]:
         """Returns what is asked of a document.
@@ -206,18 +208,18 @@ def fields(document: Document) -> dict[str, str]:
     return {**document.metadata, "text": document.text, **second}
 
 
-def template_of(settings: ClozeSettings) -> str:
-    """Returns the template of a task.
+def template_of(kind: str, given: str | None) -> str:
+    """Returns the template of a kind of question: a given one, or the built-in one.
 
     Raises:
         ConfigurationError: There is none, or its file cannot be read.
     """
-    if settings.template is not None:
-        return read_template(settings.template, _ANSWER, "task.template")
-    if settings.question in OWN:
-        message = f"must be set with task.question {settings.question}, for which there is no built-in one"
+    if given is not None:
+        return read_template(given, ANSWER, "task.template")
+    if kind in OWN:
+        message = f"must be set with task.question {kind}, for which there is no built-in one"
         raise ConfigurationError([Problem("task.template", message)])
-    return builtin(f"cloze_{settings.question}")
+    return builtin(f"cloze_{kind}")
 
 
 def template_faults(template: str, form: Form, documents: Sequence[Document]) -> Iterator[Problem]:
@@ -229,10 +231,10 @@ def template_faults(template: str, form: Form, documents: Sequence[Document]) ->
         documents: All documents, at least one.
     """
     common = set.intersection(*(set(fields(document)) for document in documents))
-    known = [*sorted(common), *(["choice"] if form == "each" else []), _ANSWER]
-    found = faults(template, _ANSWER, known)
-    if not found and template.partition(f"{{{_ANSWER}}}")[2].strip():
-        found = [f"goes on behind {{{_ANSWER}}}, and a causal language model sees nothing of what follows"]
+    known = [*sorted(common), *(["choice"] if form == "each" else []), ANSWER]
+    found = faults(template, ANSWER, known)
+    if not found and template.partition(f"{{{ANSWER}}}")[2].strip():
+        found = [f"goes on behind {{{ANSWER}}}, and a causal language model sees nothing of what follows"]
     yield from (Problem("task.template", fault) for fault in found)
 
 

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from fedstrata.core.documents import Span
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.tasks.causal import CausalTask, end_id, pad_targets
 from fedstrata.tasks.instruction.generate import generate
 from fedstrata.tasks.instruction.markup import mark, read
 from fedstrata.tasks.instruction.prompts import PromptTokenizer
-from fedstrata.tasks.lm import pad_targets
-from fedstrata.tasks.windows import IGNORED
+from fedstrata.tasks.windows import IGNORED, Row
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from fedstrata.core.settings.task import ExtractSettings
     from fedstrata.tasks.instruction.instructions import Question
 
 TOKENS_A_MENTION, MORE_MENTIONS = 4, 4
@@ -30,7 +30,7 @@ SHORTEST = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class Example(Row):
     """One instruction with its answer.
 
     Attributes:
@@ -55,18 +55,47 @@ class Example:
     tokenizer: Any = field(repr=False, compare=False)
     question: Question | None = None
 
-    def __len__(self) -> int:
-        return len(self.input_ids)
-
     @property
     def scored_length(self) -> int:
         """Tokens that are read and may be written when the answer is generated."""
         return self.prompt + self.budget
 
+
+class InstructionTask(CausalTask):
+    """Base of the tasks in which a causal language model writes an answer to an instruction."""
+
+    chat: Literal["auto", "never"] = Field(
+        default="auto", description="Whether the tokenizer's chat template is used where it has one."
+    )
+    loss_on: Literal["response", "full"] = Field(
+        default="response", description="Which tokens the loss is taken on: the answer's, or all."
+    )
+
+    generates: ClassVar[bool] = True
+
     @property
-    def windows(self) -> tuple[np.ndarray, ...]:
-        """The rows of a batch this example fills: what is read."""
-        return (self.input_ids,)
+    def chats(self) -> bool:
+        """Whether an instruction is the first turn of a chat, where the tokenizer has a template."""
+        return self.chat == "auto"
+
+    def check_tokenizer(self, tokenizer: Any) -> None:
+        """Refuses a tokenizer without a token that ends a text."""
+        end_id(tokenizer, self.name)
+
+    def collate(self, examples: Sequence[Example]) -> dict[str, Tensor]:
+        """Pads instructions on the right; see `pad_examples`."""
+        return pad_examples(examples)
+
+    def predict(self, module: nn.Module, batch: Mapping[str, Tensor]) -> list[np.ndarray]:
+        """Returns the generated answer to each instruction, (tokens,) int32; see `generate`."""
+        return generate(
+            module,
+            batch["input_ids"],
+            prompts=batch["prompt"],
+            budgets=batch["budget"],
+            end=int(batch["end_id"][0]),
+            pad=int(batch["pad_id"][0]),
+        )
 
 
 def budget_of(tokens: int, tag: int) -> int:
@@ -118,7 +147,7 @@ class InstructionTokenizer:
 
     Args:
         tokenizer: The model's.
-        settings: The task's.
+        task: The task.
         bare: The instructions without a sentence.
         types: The types that answers mark.
 
@@ -128,18 +157,18 @@ class InstructionTokenizer:
     """
 
     def __init__(
-        self, tokenizer: Any, settings: ExtractSettings, bare: Sequence[str], types: Sequence[str]
+        self, tokenizer: Any, task: InstructionTask, bare: Sequence[str], types: Sequence[str]
     ) -> None:
-        self._words = PromptTokenizer(tokenizer, chats=settings.chat == "auto")
-        self._end = self._words.end("extract")
-        self._on_prompts = settings.loss_on == "full"
-        self._longest = settings.max_length
+        self._words = PromptTokenizer(tokenizer, chats=task.chats)
+        self._end = self._words.end(task.name)
+        self._on_prompts = task.loss_on == "full"
+        self._longest = task.max_length
         self._tag = max(map(len, self._marked(types)))
-        self._room = settings.max_length - max(map(len, self._words.prompts(bare)))
+        self._room = task.max_length - max(map(len, self._words.prompts(bare)))
         needed = SHORTEST + self.budget(SHORTEST)
         if self._room < needed:
             message = (
-                f"{settings.max_length} leaves {self._room} tokens besides the longest instruction; a "
+                f"{task.max_length} leaves {self._room} tokens besides the longest instruction; a "
                 f"sentence of {SHORTEST} with its answer needs {needed}: raise it, or give shorter "
                 "task.templates"
             )
@@ -212,24 +241,12 @@ def pad_examples(examples: Sequence[Example]) -> dict[str, Tensor]:
     """Pads instructions on the right to the longest one.
 
     Returns:
-        Those of `fedstrata.tasks.lm.pad_targets`; `prompt`, `budget`, `pad_id` and `end_id`, (rows,) int64:
-        see `Example`.
+        Those of `fedstrata.tasks.causal.pad_targets`; `prompt`, `budget`, `pad_id` and `end_id`, (rows,)
+        int64: see `Example`.
     """
     names = ("prompt", "budget", "pad_id", "end_id")
     facts = {name: torch.tensor([getattr(each, name) for each in examples]) for name in names}
     return {**pad_targets(examples), **facts}
-
-
-def generate_answers(module: nn.Module, batch: Mapping[str, Tensor]) -> list[np.ndarray]:
-    """Returns the generated answer to each instruction of a batch, (tokens,) int32; see `tasks.generate`."""
-    return generate(
-        module,
-        batch["input_ids"],
-        prompts=batch["prompt"],
-        budgets=batch["budget"],
-        end=int(batch["end_id"][0]),
-        pad=int(batch["pad_id"][0]),
-    )
 
 
 def answer_text(example: Example, ids: np.ndarray) -> tuple[str, bool]:

@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING
 
 from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean
 from fedstrata.data.select import mention_types, relation_types, unknown_mentions, unknown_relations
+from fedstrata.data.split import every
 from fedstrata.tasks.instruction.definitions import DEFINITIONS
-from fedstrata.tasks.instruction.instructions import template_texts
+from fedstrata.tasks.instruction.instructions import Wanted, template_texts
 from fedstrata.tasks.instruction.markup import unusable_types
 from fedstrata.tasks.instruction.prompts import fields_of
 
 if TYPE_CHECKING:
     from fedstrata.core.documents import Document
-    from fedstrata.core.settings.task import ExtractSettings
     from fedstrata.data.split import Split
 
 logger = logging.getLogger(__name__)
 
 
-def with_types(settings: ExtractSettings, clients: Mapping[str, Split]) -> ExtractSettings:
-    """Returns the settings with the types that `auto` stands for: those of all clients' training documents.
+def asked_types(wanted: Wanted, clients: Mapping[str, Split]) -> tuple[list[str], dict[str, list[str]]]:
+    """Returns the mentions and modifiers that are asked for: `auto` are those of all training documents.
 
     Args:
-        settings: The task's settings.
+        wanted: What the task says of them.
         clients: The documents of each client, and of sites that are held out, with all their relations.
 
     Raises:
@@ -34,27 +34,27 @@ def with_types(settings: ExtractSettings, clients: Mapping[str, Split]) -> Extra
             a document that is scored has a type that no training document has, a client has nothing to
             learn from, a definition is given by no template, or one of these cannot be used.
     """
-    train = [document for own in clients.values() for document in own.train]
-    modifiers = _modifier_types(train) if settings.modifiers == "auto" else dict(settings.modifiers)
-    mentions = _mention_types(train, modifiers) if settings.mentions == "auto" else list(settings.mentions)
-    problems = [*_nothing(settings, mentions, modifiers, len(train)), *_misnamed(settings, clients)]
-    problems += _idle_definitions(settings)
+    train = every(clients, "train")
+    modifiers = _modifier_types(train) if wanted.modifiers == "auto" else dict(wanted.modifiers)
+    mentions = _mention_types(train, modifiers) if wanted.mentions == "auto" else list(wanted.mentions)
+    problems = [*_nothing(wanted, mentions, modifiers, len(train)), *_misnamed(wanted, clients)]
+    problems += _idle_definitions(wanted)
     names = {*mentions, *modifiers, *chain.from_iterable(modifiers.values())}
     if unusable := unusable_types(sorted(names)):
         message = f"the type {unusable[0]!r} cannot stand in markup; rename it by data.types"
         problems.append(Problem("task.mentions", message))
     for part in ("validation", "test"):
-        scored = [document for own in clients.values() for document in getattr(own, part)]
-        if "ner" in settings.tasks and settings.mentions == "auto":
+        scored = every(clients, part)
+        if "ner" in wanted.tasks and wanted.mentions == "auto":
             problems += unknown_mentions(scored, mention_types(train), part)
-        if "re" in settings.tasks and settings.modifiers == "auto":
+        if "re" in wanted.tasks and wanted.modifiers == "auto":
             problems += unknown_relations(scored, relation_types(train), part)
             _tell_of_other_pairs(scored, modifiers, part)
-    if not problems and "ner" not in settings.tasks:
+    if not problems and "ner" not in wanted.tasks:
         problems += [_untaught(name) for name, own in clients.items() if _teaches_none(own, modifiers)]
     if problems:
         raise ConfigurationError(problems)
-    return settings.model_copy(update={"mentions": mentions, "modifiers": modifiers})
+    return mentions, modifiers
 
 
 def _modifier_types(documents: Sequence[Document]) -> dict[str, list[str]]:
@@ -75,37 +75,37 @@ def _mention_types(documents: Sequence[Document], modifiers: Mapping[str, Sequen
 
 
 def _nothing(
-    settings: ExtractSettings, mentions: Sequence[str], modifiers: Mapping[str, Sequence[str]], count: int
+    wanted: Wanted, mentions: Sequence[str], modifiers: Mapping[str, Sequence[str]], count: int
 ) -> Iterator[Problem]:
     """Yields a problem for each kind of instruction that has nothing to ask for."""
-    if "ner" in settings.tasks and not mentions:
+    if "ner" in wanted.tasks and not mentions:
         yield Problem("task.mentions", f"'auto' finds no mention in the {count} training documents")
-    if "re" in settings.tasks and not any(modifiers.values()):
+    if "re" in wanted.tasks and not any(modifiers.values()):
         message = "names no modifier"
-        if settings.modifiers == "auto":
+        if wanted.modifiers == "auto":
             message = f"'auto' finds no relation in the {count} training documents"
         yield Problem("task.modifiers", f"{message}; task.tasks: [ner] asks for mentions only")
 
 
-def _misnamed(settings: ExtractSettings, clients: Mapping[str, Split]) -> Iterator[Problem]:
+def _misnamed(wanted: Wanted, clients: Mapping[str, Split]) -> Iterator[Problem]:
     """Yields a problem for each name that neither the data nor a definition knows: it is likely misspelt.
 
     A few notes of a new site need not hold every type that a model was trained for.
     """
-    documents = [document for own in clients.values() for document in own.all]
+    documents = every(clients)
     mentions, relations = mention_types(documents), relation_types(documents)
     chosen = {
-        "mentions": [] if settings.mentions == "auto" else settings.mentions,
-        "modifiers": [] if settings.modifiers == "auto" else [*settings.modifiers],
+        "mentions": [] if wanted.mentions == "auto" else wanted.mentions,
+        "modifiers": [] if wanted.modifiers == "auto" else [*wanted.modifiers],
     }
-    types = [] if settings.modifiers == "auto" else list(chain.from_iterable(settings.modifiers.values()))
+    types = [] if wanted.modifiers == "auto" else list(chain.from_iterable(wanted.modifiers.values()))
     asked = {*chosen["mentions"], *chosen["modifiers"], *types}
-    defined = {*DEFINITIONS, *settings.definitions}
+    defined = {*DEFINITIONS, *wanted.definitions}
     for setting, names, known in (
         ("mentions", chosen["mentions"], {*mentions, *defined}),
         ("modifiers", chosen["modifiers"], {*mentions, *defined}),
         ("modifiers", types, {*relations, *defined}),
-        ("definitions", [*settings.definitions], {*mentions, *relations, *DEFINITIONS, *asked}),
+        ("definitions", [*wanted.definitions], {*mentions, *relations, *DEFINITIONS, *asked}),
     ):
         for name in dict.fromkeys(name for name in names if name not in known):
             hint = did_you_mean(name, known) or f"there are {', '.join(sorted(known))}."
@@ -113,14 +113,14 @@ def _misnamed(settings: ExtractSettings, clients: Mapping[str, Split]) -> Iterat
             yield Problem(f"task.{setting}", f"{name!r} occurs nowhere in the data; {hint}{say}")
 
 
-def _idle_definitions(settings: ExtractSettings) -> Iterator[Problem]:
+def _idle_definitions(wanted: Wanted) -> Iterator[Problem]:
     """Yields a problem for each built-in definition that is changed and that no instruction gives.
 
     That of another type says, if nothing else, that the type is meant.
     """
-    if any("definitions" in fields_of(text) for text in template_texts(settings).values()):
+    if any("definitions" in fields_of(text) for text in template_texts(wanted).values()):
         return
-    for name in settings.definitions:
+    for name in wanted.definitions:
         if name in DEFINITIONS:
             message = f"no instruction gives that of {name!r}: none of task.templates has a place for"
             yield Problem("task.definitions", f"{message} {{definitions}}")

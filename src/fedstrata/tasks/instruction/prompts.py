@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.tasks.lm import end_id
-from fedstrata.tasks.windows import padding_id, require_offsets, separator_id
+from fedstrata.tasks.causal import end_id
+from fedstrata.tasks.texts import padding_id, require_offsets, separator_id
 
 if TYPE_CHECKING:
     from fedstrata.core.documents import Document
 
-MARKS = {"extract": "input", "summarize": "text", "cloze": "answer"}
-"""The field that every template of a task names, by which a template is told from the path of one."""
+FIELDS_OF_TEMPLATE = ("the fields of task.template (superglue, jsonl ...)", "")
+"""What a task reads of a document beyond its text whose template names more; see `Task.beyond_texts`."""
 TEXTS_PER_CALL = 1024
 """Texts given to the tokenizer at a time."""
 _SAME_DAY = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}\n"
@@ -225,7 +225,7 @@ def read_template(given: str, mark: str, path: str) -> str:
     Args:
         given: The path to a text file; or the template itself if it holds the field that every such template
             has.
-        mark: That field.
+        mark: That field, by which a template is told from the path of one.
         path: The setting it was given by, for messages.
 
     Raises:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,31 +16,6 @@ if TYPE_CHECKING:
     from fedstrata.core.documents import Document
 
 WORD = re.compile(r"\w+")
-
-
-@dataclass(frozen=True, slots=True)
-class Reachability:
-    """How many annotated relations perfect answers would give back, and why the others are lost.
-
-    Attributes:
-        relations: Distinct annotated relations.
-        candidates: Pairs of mentions that a model is asked about.
-        other_types: Lost: between types of mentions that it is not asked about.
-        far_apart: Lost: too many words apart.
-        several: Lost: another relation of the same two mentions is the one that is learnt.
-    """
-
-    relations: int
-    candidates: int
-    other_types: int
-    far_apart: int
-    several: int
-
-    @property
-    def recall(self) -> float:
-        """The share of the relations that perfect answers would give back."""
-        reached = self.relations - self.other_types - self.far_apart - self.several
-        return reached / self.relations if self.relations else 0.0
 
 
 def related_types(documents: Iterable[Document]) -> dict[str, list[str]]:
@@ -98,23 +72,3 @@ def words_apart(document: Document) -> np.ndarray:
     after = until_start[None, :] - until_end[:, None]  # words from a mention's end to another one's start
     apart: np.ndarray = np.maximum(after, after.T)
     return apart
-
-
-def reachability(
-    documents: Iterable[Document], modifiers: Mapping[str, Sequence[str]], most_words: int
-) -> Reachability:
-    """Counts the relations that answers about candidates can hold; see `candidate_pairs`."""
-    relations = asked = other_types = far_apart = several = 0
-    for document in documents:
-        candidates = set(candidate_pairs(document, modifiers, most_words))
-        distinct = set(document.relations)
-        pairs = {(relation.head, relation.tail) for relation in distinct}
-        apart = [
-            (document.spans[main].label, document.spans[modifier].label)
-            for main, modifier in pairs - candidates
-        ]
-        fitting = sum(modifier in modifiers.get(main, ()) for main, modifier in apart)
-        relations, asked = relations + len(distinct), asked + len(candidates)
-        several += len(distinct) - len(pairs)
-        other_types, far_apart = other_types + len(apart) - fitting, far_apart + fitting
-    return Reachability(relations, asked, other_types, far_apart, several)

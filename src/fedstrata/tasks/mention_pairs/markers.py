@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.tasks.windows import require_offsets, special_around, without_blanks
+from fedstrata.tasks.texts import require_offsets, special_around
+from fedstrata.tasks.windows import without_blanks
 
 if TYPE_CHECKING:
     from fedstrata.core.documents import Document, Span
@@ -51,6 +52,18 @@ def marked_example(modifiers: Mapping[str, Sequence[str]], *, typed: bool) -> st
         marks_around(label, role, typed=typed) for role, label in enumerate(pair)
     )
     return f"... {before} WORDS {after} ... {begin} WORDS {end} ..."
+
+
+def code_of(modifiers: Mapping[str, Sequence[str]], *, typed: bool) -> str:
+    """Returns how a pair of mentions is classified, which no pipeline does, as a model card says it."""
+    return f"""from transformers import AutoModelForTokenClassification, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(".")
+model = AutoModelForTokenClassification.from_pretrained(".").eval()
+text = "{marked_example(modifiers, typed=typed)}"
+inputs = tokenizer(text, return_tensors="pt")
+marks = [inputs.char_to_token(text.rindex(sign)) for sign in "@#"]  # the closing ones
+relation = model.config.id2label[int(model(**inputs).logits[0, marks].sum(dim=0).argmax())]"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,129 @@
+"""What the tasks share that learn types of annotations with a token classifier."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.task import Task
+from fedstrata.data.select import named_in_vain, unnamed
+from fedstrata.data.split import every
+from fedstrata.metrics.spans import OVERALL, score_names
+from fedstrata.tasks.texts import require_single_texts
+
+if TYPE_CHECKING:
+    from fedstrata.core.documents import Document
+    from fedstrata.data.split import Split
+
+
+class TypedTask(Task):
+    """Base of the tasks whose classes go by the types of mentions, or of relations.
+
+    Those are the ones that `types` names, or all that training documents have. What has them in a document is
+    the first of `gives`.
+    """
+
+    if TYPE_CHECKING:  # a field of each of them, behind its name
+
+        @property
+        def types(self) -> list[str] | Literal["auto"]:
+            """All types that are learnt; or those that documents have."""
+
+    kind: ClassVar[str] = "token-classification"
+    reads_spans: ClassVar[bool] = True
+    metric: ClassVar[str] = "f1"
+    metrics: ClassVar[tuple[str, ...]] = OVERALL
+    class_words: ClassVar[str]
+    """What the model's classes are, in words."""
+
+    _types: tuple[str, ...] = ()
+
+    def of_types(self, types: Iterable[str]) -> Self:
+        """Returns the task with these types to learn."""
+        task = self.changed()
+        task._types = tuple(sorted(set(types)))
+        return task
+
+    @property
+    def known_types(self) -> tuple[str, ...]:
+        """The types, sorted."""
+        return self._types
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """The micro scores, then those of every type."""
+        return score_names(self._types)
+
+    @property
+    def needs_documents(self) -> bool:
+        """Whether the types are left to documents."""
+        return self.types == "auto"
+
+    def restored(self, classes: Sequence[str]) -> Self:
+        """Returns the task again for a model that was trained for it.
+
+        Args:
+            classes: The model's classes in order.
+
+        Raises:
+            ConfigurationError: They are not those of types in their order.
+        """
+        task = self.of_types(self._types_of(classes))
+        if not task.known_types or task.classes != tuple(classes):
+            message = f"its classes are not those of task {self.name}, {self.class_words}: {list(classes)}"
+            raise ConfigurationError([Problem("model.name", message)])
+        return task
+
+    def as_named(self) -> Self:
+        """Returns the task with the types that are named.
+
+        Raises:
+            ConfigurationError: None are.
+        """
+        return self.restored(()) if self.types == "auto" else self.of_types(self.types)
+
+    def named_in_vain(self, documents: Sequence[Document]) -> list[Problem]:
+        """Returns a problem for each type that is named and that no document has."""
+        names = () if self.types == "auto" else self.types
+        return named_in_vain("task.types", names, self._types_in(documents))
+
+    def _types_in(self, documents: Iterable[Document]) -> tuple[str, ...]:
+        """Returns the types that documents have, sorted."""
+        return tuple(sorted({label for label, _ in self._occurring(documents)}))
+
+    def _occurring(self, documents: Iterable[Document]) -> list[tuple[str, str]]:
+        """Returns the type of everything that has one, with the id of its document."""
+        return [(own.label, item.id) for item in documents for own in getattr(item, self.gives[0])]
+
+    def _found(self, clients: Mapping[str, Split]) -> tuple[tuple[str, ...], list[Problem]]:
+        """Returns the types to learn, and a problem for each that other documents have.
+
+        Raises:
+            ConfigurationError: Documents are pairs of texts, or there is nothing to learn in the training
+                documents.
+        """
+        require_single_texts(every(clients), self.name)
+        train = every(clients, "train")
+        types = self._types_in(train)
+        if fault := self._fault_of(types, len(train)):
+            raise ConfigurationError([fault])
+        if self.types != "auto":
+            types = tuple(self.types)
+            return types, unnamed("task.types", self._occurring(every(clients)), types)
+        parts = ("validation", "test")
+        return types, [fault for part in parts for fault in self._unknown(every(clients, part), types, part)]
+
+    @staticmethod
+    @abstractmethod
+    def _unknown(documents: Iterable[Document], types: Sequence[str], part: str = "") -> list[Problem]:
+        """Returns a problem for each type of these documents that is none of the task's."""
+
+    @abstractmethod
+    def _fault_of(self, types: Sequence[str], count: int) -> Problem | None:
+        """Returns what is wrong with the types of so many training documents, if anything."""
+
+    @abstractmethod
+    def _types_of(self, classes: Sequence[str]) -> Sequence[str]:
+        """Returns the types that a model's classes stand for."""
