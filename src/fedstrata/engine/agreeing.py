@@ -119,6 +119,9 @@ class Agreements:
         largest: Bytes that a message may have whatever a client says of its batches.
         known: Hashes of the ends that the run began with.
         purpose: What clients come for.
+
+    Attributes:
+        largest: Bytes that a message may have.
     """
 
     def __init__(
@@ -130,7 +133,7 @@ class Agreements:
         known: Weights | None = None,
         purpose: str = TRAINING,
     ) -> None:
-        self._experiment, self._largest, self._purpose = experiment, largest, purpose
+        self._experiment, self.largest, self._purpose = experiment, largest, purpose
         method, model = divided_method(experiment.method), experiment.model
         self._cuts = {client: method.cut_of(client) for client in clients}
         of = (experiment.settings, experiment.task, model.tokenizer)
@@ -171,10 +174,10 @@ class Agreements:
         if different := agreement.differences(theirs, mine="the server", other=f"client {client!r}"):
             raise RefusedError(different)
         _require_equal(client, _told(shapes), ends)
-        if agreement.largest > self._largest:
+        if agreement.largest > self.largest:
             raise RefusedError(
                 f"client {client!r} has batches of {rows} rows of up to {length}: messages of "
-                f"{agreement.largest} bytes, where the server takes {self._largest} at most; a smaller "
+                f"{agreement.largest} bytes, where the server takes {self.largest} at most; a smaller "
                 "training.batch_size or eval_batch_size may help, or more for the server"
             )
         self._require_all(client, weights)
