@@ -21,16 +21,14 @@ from fedstrata.data.choices import choices_of
 from fedstrata.data.split import PARTS, Split
 from fedstrata.engine.caching import ClientCaches
 from fedstrata.engine.checkpoint import Checkpoints, client_folder, discard_uncommitted
-from fedstrata.engine.corruption import corrupt_clients
 from fedstrata.engine.devices import Fleet, last_stored_states
 from fedstrata.engine.facts import by_group, model_facts
 from fedstrata.engine.failures import RoundAbandonedError, drop_outs
 from fedstrata.engine.noised import with_noise
 from fedstrata.engine.roll import Listener
-from fedstrata.engine.scoring import Scorer
-from fedstrata.engine.server import ServerDocuments
-from fedstrata.engine.simulate import SimulatedCohort, parameters_in
-from fedstrata.engine.sites import PooledSite, Site, sample
+from fedstrata.engine.scoring import Scorer, ServerDocuments
+from fedstrata.engine.simulate import SimulatedCohort
+from fedstrata.engine.sites import PooledSite, Site, corrupt_clients, sample
 from fedstrata.metrics.cost import peak_memory
 from fedstrata.record.log import RecordLog, committed_rounds, read_events
 from fedstrata.record.summary import summarise, trained_scores, write_summary
@@ -238,7 +236,7 @@ class Run:
                 model.save(client_folder(self.folder, site.id) / "model", plain=plain_where_needed(model))
             return
         model.restore()
-        model.load(parameters_in(state.tensors, model))
+        model.load_known(state.tensors)
         model.save(self.folder / "model", plain=plain_where_needed(model))
 
     def _cohort(self, number: int, sites: list[Site]) -> SimulatedCohort:

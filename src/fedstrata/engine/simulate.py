@@ -29,8 +29,6 @@ from fedstrata.train.work import counted_passes
 from fedstrata.wire import frame
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from fedstrata.core.client import Line, PrefixCache
     from fedstrata.core.cohort import Service
     from fedstrata.core.cut import Cut
@@ -41,7 +39,7 @@ if TYPE_CHECKING:
     from fedstrata.core.settings.federation import CorruptSettings
     from fedstrata.core.settings.training import TrainingSettings
     from fedstrata.core.task import Task
-    from fedstrata.engine.server import ServerDocuments
+    from fedstrata.engine.scoring import ServerDocuments
     from fedstrata.models.state import Model
     from fedstrata.wire.frame import Frame
     from fedstrata.wire.meter import Meter
@@ -307,8 +305,8 @@ class SimulatedCohort:
         store = ClientStore(client_folder(self.folder, site.id), self.number)
         self.model.restore()
         if state is not None:
-            self.model.load(parameters_in(state.tensors, self.model))
-        self.model.load(parameters_in(store.read().tensors, self.model))
+            self.model.load_known(state.tensors)
+        self.model.load_known(store.read().tensors)
         return store
 
     def _client(self, site: Site, line: Line | None, cut: Cut | None) -> SimulatedClient:
@@ -335,8 +333,3 @@ class SimulatedCohort:
             work,
             line,
         )
-
-
-def parameters_in(tensors: Tensors, model: Model) -> dict[str, Tensor]:
-    """Returns those of some tensors that are parameters of the model; a state or a store may hold others."""
-    return {name: value for name, value in tensors.items() if name in model.layout.sizes}
