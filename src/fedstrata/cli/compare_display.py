@@ -12,13 +12,13 @@ from rich.progress import TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from fedstrata.cli.listener import Listener
+from fedstrata.cli.listener import EventDisplay
 from fedstrata.cli.tables import new_table
 from fedstrata.record.summary import headline
 from fedstrata.record.table_text import grid, markdown, notes
 
 
-class Display(Listener):
+class Display(EventDisplay):
     """Listens to a comparison; use it as a context manager around the runs."""
 
     def __init__(self, console: Console | None = None) -> None:

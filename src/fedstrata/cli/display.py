@@ -12,7 +12,7 @@ from rich.progress import TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from fedstrata.cli.listener import Listener
+from fedstrata.cli.listener import EventDisplay
 from fedstrata.cli.tables import new_table
 from fedstrata.core.errors import DROPPED_OUT
 from fedstrata.record.scores import headings, overall
@@ -26,7 +26,7 @@ ENDS = 5
 Scores: TypeAlias = "Mapping[str, float] | None"
 
 
-class Display(Listener):
+class Display(EventDisplay):
     """Listens to a run; use it as a context manager around the run."""
 
     def __init__(self, console: Console | None = None) -> None:

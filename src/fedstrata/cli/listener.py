@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fedstrata.cli.tables import say
 
 
-class Listener:
+class EventDisplay:
     """Passes an event `x` on to the method `_on_x`, if there is one; a context manager around what it shows.
 
     Args:

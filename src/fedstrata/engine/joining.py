@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from fedstrata.core.types import JSON
     from fedstrata.engine.prepare import Experiment
-    from fedstrata.engine.roll import Listener
+    from fedstrata.record.log import Listener
     from fedstrata.split.transport.membership import Membership
     from fedstrata.wire.frame import Frame
 

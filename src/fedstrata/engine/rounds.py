@@ -25,12 +25,11 @@ from fedstrata.engine.devices import Fleet, last_stored_states
 from fedstrata.engine.facts import by_group, model_facts
 from fedstrata.engine.failures import RoundAbandonedError, drop_outs
 from fedstrata.engine.noised import with_noise
-from fedstrata.engine.roll import Listener
 from fedstrata.engine.scoring import Scorer, ServerDocuments
 from fedstrata.engine.simulate import SimulatedCohort
 from fedstrata.engine.sites import PooledSite, Site, corrupt_clients, sample
 from fedstrata.metrics.cost import peak_memory
-from fedstrata.record.log import RecordLog, committed_rounds, read_events
+from fedstrata.record.log import Listener, RecordLog, committed_rounds, read_events
 from fedstrata.record.summary import summarise, trained_scores, write_summary
 
 if TYPE_CHECKING:
@@ -149,16 +148,16 @@ class Run:
         self._checkpoints.save(number, state)  # before the event, which commits the round
         facts = {
             "round": number,
-            "loss": cohort.loss,
+            "loss": cohort.roll.loss,
             **scores,
             "trained": trained_scores(cohort.trained_scores),
             "state": {name: value for name, value in state.values.items() if not name.startswith("_")},
             "trainable_parameters": cohort.trained_parameters,
             **self._simulated(cohort),
-            "failed": list(cohort.attendance.lost),
+            "failed": list(cohort.roll.attendance.lost),
             "abandoned": abandoned,
-            "exchanges": cohort.meter.exchanges(),
-            "groups_up": by_group(cohort.meter.tensors_up, self.experiment.model.layout),
+            "exchanges": cohort.roll.meter.exchanges(),
+            "groups_up": by_group(cohort.roll.meter.tensors_up, self.experiment.model.layout),
             "seconds": time.perf_counter() - started,
             "train_seconds": cohort.train_seconds,
             "serve_seconds": cohort.roll.serve_seconds,
@@ -175,7 +174,7 @@ class Run:
         """Returns what a round took on the emulated devices; nothing without any."""
         if self._fleet is None:
             return {"simulated_seconds": None, "joules": None, "device_memory": None}
-        return cohort.clock.facts(cohort.attendance.lost)
+        return cohort.clock.facts(cohort.roll.attendance.lost)
 
     def _finish(self, state: State) -> dict[str, Any]:
         """Scores the test split, saves what was learnt and writes the summary."""
