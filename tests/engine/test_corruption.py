@@ -16,9 +16,9 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.federation import CorruptSettings
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Plan, Update
-from fedstrata.engine.corruption import corrupt_clients
 from fedstrata.engine.prepare import prepare
 from fedstrata.engine.rounds import Run, sites_of
+from fedstrata.engine.sites import corrupt_clients
 
 FEDAVG = "method={name: fedavg}"
 CORRUPT = "site-2"

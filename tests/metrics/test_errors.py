@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstrata.core.documents import Span
-from fedstrata.metrics.errors import CATEGORIES, ErrorCounts, count_errors, span_errors
+from fedstrata.metrics.errors import CATEGORIES, ErrorCounts, count_errors, errors_of
 from fedstrata.metrics.matching import STRICT, Item, place_of
 from fedstrata.metrics.spans import match_spans
 
@@ -24,7 +24,7 @@ CORPUS = st.lists(st.tuples(SPANS, SPANS), min_size=1, max_size=3)
 
 def found(gold: list[Span], predicted: list[Span]) -> dict[str, tuple[int, int, int]]:
     """The categories that occur, with their errors and the mentions on both sides."""
-    counts = count_errors(span_errors([gold], [predicted]))
+    counts = count_errors(errors_of(match_spans([gold], [predicted])))
     assert list(counts) == list(CATEGORIES)
     return {name: (one.errors, one.gold, one.predicted) for name, one in counts.items() if one.errors}
 
@@ -104,7 +104,7 @@ def test_the_same_type_goes_before_another() -> None:
 
 
 def test_overlaps_between_documents_are_none() -> None:
-    errors = span_errors([[Span(0, 9, "drug")], []], [[], [Span(0, 9, "drug")]])
+    errors = errors_of(match_spans([[Span(0, 9, "drug")], []], [[], [Span(0, 9, "drug")]]))
     assert [(error.category, error.document) for error in errors] == [
         ("false negative", 0),
         ("false positive", 1),
@@ -116,7 +116,7 @@ def test_every_mention_without_an_exact_match_is_in_one_error(
     corpus: list[tuple[list[Span], list[Span]]],
 ) -> None:
     gold, predicted = [own for own, _ in corpus], [own for _, own in corpus]
-    errors = span_errors(gold, predicted)
+    errors = errors_of(match_spans(gold, predicted))
     for number, (ones, others) in enumerate(corpus):
         own = [error for error in errors if error.document == number]
         exact = {item(span) for span in ones} & {item(span) for span in others}
@@ -137,7 +137,7 @@ def item(span: Span) -> Item:
 
 @given(CORPUS)
 def test_each_error_is_what_its_category_says(corpus: list[tuple[list[Span], list[Span]]]) -> None:
-    errors = span_errors([own for own, _ in corpus], [own for _, own in corpus])
+    errors = errors_of(match_spans([own for own, _ in corpus], [own for _, own in corpus]))
     for error in errors:
         numbers = len(error.gold), len(error.predicted)
         labels = {one.label for one in (*error.gold, *error.predicted)}
@@ -164,7 +164,7 @@ def overlap(one: Item, other: Item) -> bool:
 @given(CORPUS)
 def test_what_is_left_does_not_overlap(corpus: list[tuple[list[Span], list[Span]]]) -> None:
     """Else it would have been paired."""
-    errors = span_errors([own for own, _ in corpus], [own for _, own in corpus])
+    errors = errors_of(match_spans([own for own, _ in corpus], [own for _, own in corpus]))
     for number in range(len(corpus)):
         own = [error for error in errors if error.document == number]
         missed = [error.gold[0] for error in own if error.category == "false negative"]
@@ -176,7 +176,9 @@ def test_what_is_left_does_not_overlap(corpus: list[tuple[list[Span], list[Span]
 def test_the_other_way_round_misses_are_inventions(corpus: list[tuple[list[Span], list[Span]]]) -> None:
     """Where one side has two types at one place, either may be taken for the confused one."""
     gold, predicted = [own for own, _ in corpus], [own for _, own in corpus]
-    there, back = (count_errors(span_errors(*sides)) for sides in ((gold, predicted), (predicted, gold)))
+    there, back = (
+        count_errors(errors_of(match_spans(*sides))) for sides in ((gold, predicted), (predicted, gold))
+    )
     turned = {"false negative": "false positive", "false positive": "false negative"}
     for category, counts in there.items():
         other = back[turned.get(category, category)]

@@ -238,7 +238,7 @@ def test_sizes(tiny_model: Callable[..., Model]) -> None:
     model = tiny_model("gpt2", "causal-lm", dtype="bfloat16")
     unique = {id(parameter): parameter.numel() for parameter in model.module.parameters()}
     assert model.parameter_count == sum(unique.values())
-    assert model.full_bytes == 2 * model.parameter_count
+    assert model.bytes_of(model.whole) == 2 * model.parameter_count
     assert model.bytes_of(["transformer.wte.weight"]) == 2 * 64 * 32
     assert model.device == torch.device("cpu")
 

@@ -58,7 +58,7 @@ def test_a_joint_step_is_the_mean_of_the_clients_steps(
     joint = Joint([front.rows for front in fronts])
     states = middle.forward("joint", joint.join([front.states for front in fronts]), joint.rows)
     pieces = [piece.contiguous() for piece in joint.split(states)]  # as they come out of a frame
-    leaves, scales = [], mean_scales(terms, by)
+    leaves, scales = [], mean_scales(terms) if by == "clients" else [1.0 / sum(terms)] * len(terms)
     found: list[Gradients] = []
     for front, piece, batch in zip(fronts, pieces, batches, strict=True):
         (loss, _), leaf = ends.back(front, piece, lambda own=batch: TASK.loss(ends.module, own))
@@ -96,7 +96,7 @@ def test_what_is_joined_is_split_again(shapes: list[tuple[int, int]], scaled: bo
 
 
 def test_a_client_without_terms_counts_for_nothing() -> None:
-    joint, scales = Joint([Rows(2, (0,)), Rows(2, (0,))]), mean_scales([4, 0], "clients")
+    joint, scales = Joint([Rows(2, (0,)), Rows(2, (0,))]), mean_scales([4, 0])
     assert scales == [0.25, 0.0]
     first, second = joint.split(joint.join([torch.ones(1, 2, 1)] * 2, scales), scales)
     assert first.eq(1).all() and second.eq(0).all()

@@ -7,7 +7,7 @@ mean = sum_k w_k x_k / sum_k w_k, where each tensor's sums run over the clients 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from fedstrata.aggregate.changes import require_weight
 from fedstrata.aggregate.robust import robust_average
 from fedstrata.aggregate.rules import Aggregation, MeanRule
 from fedstrata.core.errors import TrainingError
-from fedstrata.core.types import Plan, State, Tensors, Update
+from fedstrata.core.types import ClientInfo, Plan, State, Tensors, Update
 
 if TYPE_CHECKING:
     from fedstrata.core.cohort import Cohort
@@ -125,6 +125,15 @@ class StreamingMean:
             total.div_(self._weights[name])
         values = {key: total / weight for key, (total, weight) in self._values.items()}
         return MeanResult(self._sums, self._weights, values, dict(self._counts), tuple(clients))
+
+
+def mean_of(updates: Iterable[tuple[ClientInfo, Update]]) -> MeanResult:
+    """Folds every client's update into one running sum per tensor; none is looked at again."""
+    mean, clients = StreamingMean(), []
+    for client, update in updates:
+        mean.add(update)
+        clients.append(client.id)
+    return mean.finish(clients)
 
 
 def replace(previous: Tensors, mean: Tensors) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -86,7 +87,7 @@ def _numbers(option: str, text: str, *, whole: bool = False) -> list[float]:
         values = [float(part) for part in text.split(",")]
     except ValueError:
         values = [-1.0]
-    if any(value < 0 or (whole and value != int(value)) for value in values):
+    if any(not 0 <= value < math.inf or (whole and value != int(value)) for value in values):
         kind = "whole numbers" if whole else "numbers"
         raise ConfigurationError([Problem(option, f"must be {kind} of 0 or more with commas, not {text!r}")])
     return values

@@ -12,12 +12,13 @@ from rich.progress import TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from fedstrata.cli.listener import Listener
+from fedstrata.cli.listener import EventDisplay
+from fedstrata.cli.tables import new_table
 from fedstrata.record.summary import headline
 from fedstrata.record.table_text import grid, markdown, notes
 
 
-class Display(Listener):
+class Display(EventDisplay):
     """Listens to a comparison; use it as a context manager around the runs."""
 
     def __init__(self, console: Console | None = None) -> None:
@@ -87,9 +88,7 @@ class Display(Listener):
 def _printed(table: Mapping[str, Any]) -> Table:
     """Returns the table as a terminal shows it."""
     titles, rows = grid(table)
-    printed = Table(title=Text(table["name"]), box=SIMPLE_HEAD)
-    for index, title in enumerate(titles):
-        printed.add_column(Text(title), justify="right" if index else "left", overflow="fold")
+    printed = new_table(table["name"], titles, overflow="fold", box=SIMPLE_HEAD)
     for row in rows:
         printed.add_row(*(Text(cell.text, style="bold" if cell.bold else "") for cell in row))
     return printed

@@ -12,7 +12,8 @@ from rich.progress import TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from fedstrata.cli.listener import Listener
+from fedstrata.cli.listener import EventDisplay
+from fedstrata.cli.tables import new_table
 from fedstrata.core.errors import DROPPED_OUT
 from fedstrata.record.scores import headings, overall
 from fedstrata.record.summary import headline
@@ -25,7 +26,7 @@ ENDS = 5
 Scores: TypeAlias = "Mapping[str, float] | None"
 
 
-class Display(Listener):
+class Display(EventDisplay):
     """Listens to a run; use it as a context manager around the run."""
 
     def __init__(self, console: Console | None = None) -> None:
@@ -151,10 +152,8 @@ def _ends(clients: Mapping[str, Scores], metric: str) -> Mapping[str, Scores]:
 
 def _table(title: str, names: Sequence[str], rows: Mapping[str, Scores]) -> Table:
     """Returns a table of scores, a row for everybody and each client; headings have a line a word."""
-    table = Table(title=Text(title))
-    table.add_column("", no_wrap=True)
-    for name in names:
-        table.add_column(Text(name.replace("_", "\n")), justify="right")
+    table = new_table(title, ["", *(name.replace("_", "\n") for name in names)])
+    table.columns[0].no_wrap = True
     for row_name, row in rows.items():
         cells = (score((row or {}).get(name), name) for name in names)
         table.add_row(Text(row_name), *cells)

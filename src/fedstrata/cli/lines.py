@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,10 @@ import typer
 from fedstrata.core.errors import ConfigurationError, Problem
 
 if TYPE_CHECKING:
+    from fedstrata.core.types import JSON
+    from fedstrata.engine.agreeing import Agreements
     from fedstrata.split.transport.credentials import Certificates, Tokens
+    from fedstrata.split.transport.hub import Hub
     from fedstrata.split.transport.membership import Membership
     from fedstrata.split.transport.timing import Timing
 
@@ -55,8 +59,6 @@ Keepalive = Annotated[
 Delay = Annotated[
     float, typer.Option(help="Seconds to hold back every message, as a slow network would.", min=0.0)
 ]
-
-
 CacheMegabytes = Annotated[
     float, typer.Option(help="Memory for keys and values of all clients together.", min=0.001)
 ]
@@ -82,17 +84,63 @@ def certificates_of(
     return Certificates(certificate, key, authority)
 
 
-def who_may_join(
-    tokens: Path | None, clients: str | None, certificates: Certificates | None
-) -> tuple[Tokens | None, tuple[str, ...]]:
-    """Returns the clients' tokens, none where there is no TLS, and their names.
+@dataclass(frozen=True)
+class Guests:
+    """Who may join a server, and how they show who they are.
+
+    Attributes:
+        names: Their names.
+        tokens: Their tokens; none where there is no TLS.
+        certificates: The server's certificate and whom it trusts; none without TLS.
+    """
+
+    names: tuple[str, ...]
+    tokens: Tokens | None
+    certificates: Certificates | None
+
+    def hub(
+        self, agreements: Agreements, timing: Timing, welcome: Callable[[str], Mapping[str, JSON]]
+    ) -> Hub:
+        """Returns the server's end of their lines.
+
+        Args:
+            agreements: What is agreed with each of them.
+            timing: How long to wait.
+            welcome: Returns what a client is told when its session begins.
+        """
+        from fedstrata.split.transport.hub import Hub  # noqa: PLC0415 - heavy
+
+        return Hub(
+            agreements,
+            largest=agreements.largest,
+            clients=self.names,
+            tokens=self.tokens,
+            certificates=self.certificates,
+            timing=timing,
+            welcome=welcome,
+        )
+
+
+def guests_of(
+    listen: str,
+    tokens: Path | None,
+    clients: str | None,
+    certificate: Path | None,
+    key: Path | None,
+    authority: Path | None,
+    *,
+    insecure: bool,
+) -> Guests:
+    """Returns who may join a server that listens on an address, by the options of these names.
 
     Raises:
-        ConfigurationError: Neither is given, a name comes twice or has no token, or there is TLS without
-            tokens.
+        ConfigurationError: Something would leave the machine in plain text, certificates are missing, no
+            client is named, a name comes twice or has no token, or there is TLS without tokens.
     """
-    from fedstrata.split.transport.credentials import Tokens  # noqa: PLC0415 - heavy
+    from fedstrata.split.transport.credentials import Tokens, require_safe  # noqa: PLC0415 - heavy
 
+    require_safe(listen, insecure=insecure, setting="--listen")
+    certificates = certificates_of(certificate, key, authority, insecure=insecure)
     known = Tokens.read(tokens) if tokens is not None else None
     if certificates is not None and known is None:
         raise ConfigurationError([Problem("--tokens", "must be given: every client has a token of its own")])
@@ -104,16 +152,11 @@ def who_may_join(
     if known and (without := [name for name in names if name not in known.clients]):
         message = f"{without[0]!r} has no token there; {', '.join(known.clients)} have"
         raise ConfigurationError([Problem("--tokens", message)])
-    return known, names
+    return Guests(names, known, certificates)
 
 
 def sessions_of(
-    server: str,
-    client: str,
-    *,
-    token: Path | None,
-    certificates: Certificates | None,
-    timing: Timing,
+    server: str, client: str, token: Path | None, certificates: Certificates | None, timing: Timing
 ) -> Callable[[Any], Membership]:
     """Returns what makes a client's sessions at a server, given who has the agreement and the greeting.
 

@@ -9,8 +9,10 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from fedstrata.cli.tables import say
 
-class Listener:
+
+class EventDisplay:
     """Passes an event `x` on to the method `_on_x`, if there is one; a context manager around what it shows.
 
     Args:
@@ -42,7 +44,7 @@ class Listener:
 
     def say(self, message: str) -> None:
         """Prints one line."""
-        self._console.print(message, highlight=False, markup=False, soft_wrap=True)
+        say(self._console, message)
 
     def __call__(self, event: str, facts: Mapping[str, Any]) -> None:
         """Takes one event."""

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedstrata.cli.options import Arguments, Debug, configuration, sort_arguments
+from fedstrata.cli.tables import new_table, say
 from fedstrata.record.words import duration, plural, size
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
     from fedstrata.planning.plan import GroupPlan, RunPlan
@@ -58,7 +58,7 @@ def plan(
 
     console = Console()
     if not as_json:
-        _say(console, "preparing the data and the model, then rehearsing a few batches ...")
+        say(console, "preparing the data and the model, then rehearsing a few batches ...")
     made = make_plan(configuration(file, overrides), folder=out, seconds=seconds)
     if as_json:
         typer.echo(json.dumps(made.as_json(), indent=2, allow_nan=False))
@@ -66,20 +66,16 @@ def plan(
     console.print(_groups(made))
     console.print(_clients(made))
     for line in _costs(made):
-        _say(console, line)
+        say(console, line)
     for warning in made.warnings:
-        _say(console, f"warning: {warning}")
-
-
-def _say(console: Console, message: str) -> None:
-    console.print(message, highlight=False, markup=False, soft_wrap=True)
+        say(console, f"warning: {warning}")
 
 
 def _groups(made: RunPlan) -> Table:
     """The parts of the model; neighbouring blocks that are treated alike share a row."""
     model = made.model
     title = f"{made.method} on {made.task}: {model['name']}, {model['parameters']:,} parameters"
-    table = _table(title, "part", "parameters", "size", "trains", "sent down", "sent up")
+    table = new_table(title, ("part", "parameters", "size", "trains", "sent down", "sent up"))
     for name, alike in _alike(made.groups):
         parameters = sum(group.parameters for group in alike)
         trainable = sum(group.trainable_parameters for group in alike)
@@ -111,10 +107,8 @@ def _alike(groups: Sequence[GroupPlan]) -> Iterator[tuple[str, list[GroupPlan]]]
 
 def _clients(made: RunPlan) -> Table:
     """Who does what; the first clients only where there are many."""
-    table = _table(
-        f"{plural(made.rounds, 'round')}, judged by {made.metric}",
-        "client", "training documents", "examples", "steps a round", "seconds a round", "rounds",
-    )  # fmt: skip
+    headings = ("client", "training documents", "examples", "steps a round", "seconds a round", "rounds")
+    table = new_table(f"{plural(made.rounds, 'round')}, judged by {made.metric}", headings)
     shown = list(made.clients.items())[:CLIENTS_SHOWN]
     for name, client in shown:
         steps, seconds = f"{client.steps:,}", f"{client.seconds:.1f}"
@@ -122,16 +116,6 @@ def _clients(made: RunPlan) -> Table:
         table.add_row(name, documents, examples, steps, seconds, f"{client.rounds:,}")
     if len(shown) < len(made.clients):
         table.add_row(f"and {len(made.clients) - len(shown)} more", "", "", "", "", "")
-    return table
-
-
-def _table(title: str, *columns: str) -> Table:
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    table = Table(title=Text(title))
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left")
     return table
 
 

@@ -9,6 +9,7 @@ import typer
 
 from fedstrata.cli.options import Debug
 from fedstrata.cli.run import INTERRUPTED
+from fedstrata.cli.tables import say
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -112,13 +113,9 @@ def predict(
             outcome = predict_files(result, inputs, folder, output, advance)
     except KeyboardInterrupt:
         kept = "nothing was written" if output == "jsonl" else f"their files are in {folder}"
-        _say(console, f"stopped after {done} of {inputs.count} documents; {kept}")
+        say(console, f"stopped after {done} of {inputs.count} documents; {kept}")
         raise typer.Exit(INTERRUPTED) from None
     _show(console, result, outcome, folder, output)
-
-
-def _say(console: Console, message: str) -> None:
-    console.print(message, highlight=False, markup=False, soft_wrap=True)
 
 
 def _show(console: Console, result: Result, outcome: Outcome, folder: Path, output: str) -> None:
@@ -129,19 +126,19 @@ def _show(console: Console, result: Result, outcome: Outcome, folder: Path, outp
         names = sorted(outcome.unknown)
         shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
         what = f"{len(names):,} types or labels that the model does not know, not scored"
-        _say(console, f"the input is also annotated with {what}: {shown}")
+        say(console, f"the input is also annotated with {what}: {shown}")
     if outcome.unscored and (outcome.scores or outcome.unknown):
         left_out = f"{outcome.unscored:,} of {outcome.documents:,} documents are not in the scores"
-        _say(console, f"{left_out}: {UNSCORED[result.task.gives[-1]]}")
+        say(console, f"{left_out}: {UNSCORED[result.task.gives[-1]]}")
     if outcome.left_out:
         what = "modifiers, and mentions that became equal"
-        _say(console, f"{outcome.left_out:,} mentions were left out: {output} has no place for them ({what})")
+        say(console, f"{outcome.left_out:,} mentions were left out: {output} has no place for them ({what})")
     if outcome.widened:
-        _say(console, f"{outcome.widened:,} mentions were widened to whole tokens of the input")
+        say(console, f"{outcome.widened:,} mentions were widened to whole tokens of the input")
     rate = outcome.documents / outcome.seconds
     found = f", {outcome.annotations - outcome.left_out:,} annotations"
     counts = f"{outcome.documents:,} documents{found if result.task.needs_annotations else ''}"
-    _say(console, f"{counts}; {rate:,.1f} documents a second; in {folder} ({output})")
+    say(console, f"{counts}; {rate:,.1f} documents a second; in {folder} ({output})")
 
 
 def _show_scores(console: Console, scores: Mapping[str, float], *, annotated: bool) -> None:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedstrata.cli.options import Debug
+from fedstrata.cli.tables import new_table, say
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.record.words import plural
 from fedstrata.record.words import score as in_words
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
     from fedstrata.results.score import Difference, Draws, Scored, System
@@ -125,13 +125,9 @@ def score(
     for name, schemes in compared.items():
         console.print(_comparison(name, schemes))
     for line in _notes(first, draws, compared=bool(compared)):
-        _say(console, line)
+        say(console, line)
     if file is not None:
-        _say(console, f"everything is in {file}")
-
-
-def _say(console: Console, message: str) -> None:
-    console.print(message, highlight=False, markup=False, soft_wrap=True)
+        say(console, f"everything is in {file}")
 
 
 def _tables(system: System) -> Iterator[Table]:
@@ -142,7 +138,7 @@ def _tables(system: System) -> Iterator[Table]:
         yield _schemes(name, part)
         if len(part.types) > 1 and part.counts[""].predicted:
             yield _types(name, part)
-    table = _table("errors in mentions", "", "errors", "gold", "predicted")
+    table = _table("errors in mentions", "errors", "gold", "predicted")
     for category, count in count_errors(system.errors).items():
         table.add_row(category, f"{count.errors:,}", f"{count.gold:,}", f"{count.predicted:,}")
     yield table
@@ -152,7 +148,7 @@ def _schemes(name: str, part: Scored) -> Table:
     """Returns the scores over everything."""
     every = part.counts[""]
     title = f"{name}: {every.gold:,} gold, {every.predicted:,} predicted"
-    table = _table(title, "", "precision", "recall", "f1", "interval")
+    table = _table(title, "precision", "recall", "f1", "interval")
     for begins, words in WORDS.items():
         count, ends = part.counts[begins], part.intervals[begins]
         cells = map(in_words, (count.precision, count.recall, count.f1))
@@ -164,7 +160,7 @@ def _types(name: str, part: Scored) -> Table:
     """Returns the scores of each type."""
     from rich.text import Text  # noqa: PLC0415 - heavy
 
-    table = _table(f"{name} by type", "", "gold", "predicted", "precision", "recall", "f1", "lenient f1")
+    table = _table(f"{name} by type", "gold", "predicted", "precision", "recall", "f1", "lenient f1")
     for label, count in part.types.items():
         scores = (count.precision, count.recall, count.f1, part.scores[f"lenient_f1/{label}"])
         table.add_row(Text(label), f"{count.gold:,}", f"{count.predicted:,}", *map(in_words, scores))
@@ -174,7 +170,7 @@ def _types(name: str, part: Scored) -> Table:
 def _comparison(part: str, compared: Mapping[str, Difference]) -> Table:
     """Returns how the mentions or relations of two systems differ."""
     columns = ("PRED", "PRED2", "difference", "paired p", "rank-sum p")
-    table = _table(f"{part}: micro f1 of two systems", "", *columns)
+    table = _table(f"{part}: micro f1 of two systems", *columns)
     for begins, one in compared.items():
         values = in_words(one.first), in_words(one.second), f"{one.first - one.second:+.3f}"
         table.add_row(WORDS[begins], *values, _chance(one.paired_p), _chance(one.rank_sum_p))
@@ -186,13 +182,8 @@ def _chance(value: float) -> str:
 
 
 def _table(title: str, *columns: str) -> Table:
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    table = Table(title=Text(title))
-    for number, column in enumerate(columns):  # headings have a line a word
-        table.add_column(column.replace(" ", "\n"), justify="right" if number else "left", overflow="fold")
-    return table
+    """Returns a table whose headings have a line a word."""
+    return new_table(title, ["", *(column.replace(" ", "\n") for column in columns)], overflow="fold")
 
 
 def _notes(system: System, draws: Draws, *, compared: bool) -> Iterator[str]:

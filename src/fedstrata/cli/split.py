@@ -3,38 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedstrata.cli.lines import (
-    CACHE_MEGABYTES,
-    LOOPBACK,
-    Authority,
-    CacheMegabytes,
-    Certificate,
-    Client,
-    Clients,
-    Deadline,
-    Delay,
-    Insecure,
-    Keepalive,
-    Key,
-    Listen,
-    Megabytes,
-    Reconnect,
-    Server,
-    Token,
-    TokenFile,
-    certificates_of,
-    sessions_of,
-    timing_of,
-    who_may_join,
-)
+from fedstrata.cli import lines
 from fedstrata.cli.options import Arguments, Debug, configuration, sort_arguments
 from fedstrata.cli.run import INTERRUPTED
-from fedstrata.cli.split_answers import answer, generate
 from fedstrata.core.errors import ConfigurationError, Problem
+
+if TYPE_CHECKING:
+    from fedstrata.core.documents import Document
 
 app = typer.Typer(no_args_is_help=True, help="A divided model: the server and its clients as processes.")
 
@@ -42,24 +21,24 @@ app = typer.Typer(no_args_is_help=True, help="A divided model: the server and it
 @app.command()
 def serve(
     arguments: Arguments = None,
-    listen: Listen = LOOPBACK,
-    tokens: TokenFile = None,
-    clients: Clients = None,
-    certificate: Certificate = None,
-    key: Key = None,
-    authority: Authority = None,
-    insecure: Insecure = False,
+    listen: lines.Listen = lines.LOOPBACK,
+    tokens: lines.TokenFile = None,
+    clients: lines.Clients = None,
+    certificate: lines.Certificate = None,
+    key: lines.Key = None,
+    authority: lines.Authority = None,
+    insecure: lines.Insecure = False,
     out: Annotated[Path | None, typer.Option(help="The run directory; runs/NAME when not given.")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on after the last committed round of --out.")
     ] = False,
     patience: Annotated[float, typer.Option(help="Seconds to wait for clients that have not joined.")] = 3600,
-    cache_megabytes: CacheMegabytes = CACHE_MEGABYTES,
-    megabytes: Megabytes = 1024,
-    deadline: Deadline = 600,
-    reconnect: Reconnect = 60,
-    keepalive: Keepalive = 20,
-    delay: Delay = 0,
+    cache_megabytes: lines.CacheMegabytes = lines.CACHE_MEGABYTES,
+    megabytes: lines.Megabytes = 1024,
+    deadline: lines.Deadline = 600,
+    reconnect: lines.Reconnect = 60,
+    keepalive: lines.Keepalive = 20,
+    delay: lines.Delay = 0,
     debug: Debug = False,
 ) -> None:
     """Hold the middle of a model and train it with clients that join.
@@ -72,34 +51,24 @@ def serve(
     from fedstrata.engine.run_folder import require_free_folder, serving_folder  # noqa: PLC0415
     from fedstrata.engine.serving import Serving  # noqa: PLC0415
     from fedstrata.engine.sides import prepare_server  # noqa: PLC0415
-    from fedstrata.split.transport.credentials import require_safe  # noqa: PLC0415
-    from fedstrata.split.transport.hub import Hub, require_free  # noqa: PLC0415
+    from fedstrata.split.transport.hub import require_free  # noqa: PLC0415
 
-    require_safe(listen, insecure=insecure, setting="--listen")
+    guests = lines.guests_of(listen, tokens, clients, certificate, key, authority, insecure=insecure)
     require_free(listen)
-    certificates = certificates_of(certificate, key, authority, insecure=insecure)
-    known, names = who_may_join(tokens, clients, certificates)
     display = Display()
     display.say("preparing the model ...")
     if not resume:
         require_free_folder(out)
     source = configuration_of(arguments, out, resume=resume)
-    experiment = prepare_server(source, names)
+    experiment = prepare_server(source, guests.names)
     folder = serving_folder(source, out, resume=resume)
-    serving = Serving(experiment, names, folder, display, cache_bytes=int(cache_megabytes * 2**20))
-    largest = megabytes * 2**20
-    hub = Hub(
-        Agreements(experiment, names, largest, known=serving.weights),
-        largest=largest,
-        clients=names,
-        tokens=known,
-        certificates=certificates,
-        timing=timing_of(deadline, reconnect, keepalive, delay),
-        welcome=serving.welcome,
-    )
+    serving = Serving(experiment, guests.names, folder, display, cache_bytes=int(cache_megabytes * 2**20))
+    agreements = Agreements(experiment, guests.names, megabytes * 2**20, known=serving.weights)
+    timing = lines.timing_of(deadline, reconnect, keepalive, delay)
+    hub = guests.hub(agreements, timing, serving.welcome)
     complete = False
     try:
-        display.say(f"waiting on {hub.listen(listen)} for {', '.join(names)}")
+        display.say(f"waiting on {hub.listen(listen)} for {', '.join(guests.names)}")
         with display:
             summary = serving.execute(hub, patience=patience)
         complete = True
@@ -113,21 +82,21 @@ def serve(
 
 @app.command()
 def join(
-    client: Client,
+    client: lines.Client,
     arguments: Arguments = None,
-    server: Server = LOOPBACK,
-    token: Token = None,
-    certificate: Certificate = None,
-    key: Key = None,
-    authority: Authority = None,
-    insecure: Insecure = False,
+    server: lines.Server = lines.LOOPBACK,
+    token: lines.Token = None,
+    certificate: lines.Certificate = None,
+    key: lines.Key = None,
+    authority: lines.Authority = None,
+    insecure: lines.Insecure = False,
     home: Annotated[Path, typer.Option(help="The folder for what this client keeps between rounds.")] = Path(
         "split-client"
     ),
-    deadline: Deadline = 600,
-    reconnect: Reconnect = 600,
-    keepalive: Keepalive = 20,
-    delay: Delay = 0,
+    deadline: lines.Deadline = 600,
+    reconnect: lines.Reconnect = 600,
+    keepalive: lines.Keepalive = 20,
+    delay: lines.Delay = 0,
     debug: Debug = False,
 ) -> None:
     """Hold the ends of a model and train them through a server; texts and labels stay here.
@@ -138,9 +107,9 @@ def join(
     from fedstrata.engine.joining import RemoteClient  # noqa: PLC0415 - heavy
     from fedstrata.engine.sides import prepare_client  # noqa: PLC0415
 
-    certificates = certificates_of(certificate, key, authority, insecure=insecure)
-    timing = timing_of(deadline, reconnect, keepalive, delay)
-    session_of = sessions_of(server, client, token=token, certificates=certificates, timing=timing)
+    certificates = lines.certificates_of(certificate, key, authority, insecure=insecure)
+    timing = lines.timing_of(deadline, reconnect, keepalive, delay)
+    session_of = lines.sessions_of(server, client, token, certificates, timing)
     source = configuration(*sort_arguments(arguments or []))
     remote = RemoteClient(prepare_client(source, client), client, home, _tell)
     try:
@@ -148,6 +117,135 @@ def join(
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     typer.echo("the run has ended")
+
+
+@app.command()
+def answer(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.", show_default=False)],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY.PATH=VALUE", help="device or threads, other than the run's.", show_default=False
+        ),
+    ] = None,
+    listen: lines.Listen = lines.LOOPBACK,
+    tokens: lines.TokenFile = None,
+    clients: lines.Clients = None,
+    certificate: lines.Certificate = None,
+    key: lines.Key = None,
+    authority: lines.Authority = None,
+    insecure: lines.Insecure = False,
+    cache_megabytes: lines.CacheMegabytes = lines.CACHE_MEGABYTES,
+    megabytes: lines.Megabytes = 1024,
+    deadline: lines.Deadline = 600,
+    reconnect: lines.Reconnect = 60,
+    keepalive: lines.Keepalive = 20,
+    delay: lines.Delay = 0,
+    debug: Debug = False,
+) -> None:
+    """Hold the middle of a run's model for clients that generate, until interrupted.
+
+    Example: fedstrata split answer runs/first --listen 10.0.0.1:7447 --tokens tokens --certificate server.pem
+    --key server.key --authority clients.pem
+    """
+    from fedstrata.engine.answering import Answers  # noqa: PLC0415 - heavy
+
+    guests = lines.guests_of(listen, tokens, clients, certificate, key, authority, insecure=insecure)
+    typer.echo("preparing the model ...")
+    answers = Answers(run, overrides or [], guests.names, int(cache_megabytes * 2**20))
+    agreements = answers.agreements(megabytes * 2**20)
+    timing = lines.timing_of(deadline, reconnect, keepalive, delay)
+    hub = guests.hub(agreements, timing, lambda client: {"committed": answers.committed, "run": answers.id})
+    try:
+        where = hub.listen(listen)
+        who = ", ".join(guests.names)
+        typer.echo(f"round {answers.committed} of {run} on {where} for {who}; Ctrl-C to stop")
+        answers.serve(hub)
+    except KeyboardInterrupt:
+        typer.echo("stopped")
+        raise typer.Exit(INTERRUPTED) from None
+    finally:
+        hub.stop()
+
+
+@app.command()
+def generate(
+    client: lines.Client,
+    out: Annotated[
+        Path, typer.Option(help="The file of JSON lines to write.", metavar="FILE", show_default=False)
+    ],
+    arguments: Arguments = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="A .txt with a prompt in each line, or a .jsonl with `text`; when not given the test "
+            "documents of the data are answered by the task's own prompts.",
+            metavar="FILE",
+        ),
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(help="Tokens of an answer at most; 128, or what the task allows.", min=1),
+    ] = None,
+    temperature: Annotated[
+        float, typer.Option(help="Logits are divided by it to draw tokens; 0: the likeliest.", min=0.0)
+    ] = 0.0,
+    server: lines.Server = lines.LOOPBACK,
+    token: lines.Token = None,
+    certificate: lines.Certificate = None,
+    key: lines.Key = None,
+    authority: lines.Authority = None,
+    insecure: lines.Insecure = False,
+    home: Annotated[
+        Path, typer.Option(help="The folder of what this client keeps, if its ends are its own.")
+    ] = Path("split-client"),
+    deadline: lines.Deadline = 600,
+    reconnect: lines.Reconnect = 60,
+    keepalive: lines.Keepalive = 20,
+    delay: lines.Delay = 0,
+    debug: Debug = False,
+) -> None:
+    """Generate with the ends of a model here and its middle at a server; tokens and texts stay here.
+
+    Example: fedstrata split generate site.yaml --server 10.0.0.1:7447 --client north --prompts questions.txt
+    --out answers.jsonl --token token --certificate north.pem --key north.key --authority server.pem
+    """
+    from rich.console import Console  # noqa: PLC0415 - heavy
+    from rich.progress import Progress  # noqa: PLC0415
+
+    from fedstrata.core.files import write_atomically  # noqa: PLC0415
+    from fedstrata.data.writers import jsonl  # noqa: PLC0415
+    from fedstrata.engine.generating import Drawing, Generating, read_prompts  # noqa: PLC0415
+    from fedstrata.engine.sides import prepare_client, prepare_prompts  # noqa: PLC0415
+
+    certificates = lines.certificates_of(certificate, key, authority, insecure=insecure)
+    timing = lines.timing_of(deadline, reconnect, keepalive, delay)
+    session_of = lines.sessions_of(server, client, token, certificates, timing)
+    source = configuration(*sort_arguments(arguments or []))
+    asked = read_prompts(prompts) if prompts is not None else None
+    prepare = prepare_client if asked is None else prepare_prompts
+    drawing = Drawing(max_new_tokens, temperature)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    console = Console()
+    try:
+        with Progress(console=console, disable=not console.is_terminal) as progress:
+            bar = progress.add_task("answers", total=len(asked) if asked is not None else None)
+            generating = Generating(
+                prepare(source, client),
+                client,
+                home,
+                drawing,
+                asked,
+                lambda count: progress.advance(bar, count),
+            )
+            found: list[Document] = generating.run(lambda: session_of(generating))
+    except KeyboardInterrupt:
+        typer.echo("stopped; nothing was written", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    write_atomically(out, (jsonl.line(document, document.id).encode() for document in found))
+    for name, score in generating.scores.items():
+        typer.echo(f"{name}: {score:.4g}")
+    typer.echo(f"{len(found):,} answers in {out}")
 
 
 def configuration_of(arguments: list[str] | None, out: Path | None, *, resume: bool) -> Any:
@@ -172,7 +270,3 @@ def _tell(event: str, facts: Any) -> None:
         typer.echo(f"round {facts['round']}: {facts['handler'].removeprefix('@')}")
     elif event == "turn_failed":
         typer.echo(f"round {facts['round']} has failed here: {facts['message']}", err=True)
-
-
-app.command()(answer)
-app.command()(generate)

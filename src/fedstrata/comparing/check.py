@@ -23,9 +23,9 @@ from fedstrata.data.split import Split
 from fedstrata.engine.check import unfit_clients
 from fedstrata.engine.model import check_model, refusals
 from fedstrata.engine.prepare import check_metric, check_settings, machine_problems
-from fedstrata.engine.roll import Listener
 from fedstrata.engine.run_folder import differences
 from fedstrata.metrics.cost import cores
+from fedstrata.record.log import Listener
 from fedstrata.record.score_columns import CLIENT, EXTERNAL, HIGH, LOW, column_names, is_of_one
 from fedstrata.tasks import task_of
 

@@ -17,7 +17,7 @@ from typing import Any
 from fedstrata.comparing.cells import Cell, CellProcess, stop
 from fedstrata.core.files import hold
 from fedstrata.core.settings.sweep import Sweep
-from fedstrata.engine.roll import Listener
+from fedstrata.record.log import Listener
 from fedstrata.record.summary import falls
 from fedstrata.record.table import CellResult, RowResult, Trial, Tuning
 

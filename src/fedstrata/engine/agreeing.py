@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -37,8 +37,6 @@ _COMPARED = {
 """The settings that must be the same, by how their paths begin."""
 _LOCAL = ("training.cache", "model.name", "model.revision", "model.tokenizer")
 """Of these a side's own: places and memory; that the weights are the same is told by their hashes."""
-_DIGITS = 16
-"""Of a hash: enough to tell weights apart that differ by mistake."""
 SCORE = "@score"
 """What a plan names when a client is to score its documents; no handler of a method has such a name."""
 
@@ -81,7 +79,7 @@ def agreement_of(
     compared["labels"] = list(experiment.task.classes)
     config: Any = model.module.config
     method = divided_method(experiment.method)
-    return Agreement.of(
+    return Agreement(
         {"purpose": purpose, **compared},
         run=settings.name,
         cut=cut,
@@ -98,14 +96,7 @@ def agreement_of(
 def held(model: Model) -> dict[str, JSON]:
     """Returns what a client says of the model that it holds, at its base values: `weights` and `ends`."""
     shapes = shapes_of(model.tensors(model.layout.all))
-    return {"weights": {**weights_of(model)}, "ends": _told(shapes)}
-
-
-def weights_of(model: Model, names: Iterable[str] | None = None) -> Weights:
-    """Returns a hash of every parameter, or of these, at its present value."""
-    if names is None:
-        names = (name for name, _ in model.module.named_parameters())
-    return {name: model.fingerprint([name])[:_DIGITS] for name in names}
+    return {"weights": {**model.hashes(model.names_outside([]))}, "ends": _told(shapes)}
 
 
 class Agreements:
@@ -121,6 +112,9 @@ class Agreements:
         largest: Bytes that a message may have whatever a client says of its batches.
         known: Hashes of the ends that the run began with.
         purpose: What clients come for.
+
+    Attributes:
+        largest: Bytes that a message may have.
     """
 
     def __init__(
@@ -132,7 +126,7 @@ class Agreements:
         known: Weights | None = None,
         purpose: str = TRAINING,
     ) -> None:
-        self._experiment, self._largest, self._purpose = experiment, largest, purpose
+        self._experiment, self.largest, self._purpose = experiment, largest, purpose
         method, model = divided_method(experiment.method), experiment.model
         self._cuts = {client: method.divides(client) for client in clients}
         of = (experiment.settings, experiment.task, model.tokenizer)
@@ -140,7 +134,7 @@ class Agreements:
         blocks = range(len(model.layout.blocks))
         alone = set(blocks).intersection(*(cut.middle(len(blocks)) for cut in self._cuts.values()))
         model.restore()
-        own = weights_of(model, _outside(model, alone))
+        own = model.hashes(model.names_outside(alone))
         self._said = {"the server": own, "the beginning of the run": known or {}}
         self._lock = Lock()
 
@@ -173,10 +167,10 @@ class Agreements:
         if different := agreement.differences(theirs, mine="the server", other=f"client {client!r}"):
             raise RefusedError(different)
         _require_equal(client, _told(shapes), ends)
-        if agreement.largest > self._largest:
+        if agreement.largest > self.largest:
             raise RefusedError(
                 f"client {client!r} has batches of {rows} rows of up to {length}: messages of "
-                f"{agreement.largest} bytes, where the server takes {self._largest} at most; a smaller "
+                f"{agreement.largest} bytes, where the server takes {self.largest} at most; a smaller "
                 "training.batch_size or eval_batch_size may help, or more for the server"
             )
         self._require_all(client, weights)
@@ -194,7 +188,7 @@ class Agreements:
     def _require_all(self, client: str, weights: Weights) -> None:
         """Refuses a client that does not say a hash of every weight on its side of the model."""
         whole = self._outlines[0]
-        own = _outside(whole, self._cuts[client].middle(len(whole.layout.blocks)))
+        own = whole.names_outside(self._cuts[client].middle(len(whole.layout.blocks)))
         if lacking := [name for name in own if not isinstance(weights.get(name), str)]:
             raise RefusedError(
                 f"client {client!r} does not say which weights it holds: {len(lacking)} hashes are not "
@@ -213,12 +207,6 @@ class Agreements:
                         f"{weights[wrong[0]]} at {me}, {said[wrong[0]]} at {whose}"
                     )
             self._said[me] = weights
-
-
-def _outside(model: Model, blocks: Iterable[int]) -> list[str]:
-    """Returns the names of all parameters but those in some blocks."""
-    inside = tuple(f"{model.layout.blocks_path}.{index}." for index in blocks)
-    return [name for name, _ in model.module.named_parameters() if not name.startswith(inside)]
 
 
 def _require_equal(client: str, expected: Mapping[str, JSON], ends: Mapping[str, JSON]) -> None:

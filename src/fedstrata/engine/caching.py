@@ -8,7 +8,7 @@ then come to the numbers of one that had them from the start. Filling costs abou
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from fedstrata.models.prefix_cache import FILE, CachePolicy, PrefixCache
 
 if TYPE_CHECKING:
     from fedstrata.core.settings.run import RunSettings
+    from fedstrata.record.log import Listener
 
 _FREE_SHARE = 0.9  # of the free disk that a new file may take
 _PATTERN = f"clients/*/{FILE}"
@@ -31,9 +32,7 @@ class ClientCaches:
         emit: Told `cache` when a client's states were stored, and once for each reason why they were not.
     """
 
-    def __init__(
-        self, run: Path, settings: RunSettings, emit: Callable[[str, Mapping[str, Any]], None]
-    ) -> None:
+    def __init__(self, run: Path, settings: RunSettings, emit: Listener) -> None:
         self._run, self._settings, self._emit = run, settings, emit
         self._told: set[tuple[str, str]] = set()
 

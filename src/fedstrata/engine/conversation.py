@@ -75,20 +75,17 @@ class TimedService:
     Attributes:
         service: The server's half.
         worked: Told the seconds of each piece of its work, without those in which its answers travel.
+        together: Whether all clients must be there at once.
+        ordered: Whether each client must end before the next.
     """
 
     service: Service
     worked: Callable[[float], None]
+    together: bool = field(init=False)
+    ordered: bool = field(init=False)
 
-    @property
-    def together(self) -> bool:
-        """Whether all clients must be there at once."""
-        return self.service.together
-
-    @property
-    def ordered(self) -> bool:
-        """Whether each client must end before the next."""
-        return self.service.ordered
+    def __post_init__(self) -> None:
+        self.together, self.ordered = self.service.together, self.service.ordered
 
     def hear(self, client: str, message: Message) -> Iterator[tuple[str, Message]]:
         """Takes a client's message; yields what is now said, and to whom."""

@@ -29,7 +29,6 @@ from fedstrata.data.readers import read
 from fedstrata.data.readers.files import numbered_lines, read_text
 from fedstrata.engine.agreeing import ANSWERS, agreement_of, divided_method, held
 from fedstrata.engine.checkpoint import ClientStore, client_folder, home_of
-from fedstrata.engine.simulate import parameters_in
 from fedstrata.split.ends import Ends
 from fedstrata.split.inference import RemoteMiddle
 from fedstrata.split.transport.agreement import shapes_of
@@ -146,7 +145,7 @@ class Generating:
         if not kept:
             message = f"{folder} holds nothing of round {middle.committed} or before, which the server has"
             raise ConfigurationError([Problem("--home", message)])
-        self._model.load(parameters_in(kept, self._model))
+        self._model.load_known(kept)
 
     def _prompted(self) -> list[Document]:
         """Continues the prompts."""

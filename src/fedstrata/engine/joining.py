@@ -28,7 +28,7 @@ from fedstrata.engine.agreeing import SCORE, TRAINING, agreement_of, divided_met
 from fedstrata.engine.checkpoint import ClientStore, client_folder, home_of
 from fedstrata.engine.failures import describe, is_client_failure, release_memory
 from fedstrata.engine.rounds import sites_of
-from fedstrata.engine.simulate import SimulatedClient, parameters_in
+from fedstrata.engine.simulate import SimulatedClient
 from fedstrata.engine.sites import Examples
 from fedstrata.split.ends import Ends
 from fedstrata.split.inference import RemoteMiddle
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from fedstrata.core.types import JSON
     from fedstrata.engine.prepare import Experiment
-    from fedstrata.engine.roll import Listener
+    from fedstrata.record.log import Listener
     from fedstrata.split.transport.membership import Membership
     from fedstrata.wire.frame import Frame
 
@@ -243,7 +243,7 @@ class RemoteClient:
         experiment, site = self._experiment, self._site
         experiment.model.restore()
         experiment.model.module.zero_grad(set_to_none=True)  # of a step that the end of a line broke off
-        experiment.model.load(parameters_in(store.read().tensors, experiment.model))
+        experiment.model.load_known(store.read().tensors)
 
         def report(progress: Mapping[str, float]) -> None:
             self._listen("client_progress", {"round": number, "client": self.id, **progress})

@@ -16,13 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from fedstrata.aggregate.mean import MeanResult, StreamingMean
+from fedstrata.aggregate.mean import MeanResult, mean_of
 from fedstrata.core.errors import FedstrataError, FrameError, LineError, printable
 from fedstrata.core.types import ClientInfo, Message, Plan, Tensors, Update
 from fedstrata.engine.agreeing import SCORE
 from fedstrata.engine.conversation import NOBODY, TimedService
 from fedstrata.engine.failures import Attendance, describe, is_client_failure
-from fedstrata.engine.roll import Exchanged, Listener, Roll
+from fedstrata.engine.roll import Exchanged, Roll
+from fedstrata.record.log import Listener
 from fedstrata.split.divide import middle_of
 from fedstrata.split.messages import LARGEST_WEIGHT, require_moderate
 from fedstrata.split.transport.header import Header, Kind
@@ -105,11 +106,7 @@ class RemoteCohort:
 
     def mean(self, handler: str, plan_of: Callable[[ClientInfo], Plan]) -> MeanResult:
         """Folds every update into one running sum per tensor."""
-        mean, clients = StreamingMean(), []
-        for client, update in self.each(handler, plan_of):
-            mean.add(update)
-            clients.append(client.id)
-        return mean.finish(clients)
+        return mean_of(self.each(handler, plan_of))
 
     def each(
         self, handler: str, plan_of: Callable[[ClientInfo], Plan]

@@ -7,7 +7,7 @@ rules and leave the same record.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +19,8 @@ from fedstrata.wire.meter import Meter
 
 if TYPE_CHECKING:
     from fedstrata.core.types import ClientInfo, Plan, Update
+    from fedstrata.record.log import Listener
     from fedstrata.wire.frame import Frame
-
-Listener = Callable[[str, Mapping[str, Any]], None]
-"""Told `(event, facts)` as a run goes on."""
 
 
 @dataclass

@@ -21,17 +21,14 @@ from fedstrata.data.choices import choices_of
 from fedstrata.data.split import PARTS, Split
 from fedstrata.engine.caching import ClientCaches
 from fedstrata.engine.checkpoint import Checkpoints, client_folder, discard_uncommitted
-from fedstrata.engine.corruption import corrupt_clients
 from fedstrata.engine.devices import Fleet, last_stored_states
 from fedstrata.engine.facts import by_group, model_facts
 from fedstrata.engine.failures import RoundAbandonedError, drop_outs
-from fedstrata.engine.roll import Listener
-from fedstrata.engine.scoring import Scorer
-from fedstrata.engine.server import ServerDocuments
-from fedstrata.engine.simulate import SimulatedCohort, parameters_in
-from fedstrata.engine.sites import PooledSite, Site, sample
+from fedstrata.engine.scoring import Scorer, ServerDocuments
+from fedstrata.engine.simulate import SimulatedCohort
+from fedstrata.engine.sites import PooledSite, Site, corrupt_clients, sample
 from fedstrata.metrics.cost import peak_memory
-from fedstrata.record.log import RecordLog, committed_rounds, read_events
+from fedstrata.record.log import Listener, RecordLog, committed_rounds, read_events
 from fedstrata.record.summary import summarise, trained_scores, write_summary
 
 if TYPE_CHECKING:
@@ -150,16 +147,16 @@ class Run:
         self._checkpoints.save(number, state)  # before the event, which commits the round
         facts = {
             "round": number,
-            "loss": cohort.loss,
+            "loss": cohort.roll.loss,
             **scores,
             "trained": trained_scores(cohort.trained_scores),
             "state": {name: value for name, value in state.values.items() if not name.startswith("_")},
             "trainable_parameters": cohort.trained_parameters,
             **self._simulated(cohort),
-            "failed": list(cohort.attendance.lost),
+            "failed": list(cohort.roll.attendance.lost),
             "abandoned": abandoned,
-            "exchanges": cohort.meter.exchanges(),
-            "groups_up": by_group(cohort.meter.tensors_up, self.experiment.model.layout),
+            "exchanges": cohort.roll.meter.exchanges(),
+            "groups_up": by_group(cohort.roll.meter.tensors_up, self.experiment.model.layout),
             "seconds": time.perf_counter() - started,
             "train_seconds": cohort.train_seconds,
             "serve_seconds": cohort.roll.serve_seconds,
@@ -176,7 +173,7 @@ class Run:
         """Returns what a round took on the emulated devices; nothing without any."""
         if self._fleet is None:
             return {"simulated_seconds": None, "joules": None, "device_memory": None}
-        return cohort.clock.facts(cohort.attendance.lost)
+        return cohort.clock.facts(cohort.roll.attendance.lost)
 
     def _finish(self, state: State) -> dict[str, Any]:
         """Scores the test split, saves what was learnt and writes the summary."""
@@ -237,7 +234,7 @@ class Run:
                 model.save(client_folder(self.folder, site.id) / "model", plain=plain_where_needed(model))
             return
         model.restore()
-        model.load(parameters_in(state.tensors, model))
+        model.load_known(state.tensors)
         model.save(self.folder / "model", plain=plain_where_needed(model))
 
     def _cohort(self, number: int, sites: list[Site]) -> SimulatedCohort:

@@ -18,8 +18,8 @@ from fedstrata.core.settings.source import Source, flatten, read_source
 from fedstrata.core.task import Task
 from fedstrata.data.split import PARTS, Split
 from fedstrata.engine.prepare import check_settings, prepare
-from fedstrata.engine.roll import Listener
 from fedstrata.engine.rounds import Run
+from fedstrata.record.log import Listener
 from fedstrata.record.trackers import Trackers
 from fedstrata.tasks import task_of
 

@@ -1,17 +1,20 @@
-"""Scores of a run: the global ones on everybody's documents, and every client's on its own."""
+"""Scores of a run: the global ones on everybody's documents, and every client's on its own.
+
+Also what the server has besides the shared model: a few documents of its own, to try models on.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedstrata.engine.simulate import parameters_in
 from fedstrata.metrics.stats import interval
 from fedstrata.record.summary import mean_of
-from fedstrata.train.evaluate import answer_owners
+from fedstrata.train.evaluate import answer_owners, mean_loss
 
 if TYPE_CHECKING:
     from fedstrata.core.documents import Document
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
     from fedstrata.core.settings.federation import BootstrapSettings
     from fedstrata.core.settings.training import TrainingSettings
     from fedstrata.core.task import Task
-    from fedstrata.core.types import State
+    from fedstrata.core.types import State, Tensors
     from fedstrata.engine.sites import Site
     from fedstrata.models.state import Model
 
@@ -76,7 +79,7 @@ class Scorer:
             `_intervals` gives.
         """
         self._model.restore()
-        self._model.load(parameters_in(state.tensors, self._model))
+        self._model.load_known(state.tensors)
         # Apart, so that clients' scores are to the last bit what they are without held-out sites.
         answers = self._answers(self._clients) | self._answers(self._external)
         clients = {client: self._score([client], answers) for client in self._clients}
@@ -198,3 +201,28 @@ class Scorer:
         documents = [document for client in clients for document in self._documents[client]]
         found = [answer for client in clients for answer in answers[client]]
         return self._task.score(documents, found) if documents else None
+
+
+class ServerDocuments:
+    """The server's documents, which are encoded when they are first needed.
+
+    Args:
+        documents: The documents, annotated; without any there is no loss to ask for.
+        model: The shared model.
+        task: The task.
+        settings: Batch size and precision.
+    """
+
+    def __init__(
+        self, documents: Sequence[Document], model: Model, task: Task, settings: TrainingSettings
+    ) -> None:
+        self._documents, self._model, self._task, self._settings = documents, model, task, settings
+
+    def loss(self, tensors: Tensors) -> float:
+        """Returns the mean loss of the shared model with these tensors in it, which is then as it was."""
+        with self._model.holding(tensors):
+            return mean_loss(self._model, self._task, self._examples, self._settings)
+
+    @cached_property
+    def _examples(self) -> list[Any]:
+        return self._task.encode(self._documents, self._model.tokenizer)

@@ -40,8 +40,8 @@ from fedstrata.split.middle import Middle
 
 if TYPE_CHECKING:
     from fedstrata.engine.prepare import Experiment
-    from fedstrata.engine.roll import Listener
     from fedstrata.models.state import Model
+    from fedstrata.record.log import Listener
     from fedstrata.split.transport.hub import Hub
 
 Scores = Mapping[str, float]

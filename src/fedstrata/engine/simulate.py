@@ -15,22 +15,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstrata.aggregate.mean import MeanResult, StreamingMean
+from fedstrata.aggregate.mean import MeanResult, mean_of
 from fedstrata.core.types import ClientInfo, Plan, State, Tensors, Update, Work
 from fedstrata.engine.checkpoint import ClientStore, client_folder
 from fedstrata.engine.conversation import Conversation, SimulatedLine, TimedService
 from fedstrata.engine.devices import RoundClock
 from fedstrata.engine.failures import Attendance, is_client_failure, release_memory
-from fedstrata.engine.roll import Listener, Roll
+from fedstrata.engine.roll import Roll
 from fedstrata.engine.sites import Examples, Site
+from fedstrata.record.log import Listener
 from fedstrata.split.divide import ends_of, middle_of
 from fedstrata.train.evaluate import answer
 from fedstrata.train.work import counted_passes
 from fedstrata.wire import frame
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from fedstrata.core.client import Line, PrefixCache
     from fedstrata.core.cohort import Service
     from fedstrata.core.cut import Cut
@@ -41,10 +40,9 @@ if TYPE_CHECKING:
     from fedstrata.core.settings.federation import CorruptSettings
     from fedstrata.core.settings.training import TrainingSettings
     from fedstrata.core.task import Task
-    from fedstrata.engine.server import ServerDocuments
+    from fedstrata.engine.scoring import ServerDocuments
     from fedstrata.models.state import Model
     from fedstrata.wire.frame import Frame
-    from fedstrata.wire.meter import Meter
 
 
 @dataclass
@@ -125,32 +123,13 @@ class SimulatedCohort:
         self.roll = Roll(self.number, self.folder, self.listen, attendance)
 
     @property
-    def attendance(self) -> Attendance:
-        """Who is lost so far, and whether enough are left."""
-        return self.roll.attendance
-
-    @property
-    def meter(self) -> Meter:
-        """Counts the round's bytes."""
-        return self.roll.meter
-
-    @property
-    def loss(self) -> float | None:
-        """The clients' mean training loss, weighted like their updates; none before the first update."""
-        return self.roll.loss
-
-    @property
     def clients(self) -> list[ClientInfo]:
         """Who takes part."""
         return [ClientInfo(site.id, site.count) for site in self.sites]
 
     def mean(self, handler: str, plan_of: Callable[[ClientInfo], Plan]) -> MeanResult:
         """Folds every update into one running sum per tensor."""
-        mean, clients = StreamingMean(), []
-        for client, update in self.each(handler, plan_of):
-            mean.add(update)
-            clients.append(client.id)
-        return mean.finish(clients)
+        return mean_of(self.each(handler, plan_of))
 
     def each(
         self, handler: str, plan_of: Callable[[ClientInfo], Plan]
@@ -185,7 +164,7 @@ class SimulatedCohort:
 
         present = {info.id: (info, site, sent) for info, site, sent in self._present(handler, plan_of)}
         work = {client: partial(turn, *own) for client, own in present.items()}
-        conversation = Conversation(TimedService(service, self.roll.served), self.meter)
+        conversation = Conversation(TimedService(service, self.roll.served), self.roll.meter)
         for (info, _, _), received in zip(present.values(), conversation.hold(work), strict=True):
             if received is not None:
                 yield info, frame.decode(received, Update)
@@ -219,7 +198,7 @@ class SimulatedCohort:
     def reject(self, client: str, error: FedstrataError) -> None:
         """Undoes a client's turn; see `core.method.Cohort.reject`."""
         (site,) = (site for site in self.sites if site.id == client)
-        self._fail(site, error, self.meter.down[client])
+        self._fail(site, error, self.roll.meter.down[client])
 
     def _turn(
         self,
@@ -257,7 +236,7 @@ class SimulatedCohort:
         # A distorted model is no result of any training.
         if self.roll.trained(info.id, update) is not None and client.corruption is None:
             self._score(info.id)
-        self.meter.count_up(info.id, received)
+        self.roll.meter.count_up(info.id, received)
         emulated = self._emulated(client, exchanged.down + exchanged.up)
         self.roll.deliver(info, update, exchanged, seconds, **emulated)
         return received
@@ -307,8 +286,8 @@ class SimulatedCohort:
         store = ClientStore(client_folder(self.folder, site.id), self.number)
         self.model.restore()
         if state is not None:
-            self.model.load(parameters_in(state.tensors, self.model))
-        self.model.load(parameters_in(store.read().tensors, self.model))
+            self.model.load_known(state.tensors)
+        self.model.load_known(store.read().tensors)
         return store
 
     def _client(self, site: Site, line: Line | None, cut: Cut | None) -> SimulatedClient:
@@ -335,8 +314,3 @@ class SimulatedCohort:
             work,
             line,
         )
-
-
-def parameters_in(tensors: Tensors, model: Model) -> dict[str, Tensor]:
-    """Returns those of some tensors that are parameters of the model; a state or a store may hold others."""
-    return {name: value for name, value in tensors.items() if name in model.layout.sizes}

@@ -20,7 +20,7 @@ one, is by their own description a merger, and counted as one here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,9 +28,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 
-from fedstrata.core.documents import Span
 from fedstrata.metrics.matching import Item, Matching
-from fedstrata.metrics.spans import match_spans
 
 CATEGORIES = (
     "boundary",
@@ -75,23 +73,8 @@ class ErrorCounts:
     predicted: int
 
 
-def span_errors(
-    gold: Sequence[Iterable[Span]], predicted: Sequence[Iterable[Span]]
-) -> tuple[MentionError, ...]:
-    """Finds the errors in predicted spans.
-
-    Args:
-        gold: The annotated spans of each document.
-        predicted: The predicted spans of each document, in the same order.
-
-    Returns:
-        The errors, by document and then by category.
-    """
-    return errors_of(match_spans(gold, predicted))
-
-
 def errors_of(matching: Matching) -> tuple[MentionError, ...]:
-    """Returns the errors in mentions that were matched; see `span_errors`."""
+    """Returns the errors in mentions that were matched, by document and then by category."""
     search = _Search(matching)
     search.take("", search.one_to_one(matching.same_places & matching.same_label))
     search.take("type confusion", search.one_to_one(matching.same_places & ~matching.same_label))

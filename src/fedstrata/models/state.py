@@ -29,6 +29,8 @@ _ADAPTERS = re.compile(r"\.(lora|bottleneck)_\w+\.|(^|\.)prompt_encoder\.")
 QUANTISED_BYTES = 2
 """Bytes that a number of a quantised weight counts for where models are sent."""
 
+_HASH_DIGITS = 16
+
 
 def is_of_adapter(name: str) -> bool:
     """Whether PEFT added a parameter: one of an adapter, or a task head's first values."""
@@ -88,11 +90,6 @@ class Model:
     def parameter_count(self) -> int:
         """Numbers in all parameters; tied ones count once."""
         return sum(map(numbers_in, self._parameters.values()))
-
-    @property
-    def full_bytes(self) -> int:
-        """Bytes of all parameters: what sending the whole model costs."""
-        return self.bytes_of(self._parameters)
 
     @property
     def whole(self) -> tuple[str, ...]:
@@ -157,6 +154,21 @@ class Model:
         """Whether any of these parameters differs from its base value at present."""
         return any(self._differs(name) for name in names)
 
+    def hashes(self, names: Iterable[str]) -> dict[str, str]:
+        """Returns a hash of each of these parameters at its present value, by name.
+
+        It is short: enough to tell weights apart that differ by mistake.
+
+        Raises:
+            FrameError: The model has no parameter of such a name.
+        """
+        return {name: self.fingerprint([name])[:_HASH_DIGITS] for name in names}
+
+    def names_outside(self, blocks: Iterable[int]) -> list[str]:
+        """Returns the names of all parameters but those in some blocks, which are counted from 0."""
+        inside = tuple(f"{self.layout.blocks_path}.{index}." for index in blocks)
+        return [name for name in self._parameters if not name.startswith(inside)]
+
     def fingerprint(self, names: Iterable[str]) -> str:
         """Returns a hash of the names, shapes and present values of parameters.
 
@@ -190,6 +202,14 @@ class Model:
         self._remember(tensors)
         self._dirty.update(tensors)
         self._copy(tensors)
+
+    def load_known(self, tensors: Mapping[str, Tensor]) -> None:
+        """Loads those of some tensors that are parameters of the model; a state or a store may hold others.
+
+        Raises:
+            FrameError: As `load` does.
+        """
+        self.load({name: value for name, value in tensors.items() if name in self._parameters})
 
     def train_only(self, names: Collection[str]) -> None:
         """Makes exactly these parameters trainable and drops every other gradient.

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from fedstrata.core.files import hold
+
+Listener = Callable[[str, Mapping[str, Any]], None]
+"""Told `(event, facts)` as a run goes on."""
 
 
 class RecordLog:

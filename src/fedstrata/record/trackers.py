@@ -21,10 +21,9 @@ from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.files import write_atomically
 from fedstrata.core.settings.source import flatten
 from fedstrata.record.history import bytes_sent, client_scores
-from fedstrata.record.log import committed_rounds, read_events
+from fedstrata.record.log import Listener, committed_rounds, read_events
 from fedstrata.record.summary import mean_of
 
-Listener = Callable[[str, Mapping[str, Any]], None]
 _STATE = "trackers.json"
 _LINE = 200
 

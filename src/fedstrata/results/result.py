@@ -206,8 +206,6 @@ def _assembled(
     Raises:
         ConfigurationError: A part of what was learnt is not here, or not the model that the run began with.
     """
-    from fedstrata.engine.agreeing import weights_of  # noqa: PLC0415 - it has protobuf; few runs are served
-
     if method.personal:
         message = "its clients keep the ends of the model (average_ends: never), and no side has all of it"
         raise ConfigurationError(
@@ -224,7 +222,7 @@ def _assembled(
     if lacking := [name for name in model.layout.all if name not in learnt]:
         message = f"nothing was learnt of {lacking[0]}: no client left it to the server"
         raise ConfigurationError([Problem("RUN", message)])
-    own = weights_of(model, began_with.keys() - learnt.keys())
+    own = model.hashes(began_with.keys() - learnt.keys())
     if changed := sorted(name for name, digest in own.items() if digest != began_with[name]):
         message = (
             f"{settings.model.name!r} is no longer the model that the run began with: {len(changed)} of its "

@@ -14,7 +14,7 @@ its own summed loss again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional as F
@@ -79,19 +79,16 @@ class Joint:
         return own if scales is None else _scaled(own, [1.0 / scale if scale else 0.0 for scale in scales])
 
 
-def mean_scales(terms: Sequence[float], by: Literal["terms", "clients"]) -> list[float]:
-    """Returns by what gradients of summed losses are multiplied so that their sum is a mean.
+def mean_scales(terms: Sequence[float]) -> list[float]:
+    """Returns by what gradients of summed losses are multiplied so that their sum is that of a mean of means.
 
     Args:
-        terms: How many terms each client's sum has.
-        by: `terms` weighs every term alike, `clients` every client that has any.
+        terms: How many terms each client's sum has; one with none has no part in the mean.
 
     Example:
-        >>> mean_scales([1, 3], "terms"), mean_scales([1, 3, 0], "clients")
-        ([0.25, 0.25], [0.5, 0.16666666666666666, 0.0])
+        >>> mean_scales([1, 3, 0])
+        [0.5, 0.16666666666666666, 0.0]
     """
-    if by == "terms":
-        return [1.0 / max(sum(terms), 1.0)] * len(terms)
     clients = sum(own > 0 for own in terms)
     return [1.0 / (clients * own) if own else 0.0 for own in terms]
 

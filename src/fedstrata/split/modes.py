@@ -215,7 +215,7 @@ class ClientBatch:
             for client, shape in zip(self._joined, self._joint.shapes(like.shape[-1]), strict=True)
         ]
         counts = [said[client].terms if client in said else 0 for client in self._joined]
-        scales = mean_scales(counts, "clients") if self._by == "clients" else None
+        scales = mean_scales(counts) if self._by == "clients" else None
         back = self._replica.backward("all", self._joint.join(own, scales))
         parts = [None] * len(own) if back is None else self._joint.split(back, scales)
         self._terms += sum(counts)

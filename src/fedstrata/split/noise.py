@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 from pydantic import Field
 
-from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.settings.base import Settings
 
 if TYPE_CHECKING:
@@ -55,9 +54,6 @@ class Noise:
         kind: What the scale is: `mean_abs` or `std`.
         relative: Whether the scale is in units of the hidden states.
         inference: Whether it is also added when nothing is learnt.
-
-    Raises:
-        ConfigurationError: The scale is negative or no number, or there is no such kind.
     """
 
     scale: float
@@ -65,15 +61,6 @@ class Noise:
     kind: Kind = "mean_abs"
     relative: bool = False
     inference: bool = False
-
-    def __post_init__(self) -> None:
-        problems = []
-        if not (math.isfinite(self.scale) and self.scale >= 0):
-            problems.append(Problem("split.noise.scale", f"must be 0 or more, not {self.scale}"))
-        if self.kind not in get_args(Kind):
-            problems.append(Problem("split.noise.kind", f"must be mean_abs or std, not {self.kind!r}"))
-        if problems:
-            raise ConfigurationError(problems)
 
     def add(self, states: Tensor, rows: Rows, *names: str | int) -> Tensor:
         """Returns the states with noise; the gradient by the sum is the gradient by the states.

@@ -57,3 +57,6 @@ def test_the_command_writes_the_table_and_refuses_what_is_no_number(call: Call, 
     wrong = call("attack", *TINY, "--front", "1.5")
     assert wrong.status == 2
     assert "--front: must be whole numbers of 0 or more" in wrong.err
+    endless = call("attack", *TINY, "--noise", "0,inf")
+    assert endless.status == 2
+    assert "--noise: must be numbers of 0 or more with commas, not '0,inf'" in endless.err

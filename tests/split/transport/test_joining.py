@@ -35,7 +35,7 @@ from fedstrata.wire import frame
 
 TIMING = Timing(answer=60.0, reconnect=30.0, keepalive=20.0)
 ENDS = {"head": (torch.float32, (4, 8)), "norm": (torch.bfloat16, (8,))}
-AGREED = Agreement.of(
+AGREED = Agreement(
     {"training.learning_rate": 0.01},
     run="demo",
     cut=Cut(1, 1),
@@ -202,7 +202,7 @@ def test_a_client_that_holds_something_else_is_refused(
 ) -> None:
     server = hub()
     address = server.listen("127.0.0.1:0")
-    theirs = replace(AGREED, facts={**AGREED.facts, **change})
+    theirs = replace(AGREED, settings={**AGREED.settings, **change})
     with pytest.raises(RefusedError, match=told), Membership(address, "north", theirs, timing=TIMING):
         pass
     assert told in caplog.text

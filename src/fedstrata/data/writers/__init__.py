@@ -6,16 +6,16 @@ splits included.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
 from fedstrata.core.files import new_folder
 from fedstrata.data.writers import brat, conll, i2b2, jsonl, mimic
-from fedstrata.data.writers.layout import WrittenFile
+from fedstrata.data.writers.layout import Writer, WrittenFile
 
-FORMATS: dict[str, Callable[[Iterable[Document]], Iterator[WrittenFile]]] = {
+FORMATS: dict[str, Writer] = {
     "i2b2": i2b2.files,
     "brat": brat.files,
     "conll": conll.files,

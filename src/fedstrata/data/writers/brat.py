@@ -35,13 +35,9 @@ def text_of(document: Document) -> str:
 
 
 def files(documents: Iterable[Document]) -> Iterator[WrittenFile]:
-    """Yields the files of a corpus.
+    """Yields the files of a corpus; see `layout.Writer`.
 
-    Args:
-        documents: The documents; their labels and metadata other than the split have no place in the format.
-
-    Yields:
-        Path and text of each file.
+    Labels of documents and metadata other than the split have no place in the format.
 
     Raises:
         DataError: An id cannot name a file, or two labels would be written alike.

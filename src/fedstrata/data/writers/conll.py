@@ -49,13 +49,7 @@ def _rows(document: Document, spans: list[Span], labels: FileLabels) -> Iterator
 
 
 def files(documents: Iterable[Document]) -> Iterator[WrittenFile]:
-    """Yields the files of a corpus, one for each site and split.
-
-    Args:
-        documents: The documents.
-
-    Yields:
-        Path and text of each file.
+    """Yields the files of a corpus, one for each site and split; see `layout.Writer`.
 
     Raises:
         DataError: An id cannot be written, or two labels would be written alike.

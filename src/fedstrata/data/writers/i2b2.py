@@ -144,13 +144,7 @@ def _text_and_mentions(
 
 
 def files(documents: Iterable[Document]) -> Iterator[WrittenFile]:
-    """Yields the files of a corpus.
-
-    Args:
-        documents: The documents.
-
-    Yields:
-        Path and text of each file.
+    """Yields the files of a corpus; see `layout.Writer`.
 
     Raises:
         DataError: An id cannot name a file, or a label or an assertion cannot be written.

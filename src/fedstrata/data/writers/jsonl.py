@@ -24,13 +24,7 @@ def line(document: Document, name: str) -> str:
 
 
 def files(documents: Iterable[Document]) -> Iterator[WrittenFile]:
-    """Yields the files of a corpus, one for each site and split.
-
-    Args:
-        documents: The documents.
-
-    Yields:
-        Path and text of each file.
+    """Yields the files of a corpus, one for each site and split; see `layout.Writer`.
 
     Raises:
         DataError: A site, a split or an id cannot be written.

@@ -5,8 +5,9 @@ A document lies in `DIR/SITE/SPLIT/`, as far as it has a site and a split; the r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from pathlib import PurePosixPath
+from typing import TypeAlias
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
@@ -15,6 +16,8 @@ from fedstrata.data.readers.labels import label_to_file
 
 WrittenFile = tuple[PurePosixPath, str]
 """A file to write: its path below the target folder, and its text."""
+Writer: TypeAlias = Callable[[Iterable[Document]], Iterator[WrittenFile]]
+"""The `files` of a format: yields path and text of each file that documents become, or raises DataError."""
 
 
 def _split_of(document: Document) -> str:

@@ -41,7 +41,10 @@ class Agreement:
     """What one client and the server agree on.
 
     Attributes:
-        facts: What must be equal, by name; a setting goes by its dotted path.
+        settings: Settings that must be the same on both sides, by dotted path.
+        run: The name of the run.
+        cut: Where the client's model is divided.
+        blocks: How many the whole model has.
         form: How hidden states and gradients travel.
         hidden: Numbers of a hidden state.
         rows: The most rows of a batch.
@@ -50,7 +53,10 @@ class Agreement:
         in_flight: How many batches may be under way at once.
     """
 
-    facts: Mapping[str, JSON]
+    settings: Mapping[str, JSON]
+    run: str
+    cut: Cut
+    blocks: int
     form: Form
     hidden: int
     rows: int
@@ -58,49 +64,22 @@ class Agreement:
     ends: Mapping[str, Shape]
     in_flight: int = 1
 
-    @classmethod
-    def of(
-        cls,
-        settings: Mapping[str, JSON],
-        *,
-        run: str,
-        cut: Cut,
-        blocks: int,
-        form: Form,
-        hidden: int,
-        rows: int,
-        length: int,
-        ends: Mapping[str, Shape],
-        in_flight: int = 1,
-    ) -> Agreement:
-        """Returns the agreement as one side sees it.
-
-        Args:
-            settings: Settings that must be the same on both sides, by dotted path.
-            run: The name of the run.
-            cut: Where the client's model is divided.
-            blocks: How many the whole model has.
-            form: See the attributes.
-            hidden: See the attributes.
-            rows: See the attributes.
-            length: See the attributes.
-            ends: See the attributes.
-            in_flight: See the attributes.
-        """
-        facts: dict[str, JSON] = {
+    @property
+    def facts(self) -> dict[str, JSON]:
+        """What must be equal, by name; a setting goes by its dotted path."""
+        return {
             "protocol": PROTOCOL,
             "fedstrata": version("fedstrata"),
-            "run": run,
-            "blocks": blocks,
-            "hidden size": hidden,
-            "front": cut.front,
-            "back": cut.back,
-            "wire": form,
-            "longest row": length,
-            "largest batch": rows,
-            **settings,
+            "run": self.run,
+            "blocks": self.blocks,
+            "hidden size": self.hidden,
+            "front": self.cut.front,
+            "back": self.cut.back,
+            "wire": self.form,
+            "longest row": self.length,
+            "largest batch": self.rows,
+            **self.settings,
         }
-        return cls(facts, form, hidden, rows, length, ends, in_flight)
 
     @property
     def largest(self) -> int:
