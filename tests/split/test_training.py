@@ -137,9 +137,7 @@ TASKS: dict[str, Any] = {
         ["no", "yes"]
     ),
     "lm": LanguageModelling(max_length=12),
-    "extract": Extraction(
-        Extraction(templates="short", tasks=["ner"], mentions=["drug", "problem"], modifiers={})
-    ),
+    "extract": Extraction(templates="short", tasks=["ner"], mentions=["drug", "problem"], modifiers={}),
 }
 
 
