@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from tiny_models import refusal, saved, settings_of, tiny_model, tokenizer_folde
 
 from fedstrata.cli import main as cli
 from fedstrata.core.settings.source import read_source
+from fedstrata.data import synthetic
 from fedstrata.engine.rounds import Run
 from fedstrata.engine.run_folder import open_run, resumable
 
@@ -24,10 +28,24 @@ settings.register_profile("fedstrata", deadline=None, derandomize=True)
 settings.load_profile("fedstrata")
 
 
+def pytest_collection_finish() -> None:
+    """What collecting made stays to the end: no collector of garbage need look through it again."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _interruptible() -> None:
     """A background job of a shell ignores Ctrl-C, and so would the processes its tests interrupt."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _corpora_once() -> Iterator[None]:
+    """Runs on the same synthetic notes, which nothing can change, find them written."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("fedstrata.data.synthetic.generate", cache(synthetic.generate))
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -45,20 +63,38 @@ def data_root() -> Path:
     return root
 
 
-@pytest.fixture
-def run_tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunTiny:
-    """Runs a tiny federation in this process; takes overrides, and `out` for the name of its folder.
-
-    Its report, which would be half of its time, is written only where it is asked for.
-    """
-    draw = Run._report
-
-    def run(*overrides: str, out: str = "run", resume: bool = False, report: bool = False) -> Finished:
-        monkeypatch.setattr(Run, "_report", draw if report else lambda run: None)
-        folder = tmp_path / out
-        source = resumable(folder, None, overrides) if resume else read_source(None, [*TINY, *overrides])
+def _run(folder: Path, overrides: tuple[str, ...], *, resume: bool = False, report: bool = False) -> Finished:
+    """Its report, which would be half of its time, is written only where it is asked for."""
+    source = resumable(folder, None, overrides) if resume else read_source(None, [*TINY, *overrides])
+    with pytest.MonkeyPatch.context() as patched:
+        if not report:
+            patched.setattr(Run, "_report", lambda run: None)
         opened = open_run(source, folder, lambda event, facts: None, resume=resume)
         return finished(folder, opened.execute(resume=resume))
+
+
+@pytest.fixture
+def run_tiny(tmp_path: Path) -> RunTiny:
+    """Runs a tiny federation in this process; takes overrides, and `out` for the name of its folder."""
+
+    def run(*overrides: str, out: str = "run", resume: bool = False, report: bool = False) -> Finished:
+        return _run(tmp_path / out, overrides, resume=resume, report=report)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def run_once(tmp_path_factory: pytest.TempPathFactory) -> RunTiny:
+    """Runs as `run_tiny` does what several tests look at and none changes: once for the same overrides.
+
+    For what a run is compared with, hence never under a patch.
+    """
+    made: dict[tuple[str, ...], Finished] = {}
+
+    def run(*overrides: str) -> Finished:
+        if overrides not in made:
+            made[overrides] = _run(tmp_path_factory.mktemp("once") / "run", overrides)
+        return made[overrides]
 
     return run
 

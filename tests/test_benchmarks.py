@@ -6,6 +6,9 @@ import importlib.util
 import json
 import subprocess
 import sys
+from argparse import Namespace
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 from support import REPOSITORY
@@ -133,23 +136,24 @@ def test_the_last_line_is_one_json_object(script: str, arguments: list[str], fig
     assert all(number >= 0 for number in numbers)
 
 
-def test_the_paper_s_adapter_has_its_parameters() -> None:
-    command = [
-        sys.executable,
-        str(REPOSITORY / "benchmarks" / "speed" / "llama_shapes.py"),
-        "--shapes",
-        "llama-3-8b",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    shape = json.loads(done.stdout.splitlines()[-1])["llama-3-8b"]
+def benchmark(file: str) -> ModuleType:
+    """Imports a file of benchmarks/."""
+    spec = importlib.util.spec_from_file_location(Path(file).stem, REPOSITORY / "benchmarks" / file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_paper_s_adapter_has_its_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(REPOSITORY / "benchmarks" / "speed")
+    shapes = benchmark("speed/llama_shapes.py")
+    shape = shapes.estimate("llama-3-8b", Namespace(rank=16, batch=4, tokens=800, weights="nf4"))
     assert (shape["adapter_parameters"], shape["adapter_percent"]) == (41_943_040, 0.522)
 
 
 def test_the_commonest_label_of_a_client_s_own_is_a_floor() -> None:
-    spec = importlib.util.spec_from_file_location("baselines", REPOSITORY / "benchmarks" / "baselines.py")
-    assert spec is not None and spec.loader is not None
-    baselines = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(baselines)
+    baselines = benchmark("baselines.py")
 
     def documents(labels: str) -> tuple[Document, ...]:
         return tuple(Document(str(number), "text", labels=(label,)) for number, label in enumerate(labels))

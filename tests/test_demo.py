@@ -48,7 +48,7 @@ def test_a_look_up_table_is_at_least_15_f1_points_below_the_centralised_model(tm
 
 def test_a_terminal_shows_progress_and_ends_with_the_table_and_the_path(tmp_path: Path) -> None:
     """In a pseudo-terminal, since the bars are for people only."""
-    small = ["data.synthetic.notes=24", "federation.rounds=2", "--out", str(tmp_path / "run")]
+    small = ["data.synthetic.notes=12", "federation.rounds=2", "--out", str(tmp_path / "run")]
     command = [sys.executable, "-m", "fedstrata", "run", *small]
     status, text = in_terminal(command, columns=120)
     assert status == 0

@@ -4,9 +4,6 @@ note."""
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -125,20 +122,19 @@ def test_two_configurations_exit_2(fedstrata) -> None:
     assert "one.yaml, two.yaml" in err
 
 
-def test_a_hub_id_that_cannot_be_reached(tmp_path: Path) -> None:
+def test_a_hub_id_that_cannot_be_reached(fedstrata, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     overrides = [
         "model.init=pretrained",
         "model.config={}",
         "model.tokenizer=null",
         "model.name=acme/absent-model",
     ]
-    command = [sys.executable, "-m", "fedstrata", "run", config(tmp_path), *TINY, *overrides]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}  # read when the hub's library is imported
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
-    assert done.returncode == 2
-    assert "model.name: 'acme/absent-model'" in done.stderr
-    assert "from the command line" in done.stderr
-    assert len(done.stderr.splitlines()) == 2
+    status, _, err = fedstrata("run", config(tmp_path), *TINY, *overrides)
+    assert status == 2
+    assert "model.name: 'acme/absent-model'" in err
+    assert "from the command line" in err
+    assert len(err.splitlines()) == 2
 
 
 def test_one_mistake_is_one_problem_in_plain_words(fedstrata, tmp_path: Path) -> None:

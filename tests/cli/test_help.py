@@ -3,6 +3,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from support import Call
+
 import fedstrata
 
 HEAVY = ("torch", "transformers", "sklearn", "numpy", "rich.progress", "pydantic")
@@ -29,18 +31,15 @@ def test_the_version_is_shown() -> None:
     assert done.stdout.strip() == fedstrata.__version__
 
 
-def test_methods_says_what_travels() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "fedstrata", "methods"], capture_output=True, text=True, check=True
-    )
+def test_methods_says_what_travels(call: Call) -> None:
+    done = call("methods")
+    assert done.status == 0
     for name in ("layer_skipping", "fedavg", "fedprox", "local_only", "centralized"):
-        assert name in done.stdout
-    assert "whole model" in done.stdout
+        assert name in done.out
+    assert "whole model" in done.out
 
 
-def test_an_unknown_command_exits_2() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "fedstrata", "federate"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert "federate" in done.stderr
+def test_an_unknown_command_exits_2(call: Call) -> None:
+    done = call("federate")
+    assert done.status == 2
+    assert "federate" in done.err

@@ -91,7 +91,7 @@ def test_storing_what_frozen_blocks_give_takes_no_more_windows_at_a_time_than_sc
     run = run_tiny(
         *CODES, "task.max_windows=3", "task.max_length=32", "training.batch_size=1",
         "training.eval_batch_size=4", "training.epochs=3", "training.cache=on", "federation.rounds=1",
-        "method={name: layer_skipping, top: 1}",
+        "method={name: layer_skipping, top: 1}", "data.synthetic.notes=24",
     )  # fmt: skip
     assert any(facts["used"] for facts in run.of("cache"))
     assert max(rows) == 4

@@ -17,7 +17,7 @@ from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Work
 from fedstrata.engine.devices import Fleet, RoundClock, assign
 from fedstrata.engine.prepare import prepare
-from fedstrata.engine.run_folder import open_run
+from fedstrata.engine.run_folder import open_run, resumable
 from fedstrata.metrics.flops import FlopCounter
 
 PHONES = (
@@ -116,8 +116,8 @@ def test_the_clock_of_a_run_by_hand(run_tiny: RunTiny) -> None:
     assert {event["device"] for event in run.of("client")} == {"phone"}
 
 
-def test_emulation_changes_no_number_of_the_run_and_its_absence_is_null(run_tiny: RunTiny) -> None:
-    plain, emulated = run_tiny(out="plain"), run_tiny("devices={}", out="emulated")
+def test_emulation_changes_no_number_of_the_run_and_its_absence_is_null(run_once: RunTiny) -> None:
+    plain, emulated = run_once(), run_once("devices={}")
     assert_same_tensors(plain.state.tensors, emulated.state.tensors)
     assert plain.summary["metrics"] == emulated.summary["metrics"]
     assert plain.summary["time"]["simulated_seconds"] is plain.summary["energy_joules"] is None
@@ -141,8 +141,8 @@ def flops_of(run: Finished) -> dict[str, float]:
     return dict(counts)
 
 
-def test_a_device_of_a_lower_rank_computes_at_that_rank(run_tiny: RunTiny) -> None:
-    cut = run_tiny("method={name: hetlora, ranks: [1]}", "adapter={kind: lora, rank: 8}", *ONCE, out="cut")
+def test_a_device_of_a_lower_rank_computes_at_that_rank(run_tiny: RunTiny, run_once: RunTiny) -> None:
+    cut = run_once("method={name: hetlora, ranks: [1]}", "adapter={kind: lora, rank: 8}", *ONCE)
     own = run_tiny("method={name: fedlora}", "adapter={kind: lora, rank: 1}", *ONCE, out="own")
     stacked = run_tiny(
         "method={name: flora, ranks: [1]}", "adapter={kind: lora, rank: 8}", *ONCE, out="flora"
@@ -167,10 +167,10 @@ def test_a_device_with_narrow_adapters_in_few_blocks_computes_no_others(run_tiny
     assert all(narrow[client] < 0.6 * deep[client] for client in deep)
 
 
-def test_blocks_that_sit_out_cost_nothing_and_validation_does(run_tiny: RunTiny) -> None:
+def test_blocks_that_sit_out_cost_nothing_and_validation_does(run_once: RunTiny) -> None:
     everything, half, judged = (
-        flops_of(run_tiny(f"method={{name: droppeft, rates: {rates}}}", LORA, *ONCE, out=str(number)))
-        for number, rates in enumerate(("0.0", "0.9", "{rates: [0.0]}"))
+        flops_of(run_once(f"method={{name: droppeft, rates: {rates}}}", LORA, *ONCE))
+        for rates in ("0.0", "0.9", "{rates: [0.0]}")
     )
     assert all(half[client] < 0.7 * everything[client] for client in everything)
     # The bandit's one rate is 0 too; its devices score their documents before and after.
@@ -217,21 +217,16 @@ def test_the_mean_memory_of_a_run_is_that_over_its_batches(run_tiny: RunTiny) ->
     assert run.summary["memory"]["device_mean_bytes"] == pytest.approx(expected)
 
 
-def test_blocks_that_sit_out_keep_no_activations(run_tiny: RunTiny) -> None:
-    every, few = (
-        run_tiny(f"method={{name: droppeft, rates: {rate}}}", LORA, *ONCE, out=str(rate))
-        for rate in (0.0, 0.9)
-    )
+def test_blocks_that_sit_out_keep_no_activations(run_once: RunTiny) -> None:
+    every, few = (run_once(f"method={{name: droppeft, rates: {rate}}}", LORA, *ONCE) for rate in (0.0, 0.9))
     weights = 4 * every.summary["model"]["parameters"]
     for client, memory in memory_of(every).items():
         assert memory_of(few)[client] - weights < 0.7 * (memory - weights)
 
 
-def test_a_device_of_a_lower_rank_holds_less(run_tiny: RunTiny) -> None:
+def test_a_device_of_a_lower_rank_holds_less(run_once: RunTiny) -> None:
     cut, whole = (
-        run_tiny(
-            f"method={{name: hetlora, ranks: [{rank}]}}", "adapter={kind: lora, rank: 8}", *ONCE, out=rank
-        )
+        run_once(f"method={{name: hetlora, ranks: [{rank}]}}", "adapter={kind: lora, rank: 8}", *ONCE)
         for rank in ("1", "8")
     )
     adapters = whole.summary["trainable_parameters"] - sum(
@@ -278,33 +273,40 @@ def clock_of(run: Finished) -> list[tuple[float, float, dict[str, float]]]:
     ]
 
 
-@pytest.mark.parametrize("after", [0, 2])
 def test_the_clock_of_a_resumed_run_is_that_of_the_uninterrupted_one(
-    run_tiny: RunTiny, tmp_path: Path, after: int
+    run_tiny: RunTiny, tmp_path: Path
 ) -> None:
-    """Though the states of frozen blocks that the round under way has stored are there to be used."""
+    """Though the states of frozen blocks that the round under way has stored are there to be used.
+
+    Stopped twice: before a round is committed, and after two of them.
+    """
     overrides = ["devices={}", "federation.rounds=4", "federation.sample=0.67"]
     whole = run_tiny(*overrides, out="whole")
+    source = read_source(None, [*TINY, *overrides])
+    for after in (0, 2):
 
-    def listen(event: str, facts: Any) -> None:
-        if event == "client" and facts["round"] == after + 1:
-            raise StoppedError
+        def listen(event: str, facts: Any, after: int = after) -> None:
+            if event == "client" and facts["round"] == after + 1:
+                raise StoppedError
 
-    with pytest.raises(StoppedError):
-        open_run(read_source(None, [*TINY, *overrides]), tmp_path / "broken", listen, resume=False).execute()
+        with pytest.raises(StoppedError):
+            open_run(source, tmp_path / "broken", listen, resume=after > 0).execute(resume=after > 0)
+        source = resumable(tmp_path / "broken", None, [])
     resumed = run_tiny(out="broken", resume=True)
     assert clock_of(resumed) == clock_of(whole)
     assert resumed.summary["energy_joules"] == whole.summary["energy_joules"]
 
 
-def test_the_clock_of_a_run_given_more_rounds_is_that_of_one_that_had_them(run_tiny: RunTiny) -> None:
-    whole = run_tiny("devices={}", "federation.rounds=3", out="whole")
+def test_the_clock_of_a_run_given_more_rounds_is_that_of_one_that_had_them(
+    run_tiny: RunTiny, run_once: RunTiny
+) -> None:
+    whole = run_once("devices={}", "federation.rounds=3")
     run_tiny("devices={}", "federation.rounds=1", out="short")
     assert clock_of(run_tiny("federation.rounds=3", out="short", resume=True)) == clock_of(whole)
 
 
-def test_stored_states_are_paid_for_once(run_tiny: RunTiny) -> None:
-    cached = run_tiny("devices={}", "federation.rounds=3", out="cached")
+def test_stored_states_are_paid_for_once(run_tiny: RunTiny, run_once: RunTiny) -> None:
+    cached = run_once("devices={}", "federation.rounds=3")
     plain = run_tiny("devices={}", "federation.rounds=3", "training.cache=off", out="plain")
     flops: dict[str, dict[str, list[float]]] = {"cached": defaultdict(list), "plain": defaultdict(list)}
     for name, run in (("cached", cached), ("plain", plain)):

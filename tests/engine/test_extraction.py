@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -164,10 +165,10 @@ def test_a_tokenizer_of_words_is_told_before_anything_starts(run_tiny: Any, tmp_
 
 
 def test_a_model_that_knows_its_sentences_finds_everything_in_runs_and_predictions(
-    run_tiny: Any, tmp_path: Path
+    learnt: Finished, run_tiny: Any, tmp_path: Path
 ) -> None:
-    data = write_corpus(tmp_path / "notes", {"north": True, "south": True}, copies=8)
-    run = run_tiny(*EXTRACT, data, LEARNT, "federation={rounds: 4, evaluate_every: 4}")
+    shutil.copytree(learnt.folder, tmp_path / "run")
+    run = run_tiny("federation.rounds=4", resume=True)
     scores = run.summary["metrics"]["global"]
     assert scores["f1"] == scores["ner_f1"] == scores["re_f1"] == 1.0
     assert scores["unaligned_left_out"] == scores["unfinished_left_out"] == 0.0

@@ -8,6 +8,9 @@ import pytest
 
 from fedstrata.record.score_columns import CLIENT, EXTERNAL, column_names, is_of_one, score_groups, score_of
 
+MORE = "data.synthetic.notes=24"
+"""Documents enough that draws of them differ."""
+
 
 def test_intervals_hold_their_scores_and_change_nothing_else(run_tiny: Any) -> None:
     plain = run_tiny("federation.rounds=0", out="plain")  # untrained, it finds a little by chance
@@ -50,6 +53,7 @@ def test_models_of_their_own_have_intervals_too(run_tiny: Any, everywhere: bool)
         "training.learning_rate=1e-9",  # untrained, it finds a little by chance
         "federation.bootstrap={instances: null, resamples: 60}",
         "data.split.test_sites=[site-2]",
+        MORE,
         f"federation.score_everywhere={everywhere}",
     )
     summary = run_tiny(*settings).summary
@@ -63,7 +67,7 @@ def test_models_of_their_own_have_intervals_too(run_tiny: Any, everywhere: bool)
 
 
 def test_one_models_intervals_of_every_group(run_tiny: Any) -> None:
-    settings = ("federation.rounds=0", "federation.bootstrap={}", "data.split.test_sites=[site-2]")
+    settings = ("federation.rounds=0", "federation.bootstrap={}", "data.split.test_sites=[site-2]", MORE)
     summary = run_tiny(*settings).summary
     for column in ("mean_client.f1", "external.site-2.f1"):
         low, high = score_of(summary, f"low.{column}"), score_of(summary, f"high.{column}")

@@ -18,7 +18,7 @@ from fedstrata.engine.prepare import prepare
 from fedstrata.engine.rounds import Run
 from fedstrata.planning.plan import make_plan
 
-FIVE = ("data.synthetic.sites=5", "data.synthetic.notes=30")
+FIVE = ("data.synthetic.sites=5", "data.synthetic.notes=20")
 """Five sites: as many as Krum needs against one hostile client."""
 
 
@@ -26,8 +26,8 @@ def fedavg(aggregation: str) -> str:
     return f"method={{name: fedavg, aggregation: {aggregation}}}"
 
 
-def test_the_mean_by_name_is_the_mean_by_default(run_tiny: RunTiny) -> None:
-    plain = run_tiny("method={name: fedavg}", "federation.rounds=1", out="plain")
+def test_the_mean_by_name_is_the_mean_by_default(run_tiny: RunTiny, run_once: RunTiny) -> None:
+    plain = run_once("method={name: fedavg}", "federation.rounds=1")
     for number, value in enumerate(("mean", "{rule: mean}", "{}")):
         named = run_tiny(fedavg(value), "federation.rounds=1", out=f"named-{number}")
         assert_same_tensors(plain.state.tensors, named.state.tensors)

@@ -14,7 +14,12 @@ from fedstrata.engine.run_folder import open_run
 from fedstrata.engine.simulate import SimulatedCohort
 from fedstrata.train.evaluate import mean_loss
 
-LORA = ("method={name: fedmedlora_plus}", "adapter={kind: lora, rank: 2}", "data.split.server=5")
+LORA = (
+    "method={name: fedmedlora_plus}",
+    "adapter={kind: lora, rank: 2}",
+    "data.split.server=5",
+    "data.synthetic.notes=18",
+)
 
 
 @pytest.fixture

@@ -22,49 +22,51 @@ BOTTLENECK = "adapter={kind: bottleneck, width: 16}"
 
 @pytest.mark.parametrize(("base", "adapter"), [("fedlora", LORA), ("fedadapter", BOTTLENECK)])
 def test_droppeft_that_skips_nothing_and_shares_all_is_federated_peft(
-    run_tiny: RunTiny, base: str, adapter: str
+    run_tiny: RunTiny, run_once: RunTiny, base: str, adapter: str
 ) -> None:
-    plain = run_tiny(f"method={{name: {base}}}", adapter, out="plain")
+    plain = run_once(f"method={{name: {base}}}", adapter)
     dropped = run_tiny("method={name: droppeft, rates: 0.0, shared_blocks: 1.0}", adapter, out="dropped")
     assert_same_tensors(plain.state.tensors, dropped.state.tensors)
     assert plain.summary["metrics"] == dropped.summary["metrics"]
 
 
-def test_hetlora_with_equal_ranks_is_fedlora(run_tiny: RunTiny) -> None:
-    plain = run_tiny("method={name: fedlora}", LORA, out="plain")
+def test_hetlora_with_equal_ranks_is_fedlora(run_tiny: RunTiny, run_once: RunTiny) -> None:
+    plain = run_once("method={name: fedlora}", LORA)
     equal = run_tiny("method={name: hetlora, ranks: [4], weighting: examples}", LORA, out="equal")
     assert_same_tensors(plain.state.tensors, equal.state.tensors)
     assert plain.summary["metrics"] == equal.summary["metrics"]
 
 
-def test_fedpeptao_that_shares_all_without_momentum_is_fedavg_over_prefixes(run_tiny: RunTiny) -> None:
+def test_fedpeptao_that_shares_all_without_momentum_is_fedavg_over_prefixes(
+    run_tiny: RunTiny, run_once: RunTiny
+) -> None:
     prefix = ("adapter={kind: prefix, tokens: 3}", "training.optimizer=sgd", "training.learning_rate=0.1")
-    plain = run_tiny("method={name: fedavg}", *prefix, out="plain")
+    plain = run_once("method={name: fedavg}", *prefix)
     settings = "shared_blocks: 1.0, momentum: 0.0"
     shared = run_tiny(f"method={{name: fedpeptao, {settings}}}", *prefix, out="shared")
     for name, tensor in plain.state.tensors.items():
         torch.testing.assert_close(tensor, shared.state.tensors[name], rtol=1e-4, atol=1e-6)
 
 
-def test_fedlora_is_fedavg_with_an_adapter(run_tiny: RunTiny) -> None:
-    lora = run_tiny("method={name: fedlora}", LORA, out="lora")
-    fedavg = run_tiny("method={name: fedavg}", LORA, out="fedavg")
+def test_fedlora_is_fedavg_with_an_adapter(run_once: RunTiny) -> None:
+    lora = run_once("method={name: fedlora}", LORA)
+    fedavg = run_once("method={name: fedavg}", LORA)
     assert_same_tensors(lora.state.tensors, fedavg.state.tensors)
     assert lora.summary["communication"] == fedavg.summary["communication"]
 
 
-def test_fedmedlora_is_fedlora(run_tiny: RunTiny) -> None:
-    plain = run_tiny("method={name: fedlora}", LORA, out="plain")
+def test_fedmedlora_is_fedlora(run_tiny: RunTiny, run_once: RunTiny) -> None:
+    plain = run_once("method={name: fedlora}", LORA)
     named = run_tiny("method={name: fedmedlora}", LORA, out="named")
     assert_same_tensors(plain.state.tensors, named.state.tensors)
     assert plain.summary["communication"] == named.summary["communication"]
 
 
 def test_fedmedlora_plus_with_equal_losses_is_fedmedlora(
-    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+    run_tiny: RunTiny, run_once: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = ("data.split.server=3", "data.synthetic.imbalance=1.0")
-    plain = run_tiny("method={name: fedmedlora}", LORA, *server, out="plain")
+    server = ("data.split.server=3", "data.synthetic={sites: 3, notes: 18, imbalance: 1.0}")
+    plain = run_once("method={name: fedmedlora}", LORA, *server)
     monkeypatch.setattr(SimulatedCohort, "server_loss", lambda self, tensors: 2.5)
     equal = run_tiny("method={name: fedmedlora_plus}", LORA, *server, out="equal")
     assert_same_tensors(plain.state.tensors, equal.state.tensors)
@@ -132,9 +134,9 @@ def test_flora_adds_exactly_the_weighted_sum_of_the_products(tmp_path: Path, cli
 
 
 @pytest.mark.parametrize("method", ["fedsa_lora", "fedmedlora_plus"])
-def test_with_one_client_it_is_plain_lora(run_tiny: RunTiny, method: str) -> None:
+def test_with_one_client_it_is_plain_lora(run_tiny: RunTiny, run_once: RunTiny, method: str) -> None:
     one = ("partition={by: iid, clients: 1}", "data.split.server=2", "federation.rounds=1")
-    plain = run_tiny("method={name: fedlora}", LORA, *one, out="plain")
+    plain = run_once("method={name: fedlora}", LORA, *one)
     other = run_tiny(f"method={{name: {method}}}", LORA, *one, out="other")
     shared = {name: plain.state.tensors[name] for name in other.state.tensors}
     for name, tensor in shared.items():  # a weighted sum over its weight
@@ -142,8 +144,10 @@ def test_with_one_client_it_is_plain_lora(run_tiny: RunTiny, method: str) -> Non
     assert plain.summary["metrics"]["clients"] == other.summary["metrics"]["clients"]
 
 
-def test_layer_skipping_with_every_block_and_an_adapter_is_fedlora(run_tiny: RunTiny) -> None:
-    lora = run_tiny("method={name: fedlora}", LORA, out="lora")
+def test_layer_skipping_with_every_block_and_an_adapter_is_fedlora(
+    run_tiny: RunTiny, run_once: RunTiny
+) -> None:
+    lora = run_once("method={name: fedlora}", LORA)
     whole = run_tiny("method={name: layer_skipping, top: 1.0}", LORA, out="whole")
     assert_same_tensors(lora.state.tensors, whole.state.tensors)
 
@@ -192,12 +196,12 @@ def test_only_the_adapter_and_the_head_travel(run_tiny: RunTiny, adapter: str) -
     assert (config / "adapter_model.safetensors").is_file()
 
 
-def test_what_was_learnt_is_the_model_that_is_saved(run_tiny: RunTiny, tmp_path: Path) -> None:
+def test_what_was_learnt_is_the_model_that_is_saved(run_once: RunTiny, tmp_path: Path) -> None:
     from peft import PeftModel
 
     from fedstrata.results.result import open_result
 
-    run = run_tiny("method={name: fedlora}", LORA, "federation.rounds=1")
+    run = run_once("method={name: fedlora}", LORA, "federation.rounds=1")
     opened = open_result(run.folder)
     values = opened.model.snapshot(opened.model.layout.all)
     assert_same_tensors(values, run.state.tensors)

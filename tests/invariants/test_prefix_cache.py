@@ -10,7 +10,7 @@ from support import TINY, Finished, RunTiny, assert_same_tensors
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import read_source
-from fedstrata.engine.run_folder import open_run
+from fedstrata.engine.run_folder import open_run, resumable
 from fedstrata.models.prefix_cache import FILE
 
 LONG = ("training.epochs=2", "training.optimizer=sgd", "training.learning_rate=0.1")
@@ -55,9 +55,9 @@ def test_cache_on_is_cache_off(run_tiny: RunTiny, overrides: tuple[str, ...]) ->
     ]
 
 
-def test_a_finished_run_keeps_no_states(run_tiny: RunTiny) -> None:
-    plain = run_tiny("training.cache=off", out="off")
-    cached = run_tiny(out="on")
+def test_a_finished_run_keeps_no_states(run_once: RunTiny) -> None:
+    plain = run_once("training.cache=off")
+    cached = run_once()
     assert cached.of("cache")
     assert {path.relative_to(cached.folder) for path in cached.folder.rglob("*")} == {
         path.relative_to(plain.folder) for path in plain.folder.rglob("*")
@@ -84,7 +84,7 @@ def test_a_run_given_more_rounds_is_the_run_that_had_them_where_clients_are_rare
 
 
 def test_a_run_that_ends_before_its_summary_has_removed_its_states(
-    run_tiny: RunTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_tiny: RunTiny, run_once: RunTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a summary it counts as finished, and nobody would come back for them."""
 
@@ -95,24 +95,26 @@ def test_a_run_that_ends_before_its_summary_has_removed_its_states(
         patched.setattr("fedstrata.engine.rounds.write_summary", stop)
         run_tiny(out="broken")
     assert not list((tmp_path / "broken").rglob(FILE))
-    assert run_tiny(out="broken", resume=True).summary["metrics"] == run_tiny(out="whole").summary["metrics"]
+    assert run_tiny(out="broken", resume=True).summary["metrics"] == run_once().summary["metrics"]
 
 
-@pytest.mark.parametrize("after", [0, 2])
-def test_resumed_is_uninterrupted_and_uses_what_is_there(
-    run_tiny: RunTiny, tmp_path: Path, after: int
-) -> None:
+def test_resumed_is_uninterrupted_and_uses_what_is_there(run_tiny: RunTiny, tmp_path: Path) -> None:
+    """Stopped twice: before a round is committed, and after two of them."""
     overrides = ["federation.rounds=4", "federation.sample=0.67", "training.epochs=2"]
     whole = run_tiny(*overrides, out="whole")
+    folder = tmp_path / "broken"
+    source = read_source(None, [*TINY, *overrides])
+    for after in (0, 2):
 
-    def listen(event: str, facts) -> None:
-        if event == "client" and facts["round"] == after + 1:
-            raise StoppedError
+        def listen(event: str, facts, after: int = after) -> None:
+            if event == "client" and facts["round"] == after + 1:
+                raise StoppedError
 
-    with pytest.raises(StoppedError):
-        open_run(read_source(None, [*TINY, *overrides]), tmp_path / "broken", listen, resume=False).execute()
-    kept = {path.parent.name for path in (tmp_path / "broken").glob(f"clients/*/{FILE}")}
-    assert kept
+        with pytest.raises(StoppedError):
+            open_run(source, folder, listen, resume=after > 0).execute(resume=after > 0)
+        kept = {path.parent.name for path in folder.glob(f"clients/*/{FILE}")}
+        assert kept
+        source = resumable(folder, None, [])
     resumed = run_tiny(out="broken", resume=True)
     assert_same_tensors(whole.state.tensors, resumed.state.tensors)
     stored = [event["client"] for event in resumed.of("cache")]
@@ -127,8 +129,8 @@ def test_a_run_goes_on_without_a_cache(run_tiny: RunTiny, tmp_path: Path) -> Non
     assert_same_run(longer, whole)
 
 
-def test_over_the_budget_the_run_is_that_without_a_cache(run_tiny: RunTiny) -> None:
-    plain = run_tiny("training.cache=off", out="off")
+def test_over_the_budget_the_run_is_that_without_a_cache(run_tiny: RunTiny, run_once: RunTiny) -> None:
+    plain = run_once("training.cache=off")
     full = run_tiny("training.cache_gigabytes=1e-5", out="full")
     assert_same_tensors(plain.state.tensors, full.state.tensors)
     events = full.of("cache")
@@ -137,8 +139,8 @@ def test_over_the_budget_the_run_is_that_without_a_cache(run_tiny: RunTiny) -> N
     assert "training.cache_gigabytes (1e-05) leaves 1e-05 GB" in events[0]["reason"]
 
 
-def test_the_budget_is_that_of_all_clients_together(run_tiny: RunTiny) -> None:
-    sizes = [event["bytes"] for event in run_tiny(out="all").of("cache")]
+def test_the_budget_is_that_of_all_clients_together(run_tiny: RunTiny, run_once: RunTiny) -> None:
+    sizes = [event["bytes"] for event in run_once().of("cache")]
     allowed = (sum(sizes[:2]) + 100) / 1e9
     events = run_tiny(f"training.cache_gigabytes={allowed}", out="two").of("cache")
     assert [event["used"] for event in events] == [True, True, False]

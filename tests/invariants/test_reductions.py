@@ -16,15 +16,17 @@ from fedstrata.engine.checkpoint import ClientStore
 FEDAVG = "method={name: fedavg}"
 
 
-def test_fedprox_with_mu_0_is_fedavg(run_tiny: RunTiny) -> None:
-    fedavg = run_tiny(FEDAVG, out="fedavg")
+def test_fedprox_with_mu_0_is_fedavg(run_tiny: RunTiny, run_once: RunTiny) -> None:
+    fedavg = run_once(FEDAVG)
     fedprox = run_tiny("method={name: fedprox, mu: 0.0}", out="fedprox")
     assert_same_tensors(fedavg.state.tensors, fedprox.state.tensors)
     assert fedavg.summary["metrics"]["global"] == fedprox.summary["metrics"]["global"]
 
 
-def test_fedprox_with_mu_above_0_is_not_fedavg_and_stays_nearer_to_the_start(run_tiny: RunTiny) -> None:
-    free = run_tiny(FEDAVG, "federation.rounds=1", out="free")
+def test_fedprox_with_mu_above_0_is_not_fedavg_and_stays_nearer_to_the_start(
+    run_tiny: RunTiny, run_once: RunTiny
+) -> None:
+    free = run_once(FEDAVG, "federation.rounds=1")
     held = run_tiny("method={name: fedprox, mu: 100.0}", "federation.rounds=1", out="held")
     start = run_tiny(FEDAVG, "federation.rounds=1", "training.learning_rate=1e-12", out="start")
 
@@ -35,8 +37,8 @@ def test_fedprox_with_mu_above_0_is_not_fedavg_and_stays_nearer_to_the_start(run
 
 
 @pytest.mark.parametrize("top", ["3", "1.0"])
-def test_layer_skipping_with_every_block_is_fedavg(run_tiny: RunTiny, top: str) -> None:
-    fedavg = run_tiny(FEDAVG, out="fedavg")
+def test_layer_skipping_with_every_block_is_fedavg(run_tiny: RunTiny, run_once: RunTiny, top: str) -> None:
+    fedavg = run_once(FEDAVG)
     whole = run_tiny(f"method={{name: layer_skipping, top: {top}}}", out="whole")
     assert_same_tensors(fedavg.state.tensors, whole.state.tensors)
     assert whole.summary["communication"] == fedavg.summary["communication"]
@@ -94,9 +96,9 @@ def test_automatic_depth_is_the_fixed_depth_it_chose(run_tiny: RunTiny) -> None:
     assert chosen.summary["trainable_parameters"] == fixed.summary["trainable_parameters"]
 
 
-def test_automatic_depth_with_the_whole_share_is_fedavg(run_tiny: RunTiny) -> None:
+def test_automatic_depth_with_the_whole_share_is_fedavg(run_tiny: RunTiny, run_once: RunTiny) -> None:
     chosen = run_tiny("method={name: layer_skipping, top: {share: 1.0}}", out="chosen")
-    fedavg = run_tiny(FEDAVG, out="fedavg")
+    fedavg = run_once(FEDAVG)
     assert_same_tensors(chosen.state.tensors, fedavg.state.tensors)
 
 
@@ -111,8 +113,8 @@ def assert_close(one: Finished, other: Finished) -> None:
 
 
 @pytest.mark.parametrize("settings", ["portion: 1.0", "update: full", "portion: 1.0, selection: sketched"])
-def test_fedtlu_with_every_block_is_fedavg(run_tiny: RunTiny, settings: str) -> None:
-    fedavg = run_tiny("method={name: fedavg}", *SGD, out="fedavg")
+def test_fedtlu_with_every_block_is_fedavg(run_tiny: RunTiny, run_once: RunTiny, settings: str) -> None:
+    fedavg = run_once("method={name: fedavg}", *SGD)
     whole = run_tiny(f"method={{name: fedtlu, {settings}}}", *SGD, out="whole")
     assert_close(fedavg, whole)
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import TINY, RunTiny, assert_same_tensors, finished
+from support import TINY, Call, RunTiny, assert_same_tensors, finished
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import read_source
@@ -38,25 +38,27 @@ class StoppedError(Exception):
     """Stands for whatever ends a process."""
 
 
-def interrupt(folder: Path, overrides: list[str], *, after: int) -> None:
+def interrupt(folder: Path, overrides: list[str], *, after: int, resume: bool = False) -> None:
     """Runs until a client of the round after `after` has finished, then breaks off."""
 
     def listen(event: str, facts) -> None:
         if event == "client" and facts["round"] == after + 1:
             raise StoppedError
 
+    source = resumable(folder, None, []) if resume else read_source(None, [*TINY, *overrides])
     with pytest.raises(StoppedError):
-        open_run(read_source(None, [*TINY, *overrides]), folder, listen, resume=False).execute()
+        open_run(source, folder, listen, resume=resume).execute(resume=resume)
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("after", [0, 2])
-def test_resumed_is_uninterrupted(run_tiny: RunTiny, tmp_path: Path, method: str, after: int) -> None:
+def test_resumed_is_uninterrupted(run_tiny: RunTiny, tmp_path: Path, method: str) -> None:
+    """Stopped twice: before a round is committed, and after two of them."""
     share = 1.0 if "fedadaopt" in method else 0.67  # which needs three clients in a round
     server = "data.split.server=2"  # which one of them needs
     overrides = [f"method={method}", "federation.rounds=4", f"federation.sample={share}", server]
     whole = run_tiny(*overrides, out="whole")
-    interrupt(tmp_path / "broken", overrides, after=after)
+    interrupt(tmp_path / "broken", overrides, after=0)
+    interrupt(tmp_path / "broken", overrides, after=2, resume=True)
     resumed = run_tiny(out="broken", resume=True)
     assert_same_tensors(whole.state.tensors, resumed.state.tensors)
     assert resumed.summary["metrics"] == whole.summary["metrics"]
@@ -72,14 +74,13 @@ def test_resumed_is_uninterrupted(run_tiny: RunTiny, tmp_path: Path, method: str
     ],
 )
 def test_a_stopped_process_loses_at_most_the_round_under_way(
-    run_tiny: RunTiny, tmp_path: Path, ending: signal.Signals
+    run_tiny: RunTiny, call: Call, tmp_path: Path, ending: signal.Signals
 ) -> None:
     overrides = ["federation.rounds=4", "threads=1"]
     whole = run_tiny(*overrides, out="whole")
     folder, empty = tmp_path / "stopped", tmp_path / "empty.yaml"
     empty.write_text("{}\n")  # nothing but defaults, in place of the demo
-    fedstrata = [sys.executable, "-m", "fedstrata", "run"]
-    command = [*fedstrata, str(empty), *TINY, *overrides, "--out", str(folder)]
+    command = [sys.executable, "-m", "fedstrata", "run", str(empty), *TINY, *overrides, "--out", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -94,24 +95,23 @@ def test_a_stopped_process_loses_at_most_the_round_under_way(
         assert process.returncode == -signal.SIGKILL
         with (folder / "record.jsonl").open("a") as record:
             record.write('{"event": "round", "round": 3, "los')  # what a crash of the machine may leave
-    done = subprocess.run(
-        [*fedstrata, "--resume", "--out", str(folder)], capture_output=True, text=True, check=True
-    )
-    assert "going on after round" in done.stdout
+    done = call("run", "--resume", "--out", folder)
+    assert done.status == 0
+    assert "going on after round" in done.out
     resumed = finished(folder, json.loads((folder / "summary.json").read_text()))
     assert_same_tensors(whole.state.tensors, resumed.state.tensors)
     assert resumed.summary["metrics"] == whole.summary["metrics"]
 
 
-def test_more_rounds_can_be_added_to_a_finished_run(run_tiny: RunTiny) -> None:
-    whole = run_tiny("federation.rounds=3", out="whole")
+def test_more_rounds_can_be_added_to_a_finished_run(run_tiny: RunTiny, run_once: RunTiny) -> None:
+    whole = run_once("federation.rounds=3")
     run_tiny("federation.rounds=1", out="short")
     longer = run_tiny("federation.rounds=3", out="short", resume=True)
     assert_same_tensors(whole.state.tensors, longer.state.tensors)
 
 
-def test_a_newest_checkpoint_that_is_damaged_costs_one_round(run_tiny: RunTiny) -> None:
-    whole = run_tiny("federation.rounds=3", out="whole")
+def test_a_newest_checkpoint_that_is_damaged_costs_one_round(run_tiny: RunTiny, run_once: RunTiny) -> None:
+    whole = run_once("federation.rounds=3")
     broken = run_tiny("federation.rounds=2", out="broken")
     newest = max((broken.folder / "checkpoints").glob("*.safetensors"))
     newest.write_bytes(newest.read_bytes()[:-1])

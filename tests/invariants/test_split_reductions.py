@@ -36,9 +36,11 @@ def assert_close(one: Finished, other: Finished) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_one_client_trains_as_if_it_had_the_whole_model(run_tiny: RunTiny, mode: str) -> None:
+def test_one_client_trains_as_if_it_had_the_whole_model(
+    run_tiny: RunTiny, run_once: RunTiny, mode: str
+) -> None:
     site = ("data.synthetic.sites=1", "data.synthetic.notes=12", *PLAIN)
-    whole = run_tiny("method={name: fedavg}", *site, out="whole")
+    whole = run_once("method={name: fedavg}", *site)
     divided = run_tiny(f"method={{name: fl_llama, {mode}}}", *site, out="divided")
     assert_close(whole, divided)
 
@@ -46,22 +48,22 @@ def test_one_client_trains_as_if_it_had_the_whole_model(run_tiny: RunTiny, mode:
 @pytest.mark.parametrize("settings", ["in_flight: 1", "in_flight: 2", "in_flight: 9", "front: 0", "back: 0"])
 @pytest.mark.parametrize("adapter", ["adapter=null", LORA])
 def test_batches_in_flight_cuts_and_adapters_change_nothing(
-    run_tiny: RunTiny, settings: str, adapter: str
+    run_tiny: RunTiny, run_once: RunTiny, settings: str, adapter: str
 ) -> None:
     site = ("data.synthetic.sites=1", "data.synthetic.notes=12", "training.accumulation=3", *PLAIN, adapter)
-    whole = run_tiny("method={name: fedavg}", *site, out="whole")
+    whole = run_once("method={name: fedavg}", *site)
     divided = run_tiny(f"method={{name: fl_llama, {settings}}}", *site, out="divided")
     assert_close(whole, divided)
 
 
-def test_terms_with_weights_are_divided_by_the_sum_of_these(run_tiny: RunTiny) -> None:
+def test_terms_with_weights_are_divided_by_the_sum_of_these(run_tiny: RunTiny, run_once: RunTiny) -> None:
     """Of pairs that stand for more like them the weights are no whole numbers."""
     pairs = (
         "data={types: null, relations: [dosage], modifiers: clinical, synthetic: {sites: 1, notes: 12}}",
         "task={name: relations, max_length: 48, negatives: 0.3}",
         "training.batch_size=8",
     )
-    whole = run_tiny("method={name: fedavg}", *pairs, *PLAIN, out="whole")
+    whole = run_once("method={name: fedavg}", *pairs, *PLAIN)
     divided = run_tiny("method={name: fl_llama}", *pairs, *PLAIN, out="divided")
     assert_close(whole, divided)
 
@@ -82,18 +84,22 @@ def test_each_segment_is_clipped_by_its_own_norm(run_tiny: RunTiny, mode: str) -
         assert moved.item() == pytest.approx(0.01, rel=0.01)
 
 
-def test_averages_of_all_segments_after_every_step_are_rounds_of_fedavg(run_tiny: RunTiny) -> None:
+def test_averages_of_all_segments_after_every_step_are_rounds_of_fedavg(
+    run_tiny: RunTiny, run_once: RunTiny
+) -> None:
     """A step is an epoch here, and optimisers that begin anew have nothing to forget."""
     step = (*PLAIN, "training.batch_size=1000", "model.config.classifier_dropout=0.0")
-    whole = run_tiny("method={name: fedavg}", *step, "federation.rounds=3", out="whole")
+    whole = run_once("method={name: fedavg}", *step, "federation.rounds=3")
     every = "mode: hierarchical, average_every: 1, average_ends: 1"
     method = f"method={{name: fl_llama, {every}}}"
     divided = run_tiny(method, *step, "training.epochs=3", "federation.rounds=1", out="divided")
     assert_close(whole, divided)
 
 
-def test_copies_of_the_middle_that_are_averaged_once_a_round_are_fedavg(run_tiny: RunTiny) -> None:
-    whole = run_tiny("method={name: fedavg}", *PLAIN, out="whole")
+def test_copies_of_the_middle_that_are_averaged_once_a_round_are_fedavg(
+    run_tiny: RunTiny, run_once: RunTiny
+) -> None:
+    whole = run_once("method={name: fedavg}", *PLAIN)
     divided = run_tiny("method={name: fl_llama, mode: hierarchical}", *PLAIN, out="divided")
     assert_close(whole, divided)
 
@@ -120,10 +126,10 @@ def test_a_joint_step_is_that_of_a_mean(run_tiny: RunTiny, tmp_path: Path, mean:
         torch.testing.assert_close(divided.state.tensors[name], sums[name] / total, rtol=1e-4, atol=1e-6)
 
 
-def test_clients_may_be_divided_at_different_places(run_tiny: RunTiny) -> None:
+def test_clients_may_be_divided_at_different_places(run_tiny: RunTiny, run_once: RunTiny) -> None:
     """A block that one client holds, and the server for the others, is the mean of both."""
     cuts = "cuts: {site-2: {front: 0, back: 1}, site-3: {front: 1, back: 0}}, front: 0, back: 0"
-    whole = run_tiny("method={name: fedavg}", *PLAIN, out="whole")
+    whole = run_once("method={name: fedavg}", *PLAIN)
     divided = run_tiny(f"method={{name: fl_llama, mode: hierarchical, {cuts}}}", *PLAIN, out="divided")
     assert_close(whole, divided)
 
@@ -157,10 +163,12 @@ def test_ends_averaged_within_a_round_are_those_of_shorter_rounds(run_tiny: RunT
 
 
 @pytest.mark.parametrize("mode", ["sequential", "hierarchical"])
-def test_more_batches_may_be_in_flight_than_anybody_would_want(run_tiny: RunTiny, mode: str) -> None:
-    batches = ("data.synthetic.sites=1", "data.synthetic.notes=60", "training.batch_size=1", *PLAIN)
+def test_more_batches_may_be_in_flight_than_anybody_would_want(
+    run_tiny: RunTiny, run_once: RunTiny, mode: str
+) -> None:
+    batches = ("data.synthetic.sites=1", "data.synthetic.notes=28", "training.batch_size=1", *PLAIN)
     once = (*batches, "training.accumulation=80", "federation.rounds=1")
-    whole = run_tiny("method={name: fedavg}", *once, out="whole")
+    whole = run_once("method={name: fedavg}", *once)
     divided = run_tiny(f"method={{name: fl_llama, mode: {mode}, in_flight: 80}}", *once, out="divided")
     assert_close(whole, divided)
 

@@ -119,7 +119,9 @@ def test_ranks_that_a_round_lacks_stay_as_they_were(run_tiny: RunTiny) -> None:
 
 def test_ranks_whose_norms_fall_are_given_up(run_tiny: RunTiny) -> None:
     method = "method={name: hetlora, ranks: [4], prune: {keep: 0.75, penalty: 1000.0}}"
-    run = run_tiny(method, LORA, "federation.rounds=3", "training.learning_rate=0.02")
+    run = run_tiny(
+        method, LORA, "federation.rounds=3", "training.learning_rate=0.02", "data.synthetic.notes=24"
+    )
     ranks = [state["ranks"].values() for state in states(run)]
     assert set(ranks[0]) == {4}  # at the start B is zero, and no norm can fall
     assert max(ranks[-1]) < 4

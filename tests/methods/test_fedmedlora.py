@@ -21,7 +21,7 @@ from fedstrata.engine.prepare import prepare
 from fedstrata.models.state import Model
 
 LORA = "adapter={kind: lora, rank: 2}"
-SERVER = "data.split.server=3"
+SERVER = ("data.split.server=3", "data.synthetic.notes=24")
 
 
 def untrained(*overrides: str) -> Model:
@@ -44,7 +44,7 @@ def travelling(monkeypatch: pytest.MonkeyPatch) -> dict[type, set[str]]:
 
 
 def test_sites_are_weighed_by_their_loss_and_their_examples(run_tiny: RunTiny) -> None:
-    run = run_tiny("method={name: fedmedlora_plus}", LORA, SERVER)
+    run = run_tiny("method={name: fedmedlora_plus}", LORA, *SERVER)
     examples = {event["client"]: event["examples"] for event in run.of("client")}
     for event in run.of("round"):
         facts = event["state"]["influence"]
@@ -61,7 +61,7 @@ def test_sites_are_weighed_by_their_loss_and_their_examples(run_tiny: RunTiny) -
 
 def test_a_site_that_harms_the_server_s_documents_counts_less(run_tiny: RunTiny) -> None:
     corrupt = "federation.corrupt={share: 0.3, kind: scale, strength: 300.0}"
-    run = run_tiny("method={name: fedmedlora_plus}", LORA, SERVER, corrupt, "federation.rounds=1")
+    run = run_tiny("method={name: fedmedlora_plus}", LORA, *SERVER, corrupt, "federation.rounds=1")
     (bad,) = run.of("run")[0]["corrupt"]["clients"]
     facts = run.of("round")[0]["state"]["influence"]
     assert max(facts, key=lambda client: facts[client]["loss"]) == bad
@@ -70,9 +70,9 @@ def test_a_site_that_harms_the_server_s_documents_counts_less(run_tiny: RunTiny)
 
 def test_no_site_has_more_than_the_cap(run_tiny: RunTiny) -> None:
     sizes = "data.synthetic.imbalance=2.0"
-    free = run_tiny("method={name: fedmedlora_plus}", LORA, SERVER, sizes, "federation.rounds=1", out="free")
+    free = run_tiny("method={name: fedmedlora_plus}", LORA, *SERVER, sizes, "federation.rounds=1", out="free")
     capped = run_tiny(
-        "method={name: fedmedlora_plus, cap: 0.4}", LORA, SERVER, sizes, "federation.rounds=1", out="capped"
+        "method={name: fedmedlora_plus, cap: 0.4}", LORA, *SERVER, sizes, "federation.rounds=1", out="capped"
     )
     before, after = (run.summary["state"]["influence"] for run in (free, capped))
     largest = max(before, key=lambda client: before[client]["weight"])
@@ -85,7 +85,7 @@ def test_no_site_has_more_than_the_cap(run_tiny: RunTiny) -> None:
 
 def test_a_cap_below_equal_shares_is_refused(run_tiny: RunTiny) -> None:
     with pytest.raises(ConfigurationError, match=r"method\.cap: must be at least 1/3, .* not 0\.3"):
-        run_tiny("method={name: fedmedlora_plus, cap: 0.3}", LORA, SERVER)
+        run_tiny("method={name: fedmedlora_plus, cap: 0.3}", LORA, *SERVER)
 
 
 def test_without_documents_of_the_server_s_the_run_is_refused(run_tiny: RunTiny) -> None:
@@ -97,24 +97,24 @@ def test_without_documents_of_the_server_s_the_run_is_refused(run_tiny: RunTiny)
 
 def test_the_server_s_documents_are_nobody_else_s_and_the_same_for_every_method(run_tiny: RunTiny) -> None:
     runs = [
-        run_tiny(f"method={{name: {name}}}", SERVER, "federation.rounds=1", out=name)
+        run_tiny(f"method={{name: {name}}}", *SERVER, "federation.rounds=1", out=name)
         for name in ("fedmedlora_plus", "fedlora", "centralized")
     ]
     starts = [run.of("run")[0] for run in runs]
     assert starts[0]["server_documents"] == starts[1]["server_documents"] == starts[2]["server_documents"]
     assert starts[0]["data"] == starts[1]["data"] == starts[2]["data"]
-    experiment = prepare(read_source(None, [*TINY, SERVER]))
+    experiment = prepare(read_source(None, [*TINY, *SERVER]))
     known = {document.id for own in experiment.clients.values() for document in own.all}
     assert len(starts[0]["server_documents"]) == 3
     assert not known & set(starts[0]["server_documents"])
-    whole = prepare(read_source(None, list(TINY)))
+    whole = prepare(read_source(None, [*TINY, SERVER[1]]))
     everything = {document.id for own in whole.clients.values() for document in own.all}
     assert everything == known | set(starts[0]["server_documents"])
 
 
 def test_no_text_of_the_server_s_documents_is_in_the_run_directory(run_tiny: RunTiny) -> None:
-    run = run_tiny("method={name: fedmedlora_plus}", LORA, SERVER, "federation.rounds=1")
-    texts = [document.text for document in prepare(read_source(None, [*TINY, SERVER])).server]
+    run = run_tiny("method={name: fedmedlora_plus}", LORA, *SERVER, "federation.rounds=1")
+    texts = [document.text for document in prepare(read_source(None, [*TINY, *SERVER])).server]
     written = "".join(
         path.read_text(errors="ignore")
         for path in run.folder.rglob("*")
@@ -128,7 +128,7 @@ def test_no_text_of_the_server_s_documents_is_in_the_run_directory(run_tiny: Run
 def test_the_printed_formulas_shrink_the_adapters_and_say_so(
     run_tiny: RunTiny, caplog: pytest.LogCaptureFixture, method: str
 ) -> None:
-    rest = (LORA, SERVER, "federation.rounds=1")
+    rest = (LORA, *SERVER, "federation.rounds=1")
     plain = run_tiny(f"method={{name: {method}}}", *rest, out="plain")
     assert not caplog.messages
     printed = run_tiny(f"method={{name: {method}, literal: true}}", *rest, out="printed")
@@ -147,7 +147,7 @@ def test_influence_is_exported_under_numbers_and_not_names(run_tiny: RunTiny, tm
     from fedstrata.results.export import SUMMARY, export
     from fedstrata.results.result import open_result
 
-    run = run_tiny("method={name: fedmedlora_plus}", LORA, SERVER, "federation.rounds=1")
+    run = run_tiny("method={name: fedmedlora_plus}", LORA, *SERVER, "federation.rounds=1")
     out = tmp_path / "out"
     export(open_result(run.folder), out, licence=None, language=None, with_names=False)
     state = json.loads((out / SUMMARY).read_text())["state"]
@@ -211,4 +211,4 @@ def test_one_factor_is_what_is_sent(run_tiny: RunTiny, method: str, factor: str)
 @pytest.mark.parametrize("name", ["fedmedlora", "fedmedlora_plus", "fedsa_lora", "ffa_lora"])
 def test_they_need_low_rank_adapters(run_tiny: RunTiny, name: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"adapter\.kind: must be lora with method {name}"):
-        run_tiny(f"method={{name: {name}}}", "adapter={kind: bottleneck}", SERVER)
+        run_tiny(f"method={{name: {name}}}", "adapter={kind: bottleneck}", *SERVER)

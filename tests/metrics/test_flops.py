@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import cache
 from typing import Any, Literal
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
@@ -114,9 +115,13 @@ def test_counts_are_those_of_torch(family: str, kind: str) -> None:
             assert counted == count(module, layout, names), choice.__name__
 
 
+BERT = cache(lambda: tiny("bert"))
+
+
+@settings(max_examples=25)
 @given(rows=st.integers(1, 5), tokens=st.integers(2, 40))
 def test_counts_are_those_of_torch_whatever_the_shape(rows: int, tokens: int) -> None:
-    module = tiny("bert")
+    module = BERT()
     layout = find_layout(module)
     names = top(module, layout)
     expected = count(module, layout, names, rows, tokens)

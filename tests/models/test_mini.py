@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import cache
 from importlib.resources import files
 
 import pytest
@@ -37,9 +38,12 @@ def test_it_loads_as_a_tagger_with_only_the_head_new() -> None:
     assert len(model.layout.blocks) == 8
 
 
+TOKENIZER = cache(lambda: AutoTokenizer.from_pretrained(FOLDER))
+
+
 @given(st.text(max_size=60))
 def test_its_tokenizer_loses_no_byte(text: str) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(FOLDER)
+    tokenizer = TOKENIZER()
     assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
 
 

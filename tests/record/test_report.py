@@ -350,7 +350,12 @@ def test_scores_by_simulated_time_are_drawn_where_runs_have_it(write_run, events
 
 
 def test_what_each_client_counted_by_its_loss_is_a_table(run_tiny: RunTiny) -> None:
-    run = run_tiny("method={name: fedmedlora_plus, cap: 0.4}", "data.split.server=3", report=True)
+    run = run_tiny(
+        "method={name: fedmedlora_plus, cap: 0.4}",
+        "data.split.server=3",
+        "data.synthetic.notes=18",
+        report=True,
+    )
     (table,) = [table for table in report(run.folder).tables if table[0][0] == "client"]
     shown = {row[0]: row[1:] for row in table[1:]}
     rounds = [event["state"]["influence"] for event in run.of("round")]

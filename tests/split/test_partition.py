@@ -168,7 +168,7 @@ def test_adapters_begin_alike_on_every_side(tiny_model: Tiny, family: str, kind:
 
 
 MEASURE = """
-import ctypes, sys
+import ctypes, json, os, sys
 from functools import partial
 from pathlib import Path
 from fedstrata.adapters.attach import attach
@@ -176,23 +176,24 @@ from fedstrata.core.settings.adapter import BottleneckSettings, LoraSettings
 from fedstrata.core.settings.model import ModelSettings
 from fedstrata.core.seeding import Seed
 from fedstrata.models.load import load
-from fedstrata.split import partition
+from fedstrata.core.cut import Cut
+from fedstrata.split import divide
+# as the two commands begin: imported before the processes part
+from fedstrata.core.settings.source import read_source
+from fedstrata.engine.agreeing import Agreements
+from fedstrata.engine.joining import RemoteClient
+from fedstrata.engine.sides import prepare_client, prepare_server
 
 def peak():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
-def read(folder, ends):
-    cut = partition.Cut(ends, ends)
-    without = partial(getattr(partition, take), cut=cut)
+def read(folder, ends, take):
+    without = partial(getattr(divide, take), cut=Cut(ends, ends))
     return load(ModelSettings(name=folder), kind="causal-lm", seed=Seed(0), without=without)
 
-def serve(folder, ends):
+def serve(folder, ends, take):
     # as `fedstrata split serve` begins
-    from fedstrata.core.settings.source import read_source
-    from fedstrata.engine.agreeing import Agreements
-    from fedstrata.engine.sides import prepare_server
-
     method = f"method={{name: fl_llama, front: {ends}, back: {ends}}}"
     given = [method, f"model.name={folder}", "task={name: lm, max_length: 16}", "adapter.kind=lora"]
     experiment = prepare_server(read_source(None, given), ["north"])
@@ -200,12 +201,8 @@ def serve(folder, ends):
     assert experiment.method.start(experiment.model).tensors
     return experiment.model
 
-def join(folder, ends):
+def join(folder, ends, take):
     # as `fedstrata split join` begins
-    from fedstrata.core.settings.source import read_source
-    from fedstrata.engine.joining import RemoteClient
-    from fedstrata.engine.sides import prepare_client
-
     texts = Path(folder, "texts", "north")
     texts.mkdir(parents=True)
     (texts / "notes.txt").write_text("no fever . " * 40)
@@ -217,15 +214,25 @@ def join(folder, ends):
     assert client.greeting["examples"] > 0
     return experiment.model
 
-take, ends, small, large = sys.argv[1:]
-read = {"serve": serve, "join": join}.get(take, read)
-read(small, 1)  # what the libraries load is not counted
-ctypes.CDLL(None).malloc_trim(0)
-Path("/proc/self/clear_refs").write_text("5")
-before = peak()
-model = read(large, int(ends))
-print(peak() - before, sum(each.nbytes for each in model.module.parameters()))
+def measure(take, ends):
+    begin = {"serve": serve, "join": join}.get(take, read)
+    begin(small, 1, take)  # what the libraries load is not counted
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = peak()
+    model = begin(large, ends, take)
+    held = sum(each.nbytes for each in model.module.parameters())
+    print(json.dumps([take, peak() - before, held]), flush=True)
+
+small, large, asked = sys.argv[1:]
+for take, ends in json.loads(asked).items():  # each in a process of its own that has imported everything
+    if (process := os.fork()) == 0:
+        measure(take, ends)
+        os._exit(0)
+    assert os.waitpid(process, 0)[1] == 0, take
 """
+ENDS = {"leave_ends": 1, "join": 1, "leave_middle": 6, "serve": 6}
+"""Two blocks are left to each."""
 
 
 @pytest.fixture(scope="module")
@@ -245,18 +252,23 @@ def large(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> t
     return folders[0], folders[1]
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is measured by Linux's /proc")
-@pytest.mark.parametrize(
-    ("take", "ends"), [("leave_ends", 1), ("join", 1), ("leave_middle", 6), ("serve", 6)]
-)
-def test_a_process_never_holds_the_other_sides_tensors(
-    large: tuple[Path, Path], take: str, ends: int
-) -> None:
-    """The greatest memory a process ever has while it loads two blocks; twelve are on the other side."""
-    command = [sys.executable, "-c", MEASURE, take, str(ends), *map(str, large)]
+@pytest.fixture(scope="module")
+def measured(large: tuple[Path, Path]) -> dict[str, tuple[int, int]]:
+    """By how many bytes each process grew, and how many the tensors have that it then holds."""
+    command = [sys.executable, "-c", MEASURE, *map(str, large), json.dumps(ENDS)]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
-    grown, held = map(int, found.stdout.split())
+    rows = [json.loads(line) for line in found.stdout.splitlines() if line.startswith('["')]
+    return {take: (grown, held) for take, grown, held in rows}
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is measured by Linux's /proc")
+@pytest.mark.parametrize("take", ENDS)
+def test_a_process_never_holds_the_other_sides_tensors(
+    measured: dict[str, tuple[int, int]], take: str
+) -> None:
+    """The greatest memory a process ever has while it loads two blocks; twelve are on the other side."""
+    grown, held = measured[take]
     block = 4 * (4 * 512**2 + 3 * 512 * 2048)
     assert held == pytest.approx(
         2 * block, rel=0.05 if take in ("serve", "join") else 0.02

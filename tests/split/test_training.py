@@ -47,7 +47,8 @@ from fedstrata.tasks.lm import LanguageModelling
 from fedstrata.tasks.ner import NamedEntityRecognition
 from fedstrata.train.local import train_mode
 
-CUTS = [Cut(0, 0), Cut(1, 0), Cut(0, 1), Cut(1, 1), Cut(2, 0), Cut(0, 2)]
+CUTS = [Cut(0, 0), Cut(1, 0), Cut(0, 1), Cut(2, 0), Cut(0, 2)]
+"""All but one block on each side, which every architecture is divided at with every head."""
 NARROW = {"sliding_window": 4, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}
 
 

@@ -131,7 +131,7 @@ def test_many_steps_are_those_of_the_textbook(optimizer: str) -> None:
     overrides = [
         f"training.optimizer={optimizer}", *extra, "training.batch_size=4", "training.accumulation=2",
         "training.epochs=2", "training.schedule=linear", "training.warmup=0.3", "training.clip_norm=0.3",
-        "training.weight_decay=0.2", "model.config.classifier_dropout=0.0",
+        "training.weight_decay=0.2", "model.config.classifier_dropout=0.0", "data.synthetic.notes=24",
     ]  # fmt: skip
     experiment, client, _ = make_client(*overrides)
     names = experiment.model.layout.all

@@ -14,7 +14,7 @@ from fedstrata.engine.prepare import prepare
 from fedstrata.engine.rounds import sites_of
 from fedstrata.privacy.attacks.leakage import Attempt, Target, leakage_table
 
-QUICK = Target(fronts=[0, 1], noises=[0.0, 50.0], texts=60, epochs=3)
+QUICK = Target(fronts=[0, 1], noises=[0.0, 50.0], texts=20, epochs=1)
 
 
 def table_of(settings: list[str], target: Target) -> list[Attempt]:

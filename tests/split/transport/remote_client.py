@@ -165,7 +165,16 @@ def start(arguments: list[str], out: str) -> int:
     os._exit(status)
 
 
+def warm_up() -> None:
+    """Prepares a client once: much is imported only then, and every process would do so anew."""
+    from fedstrata.engine.sides import prepare_client
+
+    overrides = [*TINY, "method={name: fl_llama}", "adapter={kind: lora}", "device=cpu"]
+    prepare_client(read_source(None, overrides), "site-1")
+
+
 if __name__ == "__main__":
+    warm_up()
     assert "grpc" not in sys.modules
     while line := sys.stdin.readline():
         order = json.loads(line)
