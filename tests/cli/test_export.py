@@ -11,8 +11,8 @@ from fedstrata.cli.main import app
 from fedstrata.core.errors import ConfigurationError
 
 
-def test_a_folder_with_a_card_and_a_licence_field(run_tiny: RunTiny, tmp_path: Path) -> None:
-    done = run_tiny("federation.rounds=1")
+def test_a_folder_with_a_card_and_a_licence_field(run_once: RunTiny, tmp_path: Path) -> None:
+    done = run_once("federation.rounds=1")
     out = tmp_path / "tagger"
     shown = CliRunner().invoke(app, ["export", str(done.folder), "--out", str(out)])
     assert shown.exit_code == 0, shown.output

@@ -26,7 +26,7 @@ PHONES = (
 """A billion operations and a million bytes a second."""
 
 
-ONCE = ("devices={}", "federation.rounds=1", "training.batch_size=4")
+ONCE = ("devices={}", "federation.rounds=1", "training.batch_size=4", "data.synthetic.notes=24")
 LORA = "adapter={kind: lora, rank: 2}"
 
 

@@ -75,8 +75,8 @@ def test_a_run_leaves_what_the_design_says(run_tiny: RunTiny, method: str) -> No
     assert not leftovers
 
 
-def test_the_resolved_configuration_gives_the_same_run_again(run_tiny: RunTiny, tmp_path: Path) -> None:
-    first = run_tiny()
+def test_the_resolved_configuration_gives_the_same_run_again(run_once: RunTiny, tmp_path: Path) -> None:
+    first = run_once()
     again = open_run(
         read_source(first.folder / "config.yaml", []),
         tmp_path / "again",
@@ -96,8 +96,8 @@ def test_the_saved_model_loads_with_transformers_and_holds_the_global_state(run_
     assert model(**tokenizer("Denies chest pain.", return_tensors="pt")).logits.shape[-1] == 9
 
 
-def test_a_personal_method_saves_a_model_for_every_client(run_tiny: RunTiny) -> None:
-    run = run_tiny("method={name: local_only}")
+def test_a_personal_method_saves_a_model_for_every_client(run_once: RunTiny) -> None:
+    run = run_once("method={name: local_only}")
     assert not (run.folder / "model").exists()
     weights = [
         AutoModelForTokenClassification.from_pretrained(run.folder / "clients" / site / "model").score.weight
@@ -106,9 +106,9 @@ def test_a_personal_method_saves_a_model_for_every_client(run_tiny: RunTiny) -> 
     assert not torch.equal(*weights)
 
 
-def test_clients_take_turns_without_leaving_traces(run_tiny: RunTiny) -> None:
+def test_clients_take_turns_without_leaving_traces(run_once: RunTiny, tmp_path: Path) -> None:
     """A client's result does not depend on who was before it: the others are left out of the second run."""
-    everybody = run_tiny("method={name: local_only}", out="everybody")
+    everybody = run_once("method={name: local_only}")
     with_one_only = {}
 
     class OnlyTheLast:
@@ -126,7 +126,7 @@ def test_clients_take_turns_without_leaving_traces(run_tiny: RunTiny) -> None:
 
     opened = open_run(
         read_source(None, [*TINY, "method={name: local_only}"]),
-        everybody.folder.parent / "alone",
+        tmp_path / "alone",
         lambda event, facts: with_one_only.update(facts) if event == "client" else None,
         resume=False,
     )
@@ -189,8 +189,8 @@ def test_a_run_without_validation_documents_is_not_scored_until_the_end(run_tiny
     assert run.summary["metrics"]["global"]["f1"] >= 0
 
 
-def test_weights_are_numbers_of_training_examples(run_tiny: RunTiny) -> None:
-    run = run_tiny("federation.rounds=1")
+def test_weights_are_numbers_of_training_examples(run_once: RunTiny) -> None:
+    run = run_once("federation.rounds=1")
     clients = run.of("client")
     mean = sum(event["loss"] * event["examples"] for event in clients) / sum(
         event["examples"] for event in clients

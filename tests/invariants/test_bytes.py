@@ -38,9 +38,9 @@ def layout_of(run) -> dict[str, int]:
     return sizes
 
 
-def test_layer_skipping_sends_the_top_blocks_the_norm_and_the_head(run_tiny: RunTiny) -> None:
-    whole = run_tiny("method={name: fedavg}", "federation.rounds=1", out="whole")
-    top = run_tiny("method={name: layer_skipping, top: 1}", "federation.rounds=1", out="top")
+def test_layer_skipping_sends_the_top_blocks_the_norm_and_the_head(run_once: RunTiny) -> None:
+    whole = run_once("method={name: fedavg}", "federation.rounds=1")
+    top = run_once("method={name: layer_skipping, top: 1}", "federation.rounds=1")
     sizes = layout_of(whole)
     expected = sizes["2"] + sizes["model.norm.weight"] + sizes["score.weight"] + sizes["score.bias"]
     assert set(layout_of(top)) == {"2", "model.norm.weight", "score.weight", "score.bias"}
@@ -62,8 +62,8 @@ def test_a_local_head_stays_at_home(run_tiny: RunTiny) -> None:
     assert set(head.tensors) == {"score.weight", "score.bias"}
 
 
-def test_local_only_sends_no_tensor(run_tiny: RunTiny) -> None:
-    sent = run_tiny("method={name: local_only}").summary["communication"]
+def test_local_only_sends_no_tensor(run_once: RunTiny) -> None:
+    sent = run_once("method={name: local_only}").summary["communication"]
     assert sent["bytes_up_per_client_round"] < 200
 
 

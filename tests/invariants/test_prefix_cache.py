@@ -64,9 +64,9 @@ def test_a_finished_run_keeps_no_states(run_once: RunTiny) -> None:
     }
 
 
-def test_a_method_that_trains_everything_has_nothing_to_keep(run_tiny: RunTiny) -> None:
+def test_a_method_that_trains_everything_has_nothing_to_keep(run_tiny: RunTiny, run_once: RunTiny) -> None:
     plain = run_tiny("method={name: fedavg}", "training.cache=off", out="off")
-    same = run_tiny("method={name: fedavg}", out="auto")
+    same = run_once("method={name: fedavg}")
     assert not same.of("cache")
     assert_same_tensors(plain.state.tensors, same.state.tensors)
     with pytest.raises(ConfigurationError, match=r"training\.cache: 'on' needs .*use auto"):

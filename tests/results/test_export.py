@@ -57,7 +57,7 @@ def test_a_card_says_how_much_of_a_long_text_is_read(run_tiny: RunTiny, tmp_path
 
 
 def test_what_the_card_says_is_what_the_run_did(run_tiny: RunTiny, tmp_path: Path) -> None:
-    done = run_tiny("federation.rounds=2")
+    done = run_tiny("federation.rounds=2", "data.synthetic.notes=24")
     card, _ = exported(done, tmp_path / "tagger", licence="apache-2.0")
     summary = done.summary
     head = card.data
@@ -113,8 +113,8 @@ def test_neither_paths_nor_names_of_sites_leave(run_tiny: RunTiny, tmp_path: Pat
     assert "st-marys" in named
 
 
-def test_the_summary_for_programs(run_tiny: RunTiny, tmp_path: Path) -> None:
-    done = run_tiny("federation.rounds=1")
+def test_the_summary_for_programs(run_once: RunTiny, tmp_path: Path) -> None:
+    done = run_once("federation.rounds=1")
     exported(done, tmp_path / "out")
     facts = json.loads((tmp_path / "out" / "fedstrata.json").read_text())
     assert facts["metrics"]["global"] == done.summary["metrics"]["global"]
@@ -176,8 +176,8 @@ def test_a_run_without_test_documents(run_tiny: RunTiny, tmp_path: Path) -> None
     assert "no test documents" in card.text
 
 
-def test_a_folder_in_use_is_left_alone(run_tiny: RunTiny, tmp_path: Path) -> None:
-    done = run_tiny("federation.rounds=1")
+def test_a_folder_in_use_is_left_alone(run_once: RunTiny, tmp_path: Path) -> None:
+    done = run_once("federation.rounds=1")
     with pytest.raises(ConfigurationError, match="not an empty folder"):
         exported(done, done.folder)
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
@@ -226,8 +226,8 @@ def test_an_adapter_alone_names_no_place(run_tiny: RunTiny, tmp_path: Path, adap
     assert ("fedstrata.adapters.bottleneck" in card.text) == ("bottleneck" in adapter)
 
 
-def test_a_run_without_an_adapter_has_none_to_keep(run_tiny: RunTiny, tmp_path: Path) -> None:
-    result = open_result(run_tiny("federation.rounds=1").folder)
+def test_a_run_without_an_adapter_has_none_to_keep(run_once: RunTiny, tmp_path: Path) -> None:
+    result = open_result(run_once("federation.rounds=1").folder)
     with pytest.raises(ConfigurationError, match="trained the model itself"):
         export(result, tmp_path / "x", licence=None, language=None, with_names=False, keep_adapter=True)
     assert not (tmp_path / "x").exists()

@@ -45,16 +45,16 @@ def test_the_saved_model_gives_the_logits_of_the_run(tmp_path: Path, overrides: 
     assert list(by_transformers.config.id2label.values()) == list(result.task.classes)
 
 
-def test_how_the_run_cut_windows_is_not_saved_with_the_tokenizer(run_tiny: RunTiny) -> None:
+def test_how_the_run_cut_windows_is_not_saved_with_the_tokenizer(run_once: RunTiny) -> None:
     """`tokenizers` itself would cut every text a user gives it; and local reading is nobody else's."""
-    folder = run_tiny("federation.rounds=1").folder / "model"
+    folder = run_once("federation.rounds=1").folder / "model"
     assert json.loads((folder / "tokenizer.json").read_text())["truncation"] is None
     assert "local_files_only" not in (folder / "tokenizer_config.json").read_text()
     assert len(AutoTokenizer.from_pretrained(folder)(LONG)["input_ids"]) > 64
 
 
-def test_scores_are_those_of_the_test_split(run_tiny: RunTiny) -> None:
-    done = run_tiny("federation.rounds=1")
+def test_scores_are_those_of_the_test_split(run_once: RunTiny) -> None:
+    done = run_once("federation.rounds=1")
     assert open_result(done.folder).scores == done.summary["metrics"]["global"]
 
 
@@ -70,14 +70,14 @@ def test_a_client_with_a_model_of_its_own(run_tiny: RunTiny) -> None:
         open_result(done.folder, client="site-9")
 
 
-def test_a_client_of_a_run_with_one_model(run_tiny: RunTiny) -> None:
-    done = run_tiny("federation.rounds=1")
+def test_a_client_of_a_run_with_one_model(run_once: RunTiny) -> None:
+    done = run_once("federation.rounds=1")
     with pytest.raises(ConfigurationError, match=r"--client: must be left out.*layer_skipping"):
         open_result(done.folder, client="site-1")
 
 
-def test_only_how_the_model_is_used_may_change(run_tiny: RunTiny) -> None:
-    done = run_tiny("federation.rounds=1")
+def test_only_how_the_model_is_used_may_change(run_once: RunTiny) -> None:
+    done = run_once("federation.rounds=1")
     chosen = open_result(done.folder, ["training.eval_batch_size=3", "device=cpu"])
     assert chosen.settings.training.eval_batch_size == 3
     with pytest.raises(

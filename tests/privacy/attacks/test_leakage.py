@@ -14,6 +14,7 @@ from fedstrata.engine.prepare import prepare
 from fedstrata.engine.rounds import sites_of
 from fedstrata.privacy.attacks.leakage import Attempt, Target, leakage_table
 
+SHORT = (*TINY, "task={name: ner, max_length: 16, stride: 4}")
 QUICK = Target(fronts=[0, 1], noises=[0.0, 50.0], texts=20, epochs=1)
 
 
@@ -24,7 +25,7 @@ def table_of(settings: list[str], target: Target) -> list[Attempt]:
 
 
 def test_depth_and_noise_are_rows_of_the_table() -> None:
-    attempts = table_of(TINY, QUICK)
+    attempts = table_of([*SHORT], QUICK)
     assert [(each.front, each.noise) for each in attempts] == [(0, 0.0), (0, 50.0), (1, 0.0), (1, 50.0)]
     plain, noisy = attempts[0].leakage, attempts[1].leakage
     assert plain.nearest == 1.0, "what a Llama without blocks sends are the input embeddings"
@@ -43,7 +44,7 @@ def test_a_cut_without_a_block_for_the_server_is_refused() -> None:
 
 def test_the_command_writes_the_table_and_refuses_what_is_no_number(call: Call, tmp_path: Path) -> None:
     options = ["--front", "1", "--noise", "0,1", "--texts", "20", "--epochs", "1", "--out", "leak"]
-    done = call("attack", *TINY, *options)
+    done = call("attack", *SHORT, *options)
     assert done.status == 0, done.err
     table = json.loads((tmp_path / "leak/leakage.json").read_text())
     assert [(row["front"], row["noise"]) for row in table["rows"]] == [(1, 0.0), (1, 1.0)]
