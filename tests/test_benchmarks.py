@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
 
+import baselines
 import pytest
 from support import REPOSITORY
 
@@ -146,11 +146,6 @@ def test_the_paper_s_adapter_has_its_parameters() -> None:
 
 
 def test_the_commonest_label_of_a_client_s_own_is_a_floor() -> None:
-    spec = importlib.util.spec_from_file_location("baselines", REPOSITORY / "benchmarks" / "baselines.py")
-    assert spec is not None and spec.loader is not None
-    baselines = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(baselines)
-
     def documents(labels: str) -> tuple[Document, ...]:
         return tuple(Document(str(number), "text", labels=(label,)) for number, label in enumerate(labels))
 
