@@ -24,6 +24,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from lookup import LookupTagger
+from nearest import NearestLinker
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.multiclass import OneVsRestClassifier
@@ -39,8 +41,6 @@ from fedstrata.data.split import Split
 from fedstrata.engine.prepare import check_settings
 from fedstrata.tasks import task_of
 from fedstrata.tasks.classify import DocumentClassification
-from fedstrata.tasks.lookup import LookupTagger
-from fedstrata.tasks.mention_pairs.nearest import NearestLinker
 from fedstrata.tasks.relations import RelationClassification
 
 

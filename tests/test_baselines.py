@@ -1,26 +1,15 @@
 from __future__ import annotations
 
-import importlib.util
 import warnings
-from typing import Any
 
 import pytest
-from support import REPOSITORY
+from baselines import tfidf_baseline
 
 from fedstrata.core.documents import Document
 from fedstrata.data.split import Split
 from fedstrata.tasks.classify import DocumentClassification
 
 WORDS = {"heart": "dyspnoea oedema", "kidney": "oliguria creatinine", "lung": "cough wheeze"}
-
-
-@pytest.fixture(scope="module")
-def baselines() -> Any:
-    spec = importlib.util.spec_from_file_location("baselines", REPOSITORY / "benchmarks" / "baselines.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def notes(kind: str, count: int) -> tuple[Document, ...]:
@@ -34,21 +23,21 @@ def notes(kind: str, count: int) -> tuple[Document, ...]:
 
 
 @pytest.mark.parametrize("kind", ["single_label", "multi_label"])
-def test_labels_that_words_give_away_are_found(baselines: Any, kind: str) -> None:
+def test_labels_that_words_give_away_are_found(kind: str) -> None:
     documents = notes(kind, 48)
     task = DocumentClassification().fitted({"north": Split(documents)})
     assert task.problem_type == kind
-    scores = baselines.tfidf_baseline(task, documents[:36], documents[36:])
+    scores = tfidf_baseline(task, documents[:36], documents[36:])
     assert set(task.metrics) <= set(scores)
     assert scores[task.metric] > 0.9
 
 
-def test_labels_that_no_or_every_training_document_has_are_no_trouble(baselines: Any) -> None:
+def test_labels_that_no_or_every_training_document_has_are_no_trouble() -> None:
     documents = notes("multi_label", 24)
     always = tuple(Document(note.id, note.text, labels=(*note.labels, "always")) for note in documents)
     odd = Document("odd", "cough wheeze", labels=("never", "always"))
     task = DocumentClassification().fitted({"north": Split(always, (), (odd,))})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        scores = baselines.tfidf_baseline(task, always, [odd])
+        scores = tfidf_baseline(task, always, [odd])
     assert scores["micro_recall"] == pytest.approx(0.5)

@@ -10,6 +10,7 @@ from argparse import Namespace
 from pathlib import Path
 from types import ModuleType
 
+import baselines
 import pytest
 from support import REPOSITORY
 
@@ -153,8 +154,6 @@ def test_the_paper_s_adapter_has_its_parameters(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_commonest_label_of_a_client_s_own_is_a_floor() -> None:
-    baselines = benchmark("baselines.py")
-
     def documents(labels: str) -> tuple[Document, ...]:
         return tuple(Document(str(number), "text", labels=(label,)) for number, label in enumerate(labels))
 

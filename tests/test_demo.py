@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from lookup import LookupTagger
 from support import Finished, finished, in_terminal
 
 from fedstrata.core.settings.source import read_source
@@ -16,7 +17,6 @@ from fedstrata.data.divide import divide
 from fedstrata.engine.prepare import check_settings
 from fedstrata.metrics.spans import span_scores
 from fedstrata.tasks import task_of
-from fedstrata.tasks.lookup import LookupTagger
 
 DEMO = Path(str(files("fedstrata.cli") / "demo.yaml"))
 

@@ -76,6 +76,7 @@ def configuration(file: Path | None, overrides: Sequence[str]) -> Source:
     Raises:
         ConfigurationError: It cannot be read, or an override is malformed.
     """
+    from fedstrata.core.settings.run import USUAL_TASK  # noqa: PLC0415 - heavy
     from fedstrata.core.settings.source import COMMAND_LINE, read_source  # noqa: PLC0415 - heavy
 
     if file is not None:
@@ -86,7 +87,7 @@ def configuration(file: Path | None, overrides: Sequence[str]) -> Source:
     if not isinstance(data, dict) or not isinstance(task, dict):
         return source  # wrong, which is told when it is checked
     other_data = data.get("format") != "synthetic"
-    idle = {"synthetic": other_data, "types": other_data or task.get("name", "ner") != "ner"}
+    idle = {"synthetic": other_data, "types": other_data or task.get("name", USUAL_TASK) != USUAL_TASK}
     given = [path for path, origin in source.origins.items() if origin == COMMAND_LINE]
     for name in [name for name in idle if idle[name]]:
         if not any(f"{path}.".startswith(f"data.{name}.") for path in given):

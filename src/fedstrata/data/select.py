@@ -60,7 +60,7 @@ def unnamed(setting: str, found: Iterable[tuple[str, str]], named: Sequence[str]
         named: The list.
     """
     message = "does not name {!r}, which document {!r} has; name all that are learnt, or leave it out of data"
-    return [Problem(setting, message.format(*other)) for other in _others(found, named)]
+    return [Problem(setting, message.format(*other)) for other in others(found, named)]
 
 
 def named_in_vain(setting: str, names: Iterable[str], occurring: Collection[str]) -> list[Problem]:
@@ -79,7 +79,7 @@ def named_in_vain(setting: str, names: Iterable[str], occurring: Collection[str]
     ]
 
 
-def _others(found: Iterable[tuple[str, str]], names: Sequence[str]) -> list[tuple[str, str]]:
+def others(found: Iterable[tuple[str, str]], names: Sequence[str]) -> list[tuple[str, str]]:
     """Returns what is found beside these names, sorted, each with the first document that has it."""
     first: dict[str, str] = {}
     known = set(names)
@@ -93,7 +93,7 @@ def _unlearnt(
     setting: str, what: str, found: Iterable[tuple[str, str]], types: Sequence[str], part: str
 ) -> list[Problem]:
     problems = []
-    for label, id_ in _others(found, types):
+    for label, id_ in others(found, types):
         where = f"{part} document {id_!r}".strip()
         message = (
             f"{what} type {label!r} ({where}) occurs in no training document, whose types are: "

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -28,7 +28,7 @@ from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.settings.base import Classes, Count, Positive
 from fedstrata.core.settings.source import Source, validate
 from fedstrata.core.task import CardWords
-from fedstrata.data.select import named_in_vain, unnamed
+from fedstrata.data.select import named_in_vain, others, unnamed
 from fedstrata.data.split import every
 from fedstrata.metrics.labels import (
     CUTS,
@@ -38,6 +38,7 @@ from fedstrata.metrics.labels import (
     single_label_scores,
 )
 from fedstrata.tasks.corrupt import shuffled_windows
+from fedstrata.tasks.labelled import LabelAnswer, LabelledDocument, pool
 from fedstrata.tasks.pairs import padded_types, text_windows
 from fedstrata.tasks.texts import padding_id, require_one_each
 from fedstrata.tasks.windows import CUT_INTO_WINDOWS, IGNORED, WindowTask, pad_ids, run_model
@@ -51,43 +52,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _UNLABELLED = "multi_label: %s of %s documents have no label; data.labels.without_labels=drop leaves them out"
-
-
-@dataclass(frozen=True, slots=True)
-class LabelledDocument:
-    """A document as the model reads it.
-
-    Attributes:
-        document: Index of the document in the sequence that was encoded.
-        windows: Token ids of its windows from left to right, at least one, (tokens,) int32 each: its rows.
-        token_types: Which text of a pair each token belongs to, (tokens,) int8 for each window; empty where
-            the tokenizer tells no types, and where none of the documents encoded together is a pair.
-        targets: The numbers of its labels, (its labels,) int32.
-        pad_id: The id with which its windows are padded.
-    """
-
-    document: int
-    windows: tuple[np.ndarray, ...]
-    token_types: tuple[np.ndarray, ...]
-    targets: np.ndarray
-    pad_id: int
-
-    def __len__(self) -> int:
-        return sum(map(len, self.windows))
-
-
-@dataclass(frozen=True, slots=True)
-class LabelAnswer:
-    """What the model says of a document.
-
-    Attributes:
-        labels: The labels it gives, in the task's order.
-        probabilities: Of each of the task's labels, (labels,) float64; with one label a document they sum to
-            one.
-    """
-
-    labels: tuple[str, ...]
-    probabilities: np.ndarray
 
 
 class DocumentClassification(WindowTask):
@@ -235,8 +199,7 @@ class DocumentClassification(WindowTask):
             ConfigurationError: If a document has a label that the task does not know, or the tokenizer has
                 nothing to put between the texts of a pair.
         """
-        problems = self._unknown(documents)
-        if problems:
+        if problems := self._unknown(documents):
             raise ConfigurationError(problems)
         pad_id = padding_id(tokenizer)
         encoded = text_windows(documents, tokenizer, self, self.max_windows)
@@ -428,34 +391,9 @@ class DocumentClassification(WindowTask):
 
     def _unknown(self, documents: Sequence[Document]) -> list[Problem]:
         """Returns a problem for each label of these documents that the task does not know."""
-        found: dict[str, str] = {}
-        for document in documents:
-            for label in document.labels:
-                if label not in self._number:
-                    found.setdefault(label, document.id)
+        found = ((label, document.id) for document in documents for label in document.labels)
+        message = f"is none of the {len(self.classes)} labels known"
         return [
-            Problem(
-                "data.labels", f"{label!r} (document {id_!r}) is none of the {len(self.classes)} labels known"
-            )
-            for label, id_ in sorted(found.items())
+            Problem("data.labels", f"{label!r} (document {id_!r}) {message}")
+            for label, id_ in others(found, self.classes)
         ]
-
-
-def pool(logits: Tensor, document: Tensor, documents: int, pooling: str) -> Tensor:
-    """Pools the logits of windows over the documents they belong to.
-
-    Args:
-        logits: Of each window, (windows, labels).
-        document: The number of each window's document, (windows,) int64; all have one.
-        documents: How many documents there are.
-        pooling: `mean` or `max`; of equal maxima each gets its share of the gradient.
-
-    Returns:
-        Of each document, (documents, labels).
-    """
-    shape = (documents, logits.shape[1])
-    if pooling == "max":
-        start = logits.new_full(shape, -torch.inf)
-        return start.scatter_reduce(0, document[:, None].expand_as(logits), logits, "amax")
-    sums = logits.new_zeros(shape).index_add(0, document, logits)
-    return sums / torch.bincount(document, minlength=documents)[:, None]

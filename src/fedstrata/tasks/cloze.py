@@ -29,7 +29,6 @@ from fedstrata.data.choices import NONE_RIGHT, TASK, choices_of
 from fedstrata.data.split import every
 from fedstrata.metrics.labels import SINGLE_LABEL, choice_scores, names_of, single_label_scores
 from fedstrata.metrics.text import answer_scores
-from fedstrata.tasks.causal import CausalTask
 from fedstrata.tasks.choice.continuations import log_likelihoods
 from fedstrata.tasks.choice.examples import ClozeExample, QuestionTokenizer, pad_questions
 from fedstrata.tasks.choice.questions import (
@@ -43,7 +42,7 @@ from fedstrata.tasks.choice.questions import (
     template_of,
 )
 from fedstrata.tasks.corrupt import shuffled_windows
-from fedstrata.tasks.instruction.prompts import FIELDS_OF_TEMPLATE, read_template
+from fedstrata.tasks.instruction.prompts import FIELDS_OF_TEMPLATE, TemplateTask
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -70,7 +69,7 @@ class ClozeAnswer:
     probabilities: Mapping[str, float]
 
 
-class ClozeQuestions(CausalTask):
+class ClozeQuestions(TemplateTask):
     """Cloze questions: a causal language model says which of the answers is the likeliest to follow."""
 
     name: Literal["cloze"] = "cloze"
@@ -97,6 +96,7 @@ class ClozeQuestions(CausalTask):
 
     learns: ClassVar[str] = "which answer follows a question (labels of documents)"
     gives: ClassVar[tuple[str, ...]] = ("labels",)
+    template_field: ClassVar[str] = ANSWER
 
     def fitted(self, clients: Mapping[str, Split]) -> ClozeQuestions:
         """Returns the task for a corpus; its labels are those of all documents, as with task `classify`.
@@ -135,10 +135,6 @@ class ClozeQuestions(CausalTask):
             raise ConfigurationError([Problem("task.question", message)])
         template_of(self.question, self.template)  # refuses one that cannot be read
         return self
-
-    def template_text(self, given: str, path: str) -> str:
-        """Returns the template that a setting gives; see `fedstrata.tasks.instruction.prompts`."""
-        return read_template(given, ANSWER, path)
 
     @property
     def metric(self) -> str:

@@ -14,12 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import chain
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
-
-from pydantic import Field, model_validator
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedstrata.core.documents import Relation, Span
 from fedstrata.core.errors import ConfigurationError, Problem
@@ -27,18 +24,11 @@ from fedstrata.core.task import CardWords, Task
 from fedstrata.data.split import every
 from fedstrata.metrics.relations import Triple, relation_scores, triples_of
 from fedstrata.metrics.spans import OVERALL, score_names, span_scores
-from fedstrata.tasks.instruction.examples import Example, InstructionTask, InstructionTokenizer, answer_text
-from fedstrata.tasks.instruction.extraction_types import asked_types
-from fedstrata.tasks.instruction.instructions import (
-    INPUT,
-    Instructions,
-    Kind,
-    Question,
-    TemplateFiles,
-    template_texts,
-)
+from fedstrata.tasks.instruction.examples import Example, InstructionTokenizer, answer_text
+from fedstrata.tasks.instruction.extraction_types import types_in
+from fedstrata.tasks.instruction.instructions import AskingTask, TemplateFiles
 from fedstrata.tasks.instruction.markup import NO_FAULTS, Faults, read
-from fedstrata.tasks.instruction.prompts import read_template
+from fedstrata.tasks.instruction.question import Kind, Question
 from fedstrata.tasks.texts import require_single_texts
 
 if TYPE_CHECKING:
@@ -71,58 +61,17 @@ class Extracted:
     faults: Faults = NO_FAULTS
 
 
-class Extraction(InstructionTask):
+class Extraction(AskingTask):
     """Extraction by instruction: a causal language model writes mentions and modifiers into a sentence.
 
     They are scored by character offsets.
     """
-
-    name: Literal["extract"] = "extract"
-    max_length: Annotated[int, Field(ge=64)] = Field(
-        default=800, description="Tokens of an instruction with its answer; longer sentences are cut."
-    )
-    tasks: Annotated[list[Literal["ner", "re"]], Field(min_length=1)] = Field(
-        default=["ner", "re"], description="What is asked for: mentions (ner), modifiers of a mention (re)."
-    )
-    unit: Literal["sentence", "line"] = Field(default="sentence", description="What an instruction is about.")
-    templates: Literal["full", "short"] | TemplateFiles = Field(
-        default="full",
-        description="How it is asked: with task, markup guide and definitions; in a line, which suits small "
-        "models that are fine-tuned; or templates of one's own: {ner: PATH, re: PATH}.",
-    )
-    mentions: Annotated[list[str], Field(min_length=1)] | Literal["auto"] = Field(
-        default="auto",
-        description="Mention types that are asked for; auto: those of the training documents that are not "
-        "only modifiers.",
-    )
-    modifiers: dict[str, list[str]] | Literal["auto"] = Field(
-        default="auto",
-        description="Modifier types that are asked for, by the mention type they modify; auto: those that "
-        "relations of the training documents have.",
-    )
-    definitions: dict[str, str] = Field(
-        default={}, description="What a type means, by its name; those of the paper's types are built in."
-    )
-    mentions_only: list[str] = Field(
-        default=[], description="Sites whose training documents serve for mentions only (uneven tasks)."
-    )
 
     learns: ClassVar[str] = "mentions and their modifiers"
     lower_is_better: ClassVar[frozenset[str]] = frozenset(FAULTS)
     gives: ClassVar[tuple[str, ...]] = ("spans", "relations")
     naming: ClassVar[tuple[str, ...]] = ("mentions", "modifiers")
     reads_spans: ClassVar[bool] = True
-
-    @model_validator(mode="after")
-    def _tasks_fit(self) -> Extraction:
-        if len(set(self.tasks)) < len(self.tasks):
-            raise ValueError(f"tasks names one twice: {', '.join(self.tasks)}")
-        if self.mentions_only and len(self.tasks) == 1:
-            raise ValueError(
-                f"mentions_only has no meaning with tasks {self.tasks}: it leaves out the modifiers of some "
-                "sites, where mentions and modifiers are learnt"
-            )
-        return self
 
     @property
     def without_relations(self) -> Sequence[str]:
@@ -133,14 +82,14 @@ class Extraction(InstructionTask):
         """Returns the task for a corpus: its types are those of all clients' training documents.
 
         Raises:
-            ConfigurationError: See `fedstrata.tasks.instruction.extraction_types.asked_types`; or a template
+            ConfigurationError: See `fedstrata.tasks.instruction.extraction_types.types_in`; or a template
                 cannot be used, or documents are pairs of texts.
         """
         require_single_texts(every(clients), self.name)
-        mentions, modifiers = asked_types(self, clients)
+        mentions, modifiers = types_in(self, clients)
         templates = self.templates
         if isinstance(templates, TemplateFiles):  # so that a saved model does not need the files again
-            templates = templates.model_copy(update=dict[str, str](**template_texts(self)))
+            templates = templates.model_copy(update=dict[str, str](self.template_texts.items()))
         return self.changed(mentions=mentions, modifiers=modifiers, templates=templates)
 
     def as_named(self) -> Extraction:
@@ -154,7 +103,7 @@ class Extraction(InstructionTask):
         message = "must be named, not 'auto': no documents are read here in which they could be found"
         if problems := [Problem(f"task.{name}", message) for name in left_open if wanted[name]]:
             raise ConfigurationError(problems)
-        return self.changed(**dict.fromkeys(left_open, ())).restored(())
+        return self.restored(())
 
     def restored(self, classes: Sequence[str]) -> Extraction:
         """Returns the task again for a saved model; its settings say what it was trained for.
@@ -162,16 +111,12 @@ class Extraction(InstructionTask):
         Raises:
             ConfigurationError: A template cannot be used.
         """
-        template_texts(self)
+        _ = self.template_texts  # refuses those that cannot be used
         return self
 
     def check_room(self, tokenizer: Any) -> None:
         """Refuses a tokenizer that does not give tags back, and too little room for a sentence."""
         self.encode((), tokenizer)
-
-    def template_text(self, given: str, path: str) -> str:
-        """Returns the template that a setting gives; see `fedstrata.tasks.instruction.prompts`."""
-        return read_template(given, INPUT, path)
 
     @property
     def metric(self) -> str:
@@ -193,15 +138,10 @@ class Extraction(InstructionTask):
     @property
     def _types(self) -> dict[str, tuple[str, ...]]:
         """The types that each kind of instruction asks for."""
-        modifiers = self._instructions.modifiers
         return {
-            "ner": tuple(self._instructions.mentions),
-            "re": tuple(sorted(set(chain.from_iterable(modifiers.values())))),
+            "ner": tuple(self.asked_mentions),
+            "re": tuple(sorted(set(chain.from_iterable(self.asked_modifiers.values())))),
         }
-
-    @cached_property
-    def _instructions(self) -> Instructions:
-        return Instructions(self)
 
     def encode(self, documents: Sequence[Document], tokenizer: Any) -> list[Example]:
         """Makes the instructions of documents.
@@ -219,7 +159,7 @@ class Extraction(InstructionTask):
         asked = [
             (question, document)
             for index, document in enumerate(documents)
-            for question in self._instructions.questions(index, document, fits)
+            for question in self.questions(index, document, fits)
         ]
         return self._examples(asked, words)
 
@@ -231,23 +171,23 @@ class Extraction(InstructionTask):
         for index, document in enumerate(documents):
 
             def fits(sentence: str, found: Sequence[Question], document: Document = document) -> bool:
-                return words.fits(sentence, [self._instructions.answer(each, document) for each in found])
+                return words.fits(sentence, [self.answer(each, document) for each in found])
 
-            own = self._instructions.questions(index, document, fits, whole=document.spans)
+            own = self.questions(index, document, fits, whole=document.spans)
             asked += [(question, document) for question in own]
         return self._examples(asked, words)
 
     def _words(self, tokenizer: Any) -> InstructionTokenizer:
         types = [label for task in self.tasks for label in self._types[task]]
-        return InstructionTokenizer(tokenizer, self, self._instructions.bare(), types)
+        return InstructionTokenizer(tokenizer, self, self.bare(), types)
 
     def _examples(
         self, asked: Sequence[tuple[Question, Document]], words: InstructionTokenizer
     ) -> list[Example]:
         return words.examples(
             [question for question, _ in asked],
-            [self._instructions.prompt(question, document.text) for question, document in asked],
-            [self._instructions.answer(question, document) for question, document in asked],
+            [self.prompt(question, document.text) for question, document in asked],
+            [self.answer(question, document) for question, document in asked],
             [document.text[question.start : question.end] for question, document in asked],
         )
 
@@ -273,7 +213,7 @@ class Extraction(InstructionTask):
                 raise ValueError("an example of another task: it has no question")
             text, finished = answer_text(example, ids)
             sentence = documents[index].text[question.start : question.end]
-            found, own = read(sentence, text, self._instructions.types(question), finished=finished)
+            found, own = read(sentence, text, self.asked_types(question), finished=finished)
             faults[index] += replace(own, unfinished=int(not finished))
             if question.main is None:
                 spans[index].update(map(question.outside, found))
@@ -318,7 +258,7 @@ class Extraction(InstructionTask):
         kept = {
             index
             for index, span in enumerate(document.spans)
-            if span.label in self._types["ner"] or span.label in self._instructions.modifiers
+            if span.label in self._types["ner"] or span.label in self.asked_modifiers
         }
         relations = [each for each in document.relations if self._asked(document, each)]
         kept |= {index for each in relations for index in (each.head, each.tail)}
@@ -417,8 +357,7 @@ class Extraction(InstructionTask):
 
     def _asked(self, document: Document, relation: Relation) -> bool:
         """Whether a relation's type is asked for of its main mention."""
-        modifiers = self._instructions.modifiers
-        return relation.label in modifiers.get(document.spans[relation.head].label, ())
+        return relation.label in self.asked_modifiers.get(document.spans[relation.head].label, ())
 
     def _triples(self, document: Document) -> list[Triple]:
         """Returns the relations that are asked for."""

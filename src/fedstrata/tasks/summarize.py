@@ -31,7 +31,6 @@ from fedstrata.tasks.instruction.prompts import (
     faults,
     fields_of,
     filled,
-    read_template,
 )
 from fedstrata.tasks.texts import require_one_each
 
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 
 _TEMPLATE = "task.template"
 _TEXT = "text"
-"""The field that every template names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +74,7 @@ class Summarization(InstructionTask):
     )
 
     learns: ClassVar[str] = "the second text of a document"
+    template_field: ClassVar[str] = _TEXT
     metric: ClassVar[str] = "rouge1"
     metrics: ClassVar[tuple[str, ...]] = (*ROUGE, "bleu4", "exact_match", "f1", "finished")
     gives: ClassVar[tuple[str, ...]] = ("text_pair",)
@@ -101,7 +100,7 @@ class Summarization(InstructionTask):
         documents = every(clients)
         common = set.intersection(*(set(document.metadata) for document in documents)) | {_TEXT}
         if self.template is not None:
-            template = read_template(self.template, _TEXT, _TEMPLATE)
+            template = self.template_text(self.template, _TEMPLATE)
         else:
             template = builtin("summarize_note" if SECTION in common else "summarize")
         problems = [Problem(_TEMPLATE, fault) for fault in faults(template, _TEXT, sorted(common))]
@@ -120,10 +119,6 @@ class Summarization(InstructionTask):
     def as_named(self) -> Summarization:
         """Returns the task with a template; who asks fills in its own."""
         return self if self.template is not None else self.changed(template=builtin("summarize"))
-
-    def template_text(self, given: str, path: str) -> str:
-        """Returns the template that a setting gives; see `fedstrata.tasks.instruction.prompts`."""
-        return read_template(given, _TEXT, path)
 
     @property
     def beyond_texts(self) -> tuple[str, str]:

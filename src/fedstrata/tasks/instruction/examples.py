@@ -12,16 +12,16 @@ from pydantic import Field
 
 from fedstrata.core.documents import Span
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.tasks.causal import CausalTask, end_id, pad_targets
+from fedstrata.tasks.causal import end_id, pad_targets
 from fedstrata.tasks.instruction.generate import generate
 from fedstrata.tasks.instruction.markup import mark, read
-from fedstrata.tasks.instruction.prompts import PromptTokenizer
+from fedstrata.tasks.instruction.prompts import PromptTokenizer, TemplateTask
 from fedstrata.tasks.windows import IGNORED, Row
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from fedstrata.tasks.instruction.instructions import Question
+    from fedstrata.tasks.instruction.question import Question
 
 TOKENS_A_MENTION, MORE_MENTIONS = 4, 4
 """An answer has room for a mention in so many tokens of its sentence, and for so many more."""
@@ -61,7 +61,7 @@ class Example(Row):
         return self.prompt + self.budget
 
 
-class InstructionTask(CausalTask):
+class InstructionTask(TemplateTask):
     """Base of the tasks in which a causal language model writes an answer to an instruction."""
 
     chat: Literal["auto", "never"] = Field(

@@ -11,7 +11,7 @@ from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean
 from fedstrata.data.select import mention_types, relation_types, unknown_mentions, unknown_relations
 from fedstrata.data.split import every
 from fedstrata.tasks.instruction.definitions import DEFINITIONS
-from fedstrata.tasks.instruction.instructions import Wanted, template_texts
+from fedstrata.tasks.instruction.instructions import AskingTask
 from fedstrata.tasks.instruction.markup import unusable_types
 from fedstrata.tasks.instruction.prompts import fields_of
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def asked_types(wanted: Wanted, clients: Mapping[str, Split]) -> tuple[list[str], dict[str, list[str]]]:
+def types_in(wanted: AskingTask, clients: Mapping[str, Split]) -> tuple[list[str], dict[str, list[str]]]:
     """Returns the mentions and modifiers that are asked for: `auto` are those of all training documents.
 
     Args:
-        wanted: What the task says of them.
+        wanted: The task.
         clients: The documents of each client, and of sites that are held out, with all their relations.
 
     Raises:
@@ -75,7 +75,7 @@ def _mention_types(documents: Sequence[Document], modifiers: Mapping[str, Sequen
 
 
 def _nothing(
-    wanted: Wanted, mentions: Sequence[str], modifiers: Mapping[str, Sequence[str]], count: int
+    wanted: AskingTask, mentions: Sequence[str], modifiers: Mapping[str, Sequence[str]], count: int
 ) -> Iterator[Problem]:
     """Yields a problem for each kind of instruction that has nothing to ask for."""
     if "ner" in wanted.tasks and not mentions:
@@ -87,7 +87,7 @@ def _nothing(
         yield Problem("task.modifiers", f"{message}; task.tasks: [ner] asks for mentions only")
 
 
-def _misnamed(wanted: Wanted, clients: Mapping[str, Split]) -> Iterator[Problem]:
+def _misnamed(wanted: AskingTask, clients: Mapping[str, Split]) -> Iterator[Problem]:
     """Yields a problem for each name that neither the data nor a definition knows: it is likely misspelt.
 
     A few notes of a new site need not hold every type that a model was trained for.
@@ -113,12 +113,12 @@ def _misnamed(wanted: Wanted, clients: Mapping[str, Split]) -> Iterator[Problem]
             yield Problem(f"task.{setting}", f"{name!r} occurs nowhere in the data; {hint}{say}")
 
 
-def _idle_definitions(wanted: Wanted) -> Iterator[Problem]:
+def _idle_definitions(wanted: AskingTask) -> Iterator[Problem]:
     """Yields a problem for each built-in definition that is changed and that no instruction gives.
 
     That of another type says, if nothing else, that the type is meant.
     """
-    if any("definitions" in fields_of(text) for text in template_texts(wanted).values()):
+    if any("definitions" in fields_of(text) for text in wanted.template_texts.values()):
         return
     for name in wanted.definitions:
         if name in DEFINITIONS:

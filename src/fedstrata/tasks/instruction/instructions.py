@@ -11,24 +11,24 @@ Source: Fed-MedLoRA (Li et al.), section 5.1 and its annotation of modifiers: th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Literal, Protocol
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedstrata.core.documents import Span
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.settings.base import Settings
 from fedstrata.data.sentences import lines, sentences
 from fedstrata.tasks.instruction.definitions import DEFINITIONS
+from fedstrata.tasks.instruction.examples import InstructionTask
 from fedstrata.tasks.instruction.markup import mark
 from fedstrata.tasks.instruction.prompts import builtin, faults, filled, read_template
+from fedstrata.tasks.instruction.question import Kind, Question
 
 if TYPE_CHECKING:
     from fedstrata.core.documents import Document
 
-Kind = Literal["ner", "re"]
 INPUT = "input"
 """The field that every template names."""
 FIELDS: Mapping[str, tuple[str, ...]] = {
@@ -36,41 +36,6 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "re": (INPUT, "main", "types", "definitions"),
 }
 """What a template of each kind may name; it must name the input."""
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What one instruction is about.
-
-    Attributes:
-        document: Index of the document.
-        start: Where its sentence begins in the document's text.
-        end: One past where it ends.
-        main: The mention whose modifiers are asked for, with offsets in the document; none if all mentions
-            are.
-    """
-
-    document: int
-    start: int
-    end: int
-    main: Span | None = None
-
-    @property
-    def kind(self) -> Kind:
-        """Whether mentions or modifiers are asked for."""
-        return "ner" if self.main is None else "re"
-
-    def holds(self, span: Span) -> bool:
-        """Whether a mention is in the sentence."""
-        return self.start <= span.start and span.end <= self.end
-
-    def within(self, span: Span) -> Span:
-        """Returns a mention of the document with offsets in the sentence; one in pieces as a whole."""
-        return Span(span.start - self.start, span.end - self.start, span.label)
-
-    def outside(self, span: Span) -> Span:
-        """Returns a mention of the sentence with offsets in the document."""
-        return Span(span.start + self.start, span.end + self.start, span.label)
 
 
 class TemplateFiles(Settings):
@@ -82,51 +47,84 @@ class TemplateFiles(Settings):
     )
 
 
-class Wanted(Protocol):
-    """What a task says that it asks for, and how."""
+class AskingTask(InstructionTask):
+    """Base of extraction: what is asked of a document's sentences, how, and what is right."""
+
+    name: Literal["extract"] = "extract"
+    max_length: Annotated[int, Field(ge=64)] = Field(
+        default=800, description="Tokens of an instruction with its answer; longer sentences are cut."
+    )
+    tasks: Annotated[list[Literal["ner", "re"]], Field(min_length=1)] = Field(
+        default=["ner", "re"], description="What is asked for: mentions (ner), modifiers of a mention (re)."
+    )
+    unit: Literal["sentence", "line"] = Field(default="sentence", description="What an instruction is about.")
+    templates: Literal["full", "short"] | TemplateFiles = Field(
+        default="full",
+        description="How it is asked: with task, markup guide and definitions; in a line, which suits small "
+        "models that are fine-tuned; or templates of one's own: {ner: PATH, re: PATH}.",
+    )
+    mentions: Annotated[list[str], Field(min_length=1)] | Literal["auto"] = Field(
+        default="auto",
+        description="Mention types that are asked for; auto: those of the training documents that are not "
+        "only modifiers.",
+    )
+    modifiers: dict[str, list[str]] | Literal["auto"] = Field(
+        default="auto",
+        description="Modifier types that are asked for, by the mention type they modify; auto: those that "
+        "relations of the training documents have.",
+    )
+    definitions: dict[str, str] = Field(
+        default={}, description="What a type means, by its name; those of the paper's types are built in."
+    )
+    mentions_only: list[str] = Field(
+        default=[], description="Sites whose training documents serve for mentions only (uneven tasks)."
+    )
+
+    template_field: ClassVar[str] = INPUT
+
+    @model_validator(mode="after")
+    def _tasks_fit(self) -> AskingTask:
+        if len(set(self.tasks)) < len(self.tasks):
+            raise ValueError(f"tasks names one twice: {', '.join(self.tasks)}")
+        if self.mentions_only and len(self.tasks) == 1:
+            raise ValueError(
+                f"mentions_only has no meaning with tasks {self.tasks}: it leaves out the modifiers of some "
+                "sites, where mentions and modifiers are learnt"
+            )
+        return self
 
     @property
-    def tasks(self) -> Sequence[Kind]:
-        """What is asked for."""
+    def asked_mentions(self) -> Sequence[str]:
+        """The mention types that are asked for; none as long as they are `auto`."""
+        return () if self.mentions == "auto" else self.mentions
 
     @property
-    def unit(self) -> Literal["sentence", "line"]:
-        """What an instruction is about."""
+    def asked_modifiers(self) -> Mapping[str, Sequence[str]]:
+        """The modifier types that are asked for, by the mention type they modify; see `asked_mentions`."""
+        return {} if self.modifiers == "auto" else self.modifiers
 
-    @property
-    def templates(self) -> Literal["full", "short"] | TemplateFiles:
-        """How it is asked."""
+    @cached_property
+    def template_texts(self) -> Mapping[Kind, str]:
+        """The template of each kind.
 
-    @property
-    def mentions(self) -> Sequence[str] | Literal["auto"]:
-        """The mention types that are asked for."""
-
-    @property
-    def modifiers(self) -> Mapping[str, list[str]] | Literal["auto"]:
-        """The modifier types that are asked for, by the mention type they modify."""
-
-    @property
-    def definitions(self) -> Mapping[str, str]:
-        """What a type means."""
-
-
-class Instructions:
-    """The questions of a task, and the words of them and of their answers.
-
-    Args:
-        wanted: What is asked for, in which nothing is `auto` any more.
-
-    Attributes:
-        mentions: The mention types that are asked for.
-        modifiers: The modifier types that are asked for, by the mention type they modify.
-    """
-
-    def __init__(self, wanted: Wanted) -> None:
-        self.mentions: Sequence[str] = [] if wanted.mentions == "auto" else wanted.mentions
-        self.modifiers: Mapping[str, list[str]] = {} if wanted.modifiers == "auto" else wanted.modifiers
-        self._templates = template_texts(wanted)
-        self._definitions = {**DEFINITIONS, **wanted.definitions}
-        self._unit = wanted.unit
+        Raises:
+            ConfigurationError: A file cannot be read, or names fields that there are not.
+        """
+        own, texts, problems = self.templates, dict[Kind, str](), list[Problem]()
+        for kind in self.tasks:
+            given = getattr(own, kind) if isinstance(own, TemplateFiles) else None
+            if given is None:
+                texts[kind] = builtin(kind if own != "short" else f"{kind}_short")
+                continue
+            path = f"task.templates.{kind}"
+            try:
+                texts[kind] = read_template(given, INPUT, path)
+                problems += [Problem(path, fault) for fault in faults(texts[kind], INPUT, FIELDS[kind])]
+            except ConfigurationError as error:
+                problems += error.problems
+        if problems:
+            raise ConfigurationError(problems)
+        return texts
 
     def prompt(self, question: Question, text: str) -> str:
         """Returns the instruction.
@@ -138,7 +136,7 @@ class Instructions:
         main = question.main
         sentence = text[question.start : question.end]
         marked = mark(sentence, [question.within(main)] if main else [])
-        return self._filled(question.kind, marked, main.label if main else "", self.types(question))
+        return self._filled(question.kind, marked, main.label if main else "", self.asked_types(question))
 
     def questions(
         self,
@@ -157,30 +155,30 @@ class Instructions:
                 at the blank nearest to its middle.
             whole: Mentions that are not to be cut where there is another blank.
         """
-        cut = sentences if self._unit == "sentence" else lines
+        cut = sentences if self.unit == "sentence" else lines
         about = partial(self._about, index, document)
         for start, end in cut(document.text):
             yield from _parts(document.text, about, start, end, fits, whole)
 
     def _about(self, index: int, document: Document, start: int, end: int) -> list[Question]:
         """Returns the questions about a stretch of a document."""
-        found = [Question(index, start, end)] if "ner" in self._templates else []
-        if "re" not in self._templates or document.lacks_relations:
+        found = [Question(index, start, end)] if "ner" in self.template_texts else []
+        if "re" not in self.template_texts or document.lacks_relations:
             return found
         own = (
             span
             for span in document.spans
-            if self.modifiers.get(span.label) and start <= span.start and span.end <= end
+            if self.asked_modifiers.get(span.label) and start <= span.start and span.end <= end
         )
         return [*found, *(Question(index, start, end, main) for main in own)]
 
     def bare(self) -> list[str]:
         """Returns the instructions of each kind without a sentence: what they add to the length of one."""
-        bare = [self._filled("ner", "", "", self.mentions)] if "ner" in self._templates else []
-        if "re" in self._templates:
+        bare = [self._filled("ner", "", "", self.asked_mentions)] if "ner" in self.template_texts else []
+        if "re" in self.template_texts:
             bare += [
                 self._filled("re", mark("-", [Span(0, 1, main)]), main, types)
-                for main, types in self.modifiers.items()
+                for main, types in self.asked_modifiers.items()
             ]
         return bare
 
@@ -193,8 +191,10 @@ class Instructions:
     def expected(self, question: Question, document: Document) -> list[Span]:
         """Returns what a right answer marks, in the document; a modifier has the type of its relation."""
         if question.main is None:
-            return [span for span in document.spans if span.label in self.mentions and question.holds(span)]
-        types = self.types(question)
+            return [
+                span for span in document.spans if span.label in self.asked_mentions and question.holds(span)
+            ]
+        types = self.asked_types(question)
         tails = [
             Span(document.spans[relation.tail].start, document.spans[relation.tail].end, relation.label)
             for relation in document.relations
@@ -202,41 +202,18 @@ class Instructions:
         ]
         return [span for span in tails if question.holds(span)]
 
-    def types(self, question: Question) -> Sequence[str]:
+    def asked_types(self, question: Question) -> Sequence[str]:
         """Returns the types that are asked for."""
-        return self.mentions if question.main is None else self.modifiers[question.main.label]
+        return self.asked_mentions if question.main is None else self.asked_modifiers[question.main.label]
 
     def _filled(self, kind: Kind, sentence: str, main: str, types: Sequence[str]) -> str:
         definitions = "\n".join(map(self._defined, types))
         values = {INPUT: sentence, "main": main, "types": ", ".join(types), "definitions": definitions}
-        return filled(self._templates[kind], values)
+        return filled(self.template_texts[kind], values)
 
     def _defined(self, label: str) -> str:
-        known = self._definitions.get(label)
+        known = self.definitions.get(label, DEFINITIONS.get(label))
         return f"{label}: {known}" if known else label
-
-
-def template_texts(wanted: Wanted) -> dict[Kind, str]:
-    """Returns the template of each kind.
-
-    Raises:
-        ConfigurationError: A file cannot be read, or names fields that there are not.
-    """
-    own, texts, problems = wanted.templates, dict[Kind, str](), list[Problem]()
-    for kind in wanted.tasks:
-        given = getattr(own, kind) if isinstance(own, TemplateFiles) else None
-        if given is None:
-            texts[kind] = builtin(kind if own != "short" else f"{kind}_short")
-            continue
-        path = f"task.templates.{kind}"
-        try:
-            texts[kind] = read_template(given, INPUT, path)
-            problems += [Problem(path, fault) for fault in faults(texts[kind], INPUT, FIELDS[kind])]
-        except ConfigurationError as error:
-            problems += error.problems
-    if problems:
-        raise ConfigurationError(problems)
-    return texts
 
 
 def _parts(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from nearest import NearestLinker
+
 from fedstrata.core.documents import Document, Relation, Span
-from fedstrata.tasks.mention_pairs.nearest import NearestLinker
 
 
 def document(
