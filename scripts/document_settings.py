@@ -15,10 +15,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from fedstrata.aggregate.rules import AveragingSettings
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.source import variants
 from fedstrata.methods import METHODS
+from fedstrata.methods.averaging import Averaging
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "configuration.md"
 
@@ -116,20 +116,20 @@ def document() -> str:
     """Returns the whole page."""
     lines = [HEAD.rstrip(), *sections(RunSettings)]
     for name, card in METHODS.items():
-        body = [row for row in rows(card.Settings) if not row.startswith("| `name`")]
+        body = [row for row in rows(card) if not row.startswith("| `name`")]
         lines += ["", f"## method, with `name: {name}`", "", f"Travels: {card.travels}.", ""]
         lines += (
             ["| setting | default | allowed | |", "|---|---|---|---|", *body]
             if body
             else ["No settings of its own."]
         )
-        if issubclass(card.Settings, AveragingSettings):
+        if issubclass(card, Averaging):
             rules = "`mean` (default) or one of the rules below, by name or as a mapping"
             lines += ["", f"And `aggregation`: how updates become one, {rules}."]
-        for key, field in card.Settings.model_fields.items():
+        for key, field in card.model_fields.items():
             for variant in variants(field) if key != "aggregation" else ():
                 lines += sections(variant, f"method.{key} of {name}, as a mapping")
-    lines += choices(AveragingSettings.model_fields["aggregation"], "method.aggregation")
+    lines += choices(Averaging.model_fields["aggregation"], "method.aggregation")
     return "\n".join(lines) + "\n"
 
 

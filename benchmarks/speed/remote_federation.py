@@ -23,7 +23,7 @@ from fedstrata.core.types import ClientInfo, State
 from fedstrata.engine.agreeing import TRAINING, agreement_of, info_of
 from fedstrata.engine.prepare import Experiment, prepare
 from fedstrata.engine.remote import RemoteCohort
-from fedstrata.methods.fl_llama import FLLLaMA, FLLLaMASettings
+from fedstrata.methods.fl_llama import FLLLaMA
 from fedstrata.split.divide import ends_of
 from fedstrata.split.transport.agreement import Agreement, shapes_of
 from fedstrata.split.transport.hub import Hub
@@ -125,8 +125,7 @@ class Federation:
             method: Settings of the method that only the server needs.
         """
         infos: list[ClientInfo] = [info_of(each, self.hub.greeting(each)) for each in clients or self.clients]
-        own: Any = self.experiment.method.settings
-        chosen = FLLLaMA(FLLLaMASettings.model_validate({**own.model_dump(), **method}))
+        chosen = FLLLaMA.model_validate({**self.experiment.method.model_dump(), **method})
         number = next(self._rounds)
         cohort = RemoteCohort(
             method=chosen,

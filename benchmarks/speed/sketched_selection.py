@@ -20,7 +20,9 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
+
+from pydantic import PrivateAttr
 
 from fedstrata.core.cohort import Cohort
 from fedstrata.core.seeding import Seed
@@ -31,6 +33,7 @@ from fedstrata.engine.rounds import Run
 from fedstrata.methods.fedtlu import FedTLU
 from fedstrata.policies.scores import block_scores, estimated_scores, sketch_all
 from fedstrata.policies.select import best_blocks, equal_blocks, scored_tensors
+from fedstrata.policies.share import blocks_in
 from fedstrata.record.log import read_events
 
 
@@ -51,23 +54,23 @@ class Overheard:
 class Watched(FedTLU):
     """FedTLU with exact selection that also picks from sketches, and notes how many picks are the same."""
 
-    width = 1024
-    agreements: list[float]
+    _numbers: int = PrivateAttr(1024)
+    _agreements: list[float] = PrivateAttr(default_factory=list)
 
     def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
         """Runs FedTLU's round, and picks again."""
         overheard = Overheard(cohort)
         after = super().round(state, overheard, rng)  # type: ignore[arg-type]
-        blocks = cast("list[list[str]]", state.values["_blocks"])
+        blocks = blocks_in(state)
         names = scored_tensors(blocks, state.tensors)
         changes = {name: overheard.heard.tensors[name] for name in names}
-        facts = sketch_all(changes, self.width, rng.child("signs").integer())
+        facts = sketch_all(changes, self._numbers, rng.child("signs").integer())
         sizes = {name: change.numel() for name, change in changes.items()}
-        scores = block_scores(estimated_scores(sizes, self.width, *facts), blocks)
+        scores = block_scores(estimated_scores(sizes, self._numbers, *facts), blocks)
         groups = equal_blocks(blocks, state.tensors)
         picked = best_blocks(scores, groups, float(after.values["portion"]))
         exact = after.values["merged_blocks"]
-        self.agreements.append(len(set(picked) & set(exact)) / len(exact))
+        self._agreements.append(len(set(picked) & set(exact)) / len(exact))
         return after
 
 
@@ -130,8 +133,8 @@ def main() -> None:
     agreements: list[float] = []
 
     def watched(method: FedTLU) -> FedTLU:
-        watcher = Watched(method.settings)
-        watcher.width, watcher.agreements = options.width, agreements
+        watcher = Watched(**dict(method))
+        watcher._numbers, watcher._agreements = options.width, agreements
         return watcher
 
     with tempfile.TemporaryDirectory() as folder:

@@ -36,7 +36,7 @@ def changes_of(folder: Path, *overrides: str) -> dict[str, dict[str, torch.Tenso
             sent[client.id] = {name: t - plan.tensors[name] for name, t in update.tensors.items()}
             return update
 
-    object.__setattr__(experiment, "method", Watching(experiment.method.settings))
+    object.__setattr__(experiment, "method", Watching(**dict(experiment.method)))
     folder.mkdir()
     Run(experiment, folder, lambda event, facts: None).execute()
     return sent

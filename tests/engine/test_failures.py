@@ -56,7 +56,7 @@ def with_failures(
                 seen.append((client.id, replace(update, tensors=kept)))
             return update
 
-    object.__setattr__(experiment, "method", Failing(experiment.method.settings))
+    object.__setattr__(experiment, "method", Failing(**dict(experiment.method)))
     folder.mkdir(exist_ok=True)
     return Run(experiment, folder, listen)
 
@@ -266,7 +266,7 @@ def test_a_client_that_is_lost_is_not_asked_again_in_the_round(tmp_path: Path) -
             assert probed == ["site-1", "site-2"]
             return super().round(state, cohort, rng)
 
-    object.__setattr__(experiment, "method", TwoCalls(experiment.method.settings))
+    object.__setattr__(experiment, "method", TwoCalls(**dict(experiment.method)))
     Run(experiment, tmp_path, silent).execute()
     assert [client for handler, client in calls if handler == "train"] == ["site-1", "site-2"]
 

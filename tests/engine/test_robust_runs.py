@@ -47,7 +47,7 @@ def test_the_median_of_what_clients_send(tmp_path: Path, method: str) -> None:
             sent.append({name: tensor.clone() for name, tensor in update.tensors.items()})
             return update
 
-    object.__setattr__(experiment, "method", Watching(experiment.method.settings))
+    object.__setattr__(experiment, "method", Watching(**dict(experiment.method)))
     Run(experiment, tmp_path, lambda event, facts: None).execute()
     _, state = Checkpoints(tmp_path / "checkpoints").load(2)
     assert state.values["aggregation"] == {"updates": 3, "not_finite": []}

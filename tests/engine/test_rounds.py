@@ -147,7 +147,7 @@ def test_the_model_is_as_loaded_between_clients(tmp_path: Path) -> None:
             seen.append(all(torch.equal(t, before[n]) for n, t in client.model.tensors(before).items()))
             return super().train(plan, client, rng)
 
-    object.__setattr__(experiment, "method", Watching(experiment.method.settings))
+    object.__setattr__(experiment, "method", Watching(**dict(experiment.method)))
     from fedstrata.engine.rounds import Run
 
     Run(experiment, tmp_path, lambda event, facts: None).execute()

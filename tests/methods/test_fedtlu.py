@@ -13,7 +13,7 @@ from fedstrata.core.errors import ConfigurationError, TrainingError
 from fedstrata.core.settings.source import read_source
 from fedstrata.engine.checkpoint import ClientStore
 from fedstrata.engine.prepare import prepare
-from fedstrata.methods.fedtlu import FedTLU, FedTLUSettings
+from fedstrata.methods.fedtlu import FedTLU
 from fedstrata.models.state import Model
 
 SGD = ("training.optimizer=sgd", "training.learning_rate=0.1")
@@ -105,7 +105,7 @@ def test_last_changes_what_follows_the_blocks(run_tiny: RunTiny) -> None:
 )  # fmt: skip
 def test_last_is_the_head_of_a_language_model_tied_or_not(config: Any, last: set[str]) -> None:
     model = Model(AutoModelForCausalLM.from_config(config), None, name="tiny")
-    state = FedTLU(FedTLUSettings(update="last")).start(model)
+    state = FedTLU(update="last").start(model)
     assert set(state.values["_last"]) == last
 
 

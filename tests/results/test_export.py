@@ -190,7 +190,7 @@ def test_every_method_names_its_source(name: str) -> None:
     from fedstrata.results.card import method_source
 
     card = METHODS[name]
-    source = method_source(SimpleNamespace(method=card(card.Settings())))
+    source = method_source(SimpleNamespace(method=card()))
     assert source != "not named"
     assert "Travels" not in source
     assert len(source) > 20

@@ -33,7 +33,7 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.adapter import PrefixSettings
 from fedstrata.core.settings.model import ModelSettings
 from fedstrata.core.settings.task import ClassifySettings, ExtractSettings, LmSettings, NerSettings
-from fedstrata.methods.fl_llama import FLLLaMA, FLLLaMASettings
+from fedstrata.methods.fl_llama import FLLLaMA
 from fedstrata.models import blocks
 from fedstrata.models.blocks import transformers_model
 from fedstrata.models.load import load
@@ -110,11 +110,11 @@ def test_segments_may_train_in_full_beside_those_with_a_lora(
 ) -> None:
     """As in the undivided model, of which the same weights train; both sides name them alike."""
     kind, cut, batch = FAMILIES[family], Cut(1, 1), batch_of()
-    method = FLLLaMA(FLLLaMASettings(full=full))
+    method = FLLLaMA(full=full)
     plain, again = (tiny_model(family, kind, config=deeper(family)) for _ in range(2))
     below = cut.segments(plain.layout)
-    client, server = (with_lora(side, kind, method.in_full(side.layout)) for side in divide(plain, cut))
-    whole = with_lora(again, kind, method.in_full(again.layout))
+    client, server = (with_lora(side, kind, method.full_parts(side.layout)) for side in divide(plain, cut))
+    whole = with_lora(again, kind, method.full_parts(again.layout))
     both = joined(client, server, cut)
     assert set(client.layout.all) | set(server.layout.all) == set(whole.layout.all)
     for segment in ("front", "middle", "back"):

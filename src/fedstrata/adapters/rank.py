@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fedstrata.core.errors import Problem
+
 if TYPE_CHECKING:
+    from fedstrata.core.preflight import Facts
     from fedstrata.core.seeding import Seed
     from fedstrata.core.types import AdapterSize, ClientInfo
 
@@ -42,6 +45,29 @@ def largest_rank(tensors: Mapping[str, Tensor]) -> int:
     """Returns the largest rank (or width) of any adapter among these parameters."""
     axes = ((tensor, rank_axis(name, tensor)) for name, tensor in tensors.items())
     return max(tensor.shape[axis] for tensor, axis in axes if axis is not None)
+
+
+def beyond_adapter(facts: Facts, setting: str, asked: int, size: str) -> list[Problem]:
+    """Returns the problem that a method's setting asks for a larger rank, or width, than the adapter has.
+
+    Args:
+        facts: What is known of the run.
+        setting: The setting of the method.
+        asked: What it asks for, at most.
+        size: What the adapter calls it, `rank` or `width`.
+    """
+    largest = asked if facts.adapter is None else int(getattr(facts.adapter, size))
+    if asked <= largest:
+        return []
+    return [Problem(f"method.{setting}", f"must be at most adapter.{size}, {largest}, not {asked}")]
+
+
+def of_several_sizes(method: str) -> str:
+    """Returns what a plan says of a method whose clients send adapters of several ranks or widths."""
+    return (
+        f"with {method} clients send adapters of several sizes, which the run decides: bytes and times are "
+        "those of the two clients that were rehearsed"
+    )
 
 
 def draw_ranks(

@@ -2,20 +2,22 @@
 
 `mean` is the weighted mean. The others are for federations some of whose clients may send anything at all,
 by accident or on purpose; `fedstrata.aggregate.robust` says what they do. A rule withstands only so many
-hostile updates among those that arrive; what that takes is known before the run and checked there
-(`fedstrata.engine.prepare`), and again on what arrived.
+hostile updates among those that arrive; what that takes is known before the run and checked then
+(`RobustRule.problems`), and again on what arrived.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
+from fedstrata.core.errors import Problem
 from fedstrata.core.settings.base import Count, Positive, Settings
 from fedstrata.core.settings.federation import share_of
-from fedstrata.core.settings.run import MethodSettings
+
+if TYPE_CHECKING:
+    from fedstrata.core.preflight import Facts
 
 Hostile = Annotated[float, Field(ge=0.0, lt=0.5)]
 
@@ -27,6 +29,14 @@ class MeanRule(Settings):
     """The mean, weighted by n_k; the server never sees a single update."""
 
     rule: Literal["mean"] = "mean"
+
+    def problems(self, facts: Facts) -> list[Problem]:
+        """Returns nothing: a mean is one of any number of updates."""
+        return []
+
+    def held_updates(self, updates: int, size: int) -> tuple[int, int]:
+        """Returns how many updates are kept at one time, in memory and in files: none."""
+        return 0, 0
 
 
 class RobustRule(Settings):
@@ -50,6 +60,35 @@ class RobustRule(Settings):
     def condition(self) -> str:
         """What `needed` stands for, in words."""
         return f"at least {OUTVOTE}, so that one can be outvoted"
+
+    def problems(self, facts: Facts) -> list[Problem]:
+        """Returns the problem that the rule may get fewer updates than it can judge, if it may."""
+        if facts.sampled is None or facts.federation is None:
+            return []
+        sampled, least, dropout = facts.sampled, facts.federation.min_clients, facts.federation.dropout
+        hostile, needed = self.hostile_among(sampled), self.needed(sampled)
+        told = f", with f = {hostile}" if hostile else ""
+        condition = f"{self.rule} needs {needed} updates a round ({self.condition}{told})"
+        if sampled < needed:
+            message = f"{condition}, and {sampled} clients take part in one ({facts.sampling})"
+            return [Problem("method.aggregation", message)]
+        if least is not None and least < needed:
+            message = f"must be at least {needed}, not {least}: {condition}"
+            return [Problem("federation.min_clients", message)]
+        if least is None and dropout > 0:
+            message = f"must be set, to {needed} or more, when clients drop out: {condition}"
+            return [Problem("federation.min_clients", message)]
+        return []
+
+    def held_updates(self, updates: int, size: int) -> tuple[int, int]:
+        """Returns how many updates are kept at one time, in memory and in files.
+
+        Args:
+            updates: How many there are in a round.
+            size: Bytes of one.
+        """
+        in_memory = min(updates, int(self.memory_gigabytes * 1e9 / max(1, size)))
+        return in_memory, updates - in_memory
 
 
 class MedianRule(RobustRule):
@@ -112,6 +151,16 @@ class MultiKrumRule(KrumScoringRule):
         default=None, description="How many updates are kept; n - f if null, which is the most allowed."
     )
 
+    def problems(self, facts: Facts) -> list[Problem]:
+        """Returns that of every such rule, or that more updates are to be kept than there may be."""
+        found = super().problems(facts)
+        if found or facts.sampled is None or self.keep is None:
+            return found
+        most = facts.sampled - self.hostile_among(facts.sampled)
+        if self.keep <= most:
+            return []
+        return [Problem("method.aggregation.keep", f"must be at most {most}, n - f, not {self.keep}")]
+
 
 class NormClippingRule(RobustRule):
     """The mean, weighted by n_k, of changes none of which is longer than those of the past."""
@@ -136,17 +185,3 @@ class CosineRule(RobustRule):
 Aggregation: TypeAlias = (
     MeanRule | MedianRule | TrimmedMeanRule | KrumRule | MultiKrumRule | NormClippingRule | CosineRule
 )
-
-
-class AveragingSettings(MethodSettings):
-    """Base of the settings of methods whose server half is FedAvg's: the rule in place of the mean."""
-
-    aggregation: Aggregation = Field(default=MeanRule(), discriminator="rule")
-
-    @field_validator("aggregation", mode="before")
-    @classmethod
-    def _mean_unless_named(cls, value: Any) -> Any:
-        """Lets the bare name of a rule stand for the rule with its defaults."""
-        if isinstance(value, str):
-            return {"rule": value}
-        return {"rule": "mean", **value} if isinstance(value, Mapping) else value

@@ -14,7 +14,7 @@ def methods(debug: Debug = False) -> None:
 
     table = Table("method", "what travels", "settings")
     for name, card in METHODS.items():
-        fields = card.Settings.model_fields.items()
+        fields = card.model_fields.items()
         settings = [f"{key}: {field.get_default()}" for key, field in fields if key != "name"]
         table.add_row(name, card.travels, "\n".join(settings) or "-")
     Console().print(table)

@@ -14,12 +14,13 @@ from fedstrata.comparing.cells import Cell
 from fedstrata.comparing.compare import LOCK, Comparison, RowPlan
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, DataError, Problem, did_you_mean
+from fedstrata.core.preflight import Facts
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.sweep import SECTION, Row, Sweep, folder_name, label, with_value
 from fedstrata.core.task import Task
 from fedstrata.data.divide import divide
 from fedstrata.data.split import Split
-from fedstrata.engine.check import unfit_clients, without_server_documents
+from fedstrata.engine.check import unfit_clients
 from fedstrata.engine.model import check_model, refusals
 from fedstrata.engine.prepare import check_metric, check_settings, machine_problems
 from fedstrata.engine.run_folder import differences
@@ -245,7 +246,9 @@ def _unfit(row: RowPlan, divided: Divided) -> list[Problem]:
         if divided.are_those_of(cell):
             _, method, _ = check_settings(cell.source)
             problems += cell.source.located(unfit_clients(cell.settings, method, divided.clients))
-            problems += cell.source.located(without_server_documents(method, divided.server))
+            if method is not None:
+                facts = Facts(server_documents=len(divided.server))
+                problems += cell.source.located(method.problems(facts))
     return list(dict.fromkeys(problems))
 
 

@@ -116,7 +116,7 @@ class Cohort(Protocol):
         """Returns the mean loss over all terms of the shared model with these tensors in it.
 
         It is that on the server's own documents (`data.split.server`), in evaluation mode. A method that asks
-        for it works on no run without such documents (`fedstrata.engine.check`).
+        for it (`Method.tries_updates`) works on no run without such documents.
         """
 
     def reject(self, client: str, error: FedstrataError) -> None:

@@ -1,50 +1,65 @@
-"""A federated method: the server half and the client half."""
+"""A federated method: its settings, the server half and the client half, and what the engine asks of it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from fedstrata.core.client import Client
-from fedstrata.core.cohort import Cohort
-from fedstrata.core.model import Layout, Model
-from fedstrata.core.types import Plan, State, Update
+from fedstrata.core.settings.base import Settings
 
 if TYPE_CHECKING:
+    from fedstrata.core.client import Client
+    from fedstrata.core.cohort import Cohort
+    from fedstrata.core.cut import Cut
+    from fedstrata.core.errors import Problem
+    from fedstrata.core.model import Layout, Model
+    from fedstrata.core.preflight import Facts, Growth
     from fedstrata.core.seeding import Seed
-    from fedstrata.core.settings.run import MethodSettings
+    from fedstrata.core.types import ClientInfo, Plan, State, Update
 
 
-class Method(Protocol):
-    """A federated method, both halves.
+class Method(Settings):
+    """Base of every federated method: a method is its settings, and both of its halves.
 
-    `round` is the server half. The handlers it names in `cohort.mean` and `cohort.each` are the client
-    half: methods of the same object with the signature of `train`. The class of its settings is `Settings`.
+    Its fields are the settings of the `method` section: unknown ones are refused, values checked, and it is
+    frozen. `round` is the server half. The handlers it names in `cohort.mean` and `cohort.each` are the
+    client half: methods with the signature of `train`. Every other member is a question of the engine's,
+    answered here as most methods would.
     """
 
-    name: ClassVar[str]
+    name: str
+
     travels: ClassVar[str]
     """One line for people: what travels, in which direction."""
-    pooled: ClassVar[bool]
+    pooled: ClassVar[bool] = False
     """Whether all training data is pooled into one client: the centralised baseline."""
-    adapters: ClassVar[tuple[str, ...]]
+    adapters: ClassVar[tuple[str, ...]] = ()
     """The kinds of adapters it needs one of, the usual one first; empty if it does without, and with any."""
-    Settings: ClassVar[type[MethodSettings]]
-    """The class of its settings."""
-
-    def __init__(self, settings: Any) -> None: ...
-
-    @property
-    def settings(self) -> MethodSettings:
-        """Its settings."""
+    usual_adapter: ClassVar[Mapping[str, float]] = {}
+    """Settings of the adapter that it has where none is named, as far as they are not the adapter's own."""
+    tries_updates: ClassVar[bool] = False
+    """Whether its server half asks for the loss of every update (`Cohort.server_loss`)."""
+    begins_in_full: ClassVar[bool] = False
+    """Whether a client is sent more until it has delivered once than from then on."""
 
     @property
     def validates(self) -> bool:
         """Whether its clients score their models on validation documents of their own in the rounds."""
+        return False
 
     @property
     def personal(self) -> bool:
         """Whether a client's model is the global one overlaid with its private store."""
+        return False
 
+    @property
+    def robust_rule(self) -> str | None:
+        """The name of the rule that stands in place of a mean, if one does."""
+        return None
+
+    # ---- what trains, and where it is ------------------------------------------------------------------
     def trainable(self, layout: Layout) -> tuple[str, ...]:
         """Returns the names of all parameters that clients train, shared or private.
 
@@ -53,12 +68,105 @@ class Method(Protocol):
         Raises:
             ConfigurationError: The settings do not fit this model; asked before anything is loaded.
         """
+        return layout.all
 
+    def private(self, layout: Layout) -> tuple[str, ...]:
+        """Returns the names of those of them that stay at their client.
+
+        Raises:
+            ConfigurationError: As for `trainable`.
+        """
+        return ()
+
+    def full_parts(self, layout: Layout) -> tuple[str, ...]:
+        """Returns the names of what trains of the model itself though there is an adapter.
+
+        Args:
+            layout: Of the model without its adapter, or of a side of it.
+        """
+        return ()
+
+    @property
+    def full_setting(self) -> str | None:
+        """The setting by which parts of the model itself train beside an adapter; none if none do."""
+        return None
+
+    def divides(self, client: str) -> Cut | None:
+        """Returns where a client's model is divided; none where it has all of it."""
+        return None
+
+    # ---- before a run ----------------------------------------------------------------------------------
+    def problems(self, facts: Facts) -> list[Problem]:
+        """Returns what of these facts it cannot work with."""
+        return []
+
+    def rehearsed(self) -> Self:
+        """Returns the method as two clients can rehearse it."""
+        return self
+
+    def held_updates(self, updates: int, size: int) -> tuple[int, int]:
+        """Returns how many updates of a round its server half keeps at one time, in memory and in files.
+
+        Args:
+            updates: How many there are.
+            size: Bytes of one.
+        """
+        return 0, 0
+
+    def growth(
+        self,
+        model: Model,
+        sizes: Mapping[str, int],
+        sampled: Sequence[Sequence[str]],
+        delivered: Sequence[Sequence[str]],
+    ) -> Growth | None:
+        """Returns what grows with the clients of a round, or with the rounds; none if nothing does.
+
+        Args:
+            model: The model that the run begins with.
+            sizes: Bytes of what a client sends, by name.
+            sampled: The clients of every round.
+            delivered: Those of them that send something; none of a round that is abandoned.
+        """
+        return None
+
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """What an estimate before the run cannot know, in words."""
+        return ()
+
+    # ---- a run -----------------------------------------------------------------------------------------
+    @abstractmethod
     def start(self, model: Model) -> State:
         """Returns the state before the first round."""
 
+    @abstractmethod
     def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
         """Runs one round and returns the new state."""
 
+    @abstractmethod
     def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
         """Trains one client."""
+
+    def expects(self, handler: str, trained: Collection[str]) -> Collection[str]:
+        """Returns the names of what an update of a handler must hold at least.
+
+        Args:
+            handler: Whose update it is.
+            trained: What trains at the client.
+        """
+        return ()
+
+    def weighs(self, client: ClientInfo) -> float:
+        """Returns what an update of a client must weigh."""
+        return float(client.examples)
+
+    def seen_by(self, model: Any, rng: Seed) -> Callable[[str], AbstractContextManager[Any]] | None:
+        """Returns how a site's documents are answered; none if simply by the shared model.
+
+        Args:
+            model: The shared one; what it holds when the context is entered is what answers, as the model
+                that the context gives.
+            rng: Seed of what is drawn for that.
+        """
+        return None

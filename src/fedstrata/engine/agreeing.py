@@ -11,7 +11,8 @@ from fedstrata.core.settings.source import flatten
 from fedstrata.core.types import ClientInfo
 from fedstrata.data.split import PARTS
 from fedstrata.engine.model import outline
-from fedstrata.methods.fl_llama import FLLLaMA
+from fedstrata.methods import METHODS
+from fedstrata.methods.divided import Divided
 from fedstrata.split.messages import is_count
 from fedstrata.split.transport.agreement import Agreement, shapes_of
 
@@ -40,14 +41,15 @@ SCORE = "@score"
 """What a plan names when a client is to score its documents; no handler of a method has such a name."""
 
 
-def divided_method(method: Method) -> FLLLaMA:
+def divided_method(method: Method) -> Divided:
     """Returns a method that divides the model between client and server.
 
     Raises:
         ConfigurationError: This one does not.
     """
-    if not isinstance(method, FLLLaMA):
-        message = f"must be fl_llama, which divides the model between client and server, not {method.name}"
+    if not isinstance(method, Divided):
+        able = " or ".join(name for name, card in METHODS.items() if issubclass(card, Divided))
+        message = f"must be {able}, which divides the model between client and server, not {method.name}"
         raise ConfigurationError([Problem("method.name", message)])
     return method
 
@@ -76,18 +78,18 @@ def agreement_of(
     }
     compared["labels"] = list(experiment.task.labels)
     config: Any = model.module.config
-    own = divided_method(experiment.method).settings
+    method = divided_method(experiment.method)
     return Agreement(
         {"purpose": purpose, **compared},
         run=settings.name,
         cut=cut,
         blocks=len(model.layout.blocks),
-        form=own.wire,
+        form=method.form,
         hidden=config.get_text_config().hidden_size,
         rows=rows,
         length=length,
         ends=ends,
-        in_flight=own.in_flight if purpose == TRAINING else 1,
+        in_flight=method.under_way if purpose == TRAINING else 1,
     )
 
 
@@ -126,7 +128,7 @@ class Agreements:
     ) -> None:
         self._experiment, self.largest, self._purpose = experiment, largest, purpose
         method, model = divided_method(experiment.method), experiment.model
-        self._cuts = {client: method.cut_of(client) for client in clients}
+        self._cuts = {client: method.divides(client) for client in clients}
         of = (experiment.settings, experiment.task, model.tokenizer)
         self._outlines = [outline(*of), outline(*of, new_head=True)]
         blocks = range(len(model.layout.blocks))

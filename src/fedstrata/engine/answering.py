@@ -66,7 +66,7 @@ class Answers:
         self._middle = Middle(experiment.model, method.widest(clients))
         ends_of = None if method.personal else self._ends_of
         sessions = Sessions(self._middle, limit, experiment.settings.training)
-        self._service = Answering(sessions, method.settings.wire, method.cut_of, ends_of)
+        self._service = Answering(sessions, method.form, method.divides, ends_of)
 
     def agreements(self, largest: int) -> Agreements:
         """Returns what is agreed with each client; to be asked for before `serve`.
@@ -120,7 +120,7 @@ class Answers:
 
     def _ends_of(self, client: str) -> dict[str, Tensor]:
         """Returns what was learnt of a client's part of the model."""
-        cut = divided_method(self._experiment.method).cut_of(client)
+        cut = divided_method(self._experiment.method).divides(client)
         theirs = cut.segments(self._experiment.model.layout).middle
         return {name: tensor for name, tensor in self._state.tensors.items() if name not in theirs}
 

@@ -103,7 +103,7 @@ class Generating:
         self._experiment, self.id, self._home = experiment, client, home
         self._drawing, self._advance = drawing, advance
         self._method, self._model = divided_method(experiment.method), experiment.model
-        self._cut = self._method.cut_of(client)
+        self._cut = self._method.divides(client)
         self._seed = experiment.seed.child("answers", client)
         self.scores: Mapping[str, float] = {}
         self._prompts = prompts
@@ -131,9 +131,9 @@ class Generating:
             LineError: The server can no longer be reached.
             RefusedError: It does not take this client, or what it asks.
         """
-        with Lasting(join, self._method.settings.wire, self._cut) as middle:
+        with Lasting(join, self._method.form, self._cut) as middle:
             self._take_over(middle)
-            noise = self._method.noise(Seed(secrets.randbits(63)))
+            noise = self._method.noise_of(Seed(secrets.randbits(63)))
             with Ends(self._model, self._cut).connected(middle, "answers", noise):
                 return self._prompted() if self._prompts is not None else self._scored()
 

@@ -77,7 +77,7 @@ class RemoteClient:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)  # what it keeps there is nobody else's
         training = experiment.settings.training
         rows = largest_batch(self._site, training.batch_size, training.eval_batch_size)
-        cut, model = divided_method(experiment.method).cut_of(client), experiment.model
+        cut, model = divided_method(experiment.method).divides(client), experiment.model
         length = experiment.settings.task.max_length
         ends = shapes_of(model.tensors(model.layout.all))
         self.agreement = agreement_of(experiment, cut, ends, rows, length, TRAINING)
@@ -230,9 +230,9 @@ class RemoteClient:
         documents = self._site.scored(str(part))
         if not documents:
             return Update({}, {"scores": None}, weight=0.0)
-        cut = method.cut_of(self.id)
-        remote = RemoteMiddle(client.line, method.settings.wire, cut)
-        noise = method.noise(rng if client.secret is None else Seed(client.secret, rng.path))
+        cut = method.divides(self.id)
+        remote = RemoteMiddle(client.line, method.form, cut)
+        noise = method.noise_of(rng if client.secret is None else Seed(client.secret, rng.path))
         with Ends(model, cut).connected(remote, noise=noise):
             answers = answer(model, self._site.task, documents, client.training)
         scores: dict[str, JSON] = dict(self._site.task.score(documents, answers))

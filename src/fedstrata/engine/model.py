@@ -9,17 +9,12 @@ from pydantic import TypeAdapter
 
 from fedstrata.adapters.attach import attach, wrap
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.preflight import Facts
 from fedstrata.core.seeding import Seed
-from fedstrata.core.settings.adapter import AdapterSettings, BottleneckSettings, LoraSettings
+from fedstrata.core.settings.adapter import AdapterSettings
 from fedstrata.core.settings.model import TrainedTokenizer
-from fedstrata.methods.fedadaopt import FedAdaOPTSettings
-from fedstrata.methods.fedmedlora import USUAL_ADAPTER, FedMedLoRA
-from fedstrata.methods.fedmedlora_plus import FedMedLoRAPlus
-from fedstrata.methods.fedsa_lora import FedSALoRA
-from fedstrata.methods.ffa_lora import FFALoRA
-from fedstrata.methods.fl_llama import FLLLaMA, FLLLaMASettings
-from fedstrata.methods.flora import FLoRA, FLoRASettings
-from fedstrata.methods.hetlora import HetLoRASettings
+from fedstrata.core.settings.run import USUAL_METHOD
+from fedstrata.methods import METHODS
 from fedstrata.models.blocks import find_layout, transformers_model
 from fedstrata.models.load import early_tokenizer, load, read_config, read_tokenizer, skeleton
 from fedstrata.models.prefix import frozen_blocks
@@ -55,9 +50,8 @@ def with_adapter(settings: RunSettings, method: Method) -> RunSettings:
     """Returns the settings with the method's usual adapter where it needs one and none is named."""
     if settings.adapter is not None or not method.adapters:
         return settings
-    alike = isinstance(method, FedMedLoRA | FedMedLoRAPlus | FedSALoRA | FFALoRA | FLoRA)
-    own = USUAL_ADAPTER if alike else {}
-    usual = TypeAdapter[Any](AdapterSettings).validate_python({"kind": method.adapters[0], **own})
+    named = {"kind": method.adapters[0], **method.usual_adapter}
+    usual = TypeAdapter[Any](AdapterSettings).validate_python(named)
     return settings.model_copy(update={"adapter": usual})
 
 
@@ -127,7 +121,7 @@ def outline(settings: RunSettings, task: Task, tokenizer: Any, *, new_head: bool
 def check_model(settings: RunSettings, method: Method | None) -> None:
     """Checks the model against the task and the method; no weights are loaded."""
     problems = []
-    full = isinstance(method, FLLLaMA) and bool(method.settings.full)
+    full = None if method is None else method.full_setting
     # The weights of an adapter are float32 whatever its model's, but not those of a head that trains with it.
     frozen = settings.adapter is not None and not full and TASKS[settings.task.name].kind == "causal-lm"
     if settings.model.quantization is not None:
@@ -136,7 +130,7 @@ def check_model(settings: RunSettings, method: Method | None) -> None:
             message = f"{settings.model.quantization!r} weights cannot train; set an adapter, which can"
             problems.append(Problem("model.quantization", message))
         elif full:
-            message = f"{settings.model.quantization!r} weights cannot train; leave method.full empty"
+            message = f"{settings.model.quantization!r} weights cannot train; leave {full} empty"
             problems.append(Problem("model.quantization", message))
     if settings.model.dtype != "float32" and not frozen:
         message = "weights that train must be float32; for bfloat16 arithmetic set training.precision"
@@ -179,30 +173,13 @@ def _layout(settings: RunSettings, method: Method | None, tokenizer: Any) -> Lay
         message = f"must be {allowed} with method {method.name}, not {adapter.kind!r}"
         raise ConfigurationError([Problem("adapter.kind", message)])
     full = _trained_in_full(settings, find_layout(module)) if method is not None else ()
-    layout = find_layout(*wrap(module, adapter, kind=kind, full=full))
-    if method is not None:
-        _check_sizes(method, adapter)
-    return layout
+    return find_layout(*wrap(module, adapter, kind=kind, full=full))
 
 
 def _trained_in_full(settings: RunSettings, layout: Layout) -> tuple[str, ...]:
-    """Returns what of a model without its adapter trains nevertheless: what `method.full` names."""
-    if settings.method.get("name") != FLLLaMA.name:
-        return ()
-    return FLLLaMA(FLLLaMASettings.model_validate(settings.method)).in_full(layout)
-
-
-def _check_sizes(method: Method, adapter: AdapterSettings) -> None:
-    """Refuses devices' ranks, or a first width, beyond the adapter's."""
-    own, largest, setting = 0, 0, ""
-    if isinstance(method.settings, HetLoRASettings | FLoRASettings) and isinstance(adapter, LoraSettings):
-        own, largest, setting = max(method.settings.ranks or [0]), adapter.rank, "ranks"
-    if isinstance(method.settings, FedAdaOPTSettings) and isinstance(adapter, BottleneckSettings):
-        own, largest, setting = method.settings.width, adapter.width, "width"
-    if own > largest:
-        size = "rank" if setting == "ranks" else "width"
-        message = f"must be at most adapter.{size}, {largest}, not {own}"
-        raise ConfigurationError([Problem(f"method.{setting}", message)])
+    """Returns what of a model without its adapter trains nevertheless, as the method says."""
+    card = METHODS[settings.method.get("name", USUAL_METHOD)]
+    return card.model_validate(settings.method).full_parts(layout)
 
 
 def _check_checkpointing(module: PreTrainedModel, adapter: AdapterSettings | None) -> None:
@@ -229,17 +206,9 @@ def _check_method(settings: RunSettings, method: Method | None, layout: Layout) 
     """Refuses a method that does not fit the model, and a cache asked for where there is nothing to keep."""
     if method is None:
         return
-    if isinstance(method.settings, FLoRASettings):
-        adds = "with method flora, which adds adapters to the model's weights"
-        if settings.model.quantization is not None:
-            raise ConfigurationError([Problem("model.quantization", f"must be left out {adds}")])
-        if settings.model.dtype != "float32":
-            message = f"must be float32 {adds}: {settings.model.dtype} would round most of a sum away"
-            raise ConfigurationError([Problem("model.dtype", message)])
-    kind = settings.adapter.kind if settings.adapter is not None else None
-    if isinstance(method, FLLLaMA) and method.settings.full and kind != "lora":
-        message = "has a meaning with adapter.kind lora only, which the other segments then have"
-        raise ConfigurationError([Problem("method.full", f"{message}, not {kind or 'without an adapter'}")])
+    if problems := method.problems(Facts(model=settings.model, adapter=settings.adapter)):
+        raise ConfigurationError(problems)
+    method.private(layout)  # refuses what does not fit, as the next does
     cut = frozen_blocks(layout, method.trainable(layout))
     if settings.training.cache == "on" and cut == 0:
         message = (

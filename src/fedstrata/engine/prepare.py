@@ -12,26 +12,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from fedstrata.core.errors import ConfigurationError, DataError, Problem, did_you_mean
+from fedstrata.core.preflight import Facts
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.data import CorpusSettings
 from fedstrata.core.settings.model import ModelSettings, TrainedTokenizer
-from fedstrata.core.settings.run import RunSettings
+from fedstrata.core.settings.run import USUAL_METHOD, RunSettings
 from fedstrata.core.settings.source import Source, validate
 from fedstrata.core.settings.task import ExtractSettings, TaskSettings
 from fedstrata.data.divide import divide
 from fedstrata.data.partition import LABEL_OF
 from fedstrata.data.split import Split
-from fedstrata.engine.check import (
-    unfit_clients,
-    unfit_steps,
-    without_examples,
-    without_server_documents,
-    without_validation,
-    without_whole_models,
-)
+from fedstrata.engine.check import unfit_clients, without_examples, without_validation
 from fedstrata.engine.model import check_model, load_model, refusals, with_adapter
 from fedstrata.methods import METHODS
-from fedstrata.methods.layer_skipping import LayerSkipping
 from fedstrata.models.load import read_tokenizer
 from fedstrata.record.trackers import require_trackers
 from fedstrata.tasks import TASKS
@@ -127,8 +120,9 @@ def prepare(
                 clients = divided.clients
             known = map(task.known, divided.server)
             server = tuple(document for document in known if task.scorable(document))
-            problems += source.located(without_server_documents(method, server))
-            problems += source.located(without_whole_models(settings, method))
+            if method is not None:
+                facts = Facts(server_documents=len(server), devices=settings.devices)
+                problems += source.located(method.problems(facts))
     if sound("task", "federation"):
         problems += source.located(refusals(lambda: check_metric(settings, task)))
     if sound("model", "task"):
@@ -218,21 +212,19 @@ def check_settings(source: Source) -> tuple[RunSettings, Method | None, list[Pro
     settings = _with_absolute_paths(settings)
     if sound("data", "task", "partition"):
         problems += source.located(_idle_choices(settings))
-    name = settings.method.get("name", LayerSkipping.name)
+    name = settings.method.get("name", USUAL_METHOD)
     if not isinstance(name, str) or name not in METHODS:
         allowed = ", ".join(METHODS)
         problems.append(source.problem("method.name", f"must be one of {allowed}, not {name!r}"))
         return settings, None, problems
-    card = METHODS[name]
-    method_settings, wrong = validate(
-        card.Settings, Source({"method": settings.method}, source.origins), section="method"
+    method, wrong = validate(
+        METHODS[name], Source({"method": settings.method}, source.origins), section="method"
     )
-    problems += [_with_hint(problem, card) for problem in wrong]
-    if method_settings is None:
+    problems += [_with_hint(problem, name) for problem in wrong]
+    if method is None:
         return settings, None, problems
-    method = card(method_settings)
-    problems += source.located(unfit_steps(settings, method))
-    resolved = settings.model_copy(update={"method": method_settings.model_dump()})
+    problems += source.located(method.problems(Facts(training=settings.training)))
+    resolved = settings.model_copy(update={"method": method.model_dump()})
     return with_adapter(resolved, method), method, problems
 
 
@@ -289,14 +281,14 @@ def _with_verb(problem: Problem) -> Problem:
     return Problem("sweep", "describes several runs; give this file to fedstrata compare", problem.origin)
 
 
-def _with_hint(problem: Problem, card: type[Method]) -> Problem:
+def _with_hint(problem: Problem, method: str) -> Problem:
     """Says whose a setting is that is not this method's, and how to leave another's settings behind."""
     if not problem.message.startswith("unknown key"):
         return problem
     key = problem.path.removeprefix("method.")
-    owners = [name for name, other in METHODS.items() if key in other.Settings.model_fields]
+    owners = [name for name, other in METHODS.items() if key in other.model_fields]
     others = f"; a setting of {', '.join(owners)}" if owners else ""
-    hint = f"{others}; to change the method as a whole: 'method={{name: {card.name}}}'"
+    hint = f"{others}; to change the method as a whole: 'method={{name: {method}}}'"
     return Problem(problem.path, problem.message + hint, problem.origin)
 
 

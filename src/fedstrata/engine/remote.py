@@ -273,7 +273,7 @@ class _Turns:
         if self._handler == SCORE:
             _check(update)
         else:
-            _check(update, turn.info.examples, turn.due)
+            _check(update, turn.info, self._cohort.method.weighs(turn.info), turn.due)
         seconds = min(max(header.seconds, 0.0), time.perf_counter() - turn.began)
         self._roll.trained(client, update)
         self._cohort.train_seconds += seconds
@@ -283,14 +283,12 @@ class _Turns:
         self._say(self._service.leave(client))
 
     def _due(self, client: str) -> Collection[str]:
-        """Returns which weights a client has to send when it has trained: what it trains, if shared."""
-        if self._cohort.method.personal:
-            return ()
+        """Returns which weights a client has to send when it has trained."""
         try:
             ends = self._hub.greeting(client)["ends"]
         except LineError:
             return ()  # it is not there, and nothing of this turn will come
-        return ends if isinstance(ends, dict) else ()
+        return self._cohort.method.expects(self._handler, ends if isinstance(ends, dict) else ())
 
     def _say(self, answers: Iterable[tuple[str, Message]]) -> None:
         for client, message in answers:
@@ -333,19 +331,22 @@ def _decoded(content: Frame, kind: type[MessageType]) -> MessageType:
         raise FrameError(f"a message is damaged ({type(error).__name__})") from None
 
 
-def _check(update: Update, examples: int | None = None, weights: Collection[str] = ()) -> None:
+def _check(
+    update: Update, info: ClientInfo | None = None, weight: float = 0.0, weights: Collection[str] = ()
+) -> None:
     """Looks at an update before anything is done with it.
 
     Args:
         update: The update.
-        examples: What it must weigh if it is one of training: the client's number of training examples.
+        info: What is known of the client if the update is one of training.
+        weight: What it must then weigh.
         weights: What it must hold: all that was to be trained.
 
     Raises:
         FrameError: It would spoil an average, or the record.
     """
-    if examples is not None and update.weight != examples:
-        raise FrameError(f"an update weighs {update.weight:g} where the client has {examples} examples")
+    if info is not None and update.weight != weight:
+        raise FrameError(f"an update weighs {update.weight:g} where the client has {info.examples} examples")
     if lacking := sorted(set(weights) - update.tensors.keys()):
         raise FrameError(
             f"an update lacks {len(lacking)} of the weights that were to be trained, {lacking[0]} for one"

@@ -24,7 +24,6 @@ from fedstrata.engine.checkpoint import Checkpoints, client_folder, discard_unco
 from fedstrata.engine.devices import Fleet, last_stored_states
 from fedstrata.engine.facts import by_group, model_facts
 from fedstrata.engine.failures import RoundAbandonedError, drop_outs
-from fedstrata.engine.noised import with_noise
 from fedstrata.engine.scoring import Scorer, ServerDocuments
 from fedstrata.engine.simulate import SimulatedCohort
 from fedstrata.engine.sites import PooledSite, Site, corrupt_clients, sample
@@ -265,7 +264,8 @@ class Run:
         own = (self._sites, part, experiment.model, experiment.task, experiment.settings.training)
         bootstrap = experiment.settings.federation.bootstrap if part == "test" else None
         rng = experiment.seed.child("bootstrap")
-        return Scorer(*own, bootstrap=bootstrap, rng=rng, seen_by=with_noise(experiment))
+        seen_by = experiment.method.seen_by(experiment.model, experiment.seed.child("scores"))
+        return Scorer(*own, bootstrap=bootstrap, rng=rng, seen_by=seen_by)
 
     def _facts(self) -> dict[str, Any]:
         """What the record's `run` event says of the whole run."""

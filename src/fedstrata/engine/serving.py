@@ -199,7 +199,7 @@ class Serving:
         A client that is lost here has no scores, and the record says why. With `federation.min_clients` that
         ends no run: what was learnt is there whoever scores it.
         """
-        cuts = {info.id: self._method.cut_of(info.id) for info in infos}
+        cuts = {info.id: self._method.divides(info.id) for info in infos}
         widest = self._method.widest(cuts)
         here = [info for info in infos if info.id in hub.present or info.id not in self._lost]
         cohort = self._cohort(hub, number, here, part)
@@ -207,7 +207,7 @@ class Serving:
         model.load({name: self._state.tensors[name] for name in model.layout.all})
         training = self.experiment.settings.training
         sessions = Sessions(Middle(model, widest), self._cache_bytes, training)
-        service = Answering(sessions, self._method.settings.wire, self._method.cut_of)
+        service = Answering(sessions, self._method.form, self._method.divides)
 
         def plan_of(info: ClientInfo) -> Plan:
             if self._method.personal:

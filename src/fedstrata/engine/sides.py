@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.preflight import Facts
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.model import TrainedTokenizer
 from fedstrata.core.settings.task import (
@@ -18,7 +19,7 @@ from fedstrata.core.settings.task import (
     TaskSettings,
 )
 from fedstrata.engine.agreeing import divided_method
-from fedstrata.engine.check import cuts_of_nobody, too_few_sampled
+from fedstrata.engine.check import too_few_sampled
 from fedstrata.engine.model import check_model, load_model, refusals
 from fedstrata.engine.prepare import (
     Experiment,
@@ -71,7 +72,7 @@ def prepare_server(source: Source, clients: Sequence[str], *, trains: bool = Tru
     if trains:
         problems += source.located(_unservable(settings.federation))
         problems += source.located(too_few_sampled(settings.federation, len(clients)))
-        problems += source.located(cuts_of_nobody(method, clients))
+        problems += source.located([] if method is None else method.problems(Facts(clients=clients)))
     if problems:
         raise ConfigurationError(problems)
     if TASKS[settings.task.name].kind == "causal-lm" or _names_its_classes(settings.task):
@@ -125,7 +126,7 @@ def prepare_prompts(source: Source, client: str) -> Experiment:
 
 
 def _without_middle(client: str) -> Without:
-    return lambda method: partial(leave_ends, cut=divided_method(method).cut_of(client))
+    return lambda method: partial(leave_ends, cut=divided_method(method).divides(client))
 
 
 def _checked(source: Source) -> tuple[RunSettings, Method | None, list[Problem]]:

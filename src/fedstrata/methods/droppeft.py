@@ -24,17 +24,25 @@ Deviations: the paper's Algorithm 1 did not survive in its text; the bandit's ru
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
 from fedstrata.aggregate.mean import MeanResult, StreamingMean, replace
+from fedstrata.core.errors import Problem
+from fedstrata.core.method import Method
 from fedstrata.core.settings.base import Count, Fraction
-from fedstrata.core.settings.run import MethodSettings
 from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Update
 from fedstrata.policies.bandit import Bandits, BanditSettings, Rate
 from fedstrata.policies.dropout import Distribution, LayerDropout, block_rates
-from fedstrata.policies.share import block_count, keeps_some, names_outside, sent_and_kept
+from fedstrata.policies.share import (
+    block_count,
+    blocks_in,
+    keeps_some,
+    names_outside,
+    noted_blocks,
+    sent_and_kept,
+)
 from fedstrata.train.local import fit
 
 if TYPE_CHECKING:
@@ -43,11 +51,12 @@ if TYPE_CHECKING:
     from fedstrata.core.client import Client
     from fedstrata.core.cohort import Cohort
     from fedstrata.core.model import Layout, Model
+    from fedstrata.core.preflight import Facts
     from fedstrata.core.seeding import Seed
 
 
-class DropPEFTSettings(MethodSettings):
-    """Settings of DropPEFT; the adapter has its own, `adapter`."""
+class DropPEFT(Method):
+    """The method; see the module's docstring. The adapter has settings of its own, `adapter`."""
 
     name: Literal["droppeft"] = "droppeft"
     rates: Rate | Literal["bandit"] | BanditSettings = Field(
@@ -70,34 +79,44 @@ class DropPEFTSettings(MethodSettings):
         default="examples", description="How much a device counts: its training examples, or all the same."
     )
 
+    travels: ClassVar[str] = "the adapters of the less important blocks and the head, both ways"
+    adapters: ClassVar[tuple[str, ...]] = ("lora", "bottleneck")
+    begins_in_full: ClassVar[bool] = True
+
     @model_validator(mode="after")
-    def _bandit_only_where_used(self) -> DropPEFTSettings:
+    def _bandit_only_where_used(self) -> Self:
         if isinstance(self.rates, float | int) and self.bandit_of != "everybody":
             raise ValueError(f"bandit_of has no meaning with a fixed rate, {self.rates}; leave it out")
         return self
 
-
-class DropPEFT:
-    """The method; see the module's docstring."""
-
-    name: ClassVar[str] = "droppeft"
-    travels: ClassVar[str] = "the adapters of the less important blocks and the head, both ways"
-    pooled: ClassVar[bool] = False
-    adapters: ClassVar[tuple[str, ...]] = ("lora", "bottleneck")
-    Settings: ClassVar[type[MethodSettings]] = DropPEFTSettings
-
-    def __init__(self, settings: DropPEFTSettings) -> None:
-        self.settings = settings
-
     @property
     def personal(self) -> bool:
         """Whether devices keep blocks of their own."""
-        return keeps_some(self.settings.shared_blocks)
+        return keeps_some(self.shared_blocks)
 
     @property
     def validates(self) -> bool:
         """The bandit's rewards are scores on devices' validation documents."""
         return isinstance(self._bandit, BanditSettings)
+
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """Which blocks run is drawn."""
+        if self.rates == 0.0:
+            return ()
+        return (
+            "with droppeft a device sends only blocks that have run, which the run's draws decide: bytes and "
+            "times are those of the two clients that were rehearsed",
+        )
+
+    def problems(self, facts: Facts) -> list[Problem]:
+        """Too few devices take part for a mean of what some of them keep to themselves."""
+        if facts.sampled is None or facts.sampled >= 2 or not self.personal:
+            return []
+        needs = "droppeft averages a block where at least two devices of a round send it, while blocks stay"
+        there = f"{facts.sampled} takes part ({facts.sampling})"
+        message = f"{needs} personal, and {there}; method.shared_blocks 1.0 shares all"
+        return [Problem("federation.sample", message)]
 
     def trainable(self, layout: Layout) -> tuple[str, ...]:
         """The adapter and the head.
@@ -105,13 +124,12 @@ class DropPEFT:
         Raises:
             ConfigurationError: More blocks are to be shared than the model has.
         """
-        block_count(self.settings.shared_blocks, layout)
+        block_count(self.shared_blocks, layout)
         return layout.all
 
     def start(self, model: Model) -> State:
         """The adapter, which changes nothing yet, and the head."""
-        blocks = [list(names) for names in model.layout.blocks]
-        values: dict[str, Any] = {"_blocks": blocks, "_round": 0, "_personal": {}, "_bandits": {}}
+        values = {**noted_blocks(model.layout), "_round": 0, "_personal": {}, "_bandits": {}}
         return State(model.snapshot(model.layout.all), values)
 
     def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
@@ -140,7 +158,7 @@ class DropPEFT:
             "rates": {client: rates[client] for client in sent},
             "rewards": {client: reward for client, (_, reward) in rewards.items()},
             "shared_by": [
-                sum(block in own for own in sent.values()) for block in range(len(self._blocks(state)))
+                sum(block in own for own in sent.values()) for block in range(len(blocks_in(state)))
             ],
         }
         return State(self._merged(state, mean.finish()), values)
@@ -151,10 +169,10 @@ class DropPEFT:
         model.load(plan.tensors)  # its personal blocks are in it
         before = client.validate() if self.validates else None
         rate = cast("float", plan.values["rate"])
-        rates = block_rates(rate, len(layout.blocks), self.settings.distribution)
+        rates = block_rates(rate, len(layout.blocks), self.distribution)
         dropout = LayerDropout(rates, rng.child("blocks"))
         known = cast("list[float | None] | None", client.store.read().values.get("importance"))
-        k = block_count(self.settings.shared_blocks, layout)
+        k = block_count(self.shared_blocks, layout)
         came = [
             block for block, names in enumerate(layout.blocks) if not plan.tensors.keys().isdisjoint(names)
         ]
@@ -181,18 +199,21 @@ class DropPEFT:
         if before is not None and (after := client.validate()) is not None:
             moved = [*plan.tensors.values(), *sent.values()]
             values["reward"] = (after - before) / _seconds(client, dropout, moved)
-        weight = float(len(client.examples)) if self.settings.weighting == "examples" else 1.0
-        return Update(sent, values, weight)
+        return Update(sent, values, self.weighs(ClientInfo(client.id, len(client.examples))))
+
+    def weighs(self, client: ClientInfo) -> float:
+        """As `weighting` says."""
+        return float(client.examples) if self.weighting == "examples" else 1.0
 
     def _wanted(self, state: State, personal: Sequence[int]) -> Mapping[str, Any]:
         """Returns what a device downloads: all but its personal blocks."""
-        own = {name for block in personal for name in self._blocks(state)[block]}
+        own = {name for block in personal for name in blocks_in(state)[block]}
         return {name: tensor for name, tensor in state.tensors.items() if name not in own}
 
     def _merged(self, state: State, mean: MeanResult) -> dict[str, Any]:
         """Returns the global tensors with what enough devices sent."""
         least = 2 if self.personal else 1
-        inside = {name for names in self._blocks(state) for name in names}
+        inside = {name for names in blocks_in(state) for name in names}
         enough = {
             name: tensor
             for name, tensor in mean.tensors.items()
@@ -208,16 +229,13 @@ class DropPEFT:
         if not isinstance(settings, BanditSettings):
             return None, dict.fromkeys(clients, settings)
         stored = cast("dict[str, JSON]", state.values["_bandits"])
-        bandits = Bandits.from_json(stored, settings, each=self.settings.bandit_of == "device")
+        bandits = Bandits.from_json(stored, settings, each=self.bandit_of == "device")
         return bandits.choose(clients, number, rng)
 
     @property
     def _bandit(self) -> BanditSettings | float:
-        rates = self.settings.rates
+        rates = self.rates
         return BanditSettings() if rates == "bandit" else rates
-
-    def _blocks(self, state: State) -> list[list[str]]:
-        return cast("list[list[str]]", state.values["_blocks"])
 
 
 def _seconds(client: Client, dropout: LayerDropout, moved: Sequence[Tensor]) -> float:

@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field
 
-from fedstrata.adapters.rank import cut, largest_rank, pad, written
+from fedstrata.adapters.rank import beyond_adapter, cut, largest_rank, of_several_sizes, pad, written
 from fedstrata.aggregate.mean import StreamingMean
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.method import Method
 from fedstrata.core.settings.base import Count
-from fedstrata.core.settings.run import MethodSettings
 from fedstrata.core.types import JSON, ClientInfo, Plan, State, Update
-from fedstrata.train.local import fit
+from fedstrata.policies.share import blocks_in, noted_blocks
+from fedstrata.train.local import fit, update_of
 from fedstrata.train.work import adapter_of
 
 if TYPE_CHECKING:
@@ -37,11 +38,16 @@ if TYPE_CHECKING:
     from fedstrata.core.client import Client
     from fedstrata.core.cohort import Cohort
     from fedstrata.core.model import Layout, Model
+    from fedstrata.core.preflight import Facts
     from fedstrata.core.seeding import Seed
 
 
-class FedAdaOPTSettings(MethodSettings):
-    """Settings of FedAdaOPT; the adapter has its own, `adapter`, whose width is the largest."""
+CONFIGURATIONS = 3
+"""How many a round tries: the present one, one deeper and one wider."""
+
+
+class FedAdaOPT(Method):
+    """The method; see the module's docstring. `adapter.width` is the largest that there is."""
 
     name: Literal["fedadaopt"] = "fedadaopt"
     depth: Annotated[int, Field(ge=0)] = Field(
@@ -50,25 +56,26 @@ class FedAdaOPTSettings(MethodSettings):
     width: Count = Field(default=8, description="Width of the adapters at first.")
     depth_step: Count = Field(default=1, description="By how many blocks adapters grow.")
     width_step: Count = Field(default=8, description="By how much the width grows.")
-
-
-CONFIGURATIONS = 3
-"""How many a round tries: the present one, one deeper and one wider."""
-
-
-class FedAdaOPT:
-    """The method; see the module's docstring."""
-
-    name: ClassVar[str] = "fedadaopt"
     travels: ClassVar[str] = "the adapters of the top blocks, narrow at first, and the head, both ways"
-    pooled: ClassVar[bool] = False
-    personal: ClassVar[bool] = False
     adapters: ClassVar[tuple[str, ...]] = ("bottleneck",)
-    validates: ClassVar[bool] = True
-    Settings: ClassVar[type[MethodSettings]] = FedAdaOPTSettings
 
-    def __init__(self, settings: FedAdaOPTSettings) -> None:
-        self.settings = settings
+    @property
+    def validates(self) -> bool:
+        """The best configuration is that of the best scores on devices' validation documents."""
+        return True
+
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """Sizes grow as the run goes on."""
+        return (of_several_sizes(self.name),)
+
+    def problems(self, facts: Facts) -> list[Problem]:
+        """Too few devices take part to try all configurations, or the adapters are too narrow."""
+        if facts.sampled is not None and facts.sampled < CONFIGURATIONS:
+            needs = f"fedadaopt tries {CONFIGURATIONS} configurations in a round, each on other clients"
+            there = f"{facts.sampled} take part ({facts.sampling})"
+            return [Problem("federation.sample", f"{needs}, and {there}")]
+        return beyond_adapter(facts, "width", self.width, "width")
 
     def trainable(self, layout: Layout) -> tuple[str, ...]:
         """The adapters of all blocks, which they may grow to, and the head.
@@ -76,19 +83,19 @@ class FedAdaOPT:
         Raises:
             ConfigurationError: More blocks are to have adapters than the model has.
         """
-        if self.settings.depth > len(layout.blocks):
+        if self.depth > len(layout.blocks):
             message = f"must be at most {len(layout.blocks)}, the number of blocks of the model, not"
-            raise ConfigurationError([Problem("method.depth", f"{message} {self.settings.depth}")])
+            raise ConfigurationError([Problem("method.depth", f"{message} {self.depth}")])
         return layout.all
 
     def start(self, model: Model) -> State:
         """All adapters, which change nothing yet, and the head."""
         tensors = model.snapshot(model.layout.all)
         values: dict[str, Any] = {
-            "_blocks": [list(names) for names in model.layout.blocks],
+            **noted_blocks(model.layout),
             "_widest": largest_rank(tensors),
-            "depth": self.settings.depth,
-            "width": self.settings.width,
+            "depth": self.depth,
+            "width": self.width,
         }
         return State(tensors, values)
 
@@ -138,23 +145,20 @@ class FedAdaOPT:
         values: dict[str, JSON] = {"loss": result.loss}
         if (score := client.validate()) is not None:
             values["score"] = score
-        return Update(cut(model.tensors(names), width), values, weight=float(len(client.examples)))
+        return update_of(client, cut(model.tensors(names), width), values)
 
     def _choices(self, state: State) -> list[tuple[int, int]]:
         """Returns depth and width as they are, one step deeper and one step wider, where there are such."""
         depth, width = cast("int", state.values["depth"]), cast("int", state.values["width"])
-        deeper = min(depth + self.settings.depth_step, len(self._blocks(state)))
-        wider = min(width + self.settings.width_step, cast("int", state.values["_widest"]))
+        deeper = min(depth + self.depth_step, len(blocks_in(state)))
+        wider = min(width + self.width_step, cast("int", state.values["_widest"]))
         # A width means nothing while no block has an adapter.
         tried = [(depth, width), (deeper, width), (depth, wider if depth else width)]
         return list(dict.fromkeys(tried))
 
     def _part(self, state: State, depth: int, width: int) -> dict[str, Tensor]:
         """Returns the adapters of the top blocks at a width, and the head."""
-        blocks = self._blocks(state)
+        blocks = blocks_in(state)
         below = {name for names in blocks[: len(blocks) - depth] for name in names}
         part = {name: tensor for name, tensor in state.tensors.items() if name not in below}
         return cut(part, width)
-
-    def _blocks(self, state: State) -> list[list[str]]:
-        return cast("list[list[str]]", state.values["_blocks"])

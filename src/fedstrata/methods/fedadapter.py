@@ -12,53 +12,14 @@ Deviations: Houlsby's adapters stand behind the dropout of a sublayer and also t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from fedstrata.aggregate.mean import average
-from fedstrata.aggregate.rules import AveragingSettings
-from fedstrata.core.types import Plan, State, Update
-from fedstrata.train.local import train_and_send
-
-if TYPE_CHECKING:
-    from fedstrata.core.client import Client
-    from fedstrata.core.cohort import Cohort
-    from fedstrata.core.model import Layout, Model
-    from fedstrata.core.seeding import Seed
-    from fedstrata.core.settings.run import MethodSettings
+from fedstrata.methods.averaging import Averaging
 
 
-class FedAdapterSettings(AveragingSettings):
-    """Settings of FedAdapter; the adapter has its own, `adapter`."""
+class FedAdapter(Averaging):
+    """The method; see the module's docstring. The adapter has settings of its own, `adapter`."""
 
     name: Literal["fedadapter"] = "fedadapter"
-
-
-class FedAdapter:
-    """The method; see the module's docstring."""
-
-    name: ClassVar[str] = "fedadapter"
     travels: ClassVar[str] = "the bottleneck adapters and the head, both ways"
-    pooled: ClassVar[bool] = False
     adapters: ClassVar[tuple[str, ...]] = ("bottleneck",)
-    validates: ClassVar[bool] = False
-    personal: ClassVar[bool] = False
-    Settings: ClassVar[type[MethodSettings]] = FedAdapterSettings
-
-    def __init__(self, settings: FedAdapterSettings) -> None:
-        self.settings = settings
-
-    def trainable(self, layout: Layout) -> tuple[str, ...]:
-        """The adapter and the head."""
-        return layout.all
-
-    def start(self, model: Model) -> State:
-        """The adapter, which changes nothing yet, and the head."""
-        return State(model.snapshot(self.trainable(model.layout)))
-
-    def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
-        """One weighted mean, or what `aggregation` says."""
-        return average(state, cohort, self.settings.aggregation)
-
-    def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
-        """Trains the adapter and the head."""
-        return train_and_send(plan, client, rng, trainable=self.trainable(client.model.layout))

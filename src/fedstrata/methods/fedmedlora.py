@@ -21,24 +21,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from fedstrata.adapters.rank import is_lora
-from fedstrata.aggregate.mean import average
-from fedstrata.aggregate.rules import AveragingSettings, MeanRule
-from fedstrata.core.types import Plan, State, Update
-from fedstrata.train.local import train_and_send
+from fedstrata.aggregate.rules import MeanRule
+from fedstrata.core.types import State
+from fedstrata.methods.averaging import Averaging
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedstrata.core.client import Client
     from fedstrata.core.cohort import Cohort
-    from fedstrata.core.model import Layout, Model
+    from fedstrata.core.model import Model
     from fedstrata.core.seeding import Seed
-    from fedstrata.core.settings.run import MethodSettings
 
 logger = logging.getLogger(__name__)
 
@@ -46,56 +43,36 @@ USUAL_ADAPTER: Mapping[str, float] = {"rank": 16, "alpha": 64, "dropout": 0.05}
 """The paper's adapter where none is named: of its methods, FedSA-LoRA, FFA-LoRA and FLoRA."""
 
 
-class FedMedLoRASettings(AveragingSettings):
-    """Settings of Fed-MedLoRA; the adapter has its own, `adapter`."""
+class FedMedLoRA(Averaging):
+    """The method; see the module's docstring. The adapter has settings of its own, `adapter`."""
 
     name: Literal["fedmedlora"] = "fedmedlora"
     literal: bool = Field(
         default=False,
         description="The printed formulas, which divide the mean adapters by the sites of a round once more.",
     )
+    travels: ClassVar[str] = "the low-rank adapters and the head, both ways"
+    adapters: ClassVar[tuple[str, ...]] = ("lora",)
+    usual_adapter: ClassVar[Mapping[str, float]] = USUAL_ADAPTER
 
     @model_validator(mode="after")
-    def _literal_is_a_mean(self) -> FedMedLoRASettings:
+    def _literal_is_a_mean(self) -> Self:
         if self.literal and not isinstance(self.aggregation, MeanRule):
             raise ValueError(f"literal stands for a printed mean, and aggregation is {self.aggregation.rule}")
         return self
 
-
-class FedMedLoRA:
-    """The method; see the module's docstring."""
-
-    name: ClassVar[str] = "fedmedlora"
-    travels: ClassVar[str] = "the low-rank adapters and the head, both ways"
-    pooled: ClassVar[bool] = False
-    adapters: ClassVar[tuple[str, ...]] = ("lora",)
-    validates: ClassVar[bool] = False
-    personal: ClassVar[bool] = False
-    Settings: ClassVar[type[MethodSettings]] = FedMedLoRASettings
-
-    def __init__(self, settings: FedMedLoRASettings) -> None:
-        self.settings = settings
-
-    def trainable(self, layout: Layout) -> tuple[str, ...]:
-        """The adapter and the head."""
-        return layout.all
-
     def start(self, model: Model) -> State:
         """The adapter, which changes nothing yet, and the head."""
-        if self.settings.literal:
+        if self.literal:
             warn_of_shrinking(self.name)
-        return State(model.snapshot(self.trainable(model.layout)))
+        return super().start(model)
 
     def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
         """One weighted mean, or what `aggregation` says."""
-        merged = average(state, cohort, self.settings.aggregation)
-        if not self.settings.literal:
+        merged = super().round(state, cohort, rng)
+        if not self.literal:
             return merged
         return State(shrunk(merged.tensors, len(cohort.clients)), merged.values)
-
-    def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
-        """Trains the adapter and the head."""
-        return train_and_send(plan, client, rng, trainable=self.trainable(client.model.layout))
 
 
 def shrunk(tensors: Mapping[str, Tensor], sites: int) -> dict[str, Tensor]:

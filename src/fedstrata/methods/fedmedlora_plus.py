@@ -20,28 +20,29 @@ Deviations: the printed 1/m is left out but with `literal: true` (see `fedmedlor
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from fedstrata.aggregate.influence import InfluenceMean, unusable
+from fedstrata.aggregate.influence import InfluenceMean, room_for, unusable
 from fedstrata.aggregate.mean import replace
+from fedstrata.core.errors import Problem
 from fedstrata.core.settings.base import Fraction
-from fedstrata.core.settings.run import MethodSettings
-from fedstrata.core.types import Plan, State, Update
-from fedstrata.methods.fedmedlora import shrunk, warn_of_shrinking
-from fedstrata.train.local import train_and_send
+from fedstrata.core.types import Plan, State
+from fedstrata.methods.averaging import LocalTraining
+from fedstrata.methods.fedmedlora import USUAL_ADAPTER, shrunk, warn_of_shrinking
 
 if TYPE_CHECKING:
-    from fedstrata.core.client import Client
     from fedstrata.core.cohort import Cohort
-    from fedstrata.core.model import Layout, Model
+    from fedstrata.core.model import Model
+    from fedstrata.core.preflight import Facts
     from fedstrata.core.seeding import Seed
 
 
-class FedMedLoRAPlusSettings(MethodSettings):
-    """Settings of Fed-MedLoRA+; the adapter has its own, `adapter`, and the server `data.split.server`."""
+class FedMedLoRAPlus(LocalTraining):
+    """The method; see the module's docstring. The adapter has settings of its own, `adapter`."""
 
     name: Literal["fedmedlora_plus"] = "fedmedlora_plus"
     cap: Fraction | None = Field(
@@ -53,35 +54,40 @@ class FedMedLoRAPlusSettings(MethodSettings):
         default=False,
         description="The printed formulas, which divide the mean adapters by the sites of a round once more.",
     )
-
-
-class FedMedLoRAPlus:
-    """The method; see the module's docstring."""
-
-    name: ClassVar[str] = "fedmedlora_plus"
     travels: ClassVar[str] = "the low-rank adapters and the head, both ways"
-    pooled: ClassVar[bool] = False
     adapters: ClassVar[tuple[str, ...]] = ("lora",)
-    validates: ClassVar[bool] = False
-    personal: ClassVar[bool] = False
-    Settings: ClassVar[type[MethodSettings]] = FedMedLoRAPlusSettings
+    usual_adapter: ClassVar[Mapping[str, float]] = USUAL_ADAPTER
+    tries_updates: ClassVar[bool] = True
 
-    def __init__(self, settings: FedMedLoRAPlusSettings) -> None:
-        self.settings = settings
+    def problems(self, facts: Facts) -> list[Problem]:
+        """The cap is below the equal share, or the server has nothing to judge by."""
+        if facts.sampled is not None and (cap := self.cap or 1.0) * facts.sampled < 1:
+            allowed = f"must be at least 1/{facts.sampled}, the equal share of the clients of a round"
+            return [Problem("method.cap", f"{allowed} ({facts.sampling}), not {cap:g}")]
+        if facts.server_documents == 0:
+            weighs = (
+                f"must be 1 or more with {self.name}, which weighs clients by their loss on such documents"
+            )
+            return [Problem("data.split.server", f"{weighs} (its paper has 5)")]
+        if facts.server_examples == 0:
+            own = f"their loss on the {facts.server_documents} documents of the server"
+            none = f"none has an example for task {facts.task}"
+            return [Problem("data.split.server", f"{self.name} weighs clients by {own}, and {none}")]
+        return []
 
-    def trainable(self, layout: Layout) -> tuple[str, ...]:
-        """The adapter and the head."""
-        return layout.all
+    def held_updates(self, updates: int, size: int) -> tuple[int, int]:
+        """With a cap those of the heaviest sites, and else one."""
+        return min(updates, room_for(self.cap)), 0
 
     def start(self, model: Model) -> State:
         """The adapter, which changes nothing yet, and the head."""
-        if self.settings.literal:
+        if self.literal:
             warn_of_shrinking(self.name)
-        return State(model.snapshot(self.trainable(model.layout)))
+        return super().start(model)
 
     def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
         """Tries each update on the server's documents, and averages them by what that gave."""
-        plan, mean = Plan(state.tensors), InfluenceMean(self.settings.cap)
+        plan, mean = Plan(state.tensors), InfluenceMean(self.cap)
         for client, update in cohort.each("train", lambda _: plan):
             loss = cohort.server_loss(update.tensors)
             if math.isfinite(loss):
@@ -90,10 +96,6 @@ class FedMedLoRAPlus:
                 cohort.reject(client.id, unusable(client.id, loss))
         result, influences = mean.finish()
         merged = replace(state.tensors, result.tensors)
-        if self.settings.literal:
+        if self.literal:
             merged = shrunk(merged, len(cohort.clients))
         return State(merged, {"influence": {client: asdict(own) for client, own in influences.items()}})
-
-    def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
-        """Trains the adapter and the head."""
-        return train_and_send(plan, client, rng, trainable=self.trainable(client.model.layout))

@@ -21,17 +21,16 @@ Deviations: the paper finds k and the scores from the Hessian's spectrum; here k
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
 
 from pydantic import Field
 
 from fedstrata.aggregate.changes import add
 from fedstrata.core.settings.base import Count, Fraction, Positive
-from fedstrata.core.settings.run import MethodSettings
 from fedstrata.core.types import JSON, Plan, State, Update
-from fedstrata.policies.share import block_count, keeps_some, names_outside
-from fedstrata.train.local import train_and_send
-from fedstrata.train.probe import mean_gradient_norms
+from fedstrata.methods.averaging import LocalTraining
+from fedstrata.policies.share import block_count, blocks_in, keeps_some, names_outside, noted_blocks
+from fedstrata.train.probe import NORMS, asked_norms, send_norms
 
 if TYPE_CHECKING:
     from fedstrata.core.client import Client
@@ -39,13 +38,12 @@ if TYPE_CHECKING:
     from fedstrata.core.model import Layout, Model
     from fedstrata.core.seeding import Seed
 
-NORMS = "block_gradient_norms"
 MOMENTUM = "momentum/"
 """Before the name of a parameter in the state: its momentum, and not its value."""
 
 
-class FedPepTAOSettings(MethodSettings):
-    """Settings of FedPepTAO; the prefix has its own, `adapter`."""
+class FedPepTAO(LocalTraining):
+    """The method; see the module's docstring. The prefix has settings of its own, `adapter`."""
 
     name: Literal["fedpeptao"] = "fedpeptao"
     shared_blocks: Count | Fraction = Field(
@@ -56,25 +54,13 @@ class FedPepTAOSettings(MethodSettings):
     )
     server_learning_rate: Positive = Field(default=1.0, description="Eta: 1 takes the clients' mean.")
     batches: Count = Field(default=8, description="Batches of each device that the choice looks at.")
-
-
-class FedPepTAO:
-    """The method; see the module's docstring."""
-
-    name: ClassVar[str] = "fedpeptao"
     travels: ClassVar[str] = "the prefix of the blocks that matter and the head, both ways"
-    pooled: ClassVar[bool] = False
     adapters: ClassVar[tuple[str, ...]] = ("prefix",)
-    validates: ClassVar[bool] = False
-    Settings: ClassVar[type[MethodSettings]] = FedPepTAOSettings
-
-    def __init__(self, settings: FedPepTAOSettings) -> None:
-        self.settings = settings
 
     @property
     def personal(self) -> bool:
         """Whether devices keep blocks of their own."""
-        return keeps_some(self.settings.shared_blocks)
+        return keeps_some(self.shared_blocks)
 
     def trainable(self, layout: Layout) -> tuple[str, ...]:
         """The prefix and the head.
@@ -82,15 +68,14 @@ class FedPepTAO:
         Raises:
             ConfigurationError: More blocks are to be shared than the model has.
         """
-        block_count(self.settings.shared_blocks, layout)
+        block_count(self.shared_blocks, layout)
         return layout.all
 
     def start(self, model: Model) -> State:
         """The whole prefix, as it was drawn, and the head."""
         layout = model.layout
-        k = block_count(self.settings.shared_blocks, layout)
-        values: dict[str, Any] = {"_blocks": [list(names) for names in layout.blocks], "_k": k, "_steps": 0}
-        return State(model.snapshot(layout.all), values)
+        k = block_count(self.shared_blocks, layout)
+        return State(model.snapshot(layout.all), {**noted_blocks(layout), "_k": k, "_steps": 0})
 
     def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
         """A step with momentum over what is shared; the first round chooses that before it."""
@@ -98,35 +83,32 @@ class FedPepTAO:
             state = self._choose(state, cohort)
         values = {name: tensor for name, tensor in state.tensors.items() if not name.startswith(MOMENTUM)}
         mean = cohort.mean("train", lambda _: Plan(values, {"shared": state.values["shared_blocks"]}))
-        steps, beta = cast("int", state.values["_steps"]) + 1, self.settings.momentum
+        steps, beta = cast("int", state.values["_steps"]) + 1, self.momentum
         change, momenta = {}, {}
         for name, now in mean.tensors.items():
             step = now - values[name].float()
             before = state.tensors.get(MOMENTUM + name)
             momentum = (1.0 - beta) * step if before is None else (1.0 - beta) * step + beta * before
             momenta[MOMENTUM + name] = momentum
-            change[name] = momentum * (self.settings.server_learning_rate / (1.0 - beta**steps))
+            change[name] = momentum * (self.server_learning_rate / (1.0 - beta**steps))
         kept = {name: tensor for name, tensor in state.tensors.items() if name.startswith(MOMENTUM)}
         return State(add(values, change) | kept | momenta, {**state.values, "_steps": steps})
 
     def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
         """Trains the whole prefix and the head; the blocks that are not shared go to the store."""
-        layout = client.model.layout
         shared = set(cast("list[int]", plan.values["shared"]))
-        private = names_outside(layout.blocks, shared)
-        return train_and_send(plan, client, rng, trainable=layout.all, private=private)
+        private = names_outside(client.model.layout.blocks, shared)
+        return self.trained(plan, client, rng, private=private)
 
     def probe(self, plan: Plan, client: Client, rng: Seed) -> Update:
         """Reports the gradient norm of every block's prefix as it is before the first round."""
-        norms = mean_gradient_norms(client, self.settings.batches, rng)
-        return Update({NORMS: norms}, weight=float(len(client.examples)))
+        return send_norms(client, self.batches, rng)
 
     def _choose(self, state: State, cohort: Cohort) -> State:
         """Returns the state without the prefixes of the blocks that are not shared."""
-        norms = cohort.mean("probe", lambda _: Plan()).tensors[NORMS].tolist()
+        norms = asked_norms(cohort)
         k = cast("int", state.values["_k"])
         shared = sorted(sorted(range(len(norms)), key=lambda block: (-norms[block], block))[:k])
-        blocks = cast("list[list[str]]", state.values["_blocks"])
-        own = set(names_outside(blocks, shared))
+        own = set(names_outside(blocks_in(state), shared))
         kept = {name: tensor for name, tensor in state.tensors.items() if name not in own}
-        return State(kept, {**state.values, "shared_blocks": list[JSON](shared), NORMS: norms})
+        return State(kept, {**state.values, "shared_blocks": list[JSON](shared), NORMS: list[JSON](norms)})

@@ -10,57 +10,25 @@ Deviations: none from the method; partial work of slow devices is not modelled.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
-from fedstrata.aggregate.mean import average
-from fedstrata.aggregate.rules import AveragingSettings
+from pydantic import Field
+
 from fedstrata.core.settings.base import NotNegative
-from fedstrata.core.types import Plan, State, Update
-from fedstrata.train.local import train_and_send
+from fedstrata.methods.averaging import Averaging
 
 if TYPE_CHECKING:
     from fedstrata.core.client import Client
-    from fedstrata.core.cohort import Cohort
-    from fedstrata.core.model import Layout, Model
     from fedstrata.core.seeding import Seed
-    from fedstrata.core.settings.run import MethodSettings
+    from fedstrata.core.types import Plan, Update
 
 
-class FedProxSettings(AveragingSettings):
-    """Settings of FedProx."""
-
-    name: Literal["fedprox"] = "fedprox"
-    mu: NotNegative = 0.1
-
-
-class FedProx:
+class FedProx(Averaging):
     """The method; see the module's docstring."""
 
-    name: ClassVar[str] = "fedprox"
-    travels: ClassVar[str] = "the whole model, both ways"
-    pooled: ClassVar[bool] = False
-    adapters: ClassVar[tuple[str, ...]] = ()
-    validates: ClassVar[bool] = False
-    personal: ClassVar[bool] = False
-    Settings: ClassVar[type[MethodSettings]] = FedProxSettings
-
-    def __init__(self, settings: FedProxSettings) -> None:
-        self.settings = settings
-
-    def trainable(self, layout: Layout) -> tuple[str, ...]:
-        """Every parameter."""
-        return layout.all
-
-    def start(self, model: Model) -> State:
-        """The whole model."""
-        return State(model.snapshot(self.trainable(model.layout)))
-
-    def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
-        """One weighted mean, or what `aggregation` says."""
-        return average(state, cohort, self.settings.aggregation)
+    name: Literal["fedprox"] = "fedprox"
+    mu: NotNegative = Field(default=0.1, description="Weight of the proximal term.")
 
     def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
-        """Trains every parameter, pulled towards the plan."""
-        return train_and_send(
-            plan, client, rng, trainable=self.trainable(client.model.layout), proximal=self.settings.mu
-        )
+        """Trains what trains, pulled towards the plan."""
+        return self.trained(plan, client, rng, proximal=self.mu)

@@ -23,56 +23,52 @@ Deviations: changes travel and not weights, since a small change would drown in 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 import torch
 from pydantic import Field, model_validator
 
 from fedstrata.aggregate.changes import add
 from fedstrata.aggregate.robust import FACTS, past_facts, robust_change
-from fedstrata.aggregate.rules import AveragingSettings, MeanRule
-from fedstrata.core.errors import ConfigurationError, Problem, TrainingError
-from fedstrata.core.settings.base import Count, Fraction, NotNegative, Settings
+from fedstrata.aggregate.rules import MeanRule
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.settings.base import Count, Fraction, NotNegative
 from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Update
-from fedstrata.policies.scores import block_scores, change_score, estimated_scores, sketch_all
+from fedstrata.methods.averaging import Averaging
+from fedstrata.policies.scores import (
+    block_scores,
+    change_score,
+    estimated_scores,
+    require_finite,
+    sketch_all,
+)
 from fedstrata.policies.select import (
     Progress,
+    Schedule,
     best_blocks,
     equal_blocks,
     random_blocks,
     scored_tensors,
     tied_head,
 )
-from fedstrata.policies.share import names_outside
-from fedstrata.train.local import fit
+from fedstrata.policies.share import blocks_in, names_outside, noted_blocks
+from fedstrata.train.local import fit, update_of
 
 if TYPE_CHECKING:
     from fedstrata.core.client import Client
     from fedstrata.core.cohort import Cohort
     from fedstrata.core.model import Layout, Model
     from fedstrata.core.seeding import Seed
-    from fedstrata.core.settings.run import MethodSettings
 
 CHANGE = "change/"
 """Before the name of a tensor in a client's store: its change, and not its value."""
 SUMS, SKETCHES = "sums", "sketches"
 
 
-class Schedule(Settings):
-    """Portions in turn: the next when the loss has not fallen by `threshold` for `patience` rounds."""
-
-    portions: Annotated[list[Fraction], Field(min_length=1)] = Field(
-        default_factory=lambda: [0.75, 0.5, 0.25]
-    )
-    patience: Count = 10
-    threshold: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.01
-
-
-class FedTLUSettings(AveragingSettings):
-    """Settings of FedTLU."""
+class FedTLU(Averaging):
+    """The method; see the module's docstring."""
 
     name: Literal["fedtlu"] = "fedtlu"
     update: Literal["targeted", "random", "last", "full"] = Field(
@@ -89,8 +85,12 @@ class FedTLUSettings(AveragingSettings):
     )
     width: Count = Field(default=1024, description="Numbers in the sketch of a tensor (selection: sketched).")
 
+    travels: ClassVar[str] = (
+        "every change up, the model down; sketched: sketches, then the merged blocks only"
+    )
+
     @model_validator(mode="after")
-    def _only_what_is_used(self) -> FedTLUSettings:
+    def _only_what_is_used(self) -> Self:
         if self.selection == "sketched" and self.update != "targeted":
             raise ValueError(f"selection sketched chooses by scores, which update {self.update} does not use")
         if self.selection == "sketched" and not isinstance(self.aggregation, MeanRule):
@@ -104,23 +104,6 @@ class FedTLUSettings(AveragingSettings):
                 raise ValueError(f"{name} has no meaning with {what}; leave it out")
         return self
 
-
-class FedTLU:
-    """The method; see the module's docstring."""
-
-    name: ClassVar[str] = "fedtlu"
-    travels: ClassVar[str] = (
-        "every change up, the model down; sketched: sketches, then the merged blocks only"
-    )
-    pooled: ClassVar[bool] = False
-    adapters: ClassVar[tuple[str, ...]] = ()
-    validates: ClassVar[bool] = False
-    personal: ClassVar[bool] = False
-    Settings: ClassVar[type[MethodSettings]] = FedTLUSettings
-
-    def __init__(self, settings: FedTLUSettings) -> None:
-        self.settings = settings
-
     def trainable(self, layout: Layout) -> tuple[str, ...]:
         """Every parameter: which ones are merged is decided after they were trained.
 
@@ -128,7 +111,7 @@ class FedTLU:
             ConfigurationError: Nothing would ever be merged.
         """
         outside = (*layout.embedding, *layout.final_norm, *layout.head)
-        if self.settings.update == "last" and not outside:
+        if self.update == "last" and not outside:
             message = "'last' merges what follows the blocks, and under this adapter nothing of that trains"
             raise ConfigurationError([Problem("method.update", message)])
         return layout.all
@@ -136,10 +119,10 @@ class FedTLU:
     def start(self, model: Model) -> State:
         """The whole model, and what the server half must know of it by name."""
         layout = model.layout
-        values: dict[str, Any] = {"_blocks": [list(block) for block in layout.blocks]}
+        values: dict[str, Any] = {**noted_blocks(layout)}
         if self._schedule and self._chooses:
             values["schedule"] = asdict(Progress())
-        if self.settings.update == "last":
+        if self.update == "last":
             values["_last"] = [
                 name
                 for name in (*layout.final_norm, *layout.head, *tied_head(model))
@@ -158,28 +141,32 @@ class FedTLU:
         model, names = client.model, client.model.layout.all
         model.load(plan.tensors)
         before = model.snapshot(names)
-        result = fit(client, names, rng, proximal=self.settings.mu)
+        result = fit(client, names, rng, proximal=self.mu)
         change = {
             name: now.float().cpu() - before[name].float() for name, now in model.tensors(names).items()
         }
-        facts, weight = {"loss": result.loss}, float(len(client.examples))
+        facts = {"loss": result.loss}
         if not self._sketched:
-            return Update(change, facts, weight)
+            return update_of(client, change, facts)
         client.store.write(Message(before | {CHANGE + name: value for name, value in change.items()}))
         inside = {name: change[name] for name in scored_tensors(model.layout.blocks, change)}
         outside = {name: value for name, value in change.items() if name not in inside}
-        sums, sketches = sketch_all(inside, self.settings.width, cast("int", plan.values["seed"]))
-        return Update(outside | {SUMS: sums, SKETCHES: sketches}, facts, weight)
+        sums, sketches = sketch_all(inside, self.width, cast("int", plan.values["seed"]))
+        return update_of(client, outside | {SUMS: sums, SKETCHES: sketches}, facts)
 
     def upload(self, plan: Plan, client: Client, rng: Seed) -> Update:
         """Sends the changes that the server asks for."""
         store = client.store.read().tensors
         names = cast("list[str]", plan.values["names"])
-        return Update({name: store[CHANGE + name] for name in names}, weight=float(len(client.examples)))
+        return update_of(client, {name: store[CHANGE + name] for name in names})
+
+    def expects(self, handler: str, trained: Collection[str]) -> Collection[str]:
+        """The change of all that trains, unless sketches come first."""
+        return () if self._sketched else super().expects(handler, trained)
 
     def _exact_round(self, state: State, cohort: Cohort, rng: Seed) -> State:
         """One exchange: the whole model, and every change of it."""
-        rule, plan = self.settings.aggregation, Plan(state.tensors)
+        rule, plan = self.aggregation, Plan(state.tensors)
         facts: dict[str, Any] = {}
         if isinstance(rule, MeanRule):
             mean = cohort.mean("train", lambda _: plan)
@@ -190,8 +177,8 @@ class FedTLU:
             change, loss, facts = merged.tensors, merged.loss, {FACTS: merged.facts}
         scores = {
             name: change_score(change[name])
-            for name in scored_tensors(self._blocks(state), state.tensors)
-            if self.settings.update == "targeted"
+            for name in scored_tensors(blocks_in(state), state.tensors)
+            if self.update == "targeted"
         }
         values, names = self._decide(state, scores, loss, rng)
         return State(add(state.tensors, {name: change[name] for name in names}), values | facts)
@@ -208,9 +195,9 @@ class FedTLU:
             return Plan(news, {"seed": rng.child("signs").integer()})
 
         mean = cohort.mean("train", plan_of)
-        inside = scored_tensors(self._blocks(state), state.tensors)
+        inside = scored_tensors(blocks_in(state), state.tensors)
         sizes = {name: state.tensors[name].numel() for name in inside}
-        scores = estimated_scores(sizes, self.settings.width, mean.tensors[SUMS], mean.tensors[SKETCHES])
+        scores = estimated_scores(sizes, self.width, mean.tensors[SUMS], mean.tensors[SKETCHES])
         values, merged = self._decide(state, scores, mean.values["loss"], rng)
         wanted = [name for name in merged if name not in mean.tensors]
         uploaded = cohort.mean("upload", lambda _: Plan(values={"names": list[JSON](wanted)}))
@@ -228,7 +215,7 @@ class FedTLU:
         self, state: State, scores: dict[str, float], loss: float, rng: Seed
     ) -> tuple[dict[str, Any], list[str]]:
         """Returns the state's new values, and the names of the tensors that are merged."""
-        blocks, update = self._blocks(state), self.settings.update
+        blocks, update = blocks_in(state), self.update
         values: dict[str, Any] = dict(state.values)
         groups, kept = equal_blocks(blocks, state.tensors), list(range(len(blocks)))
         if self._chooses:
@@ -243,7 +230,7 @@ class FedTLU:
                 )
                 values["schedule"] = asdict(after)
         if update == "targeted":
-            _require_finite(scores)
+            require_finite(scores)
             values |= {"tensor_scores": scores, "block_scores": block_scores(scores, blocks)}
             kept = best_blocks(values["block_scores"], groups, values["portion"])
         elif update == "random":
@@ -256,32 +243,18 @@ class FedTLU:
 
     @property
     def _sketched(self) -> bool:
-        return self.settings.selection == "sketched"
+        return self.selection == "sketched"
 
     @property
     def _chooses(self) -> bool:
         """Whether some blocks are merged and others not."""
-        return self.settings.update in ("targeted", "random")
+        return self.update in ("targeted", "random")
 
     @property
     def _schedule(self) -> Schedule | None:
-        portion = self.settings.portion
+        portion = self.portion
         return Schedule() if portion == "schedule" else portion if isinstance(portion, Schedule) else None
 
     @property
     def _portions(self) -> Sequence[float]:
-        return self._schedule.portions if self._schedule else [cast("float", self.settings.portion)]
-
-    def _blocks(self, state: State) -> list[list[str]]:
-        return cast("list[list[str]]", state.values["_blocks"])
-
-
-def _require_finite(scores: Mapping[str, float]) -> None:
-    """Checks that blocks can be ranked.
-
-    Raises:
-        TrainingError: They cannot: a client's change was not finite, or the sum of all is not.
-    """
-    wrong = next((name for name, score in scores.items() if not math.isfinite(score)), None)
-    if wrong is not None:
-        raise TrainingError(f"the clients' mean change of {wrong} is not finite, so blocks cannot be ranked")
+        return self._schedule.portions if self._schedule else [cast("float", self.portion)]

@@ -20,51 +20,38 @@ Deviations: optimisers begin anew in every round, as all methods' do here. A and
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import chain
-from math import ceil
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
 from fedstrata.aggregate.mean import StreamingMean, replace
 from fedstrata.core.cut import Cut
+from fedstrata.core.errors import Problem
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Settings
-from fedstrata.core.settings.run import MethodSettings
 from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Update
-from fedstrata.split.client_step import ROUNDED, Exchange
+from fedstrata.methods.divided import Divided
+from fedstrata.split.client_step import Exchange, rounding_in
 from fedstrata.split.ends import Ends
 from fedstrata.split.messages import Form
 from fedstrata.split.middle import Middle
 from fedstrata.split.modes import ClientBatch, Hierarchical, Sequential, TrainingService
-from fedstrata.split.noise import Kind, Noise
+from fedstrata.split.noise import Noise, NoiseSettings
 from fedstrata.split.protocol import Course
 from fedstrata.split.replica import Replica
-from fedstrata.train.local import fit
+from fedstrata.train.batches import steps_in_round
+from fedstrata.train.local import fit, update_of
 
 if TYPE_CHECKING:
     from fedstrata.core.client import Client
     from fedstrata.core.cohort import Cohort
     from fedstrata.core.model import Layout, Model
-    from fedstrata.core.settings.training import TrainingSettings
+    from fedstrata.core.preflight import Facts
 
 Segment = Literal["front", "middle", "back"]
 Blocks = Annotated[int, Field(ge=0)]
 Steps = Annotated[int, Field(ge=1)]
-
-
-class NoiseSettings(Settings):
-    """Gaussian noise on the hidden states that leave a client; it is not differential privacy."""
-
-    scale: Annotated[float, Field(ge=0.0)] = Field(default=0.02, description="How much; see `kind`.")
-    kind: Kind = Field(
-        default="mean_abs", description="What the scale is: the noise's mean absolute value or its deviation."
-    )
-    relative: bool = Field(default=False, description="Whether in units of the hidden states.")
-    inference: bool = Field(
-        default=False, description="Whether it is also added when documents are scored and texts generated."
-    )
 
 
 class CutSettings(Settings):
@@ -74,8 +61,8 @@ class CutSettings(Settings):
     back: Blocks
 
 
-class FLLLaMASettings(MethodSettings):
-    """Settings of FL-LLaMA."""
+class FLLLaMA(Divided):
+    """The method; see the module's docstring."""
 
     name: Literal["fl_llama"] = "fl_llama"
     front: Blocks = Field(default=1, description="Blocks of a client below the server's, p.")
@@ -107,9 +94,10 @@ class FLLLaMASettings(MethodSettings):
     )
     wire: Form = Field(default="float32", description="In what numbers hidden states and gradients travel.")
     noise: NoiseSettings | None = None
+    travels: ClassVar[str] = "hidden states and their gradients, both ways, in every step"
 
     @model_validator(mode="after")
-    def _modes(self) -> FLLLaMASettings:
+    def _modes(self) -> Self:
         modes = {"average_every": "hierarchical", "turns": "sequential", "mean": "client_batch"}
         for name, mode in modes.items():
             value = getattr(self, name)
@@ -130,28 +118,47 @@ class FLLLaMASettings(MethodSettings):
             raise ValueError("full: all segments train in full without an adapter; leave both out")
         return self
 
-
-class FLLLaMA:
-    """The method; see the module's docstring."""
-
-    name: ClassVar[str] = "fl_llama"
-    travels: ClassVar[str] = "hidden states and their gradients, both ways, in every step"
-    pooled: ClassVar[bool] = False
-    adapters: ClassVar[tuple[str, ...]] = ()
-    validates: ClassVar[bool] = False
-    Settings: ClassVar[type[MethodSettings]] = FLLLaMASettings
-
-    def __init__(self, settings: FLLLaMASettings) -> None:
-        self.settings = settings
-
     @property
     def personal(self) -> bool:
         """Whether clients keep their ends to themselves."""
-        return self.settings.average_ends == "never"
+        return self.average_ends == "never"
+
+    @property
+    def form(self) -> Form:
+        """As `wire` says."""
+        return self.wire
+
+    @property
+    def under_way(self) -> int:
+        """As `in_flight` says."""
+        return self.in_flight
+
+    @property
+    def full_setting(self) -> str | None:
+        """The setting that names whole segments."""
+        return "method.full" if self.full else None
+
+    def problems(self, facts: Facts) -> list[Problem]:
+        """A step has too few batches, or too many; there is no such client, device or adapter."""
+        found = [] if facts.training is None else self._unfit_steps(facts.training.accumulation)
+        known = self.cuts if facts.clients is None else facts.clients
+        found += [
+            Problem(f"method.cuts.{name}", f"there is no client {name!r}; there are: {', '.join(known)}")
+            for name in self.cuts
+            if name not in known
+        ]
+        if facts.devices is not None:
+            whole = "emulated devices compute with the whole model"
+            found.append(Problem("devices", f"{whole}, and {self.name} leaves a part to the server"))
+        kind = "without an adapter" if facts.adapter is None else facts.adapter.kind
+        if facts.model is not None and self.full and kind != "lora":
+            only = "has a meaning with adapter.kind lora only, which the other segments then have"
+            found.append(Problem("method.full", f"{only}, not {kind}"))
+        return found
 
     def trainable(self, layout: Layout) -> tuple[str, ...]:
         """Everything, or the adapter, the head and the segments that train in full."""
-        for cut in (self.cut_of(""), *map(self.cut_of, self.settings.cuts)):
+        for cut in (self.divides(""), *map(self.divides, self.cuts)):
             cut.middle(len(layout.blocks))
         return layout.all
 
@@ -161,7 +168,7 @@ class FLLLaMA:
 
     def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
         """Serves the clients' training; averages their ends where that is wanted."""
-        cuts = {client.id: self.cut_of(client.id) for client in cohort.clients}
+        cuts = {client.id: self.divides(client.id) for client in cohort.clients}
         widest = self.widest(cuts)
         layout = cohort.middle(widest).layout
         service = self._service(state, cohort, widest, rng)
@@ -174,7 +181,7 @@ class FLLLaMA:
 
         for client, update in cohort.converse("train", plan_of, service, lambda client: cuts[client.id]):
             mean.add(update)
-            rounded.add(Update({}, _rounding_in(update), weight=update.weight))
+            rounded.add(Update({}, rounding_in(update), weight=update.weight))
             arrived.append(client)
         learnt = service.tensors
         middles = [(client.examples, set(cuts[client.id].segments(layout).middle)) for client in arrived]
@@ -191,19 +198,19 @@ class FLLLaMA:
     def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
         """Trains the ends through the server."""
         model: Any = client.model
-        settings, cut, names = self.settings, self.cut_of(client.id), model.layout.all
+        cut, names = self.divides(client.id), model.layout.all
         model.load(plan.tensors)
-        noise = self.noise(rng if client.secret is None else Seed(client.secret, rng.path))
+        noise = self.noise_of(rng if client.secret is None else Seed(client.secret, rng.path))
         if client.line is None:
             raise TypeError("a divided model is trained in a conversation")
         exchange = Exchange(
             Ends(model, cut),
             cut,
             client.line,
-            settings.wire,
+            self.wire,
             noise,
-            settings.in_flight,
-            settings.average_ends if isinstance(settings.average_ends, int) else None,
+            self.in_flight,
+            self.average_ends if isinstance(self.average_ends, int) else None,
         )
         own = cut.segments(model.layout)
         result = fit(client, names, rng, gradients=exchange.gradients, segments=[own.front, own.back])
@@ -213,70 +220,59 @@ class FLLLaMA:
         values: dict[str, JSON] = {"loss": result.loss}
         if exchange.rounding:
             values["rounding"] = exchange.rounding
-        return Update(sent, values, weight=float(len(client.examples)))
+        return update_of(client, sent, values)
 
     def _service(self, state: State, cohort: Cohort, cut: Cut, rng: Seed) -> TrainingService:
         """Returns the server's half of a round, with B as the state has it."""
-        settings, training = self.settings, cohort.training
+        training = cohort.training
         weights = {client.id: float(client.examples) for client in cohort.clients}
-        steps = {client.id: _steps(client.examples, training) for client in cohort.clients}
-        every = settings.average_ends if isinstance(settings.average_ends, int) else None
+        steps = {client.id: steps_in_round(client.examples, training) for client in cohort.clients}
+        every = self.average_ends if isinstance(self.average_ends, int) else None
         clients = {
-            client: Course(settings.wire, self.cut_of(client), settings.in_flight, every)
-            for client in weights
+            client: Course(self.wire, self.divides(client), self.in_flight, every) for client in weights
         }
 
         def replica(total: int, cut: Cut, *names: str) -> Replica:
             model: Any = cohort.middle(cut)
             model.load({name: state.tensors[name] for name in model.layout.all})
-            middle = Middle(model, cut, steps=settings.in_flight)
+            middle = Middle(model, cut, steps=self.in_flight)
             return Replica(middle, training, total, rng.child("server", *names))
 
-        if settings.mode == "sequential":
-            return Sequential(replica(sum(steps.values()), cut), clients, by_step=settings.turns == "step")
-        if settings.mode == "client_batch":
-            return ClientBatch(replica(max(steps.values()), cut), clients, weights, settings.mean)
+        if self.mode == "sequential":
+            return Sequential(replica(sum(steps.values()), cut), clients, by_step=self.turns == "step")
+        if self.mode == "client_batch":
+            return ClientBatch(replica(max(steps.values()), cut), clients, weights, self.mean)
 
         def copy(client: str) -> Replica:
-            return replica(steps[client], self.cut_of(client), client)
+            return replica(steps[client], self.divides(client), client)
 
-        return Hierarchical(copy, clients, weights, settings.average_every, average_ends=every is not None)
+        return Hierarchical(copy, clients, weights, self.average_every, average_ends=every is not None)
 
-    def cut_of(self, client: str) -> Cut:
+    def divides(self, client: str) -> Cut:
         """Returns where a client's model is divided."""
-        own = self.settings.cuts.get(client, self.settings)
+        own = self.cuts.get(client, self)
         return Cut(own.front, own.back)
 
-    def in_full(self, layout: Layout) -> tuple[str, ...]:
-        """Returns the weights that train though there is an adapter.
+    def full_parts(self, layout: Layout) -> tuple[str, ...]:
+        """The weights of the segments that `full` names."""
+        segments = self.divides("").segments(layout)
+        return tuple(chain.from_iterable(getattr(segments, name) for name in self.full))
 
-        Args:
-            layout: Of the model without its adapter, or of a side of it.
-        """
-        segments = self.cut_of("").segments(layout)
-        return tuple(chain.from_iterable(getattr(segments, name) for name in self.settings.full))
-
-    def noise(self, rng: Seed) -> Noise | None:
-        """Returns the noise on what leaves a client, drawn from a seed; none if there is to be none."""
-        own = self.settings.noise
+    def noise_of(self, rng: Seed) -> Noise | None:
+        """As `noise` says."""
+        own = self.noise
         if own is None:
             return None
         return Noise(own.scale, rng.child("noise"), own.kind, own.relative, own.inference)
 
-    def widest(self, clients: Iterable[str]) -> Cut:
-        """Returns where the server's model is divided, which has all that any of these clients lacks."""
-        cuts = [self.cut_of(client) for client in clients]
-        return Cut(min(cut.front for cut in cuts), min(cut.back for cut in cuts))
-
-
-def _rounding_in(update: Update) -> dict[str, JSON]:
-    """Returns what a client says of the error of int8; what is no share counts for nothing."""
-    said = update.values.get("rounding")
-    said = said if isinstance(said, dict) else {}
-    numbers = {name: said.get(name) for name in ROUNDED}
-    return {name: value for name, value in numbers.items() if isinstance(value, float) and 0 <= value <= 1}
-
-
-def _steps(examples: int, training: TrainingSettings) -> int:
-    """Returns how many steps a client with so many examples takes in a round."""
-    return training.epochs * ceil(ceil(examples / training.batch_size) / training.accumulation)
+    def _unfit_steps(self, batches: int) -> list[Problem]:
+        """Returns the problem that a step has too few batches for what is wanted, or too many."""
+        if batches == 1:
+            if self.in_flight == 1:
+                return []
+            wanted = f"{self.in_flight} has no meaning with training.accumulation 1: what may be under way at"
+            return [Problem("method.in_flight", f"{wanted} once are the batches of one step")]
+        if (self.mode, self.mean) != ("client_batch", "clients"):
+            return []
+        why = "the server goes back through a batch before it knows how many terms a client's whole step has"
+        return [Problem("method.mean", f"'clients' needs training.accumulation 1, not {batches}: {why}")]

@@ -18,20 +18,35 @@ Deviations: with `ranks` clients draw ranks at random, and all have one scale, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field
 
-from fedstrata.adapters.rank import cut, draw_ranks, is_lora, largest_rank, pad
-from fedstrata.adapters.stack import AdaptedLayer, adapted_layers, fresh, stacked, with_product
+from fedstrata.adapters.rank import (
+    beyond_adapter,
+    cut,
+    draw_ranks,
+    is_lora,
+    largest_rank,
+    of_several_sizes,
+    pad,
+)
+from fedstrata.adapters.stack import (
+    AdaptedLayer,
+    adapted_layers,
+    fresh,
+    stack_growth,
+    stacked,
+    with_product,
+)
 from fedstrata.aggregate.mean import StreamingMean, replace
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.settings.base import Count
-from fedstrata.core.settings.run import MethodSettings
 from fedstrata.core.types import ClientInfo, Message, Plan, State, Update
-from fedstrata.train.local import train_and_send
+from fedstrata.methods.averaging import LocalTraining
+from fedstrata.methods.fedmedlora import USUAL_ADAPTER
 from fedstrata.train.work import adapter_of
 
 if TYPE_CHECKING:
@@ -39,40 +54,60 @@ if TYPE_CHECKING:
 
     from fedstrata.core.client import Client
     from fedstrata.core.cohort import Cohort
-    from fedstrata.core.model import Layout, Model
+    from fedstrata.core.model import Model
+    from fedstrata.core.preflight import Facts, Growth
     from fedstrata.core.seeding import Seed
 
 STACK = "round {}/"
 """Before the name of an A or a B: that of all clients of a round, stacked."""
 
 
-class FLoRASettings(MethodSettings):
-    """Settings of FLoRA; the adapter has its own, `adapter`, whose rank is the largest."""
+class FLoRA(LocalTraining):
+    """The method; see the module's docstring. `adapter.rank` is the largest that there is."""
 
     name: Literal["flora"] = "flora"
     ranks: Annotated[list[Count], Field(min_length=1)] | None = Field(
         default=None,
         description="Ranks of the clients, each of which draws one; `adapter.rank` for all if null.",
     )
-
-
-class FLoRA:
-    """The method; see the module's docstring."""
-
-    name: ClassVar[str] = "flora"
     travels: ClassVar[str] = "low-rank adapters up; those of all clients, stacked, down; the head both ways"
-    pooled: ClassVar[bool] = False
     adapters: ClassVar[tuple[str, ...]] = ("lora",)
-    validates: ClassVar[bool] = False
-    personal: ClassVar[bool] = False
-    Settings: ClassVar[type[MethodSettings]] = FLoRASettings
+    usual_adapter: ClassVar[Mapping[str, float]] = USUAL_ADAPTER
 
-    def __init__(self, settings: FLoRASettings) -> None:
-        self.settings = settings
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """Ranks may be drawn."""
+        return () if self.ranks is None else (of_several_sizes(self.name),)
 
-    def trainable(self, layout: Layout) -> tuple[str, ...]:
-        """The adapter and the head."""
-        return layout.all
+    def problems(self, facts: Facts) -> list[Problem]:
+        """A rank is larger than the adapter's, or nothing can be added to the weights."""
+        if facts.model is None:
+            return []
+        if wrong := beyond_adapter(facts, "ranks", max(self.ranks or [0]), "rank"):
+            return wrong
+        adds = "with method flora, which adds adapters to the model's weights"
+        if facts.model.quantization is not None:
+            return [Problem("model.quantization", f"must be left out {adds}")]
+        if facts.model.dtype != "float32":
+            message = f"must be float32 {adds}: {facts.model.dtype} would round most of a sum away"
+            return [Problem("model.dtype", message)]
+        return []
+
+    def held_updates(self, updates: int, size: int) -> tuple[int, int]:
+        """All of a round, which are stacked."""
+        return updates, 0
+
+    def growth(
+        self,
+        model: Model,
+        sizes: Mapping[str, int],
+        sampled: Sequence[Sequence[str]],
+        delivered: Sequence[Sequence[str]],
+    ) -> Growth:
+        """The stacks, each as large as the adapters of all clients of its round."""
+        adapter = sum(size for name, size in sizes.items() if is_lora(name))
+        layers = model.parameters([layer.weight for layer in adapted_layers(model.module)])
+        return stack_growth(sampled, delivered, adapter=adapter, weights=sum(own.nbytes for own in layers))
 
     def start(self, model: Model) -> State:
         """The adapted weights, to which adapters will be added, and the head.
@@ -88,7 +123,7 @@ class FLoRA:
         head = [name for name in model.layout.all if not is_lora(name)]
         values: dict[str, Any] = {
             "_layers": [asdict(layer) for layer in layers],
-            "_choice": list(self.settings.ranks or [largest_rank(model.tensors(model.layout.all))]),
+            "_choice": list(self.ranks or [largest_rank(model.tensors(model.layout.all))]),
             "_ranks": {},
             "_merged": 0,
             "_held": {},
@@ -133,11 +168,10 @@ class FLoRA:
             for layer in layers:
                 (weight,) = model.tensors([layer.weight]).values()
                 model.load({layer.weight: with_product(weight, stack, layer)})
-        names = self.trainable(model.layout)
-        whole = model.tensors([name for name in names if is_lora(name)])
+        whole = model.tensors([name for name in model.layout.all if is_lora(name)])
         adapter = pad(cut(fresh(whole, rng.child("adapter").torch()), rank), whole)
         adapter_of(client, rank)
-        update = train_and_send(Plan(adapter), client, rng, trainable=names)
+        update = self.trained(Plan(adapter), client, rng)
         if model.is_changed(weights):
             client.store.write(Message(model.tensors(weights)))
         return Update(cut(update.tensors, rank), update.values, update.weight)

@@ -23,12 +23,22 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field
 
-from fedstrata.adapters.rank import cut, draw_ranks, largest_rank, pad, product_norm, tails, written
+from fedstrata.adapters.rank import (
+    beyond_adapter,
+    cut,
+    draw_ranks,
+    largest_rank,
+    of_several_sizes,
+    pad,
+    product_norm,
+    tails,
+    written,
+)
 from fedstrata.aggregate.mean import StreamingMean
+from fedstrata.core.method import Method
 from fedstrata.core.settings.base import Count, Positive, Settings
-from fedstrata.core.settings.run import MethodSettings
 from fedstrata.core.types import JSON, ClientInfo, Plan, State, Update
-from fedstrata.train.local import fit
+from fedstrata.train.local import fit, update_of
 from fedstrata.train.work import adapter_of
 
 if TYPE_CHECKING:
@@ -36,7 +46,9 @@ if TYPE_CHECKING:
 
     from fedstrata.core.client import Client
     from fedstrata.core.cohort import Cohort
-    from fedstrata.core.model import Layout, Model
+    from fedstrata.core.errors import Problem
+    from fedstrata.core.model import Model
+    from fedstrata.core.preflight import Facts
     from fedstrata.core.seeding import Seed
 
 
@@ -51,8 +63,8 @@ class PruneSettings(Settings):
     )
 
 
-class HetLoRASettings(MethodSettings):
-    """Settings of HetLoRA; the adapter has its own, `adapter`, whose rank is the largest."""
+class HetLoRA(Method):
+    """The method; see the module's docstring. `adapter.rank` is the largest that there is."""
 
     name: Literal["hetlora"] = "hetlora"
     ranks: Annotated[list[Count], Field(min_length=1)] | None = Field(
@@ -66,31 +78,23 @@ class HetLoRASettings(MethodSettings):
     weighting: Literal["norm", "examples"] = Field(
         default="norm", description="How much a device counts: the norm of its adapters, or its examples."
     )
-
-
-class HetLoRA:
-    """The method; see the module's docstring."""
-
-    name: ClassVar[str] = "hetlora"
     travels: ClassVar[str] = "low-rank adapters at each device's rank and the head, both ways"
-    pooled: ClassVar[bool] = False
-    personal: ClassVar[bool] = False
     adapters: ClassVar[tuple[str, ...]] = ("lora",)
-    validates: ClassVar[bool] = False
-    Settings: ClassVar[type[MethodSettings]] = HetLoRASettings
 
-    def __init__(self, settings: HetLoRASettings) -> None:
-        self.settings = settings
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """Ranks are drawn, and given up."""
+        return (of_several_sizes(self.name),)
 
-    def trainable(self, layout: Layout) -> tuple[str, ...]:
-        """The adapter and the head."""
-        return layout.all
+    def problems(self, facts: Facts) -> list[Problem]:
+        """A rank is larger than the adapter's."""
+        return beyond_adapter(facts, "ranks", max(self.ranks or [0]), "rank")
 
     def start(self, model: Model) -> State:
         """The adapter at its largest rank, and the head."""
         tensors = model.snapshot(model.layout.all)
         largest = largest_rank(tensors)
-        ranks = self.settings.ranks or sorted({max(1, largest // 4), max(1, largest // 2), largest})
+        ranks = self.ranks or sorted({max(1, largest // 4), max(1, largest // 2), largest})
         values: dict[str, Any] = {"_choice": list(ranks), "_ranks": {}}
         return State(tensors, values)
 
@@ -106,7 +110,7 @@ class HetLoRA:
         for client, update in cohort.each("train", plan_of):
             used[client.id], ranks[client.id] = ranks[client.id], cast("int", update.values["rank"])
             weight = update.weight
-            if self.settings.weighting == "norm":
+            if self.weighting == "norm":
                 weight = max(product_norm(update.tensors), 1e-12)  # of an adapter that did not move
             mean.add(Update(pad(update.tensors, state.tensors), weight=weight))
         # Ranks that no device of the round has keep their values: set to zero they could never train again.
@@ -121,13 +125,13 @@ class HetLoRA:
         rank = cast("int", plan.values["rank"])
         model.load(pad(plan.tensors, model.tensors(names)))
         adapter_of(client, rank)
-        penalty = _Penalty.of(model, rank, self.settings.prune)
+        penalty = _Penalty.of(model, rank, self.prune)
         result = fit(client, names, rng, penalty=penalty.add if penalty else None)
         if penalty and penalty.has_fallen():
             rank = penalty.start
         sent = cut(model.tensors(names), rank)
         facts: dict[str, JSON] = {"loss": result.loss, "rank": rank}
-        return Update(sent, facts, weight=float(len(client.examples)))
+        return update_of(client, sent, facts)
 
 
 @dataclass(frozen=True, slots=True)

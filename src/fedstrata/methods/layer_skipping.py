@@ -21,28 +21,24 @@ Deviations: the paper does not say where the final norm belongs (here it trains 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
 
 from pydantic import Field
 
-from fedstrata.aggregate.mean import average
-from fedstrata.aggregate.rules import AveragingSettings
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.settings.base import Count, Fraction, Settings
-from fedstrata.core.types import Plan, State, Update
+from fedstrata.core.types import JSON, Plan, State, Update
+from fedstrata.methods.averaging import Averaging
 from fedstrata.policies.freeze import largest_top, smallest_top, top_count, train_top
 from fedstrata.policies.share import personal_top
-from fedstrata.train.local import train_and_send
-from fedstrata.train.probe import mean_gradient_norms
+from fedstrata.train.probe import NORMS, asked_norms, send_norms
 
 if TYPE_CHECKING:
     from fedstrata.core.client import Client
     from fedstrata.core.cohort import Cohort
     from fedstrata.core.model import Layout, Model
     from fedstrata.core.seeding import Seed
-    from fedstrata.core.settings.run import MethodSettings
-
-NORMS = "block_gradient_norms"
 
 
 class AutomaticDepth(Settings):
@@ -55,8 +51,8 @@ class AutomaticDepth(Settings):
     batches: Count = Field(default=8, description="Batches of each client that the probe looks at.")
 
 
-class LayerSkippingSettings(AveragingSettings):
-    """Settings of Layer-Skipping FL."""
+class LayerSkipping(Averaging):
+    """The method; see the module's docstring."""
 
     name: Literal["layer_skipping"] = "layer_skipping"
     top: Count | Annotated[float, Field(gt=0.0, le=1.0)] | Literal["auto"] | AutomaticDepth = Field(
@@ -65,25 +61,12 @@ class LayerSkippingSettings(AveragingSettings):
         "auto chooses: {share: 0.5, budget: 1.0, batches: 8}.",
     )
     head: Literal["shared", "local"] = "shared"
-
-
-class LayerSkipping:
-    """The method; see the module's docstring."""
-
-    name: ClassVar[str] = "layer_skipping"
     travels: ClassVar[str] = "the top k blocks, the final norm and the head (unless local), both ways"
-    pooled: ClassVar[bool] = False
-    adapters: ClassVar[tuple[str, ...]] = ()
-    validates: ClassVar[bool] = False
-    Settings: ClassVar[type[MethodSettings]] = LayerSkippingSettings
-
-    def __init__(self, settings: LayerSkippingSettings) -> None:
-        self.settings = settings
 
     @property
     def personal(self) -> bool:
         """With a local head every client has a model of its own."""
-        return self.settings.head == "local"
+        return self.head == "local"
 
     def trainable(self, layout: Layout) -> tuple[str, ...]:
         """The top k blocks, the final norm and the head; with `top: auto` those of the largest k allowed.
@@ -94,56 +77,60 @@ class LayerSkipping:
         """
         return train_top(layout, self._largest(layout))
 
+    def private(self, layout: Layout) -> tuple[str, ...]:
+        """A local head."""
+        return personal_top(layout, 0, setting="method.head") if self.head == "local" else ()
+
     def start(self, model: Model) -> State:
         """The shared parameters as they are before the first round."""
-        layout = model.layout
-        private = self._private(layout)
-        shared = [name for name in self.trainable(layout) if name not in private]
+        state, layout = super().start(model), model.layout
         if not self._automatic:
-            return State(model.snapshot(shared))
+            return state
         # The server half sees no layout, so the state says from which k on a tensor trains.
         trains_from: dict[str, int] = {}
         for k in range(self._largest(layout), 0, -1):
             trains_from |= dict.fromkeys(train_top(layout, k), k)
-        return State(model.snapshot(shared), {"trains_from": {name: trains_from[name] for name in shared}})
+        return State(state.tensors, {"trains_from": {name: trains_from[name] for name in state.tensors}})
 
     def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
         """FedAvg over what is shared; with `top: auto` the first round chooses k before it."""
         if "trains_from" in state.values:
             state = self._choose(state, cohort)
-        return average(state, cohort, self.settings.aggregation)
+        return super().round(state, cohort, rng)
 
     def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
         """Trains the top blocks; a local head goes to the client's store."""
-        layout = client.model.layout
-        k = cast("int", plan.values["top"]) if self._automatic else self._largest(layout)
-        trainable = train_top(layout, k)
-        return train_and_send(plan, client, rng, trainable=trainable, private=self._private(layout))
+        if not self._automatic:
+            return self.trained(plan, client, rng)
+        top = train_top(client.model.layout, cast("int", plan.values["top"]))
+        return self.trained(plan, client, rng, trainable=top)
 
     def probe(self, plan: Plan, client: Client, rng: Seed) -> Update:
         """Reports the gradient norm of every block of the model as it is before the first round."""
-        automatic = self._automatic or AutomaticDepth()
-        norms = mean_gradient_norms(client, automatic.batches, rng)
-        return Update({NORMS: norms}, weight=float(len(client.examples)))
+        return send_norms(client, (self._automatic or AutomaticDepth()).batches, rng)
+
+    def expects(self, handler: str, trained: Collection[str]) -> Collection[str]:
+        """All that trains, where k is known beforehand."""
+        return () if self._automatic else super().expects(handler, trained)
 
     def _choose(self, state: State, cohort: Cohort) -> State:
         """Keeps of the state what trains at the k that the clients' gradient norms ask for."""
         automatic = self._automatic or AutomaticDepth()
-        norms = cohort.mean("probe", lambda _: Plan()).tensors[NORMS].tolist()
+        norms = asked_norms(cohort)
         trains_from = cast("dict[str, int]", state.values["trains_from"])
         k = min(smallest_top(norms, automatic.share), max(trains_from.values()))
         kept = {name: tensor for name, tensor in state.tensors.items() if trains_from[name] <= k}
-        return State(kept, {"top": k, NORMS: norms})
+        return State(kept, {"top": k, NORMS: list[JSON](norms)})
 
     @property
     def _automatic(self) -> AutomaticDepth | None:
-        top = self.settings.top
+        top = self.top
         return AutomaticDepth() if top == "auto" else top if isinstance(top, AutomaticDepth) else None
 
     def _largest(self, layout: Layout) -> int:
         """Returns k, or the largest that `top: auto` may choose."""
         blocks, automatic = len(layout.blocks), self._automatic
-        private = self._private(layout)
+        private = self.private(layout)
         if automatic:
             k = largest_top(layout, automatic.budget, private=private)
             if k == 0:
@@ -152,11 +139,8 @@ class LayerSkipping:
                 message = f"{automatic.budget:g} of the model is less than one block needs, {share:.4f}"
                 raise ConfigurationError([Problem("method.top.budget", message)])
             return k
-        k = top_count(cast("int | float", self.settings.top), blocks)
+        k = top_count(cast("int | float", self.top), blocks)
         if k > blocks:
             message = f"must be at most {blocks}, the number of blocks of the model, not {k}"
             raise ConfigurationError([Problem("method.top", message)])
         return k
-
-    def _private(self, layout: Layout) -> tuple[str, ...]:
-        return personal_top(layout, 0, setting="method.head") if self.settings.head == "local" else ()

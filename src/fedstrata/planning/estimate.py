@@ -15,22 +15,15 @@ import psutil
 import torch
 from scipy.optimize import nnls
 
-from fedstrata.adapters.rank import is_lora
-from fedstrata.adapters.stack import adapted_layers
-from fedstrata.aggregate.influence import room_for
-from fedstrata.aggregate.rules import AveragingSettings, MeanRule
 from fedstrata.core.files import nearest_existing
 from fedstrata.core.types import Message
 from fedstrata.engine.checkpoint import KEEP
 from fedstrata.engine.rounds import dropped, due_for_scoring, scores_everywhere, sites_of
 from fedstrata.engine.sites import sample
-from fedstrata.methods.droppeft import DropPEFT
-from fedstrata.methods.fedmedlora_plus import FedMedLoRAPlus, FedMedLoRAPlusSettings
-from fedstrata.methods.flora import FLoRA, FLoRASettings
-from fedstrata.planning.stacks import Stacks, count_stacks
 from fedstrata.wire import frame
 
 if TYPE_CHECKING:
+    from fedstrata.core.preflight import Growth
     from fedstrata.engine.prepare import Experiment
     from fedstrata.planning.rehearsal import Rehearsed, Turn
     from fedstrata.planning.survey import Survey, Workload
@@ -102,13 +95,13 @@ class Estimate:
             + fmean(getattr(cost, key) for cost in later) * sum(map(len, clients[1:]))
             for key, clients in (("bytes_up", self.delivered), ("bytes_down", self.sampled))
         )
-        if isinstance(self.experiment.method, DropPEFT):
+        if self.experiment.method.begins_in_full:
             down += self._late_beginners() * (first.bytes_down - fmean(cost.bytes_down for cost in later))
         tokens = self._trained_tokens
         up += tokens * fmean(cost.said_up for cost in later)
         down += tokens * fmean(cost.said_down for cost in later)
-        if self._stacks is not None:
-            run, rehearsed = self._stacks
+        if self._growth is not None:
+            run, rehearsed = self._growth
             each = rehearsed.sent[-1] // REHEARSED_CLIENTS
             down += sum(run.sent) - each * sum(map(len, self.sampled[1:]))
         full, each = self.model_bytes(), max(1, turns)
@@ -124,7 +117,7 @@ class Estimate:
     def _late_beginners(self) -> int:
         """Returns how often, after the first round, a client is sent everything for having nothing yet.
 
-        With DropPEFT that is until it has delivered once.
+        That is until it has delivered once.
         """
         times, begun = 0, set(self.delivered[0]) if self.delivered else set()
         for sampled, delivered in zip(self.sampled[1:], self.delivered[1:], strict=True):
@@ -139,7 +132,7 @@ class Estimate:
         train += self._first_turns_seconds()
         scorings = sum(due_for_scoring(number, self.federation) for number in range(1, rounds + 1))
         tokens = scorings * self.surveyed.scored_tokens["validation"] + self._scored_by_clients()
-        if isinstance(self.experiment.method, FedMedLoRAPlus):  # which tries every update
+        if self.experiment.method.tries_updates:
             tokens += turns * self.surveyed.scored_tokens["server"]
         evaluate = tokens * self.per_scored_token
         costs = self.measured.rounds[1:]
@@ -225,38 +218,29 @@ class Estimate:
         Those of the two clients that are rehearsed are left out; a robust rule is not rehearsed at all, two
         clients being too few for it.
         """
-        settings = self.experiment.method.settings
+        method = self.experiment.method
         size, updates = sum(self.measured.up.values()), max(map(len, self.delivered), default=0)
-        if isinstance(settings, FedMedLoRAPlusSettings):
-            updates = min(updates, room_for(settings.cap))
-        if isinstance(settings, FLoRASettings | FedMedLoRAPlusSettings):
-            return max(0, updates - REHEARSED_CLIENTS) * size, 0
-        if not isinstance(settings, AveragingSettings) or isinstance(settings.aggregation, MeanRule):
-            return 0, 0
-        in_memory = min(updates, int(settings.aggregation.memory_gigabytes * 1e9 / max(1, size)))
-        return in_memory * size, (updates - in_memory) * size
+        in_memory, in_files = method.held_updates(updates, size)
+        if method.rehearsed() is method:
+            in_memory = max(0, in_memory - REHEARSED_CLIENTS)
+        return in_memory * size, in_files * size
 
     @cached_property
-    def _stacks(self) -> tuple[Stacks, Stacks] | None:
-        """FLoRA's stacks, in the run and in the rehearsal; none with other methods."""
-        if not isinstance(self.experiment.method, FLoRA):
-            return None
-        model, sent = self.experiment.model, self.measured.up
-        adapter = sum(size for name, size in sent.items() if is_lora(name))
-        weights = model.bytes_of([layer.weight for layer in adapted_layers(model.module)])
+    def _growth(self) -> tuple[Growth, Growth] | None:
+        """What grows with the clients of a round, in the run and in the rehearsal; none if nothing does."""
+        known = (self.experiment.model, self.measured.up)
+        run = self.experiment.method.growth(*known, self.sampled, self.delivered)
         pairs = [["one", "other"]] * len(self.measured.rounds)
-        return (
-            count_stacks(self.sampled, self.delivered, adapter=adapter, weights=weights),
-            count_stacks(pairs, pairs, adapter=adapter, weights=weights),
-        )
+        rehearsed = self.experiment.method.growth(*known, pairs, pairs)
+        return (run, rehearsed) if run is not None and rehearsed is not None else None
 
     def disk(self, place: Path) -> dict[str, int]:
         """Returns what a run directory will hold at the end, and what is free at its place."""
         measured, rounds = self.measured, self.federation.rounds
         clients = len(self.experiment.clients)
         checkpoint, writes = measured.checkpoint_bytes, self.turns
-        if self._stacks is not None:
-            run, rehearsed = self._stacks
+        if self._growth is not None:
+            run, rehearsed = self._growth
             checkpoint, writes = checkpoint + run.kept - rehearsed.kept, Counter(run.writes)
         versions = sum(min(KEEP + 1, count) for count in writes.values())
         events = measured.event_bytes

@@ -23,10 +23,6 @@ from fedstrata.data.split import PARTS
 from fedstrata.engine.facts import OTHER
 from fedstrata.engine.prepare import prepare
 from fedstrata.engine.rounds import sites_of
-from fedstrata.methods.droppeft import DropPEFT
-from fedstrata.methods.fedadaopt import FedAdaOPT
-from fedstrata.methods.flora import FLoRA
-from fedstrata.methods.hetlora import HetLoRA
 from fedstrata.planning.estimate import Estimate
 from fedstrata.planning.rehearsal import SECONDS, rehearse
 from fedstrata.planning.survey import survey
@@ -257,19 +253,7 @@ def _warnings(estimate: Estimate, memory: Mapping[str, int | None], disk: Mappin
     for part, loses in (("validation", "rounds"), ("test", "the finished model")):
         if not estimate.surveyed.scored_tokens[part]:
             found.append(f"no client has {part} documents: {loses} will not be scored")
-    method = estimate.experiment.method
-    drawn = isinstance(method, FLoRA) and method.settings.ranks is not None
-    if drawn or isinstance(method, HetLoRA | FedAdaOPT):
-        name = method.name
-        found.append(
-            f"with {name} clients send adapters of several sizes, which the run decides: bytes and times are "
-            "those of the two clients that were rehearsed"
-        )
-    if isinstance(method, DropPEFT) and method.settings.rates != 0.0:
-        found.append(
-            "with droppeft a device sends only blocks that have run, which the run's draws decide: bytes and "
-            "times are those of the two clients that were rehearsed"
-        )
+    found += estimate.experiment.method.cautions
     idle = [client for client in estimate.workloads if client not in estimate.turns]
     if idle:
         found.append(f"{len(idle)} of {len(estimate.workloads)} clients are drawn in no round")

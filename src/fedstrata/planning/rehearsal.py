@@ -16,7 +16,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, cast
 
-from fedstrata.aggregate.rules import AveragingSettings, MeanRule
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ClientsLostError
 from fedstrata.core.settings.federation import FederationSettings
@@ -33,7 +32,6 @@ from fedstrata.wire import frame
 from fedstrata.wire.meter import Meter
 
 if TYPE_CHECKING:
-    from fedstrata.core.method import Method
     from fedstrata.core.task import Task
     from fedstrata.engine.prepare import Experiment
     from fedstrata.engine.scoring import Scorer
@@ -150,7 +148,7 @@ def rehearse(
     small = RunSettings(**settings, federation=FederationSettings(rounds=MOST_ROUNDS))
     with tempfile.TemporaryDirectory(prefix=".fedstrata-plan-", dir=place) as folder:
         rehearsed = replace(
-            experiment, settings=small, task=cast("Task", watched), method=_with_mean(experiment.method)
+            experiment, settings=small, task=cast("Task", watched), method=experiment.method.rehearsed()
         )
         run = Rehearsal(rehearsed, Path(folder), samples, watched)
         try:
@@ -161,14 +159,6 @@ def rehearse(
             experiment.model.train_only(())
             experiment.model.restore()
     return run.measured
-
-
-def _with_mean(method: Method) -> Method:
-    """Returns the method as it averages without a robust rule, for which two clients are too few."""
-    settings = method.settings
-    if not isinstance(settings, AveragingSettings):
-        return method
-    return type(method)(settings.model_copy(update={"aggregation": MeanRule()}))
 
 
 @dataclass

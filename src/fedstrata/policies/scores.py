@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from fedstrata.core.errors import TrainingError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -161,3 +163,14 @@ def block_scores(scores: Mapping[str, float], blocks: Sequence[Sequence[str]]) -
         blocks: The names of each block's tensors.
     """
     return [sum(scores.get(name, 0.0) for name in block) for block in blocks]
+
+
+def require_finite(scores: Mapping[str, float]) -> None:
+    """Checks that blocks can be ranked.
+
+    Raises:
+        TrainingError: They cannot: a client's change was not finite, or the sum of all is not.
+    """
+    wrong = next((name for name, score in scores.items() if not math.isfinite(score)), None)
+    if wrong is not None:
+        raise TrainingError(f"the clients' mean change of {wrong} is not finite, so blocks cannot be ranked")

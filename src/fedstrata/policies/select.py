@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+from pydantic import Field
+
+from fedstrata.core.settings.base import Count, Fraction, Settings
 
 if TYPE_CHECKING:
     import numpy as np
 
     from fedstrata.core.model import Model
     from fedstrata.core.types import Tensors
+
+
+class Schedule(Settings):
+    """Portions in turn: the next when the loss has not fallen by `threshold` for `patience` rounds."""
+
+    portions: Annotated[list[Fraction], Field(min_length=1)] = Field(
+        default_factory=lambda: [0.75, 0.5, 0.25]
+    )
+    patience: Count = 10
+    threshold: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.01
 
 
 def equal_blocks(blocks: Sequence[Sequence[str]], tensors: Tensors) -> list[list[int]]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.types import JSON
 from fedstrata.policies.freeze import top_count
 
 if TYPE_CHECKING:
     from fedstrata.core.model import Layout
+    from fedstrata.core.types import State
+
+_BLOCKS = "_blocks"
 
 
 def keeps_some(shared: int | float) -> bool:
@@ -74,6 +78,16 @@ def names_outside(blocks: Sequence[Sequence[str]], chosen: Collection[int]) -> l
         ['b', 'c']
     """
     return [name for block, names in enumerate(blocks) if block not in chosen for name in names]
+
+
+def noted_blocks(layout: Layout) -> dict[str, JSON]:
+    """Returns what a state says of the blocks, since a server half sees no layout; see `blocks_in`."""
+    return {_BLOCKS: [list[JSON](names) for names in layout.blocks]}
+
+
+def blocks_in(state: State) -> list[list[str]]:
+    """Returns the parameter names of every block, lowest first, as `noted_blocks` put them into the state."""
+    return cast("list[list[str]]", state.values[_BLOCKS])
 
 
 def personal_top(layout: Layout, blocks: int, *, setting: str) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from rich.filesize import decimal
 
-from fedstrata.aggregate.rules import AveragingSettings
 from fedstrata.core.settings.model import TrainedTokenizer
 from fedstrata.core.settings.task import ClassifySettings, NerSettings
 from fedstrata.record.scores import compared, overall, score_tables
@@ -22,7 +21,6 @@ from fedstrata.tasks.relations import RelationClassification
 
 if TYPE_CHECKING:
     from fedstrata.core.settings.adapter import AdapterSettings
-    from fedstrata.core.settings.run import MethodSettings
     from fedstrata.results.result import Result
 
 PIPELINES = {
@@ -305,21 +303,17 @@ def _privacy(facts: Facts) -> str:
     )
 
 
-def _merging(settings: MethodSettings) -> str:
-    """Says which rule stood in place of the mean, if one did."""
-    rule = settings.aggregation.rule if isinstance(settings, AveragingSettings) else "mean"
-    return "" if rule == "mean" else f", updates merged by `{rule}`"
-
-
 def _making(facts: Facts) -> dict[str, Any]:
     """Returns the rows of the tables on how the model was made."""
     result, summary = facts.result, facts.result.summary
     parameters, trained = summary["model"]["parameters"], summary["trainable_parameters"]
     sent = summary["communication"]
     moved = sent["bytes_up"] is not None
+    rule = result.method.robust_rule
+    merged_by = "" if rule is None else f", updates merged by `{rule}`"
     rows = [{"name": facts.clients[client], **parts} for client, parts in result.start["clients"].items()]
     return {
-        "method": f"`{result.method.name}`{_merging(result.method.settings)}",
+        "method": f"`{result.method.name}`{merged_by}",
         "source": method_source(result),
         "travels": result.method.travels,
         "base": _base(facts),

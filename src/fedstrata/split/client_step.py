@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from fedstrata.core.client import Client, Feed, Line
     from fedstrata.core.cut import Cut
-    from fedstrata.core.types import JSON
+    from fedstrata.core.types import JSON, Update
     from fedstrata.split.ends import Ends, Front
     from fedstrata.split.noise import Noise
     from fedstrata.train.work import Tally
@@ -37,6 +37,14 @@ if TYPE_CHECKING:
 
 ROUNDED = ("states_up", "states_down", "gradient_up", "gradient_down")
 """What travels in a step, by kind and direction."""
+
+
+def rounding_in(update: Update) -> dict[str, JSON]:
+    """Returns what a client says of the error of int8; what is no share counts for nothing."""
+    said = update.values.get("rounding")
+    said = said if isinstance(said, dict) else {}
+    numbers = {name: said.get(name) for name in ROUNDED}
+    return {name: value for name, value in numbers.items() if isinstance(value, float) and 0 <= value <= 1}
 
 
 @dataclass

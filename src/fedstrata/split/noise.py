@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
+from pydantic import Field
+
+from fedstrata.core.settings.base import Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +28,19 @@ if TYPE_CHECKING:
     from fedstrata.split.rows import Rows
 
 Kind = Literal["mean_abs", "std"]
+
+
+class NoiseSettings(Settings):
+    """Gaussian noise on the hidden states that leave a client; it is not differential privacy."""
+
+    scale: Annotated[float, Field(ge=0.0)] = Field(default=0.02, description="How much; see `kind`.")
+    kind: Kind = Field(
+        default="mean_abs", description="What the scale is: the noise's mean absolute value or its deviation."
+    )
+    relative: bool = Field(default=False, description="Whether in units of the hidden states.")
+    inference: bool = Field(
+        default=False, description="Whether it is also added when documents are scored and texts generated."
+    )
 
 
 @dataclass(frozen=True, slots=True)

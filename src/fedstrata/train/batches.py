@@ -70,3 +70,8 @@ def loader(
         groups = LengthGroups([len(example) for example in examples], size, generator)
         return DataLoader(own, batch_sampler=groups, collate_fn=collate)
     return DataLoader(own, batch_size=size, shuffle=True, generator=generator, collate_fn=collate)
+
+
+def steps_in_round(examples: int, training: TrainingSettings) -> int:
+    """Returns how many steps a client with so many examples takes in a round."""
+    return training.epochs * math.ceil(math.ceil(examples / training.batch_size) / training.accumulation)

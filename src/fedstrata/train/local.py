@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from fedstrata.core.errors import TrainingError
-from fedstrata.core.types import Message, Plan, Update
+from fedstrata.core.types import JSON, Message, Plan, Tensors, Update
 from fedstrata.models.blocks import transformers_model
 from fedstrata.models.prefix import frozen_blocks
 from fedstrata.models.skip import skippable_blocks
@@ -86,8 +86,14 @@ def train_and_send(
     result = fit(client, trainable, rng, private=private, proximal=proximal)
     if private:
         client.store.write(Message(client.model.tensors(private)))
-    shared = [name for name in trainable if name not in set(private)]
-    return Update(client.model.tensors(shared), {"loss": result.loss}, weight=float(len(client.examples)))
+    own = set(private)
+    shared = [name for name in trainable if name not in own]
+    return update_of(client, client.model.tensors(shared), {"loss": result.loss})
+
+
+def update_of(client: Client, tensors: Tensors, values: Mapping[str, JSON] | None = None) -> Update:
+    """Returns what a client sends; it weighs n_k, the client's number of training examples."""
+    return Update(tensors, values or {}, weight=float(len(client.examples)))
 
 
 def fit(

@@ -9,13 +9,30 @@ import torch
 from torch import Tensor
 
 from fedstrata.core.errors import TrainingError
+from fedstrata.core.types import Plan, Update
 from fedstrata.train.batches import training_batches
-from fedstrata.train.local import accumulate, block_gradient_norms
+from fedstrata.train.local import accumulate, block_gradient_norms, update_of
 from fedstrata.train.work import counting
 
 if TYPE_CHECKING:
     from fedstrata.core.client import Client
+    from fedstrata.core.cohort import Cohort
     from fedstrata.core.seeding import Seed
+
+
+NORMS = "block_gradient_norms"
+"""The name of a probe's tensor in an update, and of its mean in a state."""
+
+
+def send_norms(client: Client, batches: int, rng: Seed) -> Update:
+    """Returns the update by which a client reports its `mean_gradient_norms`."""
+    return update_of(client, {NORMS: mean_gradient_norms(client, batches, rng)})
+
+
+def asked_norms(cohort: Cohort, handler: str = "probe") -> list[float]:
+    """Returns the weighted mean of what clients report by `send_norms`, lowest block first."""
+    norms: list[float] = cohort.mean(handler, lambda _: Plan()).tensors[NORMS].tolist()
+    return norms
 
 
 def mean_gradient_norms(client: Client, batches: int, rng: Seed) -> Tensor:

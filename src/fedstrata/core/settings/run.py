@@ -25,11 +25,8 @@ from fedstrata.core.settings.task import (
 )
 from fedstrata.core.settings.training import TrainingSettings
 
-
-class MethodSettings(Settings):
-    """Base of a method card's settings; the card adds its own."""
-
-    name: str
+USUAL_METHOD = "layer_skipping"
+"""The method of a run that names none."""
 
 
 class RunSettings(Settings):
@@ -57,7 +54,7 @@ class RunSettings(Settings):
         | ClozeSettings
         | SummarizeSettings
     ) = Field(default=NerSettings(), discriminator="name")
-    method: dict[str, Any] = Field(default_factory=lambda: {"name": "layer_skipping"})
+    method: dict[str, Any] = Field(default_factory=lambda: {"name": USUAL_METHOD})
     training: TrainingSettings = TrainingSettings()
     federation: FederationSettings = FederationSettings()
     devices: DeviceSettings | None = Field(

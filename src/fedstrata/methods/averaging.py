@@ -1,0 +1,118 @@
+"""What most methods share: clients train by the one loop, and the server takes a mean, or a robust rule."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from pydantic import Field, field_validator
+
+from fedstrata.aggregate.mean import average
+from fedstrata.aggregate.rules import Aggregation, MeanRule
+from fedstrata.core.method import Method
+from fedstrata.core.types import Plan, State, Update
+from fedstrata.train.local import train_and_send
+
+if TYPE_CHECKING:
+    from fedstrata.core.client import Client
+    from fedstrata.core.cohort import Cohort
+    from fedstrata.core.errors import Problem
+    from fedstrata.core.model import Layout, Model
+    from fedstrata.core.preflight import Facts
+    from fedstrata.core.seeding import Seed
+
+
+class LocalTraining(Method):
+    """Base of methods whose clients train by the one loop; the server takes the weighted mean.
+
+    All that can train does, all of it is shared, and the state is what is shared, unless a card says less.
+    The mean is weighted by n_k, which counts training examples (for NER: windows).
+    """
+
+    travels: ClassVar[str] = "the whole model, both ways"
+
+    def shared(self, layout: Layout) -> tuple[str, ...]:
+        """Returns what trains and does not stay at its client."""
+        private = set(self.private(layout))
+        return tuple(name for name in self.trainable(layout) if name not in private)
+
+    def start(self, model: Model) -> State:
+        """What is shared, as it is before the first round."""
+        return State(model.snapshot(self.shared(model.layout)))
+
+    def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
+        """One weighted mean."""
+        return average(state, cohort)
+
+    def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
+        """Trains what trains; what is private goes to the client's store."""
+        return self.trained(plan, client, rng)
+
+    def trained(
+        self,
+        plan: Plan,
+        client: Client,
+        rng: Seed,
+        *,
+        trainable: Collection[str] | None = None,
+        private: Collection[str] | None = None,
+        proximal: float = 0.0,
+    ) -> Update:
+        """Trains a client by the one loop, keeps what is private and returns the rest.
+
+        Args:
+            plan: The global values of what is shared.
+            client: The client.
+            rng: Seed of this client in this round.
+            trainable: What trains; if none what the method says of the client's model.
+            private: What of it stays in the client's store; if none what the method says.
+            proximal: FedProx's mu.
+        """
+        layout = client.model.layout
+        return train_and_send(
+            plan,
+            client,
+            rng,
+            trainable=self.trainable(layout) if trainable is None else trainable,
+            private=self.private(layout) if private is None else private,
+            proximal=proximal,
+        )
+
+    def expects(self, handler: str, trained: Collection[str]) -> Collection[str]:
+        """All that trains, unless some of it may be private."""
+        return trained if handler == "train" and not self.personal else ()
+
+
+class Averaging(LocalTraining):
+    """Base of methods whose server half is FedAvg's: the weighted mean, or the rule that is named."""
+
+    aggregation: Aggregation = Field(default=MeanRule(), discriminator="rule")
+
+    @field_validator("aggregation", mode="before")
+    @classmethod
+    def _mean_unless_named(cls, value: Any) -> Any:
+        """Lets the bare name of a rule stand for the rule with its defaults."""
+        if isinstance(value, str):
+            return {"rule": value}
+        return {"rule": "mean", **value} if isinstance(value, Mapping) else value
+
+    @property
+    def robust_rule(self) -> str | None:
+        """The rule that is named, unless it is the mean."""
+        return None if isinstance(self.aggregation, MeanRule) else self.aggregation.rule
+
+    def problems(self, facts: Facts) -> list[Problem]:
+        """A robust rule may get fewer updates than it can judge."""
+        return self.aggregation.problems(facts)
+
+    def rehearsed(self) -> Self:
+        """It averages without a robust rule, for which two clients are too few."""
+        return self if self.robust_rule is None else self.model_copy(update={"aggregation": MeanRule()})
+
+    def held_updates(self, updates: int, size: int) -> tuple[int, int]:
+        """A robust rule needs all of them."""
+        return self.aggregation.held_updates(updates, size)
+
+    def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
+        """One weighted mean, or what `aggregation` says."""
+        return average(state, cohort, self.aggregation)

@@ -1,0 +1,73 @@
+"""What the engine asks of a method whose model is divided between clients and server."""
+
+from __future__ import annotations
+
+import sys
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from fedstrata.core.cut import Cut
+from fedstrata.core.method import Method
+from fedstrata.split.divide import divide
+from fedstrata.split.ends import Ends
+from fedstrata.split.kvcache import Sessions
+from fedstrata.split.middle import Middle
+
+if TYPE_CHECKING:
+    from fedstrata.core.seeding import Seed
+    from fedstrata.models.state import Model
+    from fedstrata.split.messages import Form
+    from fedstrata.split.noise import Noise
+
+
+class Divided(Method):
+    """Base of methods whose clients hold the ends of the model while the server holds the middle."""
+
+    @property
+    @abstractmethod
+    def form(self) -> Form:
+        """In what numbers hidden states and gradients travel."""
+
+    @property
+    @abstractmethod
+    def under_way(self) -> int:
+        """How many batches of a training step may be under way at once."""
+
+    @abstractmethod
+    def divides(self, client: str) -> Cut:
+        """Returns where a client's model is divided."""
+
+    @abstractmethod
+    def noise_of(self, rng: Seed) -> Noise | None:
+        """Returns the noise on what leaves a client, drawn from a seed; none if there is to be none."""
+
+    def widest(self, clients: Iterable[str]) -> Cut:
+        """Returns where the server's model is divided, which has all that any of these clients lacks."""
+        cuts = [self.divides(client) for client in clients]
+        return Cut(min(cut.front for cut in cuts), min(cut.back for cut in cuts))
+
+    def expects(self, handler: str, trained: Collection[str]) -> Collection[str]:
+        """All that trains of the ends, unless they stay at their client."""
+        return () if self.personal else trained
+
+    def seen_by(self, model: Model, rng: Seed) -> Callable[[str], AbstractContextManager[Any]] | None:
+        """With noise where documents are scored, too, the ends of the model ask its middle.
+
+        The shared model is divided where the site's is, as in processes of their own. Noise is the same every
+        time.
+        """
+        noise = self.noise_of(rng)
+        if noise is None or not noise.inference:
+            return None
+
+        @contextmanager
+        def seen_by(site: str) -> Iterator[Model]:
+            cut = self.divides(site)
+            ends, middle = divide(model, cut)
+            server = Sessions(Middle(middle, cut), sys.maxsize)  # as much as without the cut
+            with Ends(ends, cut).connected(server, site, self.noise_of(rng.child(site))):
+                yield ends
+
+        return seen_by

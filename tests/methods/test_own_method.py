@@ -1,0 +1,99 @@
+"""A method of one's own: a class, one entry in METHODS, and everything else asks it what it needs to know."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import pytest
+import torch
+from pydantic import Field
+from support import TINY, RunTiny
+
+import fedstrata
+from fedstrata.core.client import Client
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.model import Layout
+from fedstrata.core.preflight import Facts
+from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.base import NotNegative
+from fedstrata.core.settings.source import read_source
+from fedstrata.core.types import Plan, Update
+from fedstrata.engine.prepare import prepare
+from fedstrata.methods import METHODS
+from fedstrata.methods.averaging import Averaging
+from fedstrata.planning.plan import make_plan
+
+PULLED_TOP = "method={name: pulled_top, mu: 0.5}"
+
+
+class PulledTop(Averaging):
+    """FedProx over the highest block alone, of which the rest of the model is the frozen foundation."""
+
+    name: Literal["pulled_top"] = "pulled_top"
+    mu: NotNegative = Field(default=0.1, description="Weight of the proximal term.")
+    travels: ClassVar[str] = "the highest block, both ways"
+
+    def problems(self, facts: Facts) -> list[Problem]:
+        """It wants three clients in a round, besides what a rule wants."""
+        few = facts.sampled is not None and facts.sampled < 3
+        return [*super().problems(facts), *([Problem("federation.sample", "takes too few")] if few else [])]
+
+    def trainable(self, layout: Layout) -> tuple[str, ...]:
+        """The highest block."""
+        return layout.blocks[-1]
+
+    def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
+        """Trains it, pulled towards the plan."""
+        return self.trained(plan, client, rng, proximal=self.mu)
+
+
+@pytest.fixture(autouse=True)
+def _there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "pulled_top", PulledTop)
+
+
+def test_a_method_of_ones_own_is_planned_and_run(run_tiny: RunTiny) -> None:
+    plan = make_plan(read_source(None, [*TINY, PULLED_TOP]), seconds=0.0)
+    run = run_tiny(PULLED_TOP)
+    assert {group.name for group in plan.groups if group.bytes_up} == {"block 2"}
+    assert plan.travels == "the highest block, both ways"
+    assert plan.trainable_parameters == run.summary["trainable_parameters"]
+    assert plan.communication["bytes_up"] == pytest.approx(run.summary["communication"]["bytes_up"], rel=1e-3)
+    model = prepare(read_source(None, [*TINY, PULLED_TOP])).model
+    assert tuple(run.state.tensors) == model.layout.blocks[-1]
+    before = model.tensors(model.layout.blocks[-1])
+    assert not all(torch.equal(tensor, before[name]) for name, tensor in run.state.tensors.items())
+
+
+def test_it_is_averaged_by_a_rule_and_goes_on(run_tiny: RunTiny) -> None:
+    method = "method={name: pulled_top, aggregation: median}"
+    whole = run_tiny(method, out="whole")
+    run_tiny(method, "federation.rounds=1", out="part")
+    resumed = run_tiny("federation.rounds=2", out="part", resume=True)
+    assert whole.state.values["aggregation"] == {"updates": 3, "not_finite": []}
+    for name, tensor in whole.state.tensors.items():
+        assert torch.equal(tensor, resumed.state.tensors[name])
+
+
+def test_its_settings_and_what_it_cannot_work_with_are_checked() -> None:
+    with pytest.raises(ConfigurationError, match=r"method\.muu: unknown key; did you mean 'mu'\?"):
+        prepare(read_source(None, [*TINY, "method={name: pulled_top, muu: 1}"]))
+    with pytest.raises(ConfigurationError, match=r"federation\.sample: takes too few"):
+        prepare(read_source(None, [*TINY, PULLED_TOP, "federation.sample=0.5"]))
+
+
+def test_no_file_outside_of_methods_names_one() -> None:
+    cards = {card.__module__ for card in METHODS.values()} - {__name__}
+    imported = re.compile(rf"\b(?:{'|'.join(map(re.escape, sorted(cards)))})\b")
+    source = Path(fedstrata.__file__).parent
+    named = [
+        str(path.relative_to(source))
+        for path in source.rglob("*.py")
+        if path.parent.name != "methods" and imported.search(path.read_text(encoding="utf-8"))
+    ]
+    assert len(cards) == 19
+    assert named == []
+    assert all(Path(str(sys.modules[card].__file__)).parent.name == "methods" for card in cards)
