@@ -12,13 +12,7 @@ from pathlib import Path
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, DataError, Problem, require_sound
-from fedstrata.core.settings.data import (
-    ColumnSettings,
-    ConlluSettings,
-    DatasetSettings,
-    MimicSettings,
-    PlainTextSettings,
-)
+from fedstrata.core.settings.data import ColumnSettings, CorpusSettings, DatasetSettings
 from fedstrata.data.readers import (
     ag_news,
     brat,
@@ -56,24 +50,18 @@ FORMATS: dict[str, Format] = {
 """Every format whose documents lie in files; `datasets` may also be an id of the hub."""
 
 
-def formats_of(
-    *,
-    mimic_settings: MimicSettings = MimicSettings(),  # noqa: B008 - frozen, so one for all calls will do
-    conllu_settings: ConlluSettings = ConlluSettings(),  # noqa: B008
-    text_settings: PlainTextSettings = PlainTextSettings(),  # noqa: B008
-) -> Mapping[str, Format]:
+def formats_of(settings: CorpusSettings) -> Mapping[str, Format]:
     """Returns every format of `FORMATS` as settings would have it read.
 
     Args:
-        mimic_settings: Which notes of MIMIC-III tables to keep.
-        conllu_settings: What the text of a treebank's sentence is.
-        text_settings: What the documents of a plain text are.
+        settings: Which notes of MIMIC-III tables to keep, what the text of a treebank's sentence is, and what
+            the documents of a plain text are.
     """
     return {
         **FORMATS,
-        "mimic": mimic.of_categories(mimic_settings.categories),
-        "conllu": conllu.of_text(conllu_settings.text),
-        "text": texts.of_documents(text_settings.documents),
+        "mimic": mimic.of_categories(settings.mimic.categories),
+        "conllu": conllu.of_text(settings.conllu.text),
+        "text": texts.of_documents(settings.text.documents),
     }
 
 
@@ -112,7 +100,7 @@ def read(
     *,
     unannotated: Unannotated = "refuse",
     formats: Mapping[str, Format] = FORMATS,
-    dataset: DatasetSettings = DatasetSettings(),  # noqa: B008
+    dataset: DatasetSettings = DatasetSettings(),  # noqa: B008 - frozen, so one for all calls will do
     columns: ColumnSettings = ColumnSettings(),  # noqa: B008
 ) -> list[Document]:
     """Reads the documents of a file or folder.
