@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from fedstrata.core.documents import Document
@@ -57,11 +58,14 @@ def formats_of(settings: CorpusSettings) -> Mapping[str, Format]:
         settings: Which notes of MIMIC-III tables to keep, what the text of a treebank's sentence is, and what
             the documents of a plain text are.
     """
+    notes = partial(mimic.read, categories=settings.mimic.categories)
+    sentences = partial(conllu.read, text=settings.conllu.text)
+    parts = partial(texts.read, documents=settings.text.documents)
     return {
         **FORMATS,
-        "mimic": mimic.of_categories(settings.mimic.categories),
-        "conllu": conllu.of_text(settings.conllu.text),
-        "text": texts.of_documents(settings.text.documents),
+        "mimic": replace(mimic.FORMAT, read=notes),
+        "conllu": replace(conllu.FORMAT, read=sentences),
+        "text": replace(texts.FORMAT, read=parts, one_a_file=settings.text.documents == "files"),
     }
 
 
