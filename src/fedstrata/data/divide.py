@@ -101,9 +101,7 @@ def read_documents(settings: CorpusSettings, seed: Seed, *, absent: Collection[s
             Path(str(settings.path)),
             settings.format,
             unannotated=settings.unannotated,
-            formats=formats_of(
-                mimic_settings=settings.mimic, conllu_settings=settings.conllu, text_settings=settings.text
-            ),
+            formats=formats_of(settings),
             dataset=settings.dataset,
             columns=settings.columns,
         )

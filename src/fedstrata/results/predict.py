@@ -171,10 +171,7 @@ def open_inputs(path: Path, form: str, output: str, settings: DataSettings | Non
     if form not in FORMATS:
         message = f"must be one of {', '.join(FORMATS)}, not {form!r}"
         raise ConfigurationError([Problem("--input-format", message)])
-    settings = settings or DataSettings()
-    layout = formats_of(
-        mimic_settings=settings.mimic, conllu_settings=settings.conllu, text_settings=settings.text
-    )[form]
+    layout = formats_of(settings or DataSettings())[form]
     sources = texts.find_texts(path) if form == TEXT else find_sources(path, layout)
     inputs = Inputs(path if path.is_dir() else path.parent, form, layout, tuple(sources))
     problems, names, count = [], set(), 0

@@ -9,10 +9,10 @@ import pytest
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
-from fedstrata.core.settings.data import ConlluSettings
+from fedstrata.core.settings.data import ConlluSettings, CorpusSettings
 from fedstrata.data.readers import formats_of, read
 
-TOKENS = formats_of(conllu_settings=ConlluSettings(text="tokens"))
+TOKENS = formats_of(CorpusSettings(format="conllu", path="bank", conllu=ConlluSettings(text="tokens")))
 
 
 def word(place: str, form: str) -> str:

@@ -9,6 +9,7 @@ import logging
 import tempfile
 import tracemalloc
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,9 @@ from hypothesis import strategies as st
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
-from fedstrata.core.settings.data import MimicSettings
+from fedstrata.core.settings.data import CorpusSettings, MimicSettings
 from fedstrata.data.readers import formats_of, read
+from fedstrata.data.readers.files import Format
 from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
 
@@ -27,7 +29,14 @@ NOTES = [
     "CGID", "ISERROR", "TEXT",
 ]  # fmt: skip
 CODES = ["ROW_ID", "SUBJECT_ID", "HADM_ID", "SEQ_NUM", "ICD9_CODE"]
-ALL = MimicSettings(categories=None)
+
+
+def of_categories(wanted: list[str] | None) -> Mapping[str, Format]:
+    settings = CorpusSettings(format="mimic", path="tables", mimic=MimicSettings(categories=wanted))
+    return formats_of(settings)
+
+
+ALL = of_categories(None)
 
 
 def table(path: Path, columns: list[str], rows: list[list[object]]) -> Path:
@@ -115,18 +124,18 @@ def test_categories(tmp_path: Path) -> None:
     notes = [note(1, 20, "a"), note(2, 20, "b", CATEGORY="Physician "), note(3, 20, "c", CATEGORY="ECG")]
     path = folder(tmp_path, notes, codes((20, 1, "486")))
     for wanted, text in ((["physician", "ecg"], "b\n\nc"), (None, "a\n\nb\n\nc")):
-        (document,) = read(path, "mimic", formats=formats_of(mimic_settings=MimicSettings(categories=wanted)))
+        (document,) = read(path, "mimic", formats=of_categories(wanted))
         assert document.text == text
     with pytest.raises(
         DataError, match=r"no note is left of the category Radiology .*data\.mimic\.categories"
     ):
-        read(path, "mimic", formats=formats_of(mimic_settings=MimicSettings(categories=["Radiology"])))
+        read(path, "mimic", formats=of_categories(["Radiology"]))
 
 
 def test_a_table_without_categories_can_be_read_whole(tmp_path: Path) -> None:
     folder(tmp_path, [], codes((20, 1, "486")))
     table(tmp_path / "NOTEEVENTS.csv", ["SUBJECT_ID", "HADM_ID", "TEXT"], [[7, 20, "a"], [7, 20, "b"]])
-    (document,) = read(tmp_path, "mimic", formats=formats_of(mimic_settings=ALL))
+    (document,) = read(tmp_path, "mimic", formats=ALL)
     assert document.text == "a\n\nb"
     with pytest.raises(DataError, match="has no column category"):
         read(tmp_path, "mimic")
@@ -250,9 +259,7 @@ def test_tables_that_are_missing_or_there_twice(tmp_path: Path) -> None:
 def test_the_synthetic_corpus_comes_back(tmp_path: Path) -> None:
     corpus = generate(seed=3, sites=2, notes=30)
     write(corpus, tmp_path / "mimic", "mimic")
-    found = {
-        item.id: item for item in read(tmp_path / "mimic", "mimic", formats=formats_of(mimic_settings=ALL))
-    }
+    found = {item.id: item for item in read(tmp_path / "mimic", "mimic", formats=ALL)}
     assert len(found) == 30
     for document in corpus:
         copy = found[document.metadata["admission"]]

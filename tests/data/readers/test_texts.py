@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from fedstrata.core.errors import DataError
-from fedstrata.core.settings.data import PlainTextSettings
+from fedstrata.core.settings.data import CorpusSettings
 from fedstrata.data.readers import formats_of, read
+from fedstrata.data.readers.files import Format
 
 WIKI = (
     " \n = One = \n \n Text one . \n \n = = Part = = \n \n More = more . \n = Two <unk> = \n \n Text two . \n"
 )
 
 
+def of_documents(kind: str) -> Mapping[str, Format]:
+    values = {"format": "text", "path": "corpus", "text": {"documents": kind}}
+    return formats_of(CorpusSettings.model_validate(values))
+
+
 def texts(path: Path, documents: str = "files") -> dict[str, str]:
-    found = read(path, "text", formats=formats_of(text_settings=PlainTextSettings(documents=documents)))
+    found = read(path, "text", formats=of_documents(documents))
     return {document.id: document.text for document in found}
 
 
@@ -46,9 +53,7 @@ def test_folders_are_sites_and_names_are_splits(tmp_path: Path) -> None:
         (tmp_path / site).mkdir()
         for part in ("train", "valid", "test"):
             (tmp_path / site / f"ptb.{part}.txt").write_text(f"{part}\n\nmore")
-    found = read(
-        tmp_path, "text", formats=formats_of(text_settings=PlainTextSettings(documents="paragraphs"))
-    )
+    found = read(tmp_path, "text", formats=of_documents("paragraphs"))
     places = {(item.site, item.metadata["split"]) for item in found}
     assert places == {(site, part) for site in ("north", "south") for part in ("train", "validation", "test")}
     assert found[0].id == "north/ptb.test/ptb.test-1"

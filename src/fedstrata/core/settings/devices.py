@@ -30,22 +30,16 @@ ONLY_MODE = "default"
 """The mode of a profile that the user defines."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mode:
-    """One way a device can work.
+class Mode(Settings):
+    """One way a device can work; of a device of your own the only one."""
 
-    Attributes:
-        teraflops: Peak of float32 arithmetic, 10^12 operations a second.
-        watts: Power while computing.
-    """
-
-    teraflops: float
-    watts: float
+    teraflops: Positive = Field(description="Peak of float32 arithmetic, 10^12 operations a second.")
+    watts: Positive = Field(description="Power while it computes.")
 
 
 def _jetson(cores: int, megahertz: float, watts: float) -> Mode:
     """Returns a mode of a module with so many CUDA cores switched on, at this clock."""
-    return Mode(2.0 * cores * megahertz * 1e-6, watts)
+    return Mode(teraflops=2.0 * cores * megahertz * 1e-6, watts=watts)
 
 
 PROFILES: Mapping[str, Mapping[str, Mode]] = {
@@ -110,13 +104,6 @@ class Device:
         return self.watts * self.compute_seconds(flops)
 
 
-class CustomProfile(Settings):
-    """A device of your own, with one mode."""
-
-    teraflops: Positive = Field(description="Peak of float32 arithmetic, 10^12 operations a second.")
-    watts: Positive = Field(description="Power while it computes.")
-
-
 class BandwidthSettings(Settings):
     """Bandwidth that is drawn uniformly for each device and round."""
 
@@ -133,7 +120,7 @@ class BandwidthSettings(Settings):
 class DeviceSettings(Settings):
     """Devices and networks that clients are emulated on; a simulated clock and energy come of it."""
 
-    custom: dict[str, CustomProfile] = Field(
+    custom: dict[str, Mode] = Field(
         default_factory=dict,
         description="Devices of your own: {phone: {teraflops: 0.8, watts: 5}}, the peak in float32.",
     )
@@ -156,7 +143,7 @@ class DeviceSettings(Settings):
 
     @field_validator("custom")
     @classmethod
-    def _new_names(cls, value: dict[str, CustomProfile]) -> dict[str, CustomProfile]:
+    def _new_names(cls, value: dict[str, Mode]) -> dict[str, Mode]:
         if taken := sorted(value.keys() & PROFILES.keys()):
             raise ValueError(f"{', '.join(taken)} is a device that there is already; choose another name")
         return value
@@ -204,8 +191,7 @@ class DeviceSettings(Settings):
     def modes_of(self, profile: str) -> dict[str, Mode]:
         """Returns the modes that a device may work in: all of them, or the one that was asked for."""
         if profile in self.custom:
-            own = self.custom[profile]
-            return {ONLY_MODE: Mode(own.teraflops, own.watts)}
+            return {ONLY_MODE: self.custom[profile]}
         wanted = self.mode if isinstance(self.mode, str) else self.mode.get(profile, DRAWN)
         modes = PROFILES[profile]
         return dict(modes) if wanted == DRAWN else {wanted: modes[wanted]}

@@ -8,17 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, DataError, Problem, require_sound
-from fedstrata.core.settings.data import (
-    ColumnSettings,
-    ConlluSettings,
-    DatasetSettings,
-    MimicSettings,
-    PlainTextSettings,
-)
+from fedstrata.core.settings.data import ColumnSettings, CorpusSettings, DatasetSettings
 from fedstrata.data.readers import (
     ag_news,
     brat,
@@ -56,24 +51,21 @@ FORMATS: dict[str, Format] = {
 """Every format whose documents lie in files; `datasets` may also be an id of the hub."""
 
 
-def formats_of(
-    *,
-    mimic_settings: MimicSettings = MimicSettings(),  # noqa: B008 - frozen, so one for all calls will do
-    conllu_settings: ConlluSettings = ConlluSettings(),  # noqa: B008
-    text_settings: PlainTextSettings = PlainTextSettings(),  # noqa: B008
-) -> Mapping[str, Format]:
+def formats_of(settings: CorpusSettings) -> Mapping[str, Format]:
     """Returns every format of `FORMATS` as settings would have it read.
 
     Args:
-        mimic_settings: Which notes of MIMIC-III tables to keep.
-        conllu_settings: What the text of a treebank's sentence is.
-        text_settings: What the documents of a plain text are.
+        settings: Which notes of MIMIC-III tables to keep, what the text of a treebank's sentence is, and what
+            the documents of a plain text are.
     """
+    notes = partial(mimic.read, categories=settings.mimic.categories)
+    sentences = partial(conllu.read, text=settings.conllu.text)
+    parts = partial(texts.read, documents=settings.text.documents)
     return {
         **FORMATS,
-        "mimic": mimic.of_categories(mimic_settings.categories),
-        "conllu": conllu.of_text(conllu_settings.text),
-        "text": texts.of_documents(text_settings.documents),
+        "mimic": replace(mimic.FORMAT, read=notes),
+        "conllu": replace(conllu.FORMAT, read=sentences),
+        "text": replace(texts.FORMAT, read=parts, one_a_file=settings.text.documents == "files"),
     }
 
 
@@ -112,7 +104,7 @@ def read(
     *,
     unannotated: Unannotated = "refuse",
     formats: Mapping[str, Format] = FORMATS,
-    dataset: DatasetSettings = DatasetSettings(),  # noqa: B008
+    dataset: DatasetSettings = DatasetSettings(),  # noqa: B008 - frozen, so one for all calls will do
     columns: ColumnSettings = ColumnSettings(),  # noqa: B008
 ) -> list[Document]:
     """Reads the documents of a file or folder.

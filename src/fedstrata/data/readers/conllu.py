@@ -13,7 +13,7 @@ that `partition.by` can go by it.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -144,8 +144,3 @@ def _document(group: _Group, name: str, *, has_site: bool) -> Document:
 
 
 FORMAT = Format(read, suffixes=(".conllu", ".conllu.gz"))
-
-
-def of_text(text: Text) -> Format:
-    """Returns the format, with this text of a sentence (see `read`)."""
-    return replace(FORMAT, read=lambda source: read(source, text))

@@ -58,12 +58,13 @@ Lines = list[list[tuple[int, int]]]
 
 @dataclass(frozen=True, slots=True)
 class _Mention:
-    """What a line quotes, and where it says that stands."""
+    """What a line quotes, and where it says that stands; in a `.con` file with its type."""
 
     line: int
     quote: str
     first: Place
     last: Place
+    label: str = ""
 
     @property
     def where(self) -> str:
@@ -71,13 +72,6 @@ class _Mention:
 
     def quotes(self, text: str) -> bool:
         return self.quote.casefold().split() == text.casefold().split()
-
-
-@dataclass(frozen=True, slots=True)
-class _Concept(_Mention):
-    """One line of a `.con` file."""
-
-    label: str
 
 
 def _tokens(text: str, pattern: re.Pattern[str]) -> Lines:
@@ -99,21 +93,18 @@ def _rows(path: Path, pattern: re.Pattern[str], what: str, shape: str) -> Iterat
             yield number, match.groups()
 
 
-def _mention(path: Path, number: int, parts: Sequence[str]) -> _Mention:
+def _mention(path: Path, number: int, parts: Sequence[str], label: str = "") -> _Mention:
     quote, *places = parts
     numbers = [int(place) for place in places]
-    mention = _Mention(number, quote, (numbers[0], numbers[1]), (numbers[2], numbers[3]))
+    mention = _Mention(number, quote, (numbers[0], numbers[1]), (numbers[2], numbers[3]), label)
     if mention.last < mention.first:
         raise DataError(path, f"the concept runs backwards, from {mention.where}", line=number)
     return mention
 
 
-def _concepts(path: Path) -> list[_Concept]:
-    concepts = []
-    for number, (*parts, label) in _rows(path, _CONCEPT, "concept", f'{_SHAPE}||t="TYPE"'):
-        own = _mention(path, number, parts)
-        concepts.append(_Concept(own.line, own.quote, own.first, own.last, label))
-    return concepts
+def _concepts(path: Path) -> list[_Mention]:
+    rows = _rows(path, _CONCEPT, "concept", f'{_SHAPE}||t="TYPE"')
+    return [_mention(path, number, parts, label) for number, (*parts, label) in rows]
 
 
 def _position(tokens: Lines, place: Place) -> tuple[int, int]:
@@ -125,7 +116,7 @@ def _position(tokens: Lines, place: Place) -> tuple[int, int]:
     return tokens[line - 1][token]
 
 
-def _span(text: str, tokens: Lines, concept: _Concept) -> Span:
+def _span(text: str, tokens: Lines, concept: _Mention) -> Span:
     """Finds a concept in the text; raises `LookupError` saying why it is not there."""
     start, end = _position(tokens, concept.first)[0], _position(tokens, concept.last)[1]
     quoted = text[start:end].lstrip()  # an empty first token leaves white space before the mention
@@ -134,7 +125,7 @@ def _span(text: str, tokens: Lines, concept: _Concept) -> Span:
     return Span(end - len(quoted), end, concept.label)
 
 
-def _spans(path: Path, text: str, concepts: list[_Concept]) -> list[Span]:
+def _spans(path: Path, text: str, concepts: list[_Mention]) -> list[Span]:
     problems = []
     for pattern in (_TOKEN, _TOKEN_OR_EMPTY_START):
         tokens = _tokens(text, pattern)

@@ -22,7 +22,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedstrata.core.documents import Document
@@ -239,8 +239,3 @@ def read(source: Source, categories: Sequence[str] | None = (DISCHARGE_SUMMARY,)
 
 
 FORMAT = Format(read, suffixes=_SUFFIXES, table="noteevents")
-
-
-def of_categories(categories: Sequence[str] | None) -> Format:
-    """Returns the format, with other categories of notes to keep (see `read`)."""
-    return replace(FORMAT, read=lambda source: read(source, categories))

@@ -10,7 +10,6 @@ lie at any depth, and the names of folders mean nothing (`find_texts`).
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -81,8 +80,3 @@ def read(source: Source, documents: Documents = "files") -> list[Document]:
 
 
 FORMAT = Format(read, _SUFFIXES, passed_over=("readme", "license", "licence"), one_a_file=True)
-
-
-def of_documents(documents: Documents) -> Format:
-    """Returns the format, with these documents of a file (see `read`)."""
-    return replace(FORMAT, read=lambda source: read(source, documents), one_a_file=documents == "files")

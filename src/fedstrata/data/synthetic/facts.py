@@ -90,10 +90,6 @@ def _code(scene: Scene, condition: Condition) -> Template:
     return _surface(scene, condition.surfaces, "qualifier")
 
 
-def _principal(scene: Scene) -> Template:
-    return _code(scene, scene.case.principal)
-
-
 def _present(scene: Scene) -> Template:
     """The patient's next diagnosis; where all are named in this section, a finding."""
     if not scene.unmentioned:
@@ -181,10 +177,6 @@ def _value(scene: Scene) -> str:
     return f"{scene.value:.{_chosen_lab(scene).decimals}f}"
 
 
-def _value_with_unit(scene: Scene) -> str:
-    return f"{_value(scene)} {_chosen_lab(scene).unit}".strip()
-
-
 def _reference(scene: Scene) -> str:
     lab = _chosen_lab(scene)
     low, high = (f"{end:.{lab.decimals}f}" for end in lab.reference)
@@ -211,10 +203,6 @@ def _report(scene: Scene) -> Template:
     """A study whose report describes findings, as a culture or a hormone level does not."""
     own = [name for name in scene.case.principal.studies if REPORTED.search(name)]
     return _procedure(scene, own, "imaging")
-
-
-def _operation(scene: Scene) -> Template:
-    return _procedure(scene, scene.case.principal.treatments, "operation")
 
 
 def _vital(scene: Scene) -> Template:
@@ -282,22 +270,6 @@ def _strength(scene: Scene) -> str:
     return strength.replace(" ", "") if scene.style.favourite("strength", 3) == 0 else strength
 
 
-def _form(scene: Scene) -> str:
-    return scene.draw.pick(_named_drug(scene).forms)
-
-
-def _dosage(scene: Scene) -> str:
-    return scene.draw.pick(_named_drug(scene).dosages)
-
-
-def _frequency(scene: Scene) -> str:
-    return scene.shorten(scene.draw.pick(_named_drug(scene).frequencies))
-
-
-def _route(scene: Scene) -> Template:
-    return parse("{" + _named_drug(scene).route + "}")
-
-
 def _route_before(scene: Scene) -> Template:
     """A route as an adjective: the drug that will follow is chosen first."""
     scene.coming_drug = _choose_drug(scene)
@@ -325,7 +297,7 @@ FACTS: Mapping[str, Fact] = {
     "him": _pronoun("him", "her"),
     "date": _date,
     "year": _year,
-    "principal": _principal,
+    "principal": lambda scene: _code(scene, scene.case.principal),
     "present": _present,
     "known": _known,
     "absent problem": _absent,
@@ -344,7 +316,7 @@ FACTS: Mapping[str, Fact] = {
     "low lab": _low_lab,
     "same lab": lambda scene: _chosen_lab(scene).names[0],
     "value": _value,
-    "value unit": _value_with_unit,
+    "value unit": lambda scene: f"{_value(scene)} {_chosen_lab(scene).unit}".strip(),
     "reference": _reference,
     "flag": _flag,
     "study": _study,
@@ -355,13 +327,13 @@ FACTS: Mapping[str, Fact] = {
     "dual drug": _dual_drug,
     "same substance": _same_substance,
     "strength": _strength,
-    "form": _form,
-    "dosage": _dosage,
-    "frequency": _frequency,
-    "route": _route,
+    "form": lambda scene: scene.draw.pick(_named_drug(scene).forms),
+    "dosage": lambda scene: scene.draw.pick(_named_drug(scene).dosages),
+    "frequency": lambda scene: scene.shorten(scene.draw.pick(_named_drug(scene).frequencies)),
+    "route": lambda scene: parse("{" + _named_drug(scene).route + "}"),
     "route before": _route_before,
     "topic problem": _topic_problem,
-    "topic treatment": _operation,
+    "topic treatment": lambda scene: _procedure(scene, scene.case.principal.treatments, "operation"),
     "topic drug": _drug,
     "topic test": _study,
     "topic symptom": lambda scene: parse("{symptom}"),

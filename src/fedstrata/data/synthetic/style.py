@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from fedstrata.core.seeding import Seed
-from fedstrata.data.synthetic.draw import Draw
+from fedstrata.data.synthetic.draw import Draw, T
 from fedstrata.data.synthetic.lexicons import Lexicon
 
 # Categories are repeated here as often as they should be met.
@@ -130,10 +130,7 @@ def house_style(seed: Seed, site: int, lexicon: Lexicon) -> HouseStyle:
     own = seed.child("site", site, "style")
     draw = Draw(own)
 
-    def deal(name: str, options: Sequence[str]) -> str:
-        return Draw(seed.child("deal", name)).shuffled(options)[site % len(options)]
-
-    def deal_number(name: str, options: Sequence[float]) -> float:
+    def deal(name: str, options: Sequence[T]) -> T:
         return Draw(seed.child("deal", name)).shuffled(options)[site % len(options)]
 
     age = draw.between(0, len(AGES) - 1)
@@ -145,12 +142,12 @@ def house_style(seed: Seed, site: int, lexicon: Lexicon) -> HouseStyle:
         heading=deal("heading", HEADINGS),
         heading_case=deal("heading case", HEADING_CASES),
         marker=deal("marker", MARKERS),
-        listing=deal_number("listing", LISTING),
-        abbreviation=deal_number("abbreviation", ABBREVIATION),
+        listing=deal("listing", LISTING),
+        abbreviation=deal("abbreviation", ABBREVIATION),
         date=deal("date", DATES),
         age=AGES[age],
         infant_age=INFANT_AGES[age],
-        width=int(deal_number("width", WIDTHS)),
+        width=deal("width", WIDTHS),
         slips=draw.uniform(0.0, 0.006),
         british=draw.chance(0.4),
         clips={word: draw.pick(forms) for word, forms in lexicon.clips.items() if draw.chance(clipping)},
