@@ -204,7 +204,7 @@ class DocumentClassification(WindowTask):
         pad_id = padding_id(tokenizer)
         encoded = text_windows(documents, tokenizer, self, self.max_windows)
         return [
-            LabelledDocument(index, own.input_ids, own.token_types, self._targets(documents[index]), pad_id)
+            LabelledDocument(index, *own, self._targets(documents[index]), pad_id)
             for index, own in enumerate(encoded)
         ]
 
@@ -239,7 +239,7 @@ class DocumentClassification(WindowTask):
             `labels`, (documents,) int64 with one label a document, else (documents, labels) float32 of zeros
             and ones.
         """
-        rows = [(window, example.pad_id) for example in examples for window in example.windows]
+        rows = [window for example in examples for window in example.windows]
         numbers = np.repeat(np.arange(len(examples)), [len(example.windows) for example in examples])
         if self._one_each:
             labels = torch.tensor([next(iter(example.targets.tolist()), IGNORED) for example in examples])
@@ -247,7 +247,7 @@ class DocumentClassification(WindowTask):
             labels = torch.zeros(len(examples), len(self.classes))
             for row, example in enumerate(examples):
                 labels[row, torch.from_numpy(example.targets).long()] = 1.0
-        padded = pad_ids([window for window, _ in rows], [pad_id for _, pad_id in rows])
+        padded = pad_ids(rows, examples[0].pad_id)
         types = padded_types(examples)
         return {**padded, **types, "document": torch.from_numpy(numbers), "labels": labels}
 

@@ -37,7 +37,7 @@ from fedstrata.tasks.windows import (
     Window,
     WindowTask,
     encode_windows,
-    pad,
+    pad_labelled,
     run_model,
 )
 
@@ -120,8 +120,8 @@ class NamedEntityRecognition(TypedTask, WindowTask):
         return corrupted_targets(examples, kind, tokenizer, rng, of="tags", classes=len(self.classes))
 
     def collate(self, examples: Sequence[Window]) -> dict[str, Tensor]:
-        """Pads windows on the right; see `fedstrata.tasks.windows.pad`."""
-        return pad(examples)
+        """Pads windows on the right; see `fedstrata.tasks.windows.pad_labelled`."""
+        return pad_labelled(examples, of="tags")
 
     def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Returns the sum of the cross entropies of owned tokens, float32, and their number."""

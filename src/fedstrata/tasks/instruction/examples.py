@@ -12,11 +12,11 @@ from pydantic import Field
 
 from fedstrata.core.documents import Span
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.tasks.causal import end_id, pad_targets
+from fedstrata.tasks.causal import end_id
 from fedstrata.tasks.instruction.generate import generate
 from fedstrata.tasks.instruction.markup import mark, read
 from fedstrata.tasks.instruction.prompts import PromptTokenizer, TemplateTask
-from fedstrata.tasks.windows import IGNORED, Row
+from fedstrata.tasks.windows import IGNORED, Row, pad_labelled
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -241,12 +241,12 @@ def pad_examples(examples: Sequence[Example]) -> dict[str, Tensor]:
     """Pads instructions on the right to the longest one.
 
     Returns:
-        Those of `fedstrata.tasks.causal.pad_targets`; `prompt`, `budget`, `pad_id` and `end_id`, (rows,)
+        Those of `fedstrata.tasks.windows.pad_labelled`; `prompt`, `budget`, `pad_id` and `end_id`, (rows,)
         int64: see `Example`.
     """
     names = ("prompt", "budget", "pad_id", "end_id")
     facts = {name: torch.tensor([getattr(each, name) for each in examples]) for name in names}
-    return {**pad_targets(examples), **facts}
+    return {**pad_labelled(examples), **facts}
 
 
 def answer_text(example: Example, ids: np.ndarray) -> tuple[str, bool]:

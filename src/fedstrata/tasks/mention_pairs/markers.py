@@ -100,20 +100,6 @@ def markable(document: Document, input_ids: Sequence[int], offsets: Sequence[Seq
     return MarkableText(np.array(input_ids, dtype=np.int32), begins, np.where(first > last, begins, after))
 
 
-@dataclass(frozen=True, slots=True)
-class MarkedWindow:
-    """A pair in the text around it.
-
-    Attributes:
-        input_ids: Token ids, (tokens,) int32.
-        marks: Where the main mention's closing mark ends and where the modifier's does, both a token of the
-            window: its last token before the gap where a window lost the middle of a pair, and the mark.
-    """
-
-    input_ids: np.ndarray
-    marks: tuple[int, int]
-
-
 class PairMarker:
     """Makes the windows of marked pairs.
 
@@ -134,7 +120,9 @@ class PairMarker:
         self._tokenizer, self._typed = tokenizer, typed
         self._marks: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = {}
 
-    def window(self, text: MarkableText, spans: Sequence[Span], main: int, modifier: int) -> MarkedWindow:
+    def window(
+        self, text: MarkableText, spans: Sequence[Span], main: int, modifier: int
+    ) -> tuple[np.ndarray, tuple[int, int]]:
         """Returns a pair's window.
 
         Args:
@@ -142,6 +130,11 @@ class PairMarker:
             spans: Its mentions.
             main: Index of the main mention.
             modifier: Index of the modifier.
+
+        Returns:
+            Token ids, (tokens,) int32; and where the main mention's closing mark ends and where that of the
+            modifier does, both a token of the window: its last token before the gap where a window lost the
+            middle of a pair, and the mark.
         """
         pair = (main, modifier)
         marks = [self._around(spans[index].label, role) for role, index in enumerate(pair)]
@@ -164,7 +157,7 @@ class PairMarker:
         context = text.input_ids[left - taken : left], text.input_ids[right : right + max(spare - taken, 0)]
         ids = np.concatenate([self._before, context[0], core, context[1], self._after])
         main_mark, modifier_mark = (len(self._before) + len(context[0]) + place for place in closed)
-        return MarkedWindow(ids, (main_mark, modifier_mark))
+        return ids, (main_mark, modifier_mark)
 
     def _around(self, label: str, role: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the tokens before and after a mention of a type."""
