@@ -147,9 +147,6 @@ class DocumentClassification(WindowTask):
     def restored(self, classes: Sequence[str]) -> DocumentClassification:
         """Returns the task again for a model that was trained for it.
 
-        Args:
-            classes: The model's classes in order.
-
         Raises:
             ConfigurationError: It is not settled whether a document has one label or several.
         """
@@ -174,13 +171,11 @@ class DocumentClassification(WindowTask):
         return f"{self.problem_type}_classification"
 
     @property
-    def metric(self) -> str:
-        """Accuracy with one label a document, micro-F1 with any number."""
-        return self.metrics[0]
-
-    @property
     def metrics(self) -> tuple[str, ...]:
-        """The scores that are always present; AUC needs labels that some documents have and some lack."""
+        """The scores that are always present; AUC needs labels that some documents have and some lack.
+
+        The first is accuracy with one label a document, micro-F1 with any number.
+        """
         if self._one_each:
             return SINGLE_LABEL
         return ("micro_f1", "micro_precision", "micro_recall", *SINGLE_LABEL[1:])
@@ -285,16 +280,7 @@ class DocumentClassification(WindowTask):
         examples: Sequence[LabelledDocument],
         predictions: Sequence[np.ndarray],
     ) -> list[LabelAnswer]:
-        """Reads probabilities and labels off logits.
-
-        Args:
-            documents: The documents that were encoded.
-            examples: Their examples, in the order in which `encode` gave them.
-            predictions: The logits of each example, (labels,).
-
-        Returns:
-            An answer for each document.
-        """
+        """Reads probabilities and labels off logits."""
         require_one_each(documents, examples, predictions)
         if not documents:
             return []

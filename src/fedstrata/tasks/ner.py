@@ -144,15 +144,7 @@ class NamedEntityRecognition(TypedTask, WindowTask):
 
         A mention begins at a B-, and at an I- that continues no mention of its type; it runs on across
         windows. Mentions of nothing but blanks are left out. With `task.whole_words` the tag of a word's
-        first token stands for the word.
-
-        Args:
-            documents: The documents that were encoded.
-            examples: All their windows, in the order in which `encode` gave them.
-            predictions: The tags of each window, (tokens,).
-
-        Returns:
-            The mentions of each document, sorted.
+        first token stands for the word. The mentions of a document are sorted.
         """
         answers: list[tuple[Span, ...]] = [() for _ in documents]
         pairs = zip(examples, predictions, strict=True)

@@ -156,12 +156,9 @@ class RelationClassification(TypedTask):
     def restored(self, classes: Sequence[str]) -> RelationClassification:
         """Returns the task again for a model that was trained for it.
 
-        Args:
-            classes: The model's classes in order.
-
         Raises:
-            ConfigurationError: They are not `none` and the types in their order, or the settings do not say
-                which pairs a model is asked about.
+            ConfigurationError: Its classes are not `none` and the types in their order, or the settings do
+                not say which pairs a model is asked about.
         """
         if self.modifiers == "auto":
             message = "must name types of mentions for a model that is trained already, and not be 'auto'"
@@ -256,16 +253,7 @@ class RelationClassification(TypedTask):
         examples: Sequence[MarkedPair],
         predictions: Sequence[np.ndarray],
     ) -> list[tuple[Relation, ...]]:
-        """Reads relations off logits.
-
-        Args:
-            documents: The documents that were encoded.
-            examples: All their pairs.
-            predictions: The logits of each pair, (classes,).
-
-        Returns:
-            The relations of each document, between its own spans, sorted.
-        """
+        """Reads the relations of each document, between its own spans and sorted, off the logits of pairs."""
         found: list[list[Relation]] = [[] for _ in documents]
         for pair, logits in zip(examples, predictions, strict=True):
             if likeliest := int(logits.argmax()):

@@ -292,9 +292,6 @@ def _require_usable(tokenizer: Any, task: WindowTask) -> None:
     require_offsets(tokenizer)
     special = tokenizer.num_special_tokens_to_add()
     if task.max_length - special <= task.stride:
-        problem = Problem(
-            "task.max_length",
-            f"{task.max_length} leaves {task.max_length - special} tokens besides the {special} that "
-            f"the tokenizer adds to every window; that must be more than task.stride ({task.stride})",
-        )
-        raise ConfigurationError([problem])
+        left = f"{task.max_length} leaves {task.max_length - special} tokens besides the {special} that"
+        message = f"{left} the tokenizer adds to every window; that must be more than task.stride"
+        raise ConfigurationError([Problem("task.max_length", f"{message} ({task.stride})")])

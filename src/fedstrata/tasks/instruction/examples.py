@@ -165,7 +165,7 @@ class InstructionTokenizer:
         self._longest = task.max_length
         self._tag = max(map(len, self._marked(types)))
         self._room = task.max_length - max(map(len, self._words.prompts(bare)))
-        needed = SHORTEST + self.budget(SHORTEST)
+        needed = SHORTEST + budget_of(SHORTEST, self._tag)
         if self._room < needed:
             message = (
                 f"{task.max_length} leaves {self._room} tokens besides the longest instruction; a "
@@ -199,16 +199,12 @@ class InstructionTokenizer:
                 [*answer, self._end][: max(1, self._longest + 1 - len(prompt))],
                 words,
                 end=self._end,
-                budget=self.budget(len(sentence)),
+                budget=budget_of(len(sentence), self._tag),
                 on_prompts=self._on_prompts,
                 question=question,
             )
             for question, (prompt, answer, sentence) in zip(questions, ids, strict=True)
         ]
-
-    def budget(self, tokens: int) -> int:
-        """Returns how many tokens the answer about a sentence of so many may have."""
-        return budget_of(tokens, self._tag)
 
     def fits(self, sentence: str, answers: Sequence[str] = ()) -> bool:
         """Whether an instruction about a sentence is short enough with the longest answer it may have.
@@ -218,7 +214,7 @@ class InstructionTokenizer:
             answers: The right answers to what is asked of it, which must not be longer than that.
         """
         ids, *right = self._words.ids([sentence, *answers])
-        budget = self.budget(len(ids))
+        budget = budget_of(len(ids), self._tag)
         return len(ids) + budget <= self._room and all(len(each) < budget for each in right)  # and the end
 
     def _marked(self, types: Sequence[str]) -> list[list[int]]:

@@ -44,23 +44,19 @@ def marks_around(label: str, role: int, *, typed: bool) -> tuple[str, str]:
     return f"{sign} {of_type} {' '.join(label.replace('_', ' ').lower().split())} {of_type}", sign
 
 
-def marked_example(modifiers: Mapping[str, Sequence[str]], *, typed: bool) -> str:
-    """Returns a text as a model reads it, with the first types that it is asked about."""
-    main = next(label for label, own in modifiers.items() if own)
-    pair = (main, modifiers[main][0])
-    (before, after), (begin, end) = (
-        marks_around(label, role, typed=typed) for role, label in enumerate(pair)
-    )
-    return f"... {before} WORDS {after} ... {begin} WORDS {end} ..."
-
-
 def code_of(modifiers: Mapping[str, Sequence[str]], *, typed: bool) -> str:
-    """Returns how a pair of mentions is classified, which no pipeline does, as a model card says it."""
+    """Returns how a pair of mentions is classified, which no pipeline does, as a model card says it.
+
+    Its text is as a model reads it, with the first types that it is asked about.
+    """
+    main = next(label for label, own in modifiers.items() if own)
+    before, after = marks_around(main, 0, typed=typed)
+    begin, end = marks_around(modifiers[main][0], 1, typed=typed)
     return f"""from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained(".")
 model = AutoModelForTokenClassification.from_pretrained(".").eval()
-text = "{marked_example(modifiers, typed=typed)}"
+text = "... {before} WORDS {after} ... {begin} WORDS {end} ..."
 inputs = tokenizer(text, return_tensors="pt")
 marks = [inputs.char_to_token(text.rindex(sign)) for sign in "@#"]  # the closing ones
 relation = model.config.id2label[int(model(**inputs).logits[0, marks].sum(dim=0).argmax())]"""
