@@ -28,7 +28,7 @@ END = 3
 
 
 def logits_of(model: Model, rows: list[list[int]]) -> torch.Tensor:
-    batch = pad_ids([np.array(row, dtype=np.int32) for row in rows], [END] * len(rows))
+    batch = pad_ids([np.array(row, dtype=np.int32) for row in rows], END)
     with torch.no_grad():
         return run_model(model.module, batch)
 
@@ -57,7 +57,7 @@ def test_a_decoder_answers_at_its_last_token_that_does_not_pad(
 ) -> None:
     module = tiny_model(family, KIND).module
     rows = [[2, 5, 6, 7, 8, 9], [2, 5, END, 7], [2, 5, 6, END]]
-    batch = pad_ids([np.array(row) for row in rows], [END] * len(rows))
+    batch = pad_ids([np.array(row) for row in rows], END)
     logits = run_model(module, batch)
     for row, last, found in zip(rows, (5, 3, 2), logits, strict=True):
         hidden = module.base_model(torch.tensor([row]), output_hidden_states=True).last_hidden_state

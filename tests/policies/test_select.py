@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstrata.policies.select import Progress, best_blocks, equal_blocks, kept_count, random_blocks
+from fedstrata.policies.select import Progress, Schedule, best_blocks, equal_blocks, kept_count, random_blocks
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=12), st.floats(0.01, 1.0))
@@ -49,6 +49,6 @@ def test_the_portion_steps_down_when_the_loss_no_longer_falls() -> None:
     losses = [5.0, 4.0, 3.99, 3.98, 3.5, 3.49, 3.48, 3.47, 3.3, 3.3, 3.3, 3.3, 3.3, 3.3, 3.3, 3.3]
     for loss in losses:
         stages.append(progress.step)
-        progress = progress.after(loss, steps=3, patience=3, threshold=0.01)
+        progress = progress.after(loss, Schedule(patience=3))
     #  5.0 and 4.0 fall; 3.99, 3.98 do not by 1 %; 3.5 falls; the three after it do not, so the next portion.
     assert stages == [0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]

@@ -126,7 +126,7 @@ def test_a_step_that_is_not_finite_costs_the_next_client_nothing(replica: Replic
 
 def test_the_copy_of_a_lost_client_is_in_no_average(replica: ReplicaOf) -> None:
     weighed = dict(zip(CLIENTS, (1.0, 5.0, 3.0), strict=True))
-    whole = Hierarchical(replica, courses(), weighed, average_every=None)
+    whole = Hierarchical({each: replica(each) for each in CLIENTS}, courses(), weighed, average_every=None)
     for number, client in enumerate(CLIENTS):
         step(whole, client, number)
     alone = {client: weights(whole._replicas[client].tensors) for client in CLIENTS}
@@ -139,7 +139,9 @@ def test_the_copy_of_a_lost_client_is_in_no_average(replica: ReplicaOf) -> None:
 
 def test_those_who_wait_for_an_average_get_one_without_the_lost(replica: ReplicaOf) -> None:
     """Of those that are there and of one that has finished before."""
-    service = Hierarchical(replica, courses(), dict.fromkeys(CLIENTS, 1.0), average_every=1)
+    service = Hierarchical(
+        {each: replica(each) for each in CLIENTS}, courses(), dict.fromkeys(CLIENTS, 1.0), average_every=1
+    )
     for number, client in enumerate(("a", "c")):
         step(service, client, number)
     before = {client: weights(each.tensors) for client, each in service._replicas.items()}

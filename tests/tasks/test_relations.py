@@ -216,8 +216,8 @@ def test_windows_hold_the_text_around_a_pair_and_nothing_else(words: Any, data: 
     encoded = words(text, add_special_tokens=False, return_offsets_mapping=True)
     marked = markable(document, encoded["input_ids"], encoded["offset_mapping"])
     main, modifier = data.draw(st.sampled_from([(0, 1), (1, 0)]))
-    made = marker.window(marked, spans, main, modifier)
-    window = read_as(words, made.input_ids).split()
+    input_ids, marks = marker.window(marked, spans, main, modifier)
+    window = read_as(words, input_ids).split()
     assert len(window) == min(length, count + 2 + 10)
     assert (window[0], window[-1]) == ("[CLS]", "[SEP]")
     plain = [token for token in window[1:-1] if token.isdecimal()]
@@ -229,7 +229,7 @@ def test_windows_hold_the_text_around_a_pair_and_nothing_else(words: Any, data: 
         first, last = places[main]
         assert [token for token in inside if token.isdecimal()] == [str(n) for n in range(first, last + 1)]
     # Where the marks end: at the closing ones, or at the last token before the gap in what was too long.
-    for place, sign in zip(made.marks, "@#", strict=True):
+    for place, sign in zip(marks, "@#", strict=True):
         closing = [number for number, token in enumerate(window) if token == sign][1:]
         assert place == (closing[-1] if closing else 1 + (length - 2) - (length - 2) // 2 - 1)
 

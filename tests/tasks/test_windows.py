@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.tasks.ner import NamedEntityRecognition
-from fedstrata.tasks.windows import DOCUMENTS_PER_CALL, IGNORED, Window, encode_windows, pad
+from fedstrata.tasks.windows import DOCUMENTS_PER_CALL, IGNORED, Window, encode_windows, pad_labelled
 
 TEXTS = st.text(st.sampled_from("ab Ié体😀\n\r\t.5\u00a0"), max_size=80)
 
@@ -98,7 +98,7 @@ def test_special_tokens_written_in_a_text_are_text(byte_level: Any, word_piece: 
 
 def test_batches_are_padded_on_the_right_with_the_tokenizer_s_id(byte_level: Any) -> None:
     long, short = encode(["a b c d e f", "g"], byte_level)
-    batch = pad([short, long])
+    batch = pad_labelled([short, long], of="tags")
     ids, mask, labels = batch["input_ids"], batch["attention_mask"], batch["labels"]
     assert {tuple(tensor.shape) for tensor in batch.values()} == {(2, len(long))}
     assert {str(tensor.dtype) for tensor in batch.values()} == {"torch.int64"}

@@ -177,9 +177,9 @@ class Task(Settings):
         return given
 
     @property
-    @abstractmethod
     def metric(self) -> str:
-        """The score a run is judged by, one of `metrics`."""
+        """The score a run is judged by, the first of `metrics`."""
+        return self.metrics[0]
 
     @property
     @abstractmethod
@@ -253,7 +253,16 @@ class Task(Settings):
     def decode(
         self, documents: Sequence[Document], examples: Sequence[Any], predictions: Sequence[np.ndarray]
     ) -> list[Any]:
-        """Joins the answers to the examples of each document into one answer a document."""
+        """Joins the answers to the examples of each document into one answer a document.
+
+        Args:
+            documents: The documents that were encoded.
+            examples: All their examples, in the order in which `encode` gave them.
+            predictions: What `predict` returned for each of them.
+
+        Returns:
+            An answer for each document.
+        """
 
     @abstractmethod
     def score(self, documents: Sequence[Document], answers: Sequence[Any]) -> dict[str, float]:

@@ -84,12 +84,12 @@ def agreement_of(
         run=settings.name,
         cut=cut,
         blocks=len(model.layout.blocks),
-        form=method.form,
+        form=method.wire,
         hidden=config.get_text_config().hidden_size,
         rows=rows,
         length=length,
         ends=ends,
-        in_flight=method.under_way if purpose == TRAINING else 1,
+        in_flight=method.in_flight if purpose == TRAINING else 1,
     )
 
 

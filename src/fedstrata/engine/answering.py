@@ -66,7 +66,7 @@ class Answers:
         self._middle = Middle(experiment.model, method.widest(clients))
         ends_of = None if method.personal else self._ends_of
         sessions = Sessions(self._middle, limit, experiment.settings.training)
-        self._service = Answering(sessions, method.form, method.divides, ends_of)
+        self._service = Answering(sessions, method.wire, method.divides, ends_of)
 
     def agreements(self, largest: int) -> Agreements:
         """Returns what is agreed with each client; to be asked for before `serve`.

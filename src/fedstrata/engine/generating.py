@@ -129,7 +129,7 @@ class Generating:
             LineError: The server can no longer be reached.
             RefusedError: It does not take this client, or what it asks.
         """
-        with Lasting(join, self._method.form, self._cut) as middle:
+        with Lasting(join, self._method.wire, self._cut) as middle:
             self._take_over(middle)
             noise = self._method.noise_of(Seed(secrets.randbits(63)))
             with Ends(self._model, self._cut).connected(middle, "answers", noise):

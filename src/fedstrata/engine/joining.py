@@ -231,7 +231,7 @@ class RemoteClient:
         if not documents:
             return Update({}, {"scores": None}, weight=0.0)
         cut = method.divides(self.id)
-        remote = RemoteMiddle(client.line, method.form, cut)
+        remote = RemoteMiddle(client.line, method.wire, cut)
         noise = method.noise_of(rng if client.secret is None else Seed(client.secret, rng.path))
         with Ends(model, cut).connected(remote, noise=noise):
             answers = answer(model, self._site.task, documents, client.training)

@@ -207,7 +207,7 @@ class Serving:
         model.load({name: self._state.tensors[name] for name in model.layout.all})
         training = self.experiment.settings.training
         sessions = Sessions(Middle(model, widest), self._cache_bytes, training)
-        service = Answering(sessions, self._method.form, self._method.divides)
+        service = Answering(sessions, self._method.wire, self._method.divides)
 
         def plan_of(info: ClientInfo) -> Plan:
             if self._method.personal:

@@ -10,14 +10,14 @@ from pydantic import Field, field_validator
 from fedstrata.aggregate.mean import average
 from fedstrata.aggregate.rules import Aggregation, MeanRule
 from fedstrata.core.method import Method
-from fedstrata.core.types import Plan, State, Update
-from fedstrata.train.local import train_and_send
+from fedstrata.core.types import Message, Plan, State, Update
+from fedstrata.train.local import fit, update_of
 
 if TYPE_CHECKING:
     from fedstrata.core.client import Client
     from fedstrata.core.cohort import Cohort
     from fedstrata.core.errors import Problem
-    from fedstrata.core.model import Layout, Model
+    from fedstrata.core.model import Model
     from fedstrata.core.preflight import Facts
     from fedstrata.core.seeding import Seed
 
@@ -31,14 +31,11 @@ class LocalTraining(Method):
 
     travels: ClassVar[str] = "the whole model, both ways"
 
-    def shared(self, layout: Layout) -> tuple[str, ...]:
-        """Returns what trains and does not stay at its client."""
-        private = set(self.private(layout))
-        return tuple(name for name in self.trainable(layout) if name not in private)
-
     def start(self, model: Model) -> State:
-        """What is shared, as it is before the first round."""
-        return State(model.snapshot(self.shared(model.layout)))
+        """What trains and does not stay at its client, as it is before the first round."""
+        private = set(self.private(model.layout))
+        shared = [name for name in self.trainable(model.layout) if name not in private]
+        return State(model.snapshot(shared))
 
     def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
         """One weighted mean."""
@@ -58,7 +55,7 @@ class LocalTraining(Method):
         private: Collection[str] | None = None,
         proximal: float = 0.0,
     ) -> Update:
-        """Trains a client by the one loop, keeps what is private and returns the rest.
+        """Loads a plan, trains by the one loop, keeps the private tensors and returns the others.
 
         Args:
             plan: The global values of what is shared.
@@ -68,15 +65,16 @@ class LocalTraining(Method):
             private: What of it stays in the client's store; if none what the method says.
             proximal: FedProx's mu.
         """
-        layout = client.model.layout
-        return train_and_send(
-            plan,
-            client,
-            rng,
-            trainable=self.trainable(layout) if trainable is None else trainable,
-            private=self.private(layout) if private is None else private,
-            proximal=proximal,
-        )
+        model = client.model
+        names = self.trainable(model.layout) if trainable is None else trainable
+        own = self.private(model.layout) if private is None else private
+        model.load(plan.tensors)
+        result = fit(client, names, rng, private=own, proximal=proximal)
+        if own:
+            client.store.write(Message(model.tensors(own)))
+        kept = set(own)
+        sent = model.tensors([name for name in names if name not in kept])
+        return update_of(client, sent, {"loss": result.loss})
 
     def expects(self, handler: str, trained: Collection[str]) -> Collection[str]:
         """All that trains, unless some of it may be private."""

@@ -14,34 +14,36 @@ from fedstrata.split.divide import divide
 from fedstrata.split.ends import Ends
 from fedstrata.split.kvcache import Sessions
 from fedstrata.split.middle import Middle
+from fedstrata.split.noise import Noise
 
 if TYPE_CHECKING:
     from fedstrata.core.seeding import Seed
     from fedstrata.models.state import Model
     from fedstrata.split.messages import Form
-    from fedstrata.split.noise import Noise
+    from fedstrata.split.noise import NoiseSettings
 
 
 class Divided(Method):
     """Base of methods whose clients hold the ends of the model while the server holds the middle."""
 
-    @property
-    @abstractmethod
-    def form(self) -> Form:
+    if TYPE_CHECKING:  # settings of each of them, among its others
+        wire: Form
         """In what numbers hidden states and gradients travel."""
-
-    @property
-    @abstractmethod
-    def under_way(self) -> int:
+        in_flight: int
         """How many batches of a training step may be under way at once."""
+        noise: NoiseSettings | None
+        """What is added to what leaves a client, if anything."""
 
     @abstractmethod
     def divides(self, client: str) -> Cut:
         """Returns where a client's model is divided."""
 
-    @abstractmethod
     def noise_of(self, rng: Seed) -> Noise | None:
         """Returns the noise on what leaves a client, drawn from a seed; none if there is to be none."""
+        own = self.noise
+        if own is None:
+            return None
+        return Noise(own.scale, rng.child("noise"), own.kind, own.relative, own.inference)
 
     def widest(self, clients: Iterable[str]) -> Cut:
         """Returns where the server's model is divided, which has all that any of these clients lacks."""

@@ -23,7 +23,7 @@ Deviations: the paper's Algorithm 1 did not survive in its text; the bandit's ru
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 from pydantic import Field, model_validator
@@ -139,7 +139,9 @@ class DropPEFT(Method):
         bandits, rates = self._choose(state, [client.id for client in cohort.clients], number, rng)
 
         def plan_of(client: ClientInfo) -> Plan:
-            return Plan(self._wanted(state, personal.get(client.id, ())), {"rate": rates[client.id]})
+            own = {name for block in personal.get(client.id, ()) for name in blocks_in(state)[block]}
+            wanted = {name: tensor for name, tensor in state.tensors.items() if name not in own}
+            return Plan(wanted, {"rate": rates[client.id]})
 
         mean, rewards = StreamingMean(), {}
         sent: dict[str, list[int]] = {}
@@ -204,11 +206,6 @@ class DropPEFT(Method):
     def weighs(self, client: ClientInfo) -> float:
         """As `weighting` says."""
         return float(client.examples) if self.weighting == "examples" else 1.0
-
-    def _wanted(self, state: State, personal: Sequence[int]) -> Mapping[str, Any]:
-        """Returns what a device downloads: all but its personal blocks."""
-        own = {name for block in personal for name in blocks_in(state)[block]}
-        return {name: tensor for name, tensor in state.tensors.items() if name not in own}
 
     def _merged(self, state: State, mean: MeanResult) -> dict[str, Any]:
         """Returns the global tensors with what enough devices sent."""

@@ -58,16 +58,8 @@ class FedAdaOPT(Method):
     width_step: Count = Field(default=8, description="By how much the width grows.")
     travels: ClassVar[str] = "the adapters of the top blocks, narrow at first, and the head, both ways"
     adapters: ClassVar[tuple[str, ...]] = ("bottleneck",)
-
-    @property
-    def validates(self) -> bool:
-        """The best configuration is that of the best scores on devices' validation documents."""
-        return True
-
-    @property
-    def cautions(self) -> tuple[str, ...]:
-        """Sizes grow as the run goes on."""
-        return (of_several_sizes(self.name),)
+    validates: ClassVar[bool] = True  # the best configuration is that of the best scores
+    cautions: ClassVar[tuple[str, ...]] = (of_several_sizes("fedadaopt"),)  # they grow as the run goes on
 
     def problems(self, facts: Facts) -> list[Problem]:
         """Too few devices take part to try all configurations, or the adapters are too narrow."""

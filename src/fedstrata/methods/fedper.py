@@ -29,11 +29,7 @@ class FedPer(Averaging):
         default=0, ge=0, description="Blocks, counted from the top, that stay at their client with the head."
     )
     travels: ClassVar[str] = "everything but the head and the personal blocks, both ways"
-
-    @property
-    def personal(self) -> bool:
-        """Every client has a head of its own."""
-        return True
+    personal: ClassVar[bool] = True  # every client has a head of its own
 
     def private(self, layout: Layout) -> tuple[str, ...]:
         """The head and the blocks that are personal."""

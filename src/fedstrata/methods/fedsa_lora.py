@@ -31,11 +31,7 @@ class FedSALoRA(Averaging):
     travels: ClassVar[str] = "A of the low-rank adapters, both ways; B and the head stay"
     adapters: ClassVar[tuple[str, ...]] = ("lora",)
     usual_adapter: ClassVar[Mapping[str, float]] = USUAL_ADAPTER
-
-    @property
-    def personal(self) -> bool:
-        """Every client has a B and a head of its own."""
-        return True
+    personal: ClassVar[bool] = True  # every client has a B and a head of its own
 
     def private(self, layout: Layout) -> tuple[str, ...]:
         """B and the head."""

@@ -23,7 +23,7 @@ Deviations: changes travel and not weights, since a small change would drown in 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
@@ -123,11 +123,8 @@ class FedTLU(Averaging):
         if self._schedule and self._chooses:
             values["schedule"] = asdict(Progress())
         if self.update == "last":
-            values["_last"] = [
-                name
-                for name in (*layout.final_norm, *layout.head, *tied_head(model))
-                if name in set(layout.all)
-            ]
+            last = (*layout.final_norm, *layout.head, *tied_head(model))
+            values["_last"] = [name for name in last if name in set(layout.all)]
         if self._sketched:
             values |= {"_round": 0, "_changed": dict.fromkeys(layout.all, 0), "_visits": {}}
         return State(model.snapshot(layout.all), values)
@@ -219,16 +216,11 @@ class FedTLU(Averaging):
         values: dict[str, Any] = dict(state.values)
         groups, kept = equal_blocks(blocks, state.tensors), list(range(len(blocks)))
         if self._chooses:
-            progress = Progress(**values.get("schedule", {}))
-            values["portion"] = self._portions[progress.step]
+            values["portion"] = self.portion
             if schedule := self._schedule:
-                after = progress.after(
-                    loss,
-                    steps=len(schedule.portions),
-                    patience=schedule.patience,
-                    threshold=schedule.threshold,
-                )
-                values["schedule"] = asdict(after)
+                progress = Progress(**values["schedule"])
+                values["portion"] = schedule.portions[progress.step]
+                values["schedule"] = asdict(progress.after(loss, schedule))
         if update == "targeted":
             require_finite(scores)
             values |= {"tensor_scores": scores, "block_scores": block_scores(scores, blocks)}
@@ -254,7 +246,3 @@ class FedTLU(Averaging):
     def _schedule(self) -> Schedule | None:
         portion = self.portion
         return Schedule() if portion == "schedule" else portion if isinstance(portion, Schedule) else None
-
-    @property
-    def _portions(self) -> Sequence[float]:
-        return self._schedule.portions if self._schedule else [cast("float", self.portion)]

@@ -37,7 +37,7 @@ from fedstrata.split.ends import Ends
 from fedstrata.split.messages import Form
 from fedstrata.split.middle import Middle
 from fedstrata.split.modes import ClientBatch, Hierarchical, Sequential, TrainingService
-from fedstrata.split.noise import Noise, NoiseSettings
+from fedstrata.split.noise import NoiseSettings
 from fedstrata.split.protocol import Course
 from fedstrata.split.replica import Replica
 from fedstrata.train.batches import steps_in_round
@@ -124,16 +124,6 @@ class FLLLaMA(Divided):
         return self.average_ends == "never"
 
     @property
-    def form(self) -> Form:
-        """As `wire` says."""
-        return self.wire
-
-    @property
-    def under_way(self) -> int:
-        """As `in_flight` says."""
-        return self.in_flight
-
-    @property
     def full_setting(self) -> str | None:
         """The setting that names whole segments."""
         return "method.full" if self.full else None
@@ -171,12 +161,12 @@ class FLLLaMA(Divided):
         cuts = {client.id: self.divides(client.id) for client in cohort.clients}
         widest = self.widest(cuts)
         layout = cohort.middle(widest).layout
+        middles = {client: set(cut.segments(layout).middle) for client, cut in cuts.items()}
         service = self._service(state, cohort, widest, rng)
         mean, rounded, arrived = StreamingMean(), StreamingMean(), list[ClientInfo]()
 
         def plan_of(client: ClientInfo) -> Plan:
-            theirs = set(cuts[client.id].segments(layout).middle)
-            ends = {name: tensor for name, tensor in state.tensors.items() if name not in theirs}
+            ends = {name: tensor for name, tensor in state.tensors.items() if name not in middles[client.id]}
             return Plan({} if self.personal else ends)
 
         for client, update in cohort.converse("train", plan_of, service, lambda client: cuts[client.id]):
@@ -184,10 +174,8 @@ class FLLLaMA(Divided):
             rounded.add(Update({}, rounding_in(update), weight=update.weight))
             arrived.append(client)
         learnt = service.tensors
-        middles = [(client.examples, set(cuts[client.id].segments(layout).middle)) for client in arrived]
         for names in layout.blocks:  # the server may hold one for some clients alone
-            served = sum(examples for examples, middle in middles if middle.issuperset(names))
-            if served:
+            if served := sum(client.examples for client in arrived if middles[client.id].issuperset(names)):
                 mean.add(Update({name: learnt[name] for name in names}, weight=float(served)))
         found = mean.finish().tensors
         # A server that holds the middle alone begins without the ends: they come with the first updates.
@@ -203,15 +191,8 @@ class FLLLaMA(Divided):
         noise = self.noise_of(rng if client.secret is None else Seed(client.secret, rng.path))
         if client.line is None:
             raise TypeError("a divided model is trained in a conversation")
-        exchange = Exchange(
-            Ends(model, cut),
-            cut,
-            client.line,
-            self.wire,
-            noise,
-            self.in_flight,
-            self.average_ends if isinstance(self.average_ends, int) else None,
-        )
+        every = self.average_ends if isinstance(self.average_ends, int) else None
+        exchange = Exchange(Ends(model, cut), cut, client.line, self.wire, noise, self.in_flight, every)
         own = cut.segments(model.layout)
         result = fit(client, names, rng, gradients=exchange.gradients, segments=[own.front, own.back])
         if self.personal:
@@ -242,11 +223,8 @@ class FLLLaMA(Divided):
             return Sequential(replica(sum(steps.values()), cut), clients, by_step=self.turns == "step")
         if self.mode == "client_batch":
             return ClientBatch(replica(max(steps.values()), cut), clients, weights, self.mean)
-
-        def copy(client: str) -> Replica:
-            return replica(steps[client], self.divides(client), client)
-
-        return Hierarchical(copy, clients, weights, self.average_every, average_ends=every is not None)
+        copies = {client: replica(steps[client], self.divides(client), client) for client in clients}
+        return Hierarchical(copies, clients, weights, self.average_every, average_ends=every is not None)
 
     def divides(self, client: str) -> Cut:
         """Returns where a client's model is divided."""
@@ -257,13 +235,6 @@ class FLLLaMA(Divided):
         """The weights of the segments that `full` names."""
         segments = self.divides("").segments(layout)
         return tuple(chain.from_iterable(getattr(segments, name) for name in self.full))
-
-    def noise_of(self, rng: Seed) -> Noise | None:
-        """As `noise` says."""
-        own = self.noise
-        if own is None:
-            return None
-        return Noise(own.scale, rng.child("noise"), own.kind, own.relative, own.inference)
 
     def _unfit_steps(self, batches: int) -> list[Problem]:
         """Returns the problem that a step has too few batches for what is wanted, or too many."""

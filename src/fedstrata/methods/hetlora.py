@@ -17,8 +17,6 @@ Deviations: a device's rank is drawn once from `ranks`, where the paper goes by 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field
@@ -80,11 +78,7 @@ class HetLoRA(Method):
     )
     travels: ClassVar[str] = "low-rank adapters at each device's rank and the head, both ways"
     adapters: ClassVar[tuple[str, ...]] = ("lora",)
-
-    @property
-    def cautions(self) -> tuple[str, ...]:
-        """Ranks are drawn, and given up."""
-        return (of_several_sizes(self.name),)
+    cautions: ClassVar[tuple[str, ...]] = (of_several_sizes("hetlora"),)  # ranks are drawn, and given up
 
     def problems(self, facts: Facts) -> list[Problem]:
         """A rank is larger than the adapter's."""
@@ -125,60 +119,47 @@ class HetLoRA(Method):
         rank = cast("int", plan.values["rank"])
         model.load(pad(plan.tensors, model.tensors(names)))
         adapter_of(client, rank)
-        penalty = _Penalty.of(model, rank, self.prune)
+        # A device with a single rank keeps it.
+        start = max(1, int(rank * self.prune.keep)) if self.prune else rank
+        penalty = _Penalty(model, start, rank, self.prune.penalty) if self.prune and start < rank else None
         result = fit(client, names, rng, penalty=penalty.add if penalty else None)
         if penalty and penalty.has_fallen():
-            rank = penalty.start
+            rank = start
         sent = cut(model.tensors(names), rank)
         facts: dict[str, JSON] = {"loss": result.loss, "rank": rank}
         return update_of(client, sent, facts)
 
 
-@dataclass(frozen=True, slots=True)
 class _Penalty:
     """The penalty on the last ranks of every adapter.
 
-    Attributes:
+    Args:
+        model: The device's.
         start: The first of these ranks.
+        rank: One past the last.
         weight: Lambda.
-        pairs: Their columns of B and rows of A, live.
-        gradients: Returns the gradients of those.
-        before: The sum of the products of their norms before the training.
     """
 
-    start: int
-    weight: float
-    pairs: list[tuple[Tensor, Tensor]]
-    gradients: Callable[[], list[tuple[Tensor, Tensor]]]
-    before: float
-
-    @classmethod
-    def of(cls, model: Model, rank: int, settings: PruneSettings | None) -> _Penalty | None:
-        """Makes the penalty of a device; none if it keeps its ranks, or has one only."""
-        start = max(1, int(rank * settings.keep)) if settings else rank
-        if settings is None or start >= rank:
-            return None
-        names = [name for block in model.layout.blocks for name in block]
-        pairs = tails(model.tensors(names), start, rank)
-
-        def gradients() -> list[tuple[Tensor, Tensor]]:
-            live = zip(names, model.parameters(names), strict=True)
-            found = {name: cast("Tensor", parameter.grad) for name, parameter in live}
-            return tails(found, start, rank)
-
-        return cls(start, settings.penalty, pairs, gradients, _size(pairs))
+    def __init__(self, model: Model, start: int, rank: int, weight: float) -> None:
+        self._model, self._start, self._rank, self._weight = model, start, rank, weight
+        self._names = [name for block in model.layout.blocks for name in block]
+        self._pairs = tails(model.tensors(self._names), start, rank)  # columns of B and rows of A, live
+        self._before = _size(self._pairs)
 
     def add(self) -> None:
         """Adds the penalty's gradient: of ||B|| ||A|| by B it is B ||A|| / ||B||, and the same by A."""
-        for (second, first), (second_grad, first_grad) in zip(self.pairs, self.gradients(), strict=True):
+        live = zip(self._names, self._model.parameters(self._names), strict=True)
+        gradients = {name: cast("Tensor", parameter.grad) for name, parameter in live}
+        own = tails(gradients, self._start, self._rank)
+        for (second, first), (second_grad, first_grad) in zip(self._pairs, own, strict=True):
             left, right = float(second.norm()), float(first.norm())
             if left > 0 and right > 0:
-                second_grad.add_(second, alpha=self.weight * right / left)
-                first_grad.add_(first, alpha=self.weight * left / right)
+                second_grad.add_(second, alpha=self._weight * right / left)
+                first_grad.add_(first, alpha=self._weight * left / right)
 
     def has_fallen(self) -> bool:
         """Whether the ranks have become smaller, so that they are given up."""
-        return _size(self.pairs) < self.before
+        return _size(self._pairs) < self._before
 
 
 def _size(pairs: list[tuple[Tensor, Tensor]]) -> float:

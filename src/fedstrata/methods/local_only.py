@@ -24,11 +24,7 @@ class LocalOnly(LocalTraining):
 
     name: Literal["local_only"] = "local_only"
     travels: ClassVar[str] = "nothing but a loss"
-
-    @property
-    def personal(self) -> bool:
-        """Every client has a model of its own."""
-        return True
+    personal: ClassVar[bool] = True  # every client has a model of its own
 
     def private(self, layout: Layout) -> tuple[str, ...]:
         """All that trains."""

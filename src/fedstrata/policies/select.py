@@ -94,21 +94,19 @@ class Progress:
     loss: float | None = None
     waited: int = 0
 
-    def after(self, loss: float, *, steps: int, patience: int, threshold: float) -> Progress:
+    def after(self, loss: float, schedule: Schedule) -> Progress:
         """Returns the progress after a round.
 
         Args:
             loss: The clients' mean training loss in the round.
-            steps: How many portions there are; the last is kept.
-            patience: Rounds to wait for the loss to fall.
-            threshold: By which share it must fall to count.
+            schedule: The schedule, of which the last portion is kept.
 
         Example:
-            >>> Progress(loss=1.0, waited=1).after(0.995, steps=3, patience=2, threshold=0.01)
+            >>> Progress(loss=1.0, waited=1).after(0.995, Schedule(patience=2))
             Progress(step=1, loss=0.995, waited=0)
         """
-        if self.loss is None or loss < self.loss * (1.0 - threshold):
+        if self.loss is None or loss < self.loss * (1.0 - schedule.threshold):
             return replace(self, loss=loss, waited=0)
-        if self.waited + 1 < patience:
+        if self.waited + 1 < schedule.patience:
             return replace(self, waited=self.waited + 1)
-        return Progress(min(self.step + 1, steps - 1), loss, 0)
+        return Progress(min(self.step + 1, len(schedule.portions) - 1), loss, 0)

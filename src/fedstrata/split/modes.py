@@ -2,14 +2,14 @@
 
 Source: FL-LLaMA, section 3.3. `Sequential` serves one client at a time; `ClientBatch` runs the batches of all
 clients as one; `Hierarchical` has a copy of B for every client and averages them. All implement
-`core.method.Service`. The gradient of a step of B is that of a mean, never of a sum over clients
+`core.cohort.Service`. The gradient of a step of B is that of a mean, never of a sum over clients
 (`fedstrata.split.joint`). What a client says is checked when it comes (`fedstrata.split.protocol`).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
@@ -239,7 +239,7 @@ class Hierarchical:
     all who are there have sent theirs: of each tensor the mean over those who have it.
 
     Args:
-        replica_of: Makes the copy of the client of this name.
+        replicas: Each client's copy.
         clients: Who takes part, and what each may say.
         weights: The weight of each in averages.
         average_every: Steps between averages; none for the end alone.
@@ -254,14 +254,14 @@ class Hierarchical:
 
     def __init__(
         self,
-        replica_of: Callable[[str], Replica],
+        replicas: Mapping[str, Replica],
         clients: Mapping[str, Course],
         weights: Mapping[str, float],
         average_every: int | None,
         *,
         average_ends: bool = False,
     ) -> None:
-        self._replicas = {client: replica_of(client) for client in clients}
+        self._replicas = dict(replicas)
         self._courses, self._weights, self._every = clients, dict(weights), average_every
         self.together = average_every is not None or average_ends
         self._there = list(clients)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch.nn import functional as F
@@ -16,7 +16,6 @@ from fedstrata.tasks.texts import separator_id
 from fedstrata.tasks.windows import IGNORED, pad_labelled, run_model
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor, nn
 
     from fedstrata.core.seeding import Seed
@@ -25,24 +24,12 @@ LOGITS_AT_A_TIME = 2**24
 """Logits that are in float32 at a time: 64 MiB."""
 
 
-class Predicting(Protocol):
-    """An example in which tokens follow others."""
-
-    @property
-    def input_ids(self) -> np.ndarray:
-        """The tokens that are read, (tokens,) int32."""
-
-    @property
-    def targets(self) -> np.ndarray:
-        """What follows each of them, (tokens,) int32; -100 where it counts in no loss."""
-
-    @property
-    def pad_id(self) -> int:
-        """The id with which the example is padded."""
-
-
 class CausalTask(Task):
-    """Base of the tasks of causal language models, which have no classes; examples are `Predicting`."""
+    """Base of the tasks of causal language models, which have no classes.
+
+    Their examples have `input_ids`, what is read, and `targets`, what follows each of these tokens; (tokens,)
+    int32 each, -100 where it counts in no loss. `pad_id` is what an example is padded with.
+    """
 
     kind: ClassVar[str] = "causal-lm"
     needs_documents: ClassVar[bool] = False
@@ -56,12 +43,19 @@ class CausalTask(Task):
         return corrupted_targets(examples, kind, tokenizer, rng)
 
     def collate(self, examples: Sequence[Any]) -> dict[str, Tensor]:
-        """Pads examples on the right to the longest one; see `pad_targets`."""
-        return pad_targets(examples)
+        """Pads examples on the right to the longest one; see `pad_labelled`."""
+        return pad_labelled(examples)
 
     def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Returns the summed loss of the tokens that count, and their number; see `counted_loss`."""
-        return counted_loss(module, batch)
+        """Returns the sum of the cross entropies of all tokens that count, float32, and their number.
+
+        No logits are made of the tokens that count in no row: most of them, where an answer is learnt.
+        """
+        labels = batch["labels"]
+        counted = labels != IGNORED
+        columns = counted.any(dim=0).nonzero().flatten()
+        logits = run_model(module, batch, columns=columns)
+        return total_of(cross_entropies(logits, labels[:, columns])), counted.sum()
 
 
 def end_id(tokenizer: Any, task: str) -> int:
@@ -79,29 +73,6 @@ def end_id(tokenizer: Any, task: str) -> int:
         message = f"task {task} needs a tokenizer with an end-of-sequence token, which ends a text"
         raise ConfigurationError([Problem("model.tokenizer", message)])
     return end
-
-
-def pad_targets(examples: Sequence[Predicting]) -> dict[str, Tensor]:
-    """Pads examples on the right to the longest one.
-
-    Returns:
-        `input_ids`, `attention_mask` and `labels`, (rows, tokens) int64: a label is the token that follows,
-        and -100 where it counts in no loss, as where a row is padded.
-    """
-    return pad_labelled(examples, [each.targets for each in examples])
-
-
-def counted_loss(module: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Returns the sum of the cross entropies of all tokens that count, float32, and their number.
-
-    For batches of `pad_targets` in which most tokens count in no loss: no logits are made of the tokens that
-    count in no row.
-    """
-    labels = batch["labels"]
-    counted = labels != IGNORED
-    columns = counted.any(dim=0).nonzero().flatten()
-    logits = run_model(module, batch, columns=columns)
-    return total_of(cross_entropies(logits, labels[:, columns])), counted.sum()
 
 
 def total_of(parts: Iterable[Tensor]) -> Tensor:

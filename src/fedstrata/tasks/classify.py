@@ -147,9 +147,6 @@ class DocumentClassification(WindowTask):
     def restored(self, classes: Sequence[str]) -> DocumentClassification:
         """Returns the task again for a model that was trained for it.
 
-        Args:
-            classes: The model's classes in order.
-
         Raises:
             ConfigurationError: It is not settled whether a document has one label or several.
         """
@@ -174,13 +171,11 @@ class DocumentClassification(WindowTask):
         return f"{self.problem_type}_classification"
 
     @property
-    def metric(self) -> str:
-        """Accuracy with one label a document, micro-F1 with any number."""
-        return self.metrics[0]
-
-    @property
     def metrics(self) -> tuple[str, ...]:
-        """The scores that are always present; AUC needs labels that some documents have and some lack."""
+        """The scores that are always present; AUC needs labels that some documents have and some lack.
+
+        The first is accuracy with one label a document, micro-F1 with any number.
+        """
         if self._one_each:
             return SINGLE_LABEL
         return ("micro_f1", "micro_precision", "micro_recall", *SINGLE_LABEL[1:])
@@ -204,7 +199,7 @@ class DocumentClassification(WindowTask):
         pad_id = padding_id(tokenizer)
         encoded = text_windows(documents, tokenizer, self, self.max_windows)
         return [
-            LabelledDocument(index, own.input_ids, own.token_types, self._targets(documents[index]), pad_id)
+            LabelledDocument(index, *own, self._targets(documents[index]), pad_id)
             for index, own in enumerate(encoded)
         ]
 
@@ -239,7 +234,7 @@ class DocumentClassification(WindowTask):
             `labels`, (documents,) int64 with one label a document, else (documents, labels) float32 of zeros
             and ones.
         """
-        rows = [(window, example.pad_id) for example in examples for window in example.windows]
+        rows = [window for example in examples for window in example.windows]
         numbers = np.repeat(np.arange(len(examples)), [len(example.windows) for example in examples])
         if self._one_each:
             labels = torch.tensor([next(iter(example.targets.tolist()), IGNORED) for example in examples])
@@ -247,7 +242,7 @@ class DocumentClassification(WindowTask):
             labels = torch.zeros(len(examples), len(self.classes))
             for row, example in enumerate(examples):
                 labels[row, torch.from_numpy(example.targets).long()] = 1.0
-        padded = pad_ids([window for window, _ in rows], [pad_id for _, pad_id in rows])
+        padded = pad_ids(rows, examples[0].pad_id)
         types = padded_types(examples)
         return {**padded, **types, "document": torch.from_numpy(numbers), "labels": labels}
 
@@ -285,16 +280,7 @@ class DocumentClassification(WindowTask):
         examples: Sequence[LabelledDocument],
         predictions: Sequence[np.ndarray],
     ) -> list[LabelAnswer]:
-        """Reads probabilities and labels off logits.
-
-        Args:
-            documents: The documents that were encoded.
-            examples: Their examples, in the order in which `encode` gave them.
-            predictions: The logits of each example, (labels,).
-
-        Returns:
-            An answer for each document.
-        """
+        """Reads probabilities and labels off logits."""
         require_one_each(documents, examples, predictions)
         if not documents:
             return []

@@ -137,11 +137,6 @@ class ClozeQuestions(TemplateTask):
         return self
 
     @property
-    def metric(self) -> str:
-        """Accuracy, or the first of what is scored by F1."""
-        return self.metrics[0]
-
-    @property
     def metrics(self) -> tuple[str, ...]:
         """The scores that are always present."""
         usual = SINGLE_LABEL if self._questions.form == "label" else ("accuracy",)
@@ -212,16 +207,7 @@ class ClozeQuestions(TemplateTask):
         examples: Sequence[ClozeExample],
         predictions: Sequence[np.ndarray],
     ) -> list[ClozeAnswer]:
-        """Reads the answers off their log-likelihoods.
-
-        Args:
-            documents: The documents that were encoded.
-            examples: All their questions.
-            predictions: The log-likelihoods of the answers to each, (answers,).
-
-        Returns:
-            An answer for each document.
-        """
+        """Reads the answers off their log-likelihoods."""
         single = self._questions.form == "each"
         labels: list[list[str]] = [[] for _ in documents]
         probabilities: list[dict[str, float]] = [{} for _ in documents]
@@ -268,8 +254,8 @@ class ClozeQuestions(TemplateTask):
 
     def known(self, document: Document) -> Document:
         """Returns the document with those of its labels that an answer can stand for, and nothing else."""
-        labels = self.words if self._questions.form == "label" else choices_of(document)
-        known = tuple(label for label in document.labels if label in labels or self._is_none(label))
+        labels = {*self.words} if self._questions.form == "label" else {*choices_of(document), NONE_RIGHT}
+        known = tuple(label for label in document.labels if label in labels)
         return replace(document, spans=(), relations=(), labels=known)
 
     def scorable(self, document: Document) -> bool:
@@ -291,9 +277,6 @@ class ClozeQuestions(TemplateTask):
             "cuts longer texts at their end",
             "the pipeline above goes on with any text, and compares no answers",
         )
-
-    def _is_none(self, label: str) -> bool:
-        return label == NONE_RIGHT and self._questions.form != "label"
 
     def _label_scores(
         self, documents: Sequence[Document], answers: Sequence[ClozeAnswer]

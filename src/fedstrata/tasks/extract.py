@@ -119,11 +119,6 @@ class Extraction(AskingTask):
         self.encode((), tokenizer)
 
     @property
-    def metric(self) -> str:
-        """The strict F1 of what is asked for; of both, their mean."""
-        return "f1" if len(self.tasks) > 1 else f"{self.tasks[0]}_f1"
-
-    @property
     def metrics(self) -> tuple[str, ...]:
         """The micro scores of what is asked for, strict and lenient; `f1` is the mean of both strict F1."""
         own = (f"{task}_{name}" for task in self.tasks for name in OVERALL)
@@ -150,40 +145,28 @@ class Extraction(AskingTask):
             ConfigurationError: The tokenizer has no token that ends a text or does not give tags back, the
                 instruction alone is too long, or a document is a pair of texts.
         """
-        require_single_texts(documents, self.name)
-        words = self._words(tokenizer)
-
-        def fits(sentence: str, asked: Sequence[Question]) -> bool:
-            return words.fits(sentence)
-
-        asked = [
-            (question, document)
-            for index, document in enumerate(documents)
-            for question in self.questions(index, document, fits)
-        ]
-        return self._examples(asked, words)
+        return self._examples(documents, tokenizer)
 
     def training_examples(self, documents: Sequence[Document], tokenizer: Any) -> list[Example]:
         """Makes the instructions of documents; a sentence is also cut where a right answer is too long."""
+        return self._examples(documents, tokenizer, answered=True)
+
+    def _examples(
+        self, documents: Sequence[Document], tokenizer: Any, *, answered: bool = False
+    ) -> list[Example]:
+        """Makes the instructions of documents, and sees to the length of right answers if they are learnt."""
         require_single_texts(documents, self.name)
-        words = self._words(tokenizer)
+        types = [label for task in self.tasks for label in self._types[task]]
+        words = InstructionTokenizer(tokenizer, self, self.bare(), types)
         asked: list[tuple[Question, Document]] = []
         for index, document in enumerate(documents):
 
             def fits(sentence: str, found: Sequence[Question], document: Document = document) -> bool:
-                return words.fits(sentence, [self.answer(each, document) for each in found])
+                right = [self.answer(each, document) for each in found] if answered else []
+                return words.fits(sentence, right)
 
-            own = self.questions(index, document, fits, whole=document.spans)
+            own = self.questions(index, document, fits, whole=document.spans if answered else ())
             asked += [(question, document) for question in own]
-        return self._examples(asked, words)
-
-    def _words(self, tokenizer: Any) -> InstructionTokenizer:
-        types = [label for task in self.tasks for label in self._types[task]]
-        return InstructionTokenizer(tokenizer, self, self.bare(), types)
-
-    def _examples(
-        self, asked: Sequence[tuple[Question, Document]], words: InstructionTokenizer
-    ) -> list[Example]:
         return words.examples(
             [question for question, _ in asked],
             [self.prompt(question, document.text) for question, document in asked],
@@ -196,13 +179,7 @@ class Extraction(AskingTask):
     ) -> list[Extracted]:
         """Reads what was found off the answers.
 
-        Args:
-            documents: The documents that were encoded.
-            examples: All their instructions.
-            predictions: The tokens of the answer to each, (tokens,).
-
-        Returns:
-            What was found in each document. Where mentions were not asked for they are the document's own.
+        Where mentions were not asked for they are the document's own.
         """
         spans: list[set[Span]] = [set() for _ in documents]
         relations: list[set[Triple]] = [set() for _ in documents]

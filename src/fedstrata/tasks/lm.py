@@ -65,7 +65,6 @@ class LanguageModelling(CausalTask):
     )
 
     learns: ClassVar[str] = "the next token of a text"
-    metric: ClassVar[str] = "perplexity"
     metrics: ClassVar[tuple[str, ...]] = ("perplexity", "loss")
     metric_names: ClassVar[tuple[str, ...]] = (*metrics, "bits_per_byte")
     lower_is_better: ClassVar[frozenset[str]] = frozenset(metric_names)
@@ -136,16 +135,7 @@ class LanguageModelling(CausalTask):
         examples: Sequence[Passage],
         predictions: Sequence[np.ndarray],
     ) -> list[TextLikelihood]:
-        """Adds up the likelihoods of each document's tokens.
-
-        Args:
-            documents: The documents that were encoded.
-            examples: All their windows.
-            predictions: The negative log likelihoods of each window, (tokens,).
-
-        Returns:
-            An answer for each document.
-        """
+        """Adds up the likelihoods of each document's tokens."""
         owners = np.concatenate([np.empty(0, np.int32), *(example.documents for example in examples)])
         nats = np.concatenate([np.empty(0), *predictions])
         sums = np.bincount(owners, weights=nats, minlength=len(documents)).tolist()

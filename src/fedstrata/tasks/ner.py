@@ -37,7 +37,7 @@ from fedstrata.tasks.windows import (
     Window,
     WindowTask,
     encode_windows,
-    pad,
+    pad_labelled,
     run_model,
 )
 
@@ -120,8 +120,8 @@ class NamedEntityRecognition(TypedTask, WindowTask):
         return corrupted_targets(examples, kind, tokenizer, rng, of="tags", classes=len(self.classes))
 
     def collate(self, examples: Sequence[Window]) -> dict[str, Tensor]:
-        """Pads windows on the right; see `fedstrata.tasks.windows.pad`."""
-        return pad(examples)
+        """Pads windows on the right; see `fedstrata.tasks.windows.pad_labelled`."""
+        return pad_labelled(examples, of="tags")
 
     def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Returns the sum of the cross entropies of owned tokens, float32, and their number."""
@@ -144,15 +144,7 @@ class NamedEntityRecognition(TypedTask, WindowTask):
 
         A mention begins at a B-, and at an I- that continues no mention of its type; it runs on across
         windows. Mentions of nothing but blanks are left out. With `task.whole_words` the tag of a word's
-        first token stands for the word.
-
-        Args:
-            documents: The documents that were encoded.
-            examples: All their windows, in the order in which `encode` gave them.
-            predictions: The tags of each window, (tokens,).
-
-        Returns:
-            The mentions of each document, sorted.
+        first token stands for the word. The mentions of a document are sorted.
         """
         answers: list[tuple[Span, ...]] = [() for _ in documents]
         pairs = zip(examples, predictions, strict=True)

@@ -13,47 +13,28 @@ that is too long loses tokens of whichever text has more of them (`longest_first
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.tasks.texts import DOCUMENTS_PER_CALL, separator_id, special_around
-from fedstrata.tasks.windows import WindowTask, pad_ids, token_windows
+from fedstrata.tasks.windows import WindowTask, padded, token_windows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fedstrata.core.documents import Document
+    from fedstrata.tasks.labelled import LabelledDocument
 
 _TYPES = "token_type_ids"
 
 
-class Encoded(Protocol):
-    """An example with its windows, and the types of their tokens or none."""
-
-    @property
-    def windows(self) -> tuple[np.ndarray, ...]:
-        """Token ids, (tokens,) each."""
-
-    @property
-    def token_types(self) -> tuple[np.ndarray, ...]:
-        """The type of each token, (tokens,) for each window; empty where there are none."""
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedText:
-    """A document as token ids.
-
-    Attributes:
-        input_ids: Of each of its windows, from left to right and at least one; (tokens,) int32.
-        token_types: 0 for the first text of a pair and 1 for the second, (tokens,) int8 for each window;
-            empty where there are none.
-    """
-
-    input_ids: tuple[np.ndarray, ...]
-    token_types: tuple[np.ndarray, ...] = ()
+EncodedText = tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]
+"""A document as token ids, (tokens,) int32 for each of its windows, from left to right and at least one; and
+the types of its tokens, 0 for the first text of a pair and 1 for the second, (tokens,) int8 for each window;
+of these there may be none.
+"""
 
 
 def text_windows(
@@ -84,7 +65,7 @@ def text_windows(
             yield next(joined)
         else:
             own = tuple(next(windows))
-            yield EncodedText(own, tuple(np.zeros(len(ids), np.int8) for ids in own) if typed else ())
+            yield own, tuple(np.zeros(len(ids), np.int8) for ids in own) if typed else ()
 
 
 def _joined(pairs: Sequence[Document], tokenizer: Any, max_length: int) -> Iterator[EncodedText]:
@@ -100,7 +81,7 @@ def _by_template(pairs: Sequence[Document], tokenizer: Any, max_length: int) -> 
     encoded = _tokenized(pairs, tokenizer, max_length, return_token_type_ids=typed)
     for row, ids in enumerate(encoded["input_ids"]):
         types = (np.array(encoded[_TYPES][row], dtype=np.int8),) if typed else ()
-        yield EncodedText((np.array(ids, dtype=np.int32),), types)
+        yield (np.array(ids, dtype=np.int32),), types
 
 
 def _by_separator(pairs: Sequence[Document], tokenizer: Any, max_length: int) -> Iterator[EncodedText]:
@@ -115,7 +96,7 @@ def _by_separator(pairs: Sequence[Document], tokenizer: Any, max_length: int) ->
     for row, ids in enumerate(encoded["input_ids"]):
         first = encoded.sequence_ids(row).count(0)
         whole = [*before, *ids[:first], separator, *ids[first:], *after]
-        yield EncodedText((np.array(whole, dtype=np.int32),))
+        yield (np.array(whole, dtype=np.int32),), ()
 
 
 def _tokenized(pairs: Sequence[Document], tokenizer: Any, max_length: int, **options: bool) -> Any:
@@ -129,7 +110,7 @@ def _tokenized(pairs: Sequence[Document], tokenizer: Any, max_length: int, **opt
     )
 
 
-def padded_types(examples: Sequence[Encoded]) -> dict[str, Tensor]:
+def padded_types(examples: Sequence[LabelledDocument]) -> dict[str, Tensor]:
     """Returns `token_type_ids`, (windows, tokens) int64, or nothing if no example has types."""
     if not any(example.token_types for example in examples):
         return {}
@@ -138,4 +119,4 @@ def padded_types(examples: Sequence[Encoded]) -> dict[str, Tensor]:
         for example in examples
         for types in example.token_types or [np.zeros(len(window), np.int8) for window in example.windows]
     ]
-    return {"token_type_ids": pad_ids(rows, [0] * len(rows))["input_ids"]}
+    return {"token_type_ids": padded(rows, 0)}

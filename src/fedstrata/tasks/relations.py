@@ -64,7 +64,7 @@ class MarkedPair(Row):
         main: Index of the main mention in the document's spans.
         modifier: Index of the modifier.
         input_ids: Token ids of the marked text, (tokens,) int32.
-        marks: Where the marks of the two end, as `mention_pairs.markers.MarkedWindow` has them.
+        marks: Where the marks of the two end, as `mention_pairs.markers.PairMarker.window` has them.
         target: The number of its class; -100 where the document lacks relations.
         weight: How many pairs it stands for in the loss.
         pad_id: The id with which its window is padded.
@@ -156,12 +156,9 @@ class RelationClassification(TypedTask):
     def restored(self, classes: Sequence[str]) -> RelationClassification:
         """Returns the task again for a model that was trained for it.
 
-        Args:
-            classes: The model's classes in order.
-
         Raises:
-            ConfigurationError: They are not `none` and the types in their order, or the settings do not say
-                which pairs a model is asked about.
+            ConfigurationError: Its classes are not `none` and the types in their order, or the settings do
+                not say which pairs a model is asked about.
         """
         if self.modifiers == "auto":
             message = "must name types of mentions for a model that is trained already, and not be 'auto'"
@@ -230,7 +227,7 @@ class RelationClassification(TypedTask):
             `input_ids` and `attention_mask`, (pairs, tokens) int64; `marks`, (pairs, 2) int64; `labels`,
             (pairs,) int64, the class or -100; `weights`, (pairs,) float32.
         """
-        padded = pad_ids([each.input_ids for each in examples], [each.pad_id for each in examples])
+        padded = pad_ids([each.input_ids for each in examples], examples[0].pad_id)
         return {
             **padded,
             "marks": torch.tensor([each.marks for each in examples]),
@@ -256,16 +253,7 @@ class RelationClassification(TypedTask):
         examples: Sequence[MarkedPair],
         predictions: Sequence[np.ndarray],
     ) -> list[tuple[Relation, ...]]:
-        """Reads relations off logits.
-
-        Args:
-            documents: The documents that were encoded.
-            examples: All their pairs.
-            predictions: The logits of each pair, (classes,).
-
-        Returns:
-            The relations of each document, between its own spans, sorted.
-        """
+        """Reads the relations of each document, between its own spans and sorted, off the logits of pairs."""
         found: list[list[Relation]] = [[] for _ in documents]
         for pair, logits in zip(examples, predictions, strict=True):
             if likeliest := int(logits.argmax()):
@@ -360,8 +348,7 @@ class RelationClassification(TypedTask):
                 target = IGNORED if document.lacks_relations else targets.get(pair, 0)
                 weight = 1.0 if target else 1.0 / self.negatives
                 window = marker.window(text, document.spans, *pair)
-                own = MarkedPair(index, *pair, window.input_ids, window.marks, target, weight, pad_id)
-                examples.append(own)
+                examples.append(MarkedPair(index, *pair, *window, target, weight, pad_id))
         return examples
 
 

@@ -30,7 +30,6 @@ from fedstrata.tasks.instruction.prompts import (
     builtin,
     faults,
     fields_of,
-    filled,
 )
 from fedstrata.tasks.texts import require_one_each
 
@@ -75,7 +74,6 @@ class Summarization(InstructionTask):
 
     learns: ClassVar[str] = "the second text of a document"
     template_field: ClassVar[str] = _TEXT
-    metric: ClassVar[str] = "rouge1"
     metrics: ClassVar[tuple[str, ...]] = (*ROUGE, "bleu4", "exact_match", "f1", "finished")
     gives: ClassVar[tuple[str, ...]] = ("text_pair",)
 
@@ -137,28 +135,14 @@ class Summarization(InstructionTask):
         prompts = words.prompts([self._prompt(document, document.text) for document in documents])
         answers = words.ids([document.text_pair or "" for document in documents])
         budget, on_prompts = self.answer_length, self.loss_on == "full"
-        fitting = (
-            words.shortened(
-                prompt,
-                document,
-                partial(self._prompt, document),
-                max_length=self.max_length,
-                spared=budget,
-            )
-            for document, prompt in zip(documents, prompts, strict=True)
-        )
-        return [
-            answered(
-                index,
-                prompt,
-                [*answer, end][:budget],
-                words,
-                end=end,
-                budget=budget,
-                on_prompts=on_prompts,
-            )
-            for index, (prompt, answer) in enumerate(zip(fitting, answers, strict=True))
-        ]
+        examples = []
+        for index, (document, whole, answer) in enumerate(zip(documents, prompts, answers, strict=True)):
+            fill = partial(self._prompt, document)
+            prompt = words.shortened(whole, document, fill, max_length=self.max_length, spared=budget)
+            ids = [*answer, end][:budget]
+            own = answered(index, prompt, ids, words, end=end, budget=budget, on_prompts=on_prompts)
+            examples.append(own)
+        return examples
 
     def training_examples(self, documents: Sequence[Document], tokenizer: Any) -> list[Example]:
         """Makes the instructions of documents that have a second text."""
@@ -167,16 +151,7 @@ class Summarization(InstructionTask):
     def decode(
         self, documents: Sequence[Document], examples: Sequence[Example], predictions: Sequence[np.ndarray]
     ) -> list[Written]:
-        """Reads texts off the generated tokens.
-
-        Args:
-            documents: The documents that were encoded.
-            examples: Their instructions, in the order in which `encode` gave them.
-            predictions: The tokens of the answer to each, (tokens,).
-
-        Returns:
-            An answer for each document.
-        """
+        """Reads texts off the generated tokens."""
         require_one_each(documents, examples, predictions)
         texts = (answer_text(example, ids) for example, ids in zip(examples, predictions, strict=True))
         return [Written(text.strip(), finished) for text, finished in texts]
@@ -226,7 +201,7 @@ class Summarization(InstructionTask):
         if missing := sorted(self._fields - values.keys()):
             message = f"names {{{missing[0]}}}, which document {document.id!r} lacks"
             raise ConfigurationError([Problem(_TEMPLATE, message)])
-        return filled(self._template, values)
+        return self._template.format_map(values)
 
 
 def _has_answer(document: Document) -> bool:

@@ -96,8 +96,5 @@ def require_offsets(tokenizer: Any) -> None:
         ConfigurationError: It does not.
     """
     if not tokenizer.is_fast:
-        problem = Problem(
-            "model.tokenizer",
-            f"{type(tokenizer).__name__} gives no character offsets; a fast tokenizer is needed",
-        )
-        raise ConfigurationError([problem])
+        message = f"{type(tokenizer).__name__} gives no character offsets; a fast tokenizer is needed"
+        raise ConfigurationError([Problem("model.tokenizer", message)])

@@ -33,7 +33,6 @@ class TypedTask(Task):
 
     kind: ClassVar[str] = "token-classification"
     reads_spans: ClassVar[bool] = True
-    metric: ClassVar[str] = "f1"
     metrics: ClassVar[tuple[str, ...]] = OVERALL
     class_words: ClassVar[str]
     """What the model's classes are, in words."""
@@ -64,11 +63,8 @@ class TypedTask(Task):
     def restored(self, classes: Sequence[str]) -> Self:
         """Returns the task again for a model that was trained for it.
 
-        Args:
-            classes: The model's classes in order.
-
         Raises:
-            ConfigurationError: They are not those of types in their order.
+            ConfigurationError: Its classes are not those of types in their order.
         """
         task = self.of_types(self._types_of(classes))
         if not task.known_types or task.classes != tuple(classes):

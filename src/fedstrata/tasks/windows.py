@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import torch
 from pydantic import Field, model_validator
+from torch.nn.utils.rnn import pad_sequence
 
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.task import Task
@@ -114,16 +115,21 @@ def encode_windows(
     _require_usable(tokenizer, task)
     pad_id = padding_id(tokenizer)
     windows: list[Window] = []
-    for index, pieces in enumerate(_pieces(documents, tokenizer, task)):
-        own_offsets = [piece.offsets[piece.owned] for piece in pieces]
-        sizes = [len(offsets) for offsets in own_offsets]
+    for index, (document, encoded, rows) in enumerate(_tokenize(documents, tokenizer, task, offsets=True)):
+        ids = [np.array(encoded["input_ids"][row], dtype=np.int32) for row in rows]
+        specials = [np.array(encoded["special_tokens_mask"][row], dtype=bool) for row in rows]
+        raw = [np.array(encoded["offset_mapping"][row], dtype=np.int32) for row in rows]
+        offsets, owned = without_blanks(document.text, raw), _owned(specials, task.stride)
+        own_offsets = [each[mine] for each, mine in zip(offsets, owned, strict=True)]
+        sizes = [len(own) for own in own_offsets]
         if not any(sizes):
             continue
-        tags = tag(documents[index], np.concatenate(own_offsets))
-        for piece, own_tags in zip(pieces, np.split(tags, np.cumsum(sizes)[:-1]), strict=True):
-            window_tags = np.full(len(piece.input_ids), IGNORED, dtype=np.int16)
-            window_tags[piece.owned] = own_tags
-            windows.append(Window(index, piece.input_ids, window_tags, piece.offsets, piece.owned, pad_id))
+        tags = tag(document, np.concatenate(own_offsets))
+        own_tags = np.split(tags, np.cumsum(sizes)[:-1])
+        for row, mine in enumerate(owned):
+            window_tags = np.full(len(mine), IGNORED, dtype=np.int16)
+            window_tags[mine] = own_tags[row]
+            windows.append(Window(index, ids[row], window_tags, offsets[row], mine, pad_id))
     return windows
 
 
@@ -151,54 +157,40 @@ def token_windows(
         yield [ids if len(ids) else np.array([padding_id(tokenizer)], dtype=np.int32) for ids in windows]
 
 
-def pad(windows: Sequence[Window]) -> dict[str, Tensor]:
-    """Pads windows on the right to the longest one.
-
-    Args:
-        windows: The windows of a batch.
-
-    Returns:
-        `input_ids`, `attention_mask` and `labels`, each (windows, tokens) int64.
-    """
-    return pad_labelled(windows, [window.tags for window in windows])
-
-
-def pad_labelled(examples: Sequence[Any], labels: Sequence[np.ndarray]) -> dict[str, Tensor]:
-    """Pads examples on the right to the longest one.
+def pad_labelled(examples: Sequence[Any], of: str = "targets") -> dict[str, Tensor]:
+    """Pads examples of one tokenizer on the right to the longest one.
 
     Args:
         examples: What has `input_ids`, (tokens,), and the `pad_id` with which it is padded.
-        labels: The label of each of their tokens, (tokens,) each; -100 where it counts in no loss.
+        of: What the label of each of their tokens is called in an example, (tokens,); -100 where it counts in
+            no loss.
 
     Returns:
         `input_ids`, `attention_mask` and `labels`, each (rows, tokens) int64; a label is -100 where a row is
         padded.
     """
-    batch = pad_ids([each.input_ids for each in examples], [each.pad_id for each in examples])
-    padded = np.full(tuple(batch["input_ids"].shape), IGNORED, dtype=np.int64)
-    for row, own in enumerate(labels):
-        padded[row, : len(own)] = own
-    return {**batch, "labels": torch.from_numpy(padded)}
+    batch = pad_ids([each.input_ids for each in examples], examples[0].pad_id)
+    return {**batch, "labels": padded([getattr(each, of) for each in examples], IGNORED)}
 
 
-def pad_ids(windows: Sequence[np.ndarray], pad_ids: Sequence[int]) -> dict[str, Tensor]:
+def pad_ids(windows: Sequence[np.ndarray], pad_id: int) -> dict[str, Tensor]:
     """Pads token ids on the right to the longest window.
 
     Args:
         windows: Token ids, (tokens,) each.
-        pad_ids: What each of them is padded with.
+        pad_id: What they are padded with.
 
     Returns:
         `input_ids` and `attention_mask`, each (windows, tokens) int64.
     """
-    shape = (len(windows), max(map(len, windows)))
-    input_ids = np.zeros(shape, dtype=np.int64)
-    attention_mask = np.zeros(shape, dtype=np.int64)
-    for row, (window, pad_id) in enumerate(zip(windows, pad_ids, strict=True)):
-        input_ids[row] = pad_id
-        input_ids[row, : len(window)] = window
-        attention_mask[row, : len(window)] = 1
-    return {"input_ids": torch.from_numpy(input_ids), "attention_mask": torch.from_numpy(attention_mask)}
+    mask = padded([np.ones(len(window), dtype=np.int64) for window in windows], 0)
+    return {"input_ids": padded(windows, pad_id), "attention_mask": mask}
+
+
+def padded(rows: Sequence[np.ndarray], value: int) -> Tensor:
+    """Returns rows of integers padded on the right with a value, (rows, longest) int64."""
+    whole = [torch.from_numpy(row.astype(np.int64)) for row in rows]
+    return pad_sequence(whole, batch_first=True, padding_value=value)
 
 
 def run_model(module: nn.Module, batch: Mapping[str, Tensor], *, columns: Tensor | None = None) -> Tensor:
@@ -217,36 +209,14 @@ def run_model(module: nn.Module, batch: Mapping[str, Tensor], *, columns: Tensor
     if "use_cache" in taken:  # a causal model would else build a key-value cache, which nothing reads
         further["use_cache"] = False
     # GPT-2 takes types too, but as further words: only a model that was given some knows them (not RoBERTa).
-    if "token_type_ids" in batch and "token_type_ids" in taken and _token_types(inner) > 1:
+    typed = "token_type_ids" in batch and "token_type_ids" in taken
+    if typed and (getattr(inner.config, "type_vocab_size", None) or 0) > 1:
         further["token_type_ids"] = batch["token_type_ids"]
     if spared := columns is not None and "logits_to_keep" in taken:
         further["logits_to_keep"] = columns
     output = module(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], **further)
     logits: Tensor = output.logits
     return logits if spared or columns is None else logits[:, columns]
-
-
-def _token_types(module: Any) -> int:
-    return getattr(module.config, "type_vocab_size", None) or 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """A window before its tokens have tags."""
-
-    input_ids: np.ndarray
-    offsets: np.ndarray
-    owned: np.ndarray
-
-
-def _pieces(documents: Sequence[Document], tokenizer: Any, task: WindowTask) -> Iterator[list[_Piece]]:
-    """Yields the pieces of each document, from left to right."""
-    for document, encoded, rows in _tokenize(documents, tokenizer, task, offsets=True):
-        ids = [np.array(encoded["input_ids"][row], dtype=np.int32) for row in rows]
-        specials = [np.array(encoded["special_tokens_mask"][row], dtype=bool) for row in rows]
-        raw = [np.array(encoded["offset_mapping"][row], dtype=np.int32) for row in rows]
-        offsets, owned = without_blanks(document.text, raw), _owned(specials, task.stride)
-        yield [_Piece(*parts) for parts in zip(ids, offsets, owned, strict=True)]
 
 
 def _tokenize(
@@ -322,9 +292,6 @@ def _require_usable(tokenizer: Any, task: WindowTask) -> None:
     require_offsets(tokenizer)
     special = tokenizer.num_special_tokens_to_add()
     if task.max_length - special <= task.stride:
-        problem = Problem(
-            "task.max_length",
-            f"{task.max_length} leaves {task.max_length - special} tokens besides the {special} that "
-            f"the tokenizer adds to every window; that must be more than task.stride ({task.stride})",
-        )
-        raise ConfigurationError([problem])
+        left = f"{task.max_length} leaves {task.max_length - special} tokens besides the {special} that"
+        message = f"{left} the tokenizer adds to every window; that must be more than task.stride"
+        raise ConfigurationError([Problem("task.max_length", f"{message} ({task.stride})")])

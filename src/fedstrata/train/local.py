@@ -1,7 +1,7 @@
 """The only client training loop.
 
 Every method trains through `fit`, so optimisers, schedules, clipping, accumulation, precision and
-determinism are decided in one place. `train_and_send` is the client half that FedAvg-like methods share.
+determinism are decided in one place.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from fedstrata.core.errors import TrainingError
-from fedstrata.core.types import JSON, Message, Plan, Tensors, Update
+from fedstrata.core.types import JSON, Tensors, Update
 from fedstrata.models.blocks import transformers_model
 from fedstrata.models.prefix import frozen_blocks
 from fedstrata.models.skip import skippable_blocks
@@ -61,34 +61,6 @@ class FitResult:
 
     loss: float
     steps: int
-
-
-def train_and_send(
-    plan: Plan,
-    client: Client,
-    rng: Seed,
-    *,
-    trainable: Collection[str],
-    private: Collection[str] = (),
-    proximal: float = 0.0,
-) -> Update:
-    """Loads a plan, trains, keeps the private tensors and returns the others.
-
-    Args:
-        plan: The global values of the shared tensors.
-        client: The client.
-        rng: Seed of this client in this round.
-        trainable: Names of all parameters that train.
-        private: Those of them that stay in the client's store.
-        proximal: FedProx's mu.
-    """
-    client.model.load(plan.tensors)
-    result = fit(client, trainable, rng, private=private, proximal=proximal)
-    if private:
-        client.store.write(Message(client.model.tensors(private)))
-    own = set(private)
-    shared = [name for name in trainable if name not in own]
-    return update_of(client, client.model.tensors(shared), {"loss": result.loss})
 
 
 def update_of(client: Client, tensors: Tensors, values: Mapping[str, JSON] | None = None) -> Update:

@@ -11,9 +11,8 @@ import numpy as np
 import torch
 
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.tasks.causal import pad_targets
 from fedstrata.tasks.instruction.prompts import PromptTokenizer
-from fedstrata.tasks.windows import IGNORED
+from fedstrata.tasks.windows import IGNORED, pad_labelled, padded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -138,18 +137,15 @@ def pad_questions(examples: Sequence[ClozeExample]) -> dict[str, Tensor]:
     """Pads questions on the right to the longest one.
 
     Returns:
-        Those of `fedstrata.tasks.causal.pad_targets`, for questions with their right answers; and what
+        Those of `fedstrata.tasks.windows.pad_labelled`, for questions with their right answers; and what
         `fedstrata.tasks.choice.continuations.log_likelihoods` takes.
     """
     answers = list(chain.from_iterable(each.answers for each in examples))
-    padded = np.full((len(answers), max(map(len, answers))), IGNORED, dtype=np.int64)
-    for row, ids in enumerate(answers):
-        padded[row, : len(ids)] = ids
     owner = np.repeat(np.arange(len(examples)), [len(each.answers) for each in examples])
     return {
-        **pad_targets(examples),
+        **pad_labelled(examples),
         "prompt": torch.tensor([len(each.prompt) for each in examples]),
         "pad_id": torch.tensor([each.pad_id for each in examples]),
-        "answers": torch.from_numpy(padded),
+        "answers": padded(answers, IGNORED),
         "owner": torch.from_numpy(owner),
     }

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.data.choices import PRONOUN, choices_of, rivals_of
-from fedstrata.tasks.instruction.prompts import builtin, faults, fields_of, filled, read_template
+from fedstrata.tasks.instruction.prompts import builtin, faults, fields_of, read_template
 
 if TYPE_CHECKING:
     from fedstrata.core.documents import Document
@@ -149,9 +149,10 @@ class Questions:
         if text is not None:
             values["text"] = text
         if missing := sorted(self.fields - values.keys()):
-            message = f"names {{{missing[0]}}}, which document {document.id!r} lacks; {_listed(values)}"
+            there = ", ".join(f"{{{name}}}" for name in values)
+            message = f"names {{{missing[0]}}}, which document {document.id!r} lacks; it has {there}"
             raise ConfigurationError([Problem("task.template", message)])
-        return filled(self._before, values)
+        return self._before.format_map(values)
 
     def answers(self, asked: Asked) -> list[str]:
         """Returns the answers as they stand behind the question, with the blank before each."""
@@ -236,7 +237,3 @@ def template_faults(template: str, form: Form, documents: Sequence[Document]) ->
     if not found and template.partition(f"{{{ANSWER}}}")[2].strip():
         found = [f"goes on behind {{{ANSWER}}}, and a causal language model sees nothing of what follows"]
     yield from (Problem("task.template", fault) for fault in found)
-
-
-def _listed(values: Mapping[str, str]) -> str:
-    return "it has " + ", ".join(f"{{{name}}}" for name in values)

@@ -12,11 +12,11 @@ from pydantic import Field
 
 from fedstrata.core.documents import Span
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.tasks.causal import end_id, pad_targets
+from fedstrata.tasks.causal import end_id
 from fedstrata.tasks.instruction.generate import generate
 from fedstrata.tasks.instruction.markup import mark, read
 from fedstrata.tasks.instruction.prompts import PromptTokenizer, TemplateTask
-from fedstrata.tasks.windows import IGNORED, Row
+from fedstrata.tasks.windows import IGNORED, Row, pad_labelled
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -165,7 +165,7 @@ class InstructionTokenizer:
         self._longest = task.max_length
         self._tag = max(map(len, self._marked(types)))
         self._room = task.max_length - max(map(len, self._words.prompts(bare)))
-        needed = SHORTEST + self.budget(SHORTEST)
+        needed = SHORTEST + budget_of(SHORTEST, self._tag)
         if self._room < needed:
             message = (
                 f"{task.max_length} leaves {self._room} tokens besides the longest instruction; a "
@@ -199,16 +199,12 @@ class InstructionTokenizer:
                 [*answer, self._end][: max(1, self._longest + 1 - len(prompt))],
                 words,
                 end=self._end,
-                budget=self.budget(len(sentence)),
+                budget=budget_of(len(sentence), self._tag),
                 on_prompts=self._on_prompts,
                 question=question,
             )
             for question, (prompt, answer, sentence) in zip(questions, ids, strict=True)
         ]
-
-    def budget(self, tokens: int) -> int:
-        """Returns how many tokens the answer about a sentence of so many may have."""
-        return budget_of(tokens, self._tag)
 
     def fits(self, sentence: str, answers: Sequence[str] = ()) -> bool:
         """Whether an instruction about a sentence is short enough with the longest answer it may have.
@@ -218,7 +214,7 @@ class InstructionTokenizer:
             answers: The right answers to what is asked of it, which must not be longer than that.
         """
         ids, *right = self._words.ids([sentence, *answers])
-        budget = self.budget(len(ids))
+        budget = budget_of(len(ids), self._tag)
         return len(ids) + budget <= self._room and all(len(each) < budget for each in right)  # and the end
 
     def _marked(self, types: Sequence[str]) -> list[list[int]]:
@@ -241,12 +237,12 @@ def pad_examples(examples: Sequence[Example]) -> dict[str, Tensor]:
     """Pads instructions on the right to the longest one.
 
     Returns:
-        Those of `fedstrata.tasks.causal.pad_targets`; `prompt`, `budget`, `pad_id` and `end_id`, (rows,)
+        Those of `fedstrata.tasks.windows.pad_labelled`; `prompt`, `budget`, `pad_id` and `end_id`, (rows,)
         int64: see `Example`.
     """
     names = ("prompt", "budget", "pad_id", "end_id")
     facts = {name: torch.tensor([getattr(each, name) for each in examples]) for name in names}
-    return {**pad_targets(examples), **facts}
+    return {**pad_labelled(examples), **facts}
 
 
 def answer_text(example: Example, ids: np.ndarray) -> tuple[str, bool]:

@@ -23,7 +23,7 @@ from fedstrata.data.sentences import lines, sentences
 from fedstrata.tasks.instruction.definitions import DEFINITIONS
 from fedstrata.tasks.instruction.examples import InstructionTask
 from fedstrata.tasks.instruction.markup import mark
-from fedstrata.tasks.instruction.prompts import builtin, faults, filled, read_template
+from fedstrata.tasks.instruction.prompts import builtin, faults, read_template
 from fedstrata.tasks.instruction.question import Kind, Question
 
 if TYPE_CHECKING:
@@ -162,15 +162,12 @@ class AskingTask(InstructionTask):
 
     def _about(self, index: int, document: Document, start: int, end: int) -> list[Question]:
         """Returns the questions about a stretch of a document."""
-        found = [Question(index, start, end)] if "ner" in self.template_texts else []
+        stretch = Question(index, start, end)
+        found = [stretch] if "ner" in self.template_texts else []
         if "re" not in self.template_texts or document.lacks_relations:
             return found
-        own = (
-            span
-            for span in document.spans
-            if self.asked_modifiers.get(span.label) and start <= span.start and span.end <= end
-        )
-        return [*found, *(Question(index, start, end, main) for main in own)]
+        mains = (span for span in document.spans if self.asked_modifiers.get(span.label))
+        return [*found, *(Question(index, start, end, main) for main in mains if stretch.holds(main))]
 
     def bare(self) -> list[str]:
         """Returns the instructions of each kind without a sentence: what they add to the length of one."""
@@ -184,36 +181,27 @@ class AskingTask(InstructionTask):
 
     def answer(self, question: Question, document: Document) -> str:
         """Returns the right answer, according to the document's annotations."""
-        sentence = document.text[question.start : question.end]
-        wanted = [question.within(span) for span in self.expected(question, document)]
-        return mark(sentence, wanted)
-
-    def expected(self, question: Question, document: Document) -> list[Span]:
-        """Returns what a right answer marks, in the document; a modifier has the type of its relation."""
+        types, spans = self.asked_types(question), document.spans
         if question.main is None:
-            return [
-                span for span in document.spans if span.label in self.asked_mentions and question.holds(span)
+            wanted = [span for span in spans if span.label in types]
+        else:  # a modifier has the type of its relation
+            wanted = [
+                Span(spans[relation.tail].start, spans[relation.tail].end, relation.label)
+                for relation in document.relations
+                if spans[relation.head] == question.main and relation.label in types
             ]
-        types = self.asked_types(question)
-        tails = [
-            Span(document.spans[relation.tail].start, document.spans[relation.tail].end, relation.label)
-            for relation in document.relations
-            if document.spans[relation.head] == question.main and relation.label in types
-        ]
-        return [span for span in tails if question.holds(span)]
+        sentence = document.text[question.start : question.end]
+        return mark(sentence, [question.within(span) for span in wanted if question.holds(span)])
 
     def asked_types(self, question: Question) -> Sequence[str]:
         """Returns the types that are asked for."""
         return self.asked_mentions if question.main is None else self.asked_modifiers[question.main.label]
 
     def _filled(self, kind: Kind, sentence: str, main: str, types: Sequence[str]) -> str:
-        definitions = "\n".join(map(self._defined, types))
-        values = {INPUT: sentence, "main": main, "types": ", ".join(types), "definitions": definitions}
-        return filled(self.template_texts[kind], values)
-
-    def _defined(self, label: str) -> str:
-        known = self.definitions.get(label, DEFINITIONS.get(label))
-        return f"{label}: {known}" if known else label
+        known = {**DEFINITIONS, **self.definitions}
+        told = [f"{label}: {known[label]}" if known.get(label) else label for label in types]
+        values = {INPUT: sentence, "main": main, "types": ", ".join(types), "definitions": "\n".join(told)}
+        return self.template_texts[kind].format_map(values)
 
 
 def _parts(

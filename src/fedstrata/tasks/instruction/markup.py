@@ -9,10 +9,11 @@ same stretch of the source, and is else counted and left out. None is guessed.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
@@ -45,12 +46,7 @@ class Faults:
     unfinished: int = 0
 
     def __add__(self, other: Faults) -> Faults:
-        return Faults(
-            self.broken + other.broken,
-            self.unknown + other.unknown,
-            self.unaligned + other.unaligned,
-            self.unfinished + other.unfinished,
-        )
+        return Faults(*map(operator.add, astuple(self), astuple(other)))
 
 
 NO_FAULTS = Faults()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
@@ -62,7 +62,7 @@ class PromptTokenizer:
                 chats = [f"{chat.rstrip()}\n\n</think>\n\n" for chat in chats]
             rows = self._tokenize(chats, special=False, split=False)  # the template has written special ones
             return [
-                self._chat(chat, text) if self._looks_special(text) else row
+                self._chat(chat, text) if any(token in text for token in self._special.values()) else row
                 for chat, text, row in zip(chats, texts, rows, strict=True)
             ]
         # Of the special tokens those at the beginning belong to a prompt, and not one that ends it.
@@ -104,9 +104,6 @@ class PromptTokenizer:
         """Whether the template begins an answer with a thought whatever it is told, as DeepSeek-R1's."""
         (chat,) = self._written([[{"role": "user", "content": "Q"}]], add_generation_prompt=True)
         return chat.rstrip().endswith("<think>")
-
-    def _looks_special(self, text: str) -> bool:
-        return any(token in text for token in self._special.values())
 
     def _chat(self, chat: str, text: str) -> list[int]:
         """Returns the tokens of a chat whose text looks as if it had special ones."""
@@ -223,11 +220,6 @@ def fields_of(template: str) -> list[str]:
     """
     names = (name for _, name, _, _ in string.Formatter().parse(template) if name is not None)
     return list(dict.fromkeys(names))
-
-
-def filled(template: str, values: Mapping[str, str]) -> str:
-    """Returns a template with the values of its fields."""
-    return template.format_map(values)
 
 
 def read_template(given: str, mark: str, path: str) -> str:

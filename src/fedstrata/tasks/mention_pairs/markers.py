@@ -44,23 +44,19 @@ def marks_around(label: str, role: int, *, typed: bool) -> tuple[str, str]:
     return f"{sign} {of_type} {' '.join(label.replace('_', ' ').lower().split())} {of_type}", sign
 
 
-def marked_example(modifiers: Mapping[str, Sequence[str]], *, typed: bool) -> str:
-    """Returns a text as a model reads it, with the first types that it is asked about."""
-    main = next(label for label, own in modifiers.items() if own)
-    pair = (main, modifiers[main][0])
-    (before, after), (begin, end) = (
-        marks_around(label, role, typed=typed) for role, label in enumerate(pair)
-    )
-    return f"... {before} WORDS {after} ... {begin} WORDS {end} ..."
-
-
 def code_of(modifiers: Mapping[str, Sequence[str]], *, typed: bool) -> str:
-    """Returns how a pair of mentions is classified, which no pipeline does, as a model card says it."""
+    """Returns how a pair of mentions is classified, which no pipeline does, as a model card says it.
+
+    Its text is as a model reads it, with the first types that it is asked about.
+    """
+    main = next(label for label, own in modifiers.items() if own)
+    before, after = marks_around(main, 0, typed=typed)
+    begin, end = marks_around(modifiers[main][0], 1, typed=typed)
     return f"""from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained(".")
 model = AutoModelForTokenClassification.from_pretrained(".").eval()
-text = "{marked_example(modifiers, typed=typed)}"
+text = "... {before} WORDS {after} ... {begin} WORDS {end} ..."
 inputs = tokenizer(text, return_tensors="pt")
 marks = [inputs.char_to_token(text.rindex(sign)) for sign in "@#"]  # the closing ones
 relation = model.config.id2label[int(model(**inputs).logits[0, marks].sum(dim=0).argmax())]"""
@@ -100,20 +96,6 @@ def markable(document: Document, input_ids: Sequence[int], offsets: Sequence[Seq
     return MarkableText(np.array(input_ids, dtype=np.int32), begins, np.where(first > last, begins, after))
 
 
-@dataclass(frozen=True, slots=True)
-class MarkedWindow:
-    """A pair in the text around it.
-
-    Attributes:
-        input_ids: Token ids, (tokens,) int32.
-        marks: Where the main mention's closing mark ends and where the modifier's does, both a token of the
-            window: its last token before the gap where a window lost the middle of a pair, and the mark.
-    """
-
-    input_ids: np.ndarray
-    marks: tuple[int, int]
-
-
 class PairMarker:
     """Makes the windows of marked pairs.
 
@@ -134,7 +116,9 @@ class PairMarker:
         self._tokenizer, self._typed = tokenizer, typed
         self._marks: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = {}
 
-    def window(self, text: MarkableText, spans: Sequence[Span], main: int, modifier: int) -> MarkedWindow:
+    def window(
+        self, text: MarkableText, spans: Sequence[Span], main: int, modifier: int
+    ) -> tuple[np.ndarray, tuple[int, int]]:
         """Returns a pair's window.
 
         Args:
@@ -142,6 +126,11 @@ class PairMarker:
             spans: Its mentions.
             main: Index of the main mention.
             modifier: Index of the modifier.
+
+        Returns:
+            Token ids, (tokens,) int32; and where the main mention's closing mark ends and where that of the
+            modifier does, both a token of the window: its last token before the gap where a window lost the
+            middle of a pair, and the mark.
         """
         pair = (main, modifier)
         marks = [self._around(spans[index].label, role) for role, index in enumerate(pair)]
@@ -164,7 +153,7 @@ class PairMarker:
         context = text.input_ids[left - taken : left], text.input_ids[right : right + max(spare - taken, 0)]
         ids = np.concatenate([self._before, context[0], core, context[1], self._after])
         main_mark, modifier_mark = (len(self._before) + len(context[0]) + place for place in closed)
-        return MarkedWindow(ids, (main_mark, modifier_mark))
+        return ids, (main_mark, modifier_mark)
 
     def _around(self, label: str, role: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the tokens before and after a mention of a type."""
