@@ -33,24 +33,22 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MultiLabelBinarizer
 
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, FedstrataError
+from fedstrata.core.errors import FedstrataError
 from fedstrata.core.settings.source import Source
 from fedstrata.core.settings.sweep import read_sweep, with_value
 from fedstrata.data.divide import divide
 from fedstrata.data.split import Split
-from fedstrata.engine.prepare import check_settings
-from fedstrata.tasks import task_of
+from fedstrata.engine.check import check_settings
 from fedstrata.tasks.classify import DocumentClassification
 from fedstrata.tasks.relations import RelationClassification
 
 
 def scores(source: Source) -> dict[str, float]:
     """Trains the baseline of the configuration's task and scores it as the task scores a model."""
-    settings, _, problems = check_settings(source)
-    if problems:
-        raise ConfigurationError(problems)
-    clients = divide(settings, task_of(settings.task)).clients
-    task = task_of(settings.task).fitted(clients)
+    checked = check_settings(source)
+    checked.require_sound()
+    clients = divide(checked.settings, checked.task).clients
+    task = checked.task.fitted(clients)
     train, test = (
         [document for own in clients.values() for document in getattr(own, part)]
         for part in ("train", "test")

@@ -14,9 +14,8 @@ from support import Finished, finished, in_terminal
 
 from fedstrata.core.settings.source import read_source
 from fedstrata.data.divide import divide
-from fedstrata.engine.prepare import check_settings
+from fedstrata.engine.check import check_settings
 from fedstrata.metrics.spans import span_scores
-from fedstrata.tasks import task_of
 
 DEMO = Path(str(files("fedstrata.cli") / "demo.yaml"))
 
@@ -34,14 +33,14 @@ def run_demo(tmp_path: Path, method: str) -> Finished:
 
 @pytest.mark.slow
 def test_a_look_up_table_is_at_least_15_f1_points_below_the_centralised_model(tmp_path: Path) -> None:
-    settings, _, _ = check_settings(read_source(DEMO, []))
-    clients = divide(settings, task_of(settings.task)).clients.values()
+    checked = check_settings(read_source(DEMO, []))
+    clients = divide(checked.settings, checked.task).clients.values()
     train, test = (
         [document for own in clients for document in getattr(own, part)] for part in ("train", "test")
     )
     tagger = LookupTagger.fit(train)
     found = [tagger.predict(document) for document in test]
-    lookup = span_scores([document.spans for document in test], found, settings.data.types)["f1"]
+    lookup = span_scores([document.spans for document in test], found, checked.settings.data.types)["f1"]
     model = run_demo(tmp_path, "centralized").summary["metrics"]["global"]["f1"]
     assert model >= lookup + 0.15
 

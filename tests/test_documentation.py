@@ -13,7 +13,7 @@ from support import REPOSITORY, load_script
 
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.settings.sweep import read_sweep, with_value
-from fedstrata.engine.prepare import check_settings
+from fedstrata.engine.check import check_settings
 
 CONFIGURATIONS = sorted(
     path
@@ -43,11 +43,11 @@ def test_every_shipped_configuration_is_valid(path: Path) -> None:
         sources = [with_value(row, *setting, "")[0].source for row in sweep.rows for setting in tried]
     assert sources
     for source in sources:
-        settings, method, problems = check_settings(source)
-        assert not problems, [problem.message for problem in problems]
-        assert method is not None
+        checked = check_settings(source)
+        assert not checked.problems, [problem.message for problem in checked.problems]
+        assert checked.method is not None
         if path.is_relative_to(REPOSITORY / "benchmarks"):
-            assert settings.name.replace("-", "_") == path.stem
+            assert checked.settings.name.replace("-", "_") == path.stem
 
 
 def blocks_of(page: str) -> list[str]:

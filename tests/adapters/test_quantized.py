@@ -16,10 +16,11 @@ from fedstrata.core.settings.adapter import LoraSettings
 from fedstrata.core.settings.model import ModelSettings
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.source import read_source
+from fedstrata.engine.check import check_settings
 from fedstrata.engine.model import check_model
-from fedstrata.engine.prepare import check_settings
 from fedstrata.models.load import load
 from fedstrata.models.state import Model
+from fedstrata.tasks.lm import LanguageModelling
 from fedstrata.tasks.windows import run_model
 
 LORA = LoraSettings(kind="lora", rank=2)
@@ -113,11 +114,10 @@ def test_a_layer_that_would_be_read_wrongly_is_refused(saved: Callable[..., Path
 )
 def test_flora_is_refused_before_any_weights_are_loaded(folder: Path, weights: str, told: str) -> None:
     asked = (f"model={{name: {folder}, {weights}}}", "method={name: flora}", "task={name: lm}")
-    settings, method, problems = check_settings(read_source(None, [*asked, "adapter={kind: lora}"]))
-    assert settings is not None
-    assert not problems
+    checked = check_settings(read_source(None, [*asked, "adapter={kind: lora}"]))
+    assert not checked.problems
     with pytest.raises(ConfigurationError, match=told):
-        check_model(settings, method)
+        check_model(checked.settings, checked.task, checked.method)
 
 
 def test_without_the_package_one_message_says_what_to_do(
@@ -134,8 +134,8 @@ def test_without_the_package_one_message_says_what_to_do(
 def test_a_run_without_an_adapter_is_refused(folder: Path) -> None:
     pytest.importorskip("bitsandbytes")
     model = ModelSettings(name=str(folder), quantization="nf4", dtype="bfloat16")
-    task = {"name": "lm", "max_length": 16}
+    task = LanguageModelling(max_length=16)
     with pytest.raises(ConfigurationError) as caught:
-        check_model(RunSettings(model=model, task=task), None)
+        check_model(RunSettings(model=model), task, None)
     assert [problem.path for problem in caught.value.problems] == ["model.quantization", "model.dtype"]
-    check_model(RunSettings(model=model, task=task, adapter=LORA), None)
+    check_model(RunSettings(model=model, adapter=LORA), task, None)

@@ -10,7 +10,7 @@ import pytest
 from support import TINY, Call, Told
 
 from fedstrata.cli.options import configuration
-from fedstrata.engine.prepare import check_settings
+from fedstrata.engine.check import check_settings
 
 QUOTED = "Zebrafinch"
 """Stands in every note; no message may contain it."""
@@ -291,10 +291,10 @@ def test_a_bug_shows_its_type_but_not_its_text(
 @pytest.mark.parametrize("overrides", [["data.format=jsonl", "data.path=notes"], ["task.name=classify"]])
 def test_what_the_demo_says_of_its_own_notes_is_not_said_of_others(overrides: list[str]) -> None:
     """Without a configuration the demo's is taken, whose types other notes do not have."""
-    settings, _, problems = check_settings(configuration(None, overrides))
-    assert not problems
-    assert settings.data.types is None
-    assert settings.federation.rounds == 10
+    checked = check_settings(configuration(None, overrides))
+    assert not checked.problems
+    assert checked.settings.data.types is None
+    assert checked.settings.federation.rounds == 10
     named = configuration(None, [*overrides, "data.types=[gene]", "data.synthetic.notes=4"]).values["data"]
     assert named["types"] == ["gene"]
     assert named["synthetic"]["notes"] == 4

@@ -21,11 +21,10 @@ from fedstrata.core.settings.source import read_source
 from fedstrata.data.divide import divide
 from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
-from fedstrata.engine.prepare import check_settings
+from fedstrata.engine.check import check_settings
 from fedstrata.engine.run_folder import open_run
 from fedstrata.metrics.relations import relation_scores, triples_of
 from fedstrata.metrics.spans import span_scores
-from fedstrata.tasks import task_of
 
 QUOTED = "Zebrafinch"
 TEXT = f"{QUOTED} has severe chest pain and takes aspirin, 81 mg."
@@ -294,11 +293,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 @pytest.mark.parametrize("form", ["brat", "jsonl"])
 def test_the_numbers_are_those_of_the_run_that_predicted(run: Finished, tmp_path: Path, form: str) -> None:
-    settings, _, problems = check_settings(read_source(None, [*TINY]))
-    assert not problems
-    clients = divide(settings, task_of(settings.task)).clients.values()
+    checked = check_settings(read_source(None, [*TINY]))
+    assert not checked.problems
+    clients = divide(checked.settings, checked.task).clients.values()
     tested = {document.id for own in clients for document in own.test}
-    notes = generate(seed=settings.seed, sites=3, notes=24)
+    notes = generate(seed=checked.settings.seed, sites=3, notes=24)
     write([note for note in notes if note.id in tested], tmp_path / "gold", form)
     command = ["predict", str(run.folder), str(tmp_path / "gold"), "--input-format", form, "--format", form]
     done = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "found")])

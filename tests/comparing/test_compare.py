@@ -16,7 +16,7 @@ from fedstrata.comparing.compare import Comparison, choose
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.settings.sweep import read_sweep
-from fedstrata.engine.prepare import check_settings
+from fedstrata.engine.check import check_settings
 from fedstrata.engine.run_folder import write_settings
 from fedstrata.record.log import RecordLog
 from fedstrata.record.table import Trial
@@ -66,9 +66,9 @@ def finish(
     """Writes what a finished run of `BASE` leaves, as far as a comparison looks at it."""
     folder.mkdir(parents=True)
     (folder.parents[2] / "base.yaml").write_text(BASE)
-    settings, _, problems = check_settings(read_source(folder.parents[2] / "base.yaml", overrides))
-    assert not problems
-    write_settings(settings, folder / "config.yaml")
+    checked = check_settings(read_source(folder.parents[2] / "base.yaml", overrides))
+    assert not checked.problems
+    write_settings(checked.settings, folder / "config.yaml")
     log = RecordLog(folder / "record.jsonl")
     log.append("run", {"metric": "f1", "data": data, "threads": 1, "device": "cpu", "versions": {}})
     for number in range(1, rounds + 1):
@@ -347,7 +347,7 @@ def test_runs_side_by_side_share_the_cores(tmp_path: Path, monkeypatch: pytest.M
 
     def threads(*overrides: str, jobs: int) -> int | None:
         (row,) = checked(tmp_path, BASE, "sweep.seeds=[0]", *overrides, jobs=jobs)._rows
-        return row.trials[None][0].settings.threads
+        return row.trials[None][0].checked.settings.threads
 
     assert threads(jobs=1) is None
     assert threads(jobs=3) == 2

@@ -15,9 +15,10 @@ from fedstrata.core.settings.source import read_source
 from fedstrata.data.divide import divide
 from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
-from fedstrata.engine.prepare import check_settings, prepare
+from fedstrata.engine.check import check_settings
+from fedstrata.engine.prepare import prepare
 from fedstrata.engine.run_folder import open_run, resumable
-from fedstrata.tasks import classify, task_of
+from fedstrata.tasks import classify
 from fedstrata.tasks.windows import run_model
 
 CODES = ("task.name=classify", "data.types=null", "task.max_windows=2", "training.batch_size=4")
@@ -60,12 +61,12 @@ def test_codes_of_synthetic_notes_are_learnt_and_scored(run_tiny: RunTiny) -> No
 
 def test_what_a_run_leaves_is_enough_to_use_its_model(run_tiny: RunTiny, one_each: Path) -> None:
     run = run_tiny(*CODES, single(one_each), "federation.rounds=1")
-    settings, _, problems = check_settings(read_source(run.folder / "config.yaml", []))
-    assert not problems
+    checked = check_settings(read_source(run.folder / "config.yaml", []))
+    assert not checked.problems
     model = AutoModelForSequenceClassification.from_pretrained(run.folder / "model")
     assert model.config.problem_type == "single_label_classification"
     labels = [model.config.id2label[number] for number in range(model.config.num_labels)]
-    task = task_of(settings.task).restored(labels)
+    task = checked.task.restored(labels)
     assert task.classes == tuple(sorted(LABELS))
     assert (task.metric, task.head_type) == ("accuracy", model.config.problem_type)
 
@@ -146,8 +147,8 @@ def test_a_label_skew_is_one_of_the_labels_that_are_learnt(tmp_path: Path) -> No
             note["labels"] = [LABELS[number % 3]]
             note.pop("metadata", None)
         path.write_text("\n".join(map(json.dumps, notes)) + "\n")
-    settings = check_settings(source)[0]
-    clients = divide(settings, task_of(settings.task)).clients
+    checked = check_settings(source)
+    clients = divide(checked.settings, checked.task).clients
     assert [{document.labels for document in own.all} for own in clients.values()] == [
         {(label,)} for label in sorted(LABELS)
     ]
@@ -172,7 +173,7 @@ def test_problems_of_the_task_are_told_with_those_of_other_sections(one_each: Pa
 
 
 def test_mention_types_mean_nothing_to_it() -> None:
-    _, _, problems = check_settings(read_source(None, ["task.name=classify", "data.types=[problem]"]))
+    problems = check_settings(read_source(None, ["task.name=classify", "data.types=[problem]"])).problems
     (problem,) = problems
     assert problem.path == "data.types"
     assert problem.origin == "the command line"

@@ -9,8 +9,7 @@ import pytest
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import read_source
 from fedstrata.data.divide import divide
-from fedstrata.engine.prepare import check_settings
-from fedstrata.tasks import task_of
+from fedstrata.engine.check import check_settings
 
 EXTERNAL = "data.external={elsewhere: {synthetic: {sites: 2, notes: 6}}}"
 
@@ -25,9 +24,9 @@ def test_an_external_corpus_is_scored_and_changes_nothing_else(run_tiny: Any) ->
 
 
 def test_its_documents_are_its_own() -> None:
-    settings, _, problems = check_settings(read_source(None, [EXTERNAL, "data.synthetic.notes=24"]))
-    assert not problems
-    sites = divide(settings, task_of(settings.task)).clients
+    checked = check_settings(read_source(None, [EXTERNAL, "data.synthetic.notes=24"]))
+    assert not checked.problems
+    sites = divide(checked.settings, checked.task).clients
     outside = sites["elsewhere"]
     assert (len(outside.train), len(outside.validation), len(outside.test)) == (0, 0, 6)
     assert all(document.id.startswith("elsewhere/") for document in outside.test)

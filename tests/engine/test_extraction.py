@@ -17,12 +17,12 @@ from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import read_source
 from fedstrata.data.divide import divide
 from fedstrata.data.readers import read
-from fedstrata.engine.prepare import check_settings, prepare
+from fedstrata.engine.check import check_settings
+from fedstrata.engine.prepare import prepare
 from fedstrata.engine.run_folder import open_run
 from fedstrata.metrics.relations import relation_scores, triples_of
 from fedstrata.results.export import export
 from fedstrata.results.result import open_result
-from fedstrata.tasks import task_of
 
 SENTENCES = [
     ("Severe chest pain.", [(0, 6, "severity"), (7, 17, "problem")], [(1, 0, "severity")]),
@@ -208,8 +208,8 @@ def test_whoever_has_a_document_it_says_what_was_looked_for(tmp_path: Path, task
     settings = (*EXTRACT, data, "data.split.server=4", f"partition={by}")
     if task == "relations":
         settings = (*settings, "task={name: relations}")
-    checked, _, _ = check_settings(read_source(None, [*TINY, *settings]))
-    divided = divide(checked, task_of(checked.task))
+    checked = check_settings(read_source(None, [*TINY, *settings]))
+    divided = divide(checked.settings, checked.task)
     owned = [*divided.server, *(document for own in divided.clients.values() for document in own.all)]
     assert {(document.site, document.lacks_relations) for document in owned} == {
         ("both", False),

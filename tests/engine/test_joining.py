@@ -17,8 +17,7 @@ from fedstrata.core.types import JSON, Message, Plan
 from fedstrata.engine.agreeing import SCORE
 from fedstrata.engine.checkpoint import ClientStore, client_folder, home_of
 from fedstrata.engine.joining import RemoteClient
-from fedstrata.engine.prepare import Experiment
-from fedstrata.engine.sides import prepare_client
+from fedstrata.engine.prepare import Experiment, prepare_client
 from fedstrata.split.transport.header import Header, Kind
 from fedstrata.split.transport.hub import Hub
 from fedstrata.split.transport.membership import Membership

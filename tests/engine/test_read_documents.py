@@ -14,15 +14,15 @@ from fedstrata.core.settings.source import Source
 from fedstrata.data.divide import divide, read_documents
 from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
-from fedstrata.engine.prepare import check_settings
+from fedstrata.engine.check import check_settings
 from fedstrata.tasks import task_of
 
 
 def settings_of(text: str, problems: int = 0):
     """The checked settings of a YAML text, and the messages of its problems."""
-    settings, _, found = check_settings(Source(YAML(typ="safe").load(text)))
-    assert len(found) == problems, found
-    return settings, " ".join(str(problem) for problem in found)
+    checked = check_settings(Source(YAML(typ="safe").load(text)))
+    assert len(checked.problems) == problems, checked.problems
+    return checked.settings, " ".join(map(str, checked.problems))
 
 
 def documents_of(text: str) -> list[Document]:

@@ -17,7 +17,7 @@ from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import read_source
 from fedstrata.data.readers import read
 from fedstrata.data.writers import write
-from fedstrata.engine.prepare import check_settings
+from fedstrata.engine.check import check_settings
 from fedstrata.engine.run_folder import resumable
 from fedstrata.planning.plan import make_plan
 from fedstrata.results.export import export
@@ -78,9 +78,9 @@ def test_modifiers_of_synthetic_notes_are_learnt_and_scored(run_tiny: RunTiny) -
             assert {"f1", "precision", "recall"} <= set(scores)
     losses = [event["loss"] for event in run.of("round")]
     assert losses[-1] < losses[0]
-    settings, _, problems = check_settings(read_source(run.folder / "config.yaml", []))
-    assert not problems
-    assert settings.task["modifiers"]["drug"] == ["dosage"]
+    checked = check_settings(read_source(run.folder / "config.yaml", []))
+    assert not checked.problems
+    assert checked.settings.task["modifiers"]["drug"] == ["dosage"]
 
 
 def test_what_a_run_learnt_relates_the_mentions_of_other_files(
@@ -211,6 +211,6 @@ def test_a_run_is_planned_as_it_then_runs(run_tiny: RunTiny, notes: Path) -> Non
     ],
 )
 def test_relations_are_no_choice_for_a_task_that_learns_none(overrides: tuple[str, ...], path: str) -> None:
-    _, _, problems = check_settings(read_source(None, ["data.types=[problem]", *overrides]))
+    problems = check_settings(read_source(None, ["data.types=[problem]", *overrides])).problems
     assert path in [problem.path for problem in problems]
     assert all("have no meaning with task" in problem.message for problem in problems)

@@ -15,9 +15,8 @@ from fedstrata.core.cut import Cut
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import Source, read_source
 from fedstrata.core.types import Plan, Update
-from fedstrata.engine.prepare import Experiment, prepare
+from fedstrata.engine.prepare import Experiment, prepare, prepare_server
 from fedstrata.engine.rounds import sites_of
-from fedstrata.engine.sides import prepare_server
 from fedstrata.planning.plan import make_plan
 from fedstrata.record.history import read_history
 from fedstrata.record.report.run import run_page

@@ -182,7 +182,7 @@ from fedstrata.split import divide
 from fedstrata.core.settings.source import read_source
 from fedstrata.engine.agreeing import Agreements
 from fedstrata.engine.joining import RemoteClient
-from fedstrata.engine.sides import prepare_client, prepare_server
+from fedstrata.engine.prepare import prepare_client, prepare_server
 
 def peak():
     lines = Path("/proc/self/status").read_text().splitlines()

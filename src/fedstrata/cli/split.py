@@ -48,9 +48,9 @@ def serve(
     """
     from fedstrata.cli.display import Display  # noqa: PLC0415 - heavy
     from fedstrata.engine.agreeing import Agreements  # noqa: PLC0415
+    from fedstrata.engine.prepare import prepare_server  # noqa: PLC0415
     from fedstrata.engine.run_folder import require_free_folder, serving_folder  # noqa: PLC0415
     from fedstrata.engine.serving import Serving  # noqa: PLC0415
-    from fedstrata.engine.sides import prepare_server  # noqa: PLC0415
     from fedstrata.split.transport.hub import require_free  # noqa: PLC0415
 
     guests = lines.guests_of(listen, tokens, clients, certificate, key, authority, insecure=insecure)
@@ -105,7 +105,7 @@ def join(
     --certificate north.pem --key north.key --authority server.pem
     """
     from fedstrata.engine.joining import RemoteClient  # noqa: PLC0415 - heavy
-    from fedstrata.engine.sides import prepare_client  # noqa: PLC0415
+    from fedstrata.engine.prepare import prepare_client  # noqa: PLC0415
 
     certificates = lines.certificates_of(certificate, key, authority, insecure=insecure)
     timing = lines.timing_of(deadline, reconnect, keepalive, delay)
@@ -216,7 +216,7 @@ def generate(
     from fedstrata.core.files import write_atomically  # noqa: PLC0415
     from fedstrata.data.writers import jsonl  # noqa: PLC0415
     from fedstrata.engine.generating import Drawing, Generating, read_prompts  # noqa: PLC0415
-    from fedstrata.engine.sides import prepare_client, prepare_prompts  # noqa: PLC0415
+    from fedstrata.engine.prepare import prepare_client, prepare_prompts  # noqa: PLC0415
 
     certificates = lines.certificates_of(certificate, key, authority, insecure=insecure)
     timing = lines.timing_of(deadline, reconnect, keepalive, delay)

@@ -19,8 +19,7 @@ from typing import Any
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.files import TEMPORARY
-from fedstrata.core.settings.run import RunSettings
-from fedstrata.core.settings.source import Source
+from fedstrata.engine.check import Checked
 from fedstrata.engine.run_folder import require_same_settings, write_settings
 from fedstrata.record.log import Follower, committed_rounds, read_events
 from fedstrata.record.table import CellResult
@@ -37,15 +36,13 @@ class Cell:
     Attributes:
         name: How people know it.
         seed: Its seed.
-        source: Its configuration and where it came from.
-        settings: The same, checked.
+        checked: Its configuration.
         folder: Its run directory; `FOLDER.yaml` and `FOLDER.log` are beside it.
     """
 
     name: str
     seed: int
-    source: Source
-    settings: RunSettings
+    checked: Checked
     folder: Path
 
     @property
@@ -64,7 +61,7 @@ class Cell:
             summary = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        return summary if summary["rounds"] == self.settings.federation.rounds else None
+        return summary if summary["rounds"] == self.checked.settings.federation.rounds else None
 
     def require_resumable(self) -> None:
         """Refuses a folder that holds a run of other settings, or of more rounds.
@@ -74,11 +71,11 @@ class Cell:
         """
         if not self.begun:
             return
-        require_same_settings(self.folder, self.source)
+        require_same_settings(self.folder, self.checked.source)
         committed = len(committed_rounds(read_events(self.record))) if self.record.is_file() else 0
-        if committed > self.settings.federation.rounds:
+        if committed > self.checked.settings.federation.rounds:
             message = f"must be at least {committed}, the rounds already committed in {self.folder}"
-            raise ConfigurationError([self.source.problem("federation.rounds", message)])
+            raise ConfigurationError([self.checked.source.problem("federation.rounds", message)])
 
     def validation(self, metric: str) -> float | None:
         """Returns the score on the validation split after the last round that was scored."""
@@ -117,7 +114,7 @@ class CellProcess:
         self.cell = cell
         configuration = _beside(cell.folder, ".yaml")
         configuration.parent.mkdir(parents=True, exist_ok=True)
-        write_settings(cell.settings, configuration)
+        write_settings(cell.checked.settings, configuration)
         for leftover in [] if cell.begun else cell.folder.glob(f".*{TEMPORARY}"):
             leftover.unlink()  # of a run killed before it began; a new one wants an empty folder
         self._follower = Follower(cell.record)

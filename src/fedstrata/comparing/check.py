@@ -12,22 +12,26 @@ from typing import Any
 
 from fedstrata.comparing.cells import Cell
 from fedstrata.comparing.compare import LOCK, Comparison, RowPlan
-from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, DataError, Problem, did_you_mean
+from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean
 from fedstrata.core.preflight import Facts
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.sweep import SECTION, Row, Sweep, folder_name, label, with_value
 from fedstrata.core.task import Task
-from fedstrata.data.divide import divide
-from fedstrata.data.split import Split
-from fedstrata.engine.check import unfit_clients
+from fedstrata.data.divide import Division, divide
+from fedstrata.engine.check import (
+    Checked,
+    check_metric,
+    check_settings,
+    collecting,
+    machine_problems,
+    sections_of,
+    unfit_clients,
+)
 from fedstrata.engine.model import check_model, refusals
-from fedstrata.engine.prepare import check_metric, check_settings, machine_problems
 from fedstrata.engine.run_folder import differences
 from fedstrata.metrics.cost import cores
 from fedstrata.record.log import Listener
 from fedstrata.record.score_columns import CLIENT, EXTERNAL, HIGH, LOW, column_names, is_of_one
-from fedstrata.tasks import task_of
 
 DATA_SECTIONS = frozenset({"data", "partition", "task"})
 """What rows have in common unless `sweep.allow_different_data` says otherwise."""
@@ -39,19 +43,17 @@ class Divided:
 
     Attributes:
         settings: The run's settings.
-        clients: Each client's documents by split.
-        server: The server's own.
+        sites: Who has which documents.
         task: The task made for them.
     """
 
     settings: RunSettings
-    clients: Mapping[str, Split]
-    server: Sequence[Document]
+    sites: Division
     task: Task
 
-    def are_those_of(self, cell: Cell) -> bool:
+    def are_those_of(self, other: Checked) -> bool:
         """Whether another run has the same documents at the same clients, but for its seed."""
-        changed = differences(self.settings, cell.settings)
+        changed = differences(self.settings, other.settings)
         return not {path.partition(".")[0] for path in changed} & DATA_SECTIONS
 
 
@@ -75,7 +77,7 @@ def check_comparison(sweep: Sweep, folder: Path, *, jobs: int, listen: Listener)
         plan, found[row.name] = _plan(row, sweep, folder, jobs)
         rows.append(plan)
     problems += _by_row(found)
-    sound = [row for row in rows if not DATA_SECTIONS & _sections(found[row.name])]
+    sound = [row for row in rows if not DATA_SECTIONS & sections_of(found[row.name])]
     divided: Divided | None = None
     if sound:
         if not sweep.settings.allow_different_data:
@@ -93,7 +95,7 @@ def _plan(row: Row, sweep: Sweep, folder: Path, jobs: int) -> tuple[RowPlan, lis
     tune, seeds = sweep.settings.tune, sweep.settings.seeds
     problems: list[Problem] = []
     trials: dict[Any, dict[int, Cell]] = {}
-    checked: dict[str, list[Problem]] = {}
+    known: dict[str, list[Problem]] = {}
     for value in tune.values if tune else [None]:
         tried, under, wanted = row, folder / row.folder, list(seeds)
         if tune is not None:
@@ -105,39 +107,40 @@ def _plan(row: Row, sweep: Sweep, folder: Path, jobs: int) -> tuple[RowPlan, lis
         for seed in dict.fromkeys(wanted):
             trial = f", {label(tune.setting, value)}" if tune else ""
             name = f"{row.name}{trial}, seed {seed}"
-            cell, wrong_settings = _cell(name, tried, seed, under / f"seed-{seed}", jobs)
-            problems += wrong_settings
-            if not {"model", "task", "method"} & _sections(wrong_settings):
-                problems += _model_problems(cell, checked)
+            own = _checked(tried, seed, jobs)
+            cell = Cell(name, seed, own, under / f"seed-{seed}")
+            problems += own.problems
+            if own.sound("model", "task", "method"):
+                problems += _model_problems(own, known)
             if cell.summary() is None:  # else it is not run again
-                problems += cell.source.located(machine_problems(cell.settings))
-            if not wrong_settings:
+                problems += own.source.located(machine_problems(own.settings))
+            if not own.problems:
                 wrong_folder = refusals(cell.require_resumable)
                 problems += [replace(item, path=f"{name}: {item.path}") for item in wrong_folder]
             trials[value][seed] = cell
     return RowPlan(row.name, trials), list(dict.fromkeys(problems))
 
 
-def _cell(name: str, row: Row, seed: int, folder: Path, jobs: int) -> tuple[Cell, list[Problem]]:
+def _checked(row: Row, seed: int, jobs: int) -> Checked:
+    """Returns the configuration of one run of a row, checked in itself."""
     seeded, _ = with_value(row, "seed", seed, f"{SECTION}.seeds")
     if jobs > 1 and seeded.source.values.get("threads") is None:
         seeded, _ = with_value(seeded, "threads", max(1, cores() // jobs), "--jobs")
-    settings, _, problems = check_settings(seeded.source)
-    return Cell(name, seed, seeded.source, settings, folder), problems
+    return check_settings(seeded.source)
 
 
-def _model_problems(cell: Cell, checked: dict[str, list[Problem]]) -> list[Problem]:
+def _model_problems(own: Checked, known: dict[str, list[Problem]]) -> list[Problem]:
     """Returns what is wrong with the model, or with the method on it; asked once for equal ones."""
-    key = _key(cell, "model", "method", "task")
-    if key not in checked:
-        _, method, _ = check_settings(cell.source)
-        checked[key] = cell.source.located(refusals(lambda: check_model(cell.settings, method)))
-    return checked[key]
+    key = _key(own, "model", "method", "task")
+    if key not in known:
+        refused = refusals(lambda: check_model(own.settings, own.task, own.method))
+        known[key] = own.source.located(refused)
+    return known[key]
 
 
-def _key(cell: Cell, *sections: str) -> str:
+def _key(own: Checked, *sections: str) -> str:
     """Returns what equal settings of these sections have in common."""
-    settings = cell.settings.model_dump(mode="json")
+    settings = own.settings.model_dump(mode="json")
     return json.dumps({section: settings[section] for section in sections}, sort_keys=True)
 
 
@@ -184,17 +187,16 @@ def _wrong_scores(sweep: Sweep, metrics: Sequence[str]) -> Iterator[Problem]:
 
 def _other_data(rows: list[RowPlan]) -> Iterator[Problem]:
     """Yields a problem wherever a row differs from the first in what all must share."""
-    first = _first(rows[0])
+    first = next(_of_each_trial(rows[0])).settings
     for row in rows:
-        for cells in row.trials.values():
-            cell = next(iter(cells.values()))
-            for path, (wanted, here) in differences(first.settings, cell.settings).items():
+        for own in _of_each_trial(row):
+            for path, (wanted, here) in differences(first, own.settings).items():
                 if path.partition(".")[0] in DATA_SECTIONS:
                     message = (
                         f"is {here!r}, in row {rows[0].name!r} {wanted!r}; rows are compared on the same "
                         f"data (unless {SECTION}.allow_different_data is true)"
                     )
-                    problem = cell.source.problem(path, message)
+                    problem = own.source.problem(path, message)
                     yield replace(problem, path=f"{row.name}: {path}")
 
 
@@ -208,7 +210,7 @@ def _metrics(rows: list[RowPlan]) -> tuple[Sequence[str], Divided | None, list[P
     pending: dict[str, Cell] = {}
     for cell in every:
         if cell.summary() is None:
-            pending.setdefault(_key(cell, *sorted(DATA_SECTIONS), "seed"), cell)
+            pending.setdefault(_key(cell.checked, *sorted(DATA_SECTIONS), "seed"), cell)
     if not pending:
         scores = (every[0].summary() or {"metrics": {}})["metrics"]
         return list(scores.get("global") or scores.get("mean_client") or ()), None, []
@@ -216,52 +218,45 @@ def _metrics(rows: list[RowPlan]) -> tuple[Sequence[str], Divided | None, list[P
     refused: dict[str, list[Problem]] = {}
     first: Divided | None = None
     for cell in pending.values():  # another seed may leave a label without a training document
-        divided = _divide(cell)
-        if isinstance(divided, Divided):
+        refused[cell.name] = []
+        with collecting(refused[cell.name], cell.checked.source):
+            divided = _divide(cell.checked)
             problems += _by_row({row.name: _unfit(row, divided) for row in rows})
             first = first or divided
-        else:
-            refused[cell.name] = divided
     problems += _by_run(refused, len(pending))
     return first.task.metric_names if first else (), first, problems
 
 
-def _divide(cell: Cell) -> Divided | list[Problem]:
-    """Returns the documents of a run, divided, or what is wrong with them."""
-    settings = cell.settings
-    try:
-        given = task_of(settings.task)
-        parts = divide(settings, given)
-        task = given.fitted(parts.clients)
-    except ConfigurationError as error:
-        return cell.source.located(error.problems)
-    except DataError as error:
-        return [cell.source.problem("data.path", str(each)) for each in error.each]
-    return Divided(settings, parts.clients, parts.server, task)
+def _divide(own: Checked) -> Divided:
+    """Returns the documents of a run, divided."""
+    sites = divide(own.settings, own.task)
+    return Divided(own.settings, sites, own.task.fitted(sites.clients))
 
 
 def _unfit(row: RowPlan, divided: Divided) -> list[Problem]:
     """Returns the problems that a row asks for clients, or documents of the server's, that there are not."""
     problems = []
-    for cell in (next(iter(cells.values())) for cells in row.trials.values()):
-        if divided.are_those_of(cell):
-            _, method, _ = check_settings(cell.source)
-            problems += cell.source.located(unfit_clients(cell.settings, method, divided.clients))
-            if method is not None:
-                facts = Facts(server_documents=len(divided.server))
-                problems += cell.source.located(method.problems(facts))
+    for own in filter(divided.are_those_of, _of_each_trial(row)):
+        found = unfit_clients(own.settings, own.task, own.method, divided.sites.clients)
+        if own.method is not None:
+            found += own.method.problems(Facts(server_documents=len(divided.sites.server)))
+        problems += own.source.located(found)
     return list(dict.fromkeys(problems))
 
 
 def _wrong_metrics(row: RowPlan, divided: Divided | None) -> list[Problem]:
     """Returns the problem that runs of a row are to be judged by a score that they do not have."""
     problems = []
-    for cell in (next(iter(cells.values())) for cells in row.trials.values()):
-        _, _, wrong = check_settings(cell.source)
-        if not {"task", "federation"} & _sections(wrong):
-            task = divided.task if divided is not None and divided.are_those_of(cell) else None
-            problems += cell.source.located(refusals(partial(check_metric, cell.settings, task)))
+    for own in _of_each_trial(row):
+        if own.sound("task", "federation"):
+            task = divided.task if divided is not None and divided.are_those_of(own) else None
+            problems += own.source.located(refusals(partial(check_metric, own.settings, task)))
     return list(dict.fromkeys(problems))
+
+
+def _of_each_trial(row: RowPlan) -> Iterator[Checked]:
+    """Yields the configuration of the first run with each value of the tuned setting."""
+    return (next(iter(cells.values())).checked for cells in row.trials.values())
 
 
 def _folder_problems(folder: Path) -> Iterator[Problem]:
@@ -269,12 +264,3 @@ def _folder_problems(folder: Path) -> Iterator[Problem]:
         yield Problem("--out", f"{folder} is a file; name a folder")
     elif folder.is_dir() and any(folder.iterdir()) and not (folder / LOCK).exists():
         yield Problem("--out", f"{folder} holds something other than a comparison; name another folder")
-
-
-def _sections(problems: Sequence[Problem]) -> set[str]:
-    """Returns the top-level sections that have a problem."""
-    return {problem.path.partition(".")[0] for problem in problems}
-
-
-def _first(row: RowPlan) -> Cell:
-    return next(iter(next(iter(row.trials.values())).values()))

@@ -96,7 +96,11 @@ class Comparison:
                 continue
             if len(running) == self._jobs:
                 return
-            facts = {"cell": cell.name, "rounds": cell.settings.federation.rounds, "resumed": cell.begun}
+            facts = {
+                "cell": cell.name,
+                "rounds": cell.checked.settings.federation.rounds,
+                "resumed": cell.begun,
+            }
             running[cell] = CellProcess(cell)
             self._listen("cell_started", facts)
 

@@ -6,19 +6,17 @@ from collections.abc import Mapping
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from fedstrata.core.errors import ConfigurationError, Problem, RefusedError
+from fedstrata.core.errors import RefusedError
 from fedstrata.core.settings.source import flatten
 from fedstrata.core.types import ClientInfo
 from fedstrata.data.split import PARTS
+from fedstrata.engine.check import divided_method
 from fedstrata.engine.model import outline
-from fedstrata.methods import METHODS
-from fedstrata.methods.divided import Divided
 from fedstrata.split.messages import is_count
 from fedstrata.split.transport.agreement import Agreement, shapes_of
 
 if TYPE_CHECKING:
     from fedstrata.core.cut import Cut
-    from fedstrata.core.method import Method
     from fedstrata.core.types import JSON
     from fedstrata.engine.prepare import Experiment
     from fedstrata.engine.sites import Site
@@ -39,19 +37,6 @@ _LOCAL = ("training.cache", "model.name", "model.revision", "model.tokenizer")
 """Of these a side's own: places and memory; that the weights are the same is told by their hashes."""
 SCORE = "@score"
 """What a plan names when a client is to score its documents; no handler of a method has such a name."""
-
-
-def divided_method(method: Method) -> Divided:
-    """Returns a method that divides the model between client and server.
-
-    Raises:
-        ConfigurationError: This one does not.
-    """
-    if not isinstance(method, Divided):
-        able = " or ".join(name for name, card in METHODS.items() if issubclass(card, Divided))
-        message = f"must be {able}, which divides the model between client and server, not {method.name}"
-        raise ConfigurationError([Problem("method.name", message)])
-    return method
 
 
 def agreement_of(
@@ -129,7 +114,7 @@ class Agreements:
         self._experiment, self.largest, self._purpose = experiment, largest, purpose
         method, model = divided_method(experiment.method), experiment.model
         self._cuts = {client: method.divides(client) for client in clients}
-        of = (experiment.settings, experiment.task, model.tokenizer)
+        of = (experiment.settings, experiment.task, method, model.tokenizer)
         self._outlines = [outline(*of), outline(*of, new_head=True)]
         blocks = range(len(model.layout.blocks))
         alone = set(blocks).intersection(*(cut.middle(len(blocks)) for cut in self._cuts.values()))

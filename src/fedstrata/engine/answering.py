@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from fedstrata.core.errors import ConfigurationError, FedstrataError, LineError, Problem, RefusedError
 from fedstrata.core.types import Message, State
-from fedstrata.engine.agreeing import ANSWERS, Agreements, divided_method
+from fedstrata.engine.agreeing import ANSWERS, Agreements
+from fedstrata.engine.check import divided_method
 from fedstrata.engine.checkpoint import Checkpoints
 from fedstrata.engine.failures import describe, is_client_failure, message_of, release_memory
+from fedstrata.engine.prepare import prepare_server
 from fedstrata.engine.run_folder import resumable
-from fedstrata.engine.sides import prepare_server
 from fedstrata.record.log import committed_rounds, read_events
 from fedstrata.split.inference import Answering
 from fedstrata.split.kvcache import Sessions

@@ -1,36 +1,292 @@
-"""Whether a run has what its method asks for: clients enough for a round, and documents to judge them by."""
+"""Whether a configuration is sound, and whether a run has what its method asks for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedstrata.core.errors import Problem
+import torch
+
+from fedstrata.core.errors import ConfigurationError, DataError, Problem, did_you_mean
 from fedstrata.core.preflight import Facts
+from fedstrata.core.settings.data import CorpusSettings
+from fedstrata.core.settings.run import USUAL_METHOD, USUAL_TASK, RunSettings
+from fedstrata.core.settings.source import Source, validate
+from fedstrata.data.partition import LABEL_OF
 from fedstrata.data.split import every
+from fedstrata.engine.model import refusals, with_adapter
 from fedstrata.engine.sites import sample_size
-from fedstrata.tasks import task_of
+from fedstrata.methods import METHODS
+from fedstrata.methods.divided import Divided
+from fedstrata.record.trackers import require_trackers
+from fedstrata.tasks import TASKS
+from fedstrata.train.processor import warn_of_slow_bfloat16
 
 if TYPE_CHECKING:
     from fedstrata.core.documents import Document
     from fedstrata.core.method import Method
     from fedstrata.core.settings.federation import FederationSettings
-    from fedstrata.core.settings.run import RunSettings
     from fedstrata.core.task import Task
     from fedstrata.data.split import Split
 
 
-def unfit_clients(settings: RunSettings, method: Method | None, sites: Mapping[str, Split]) -> list[Problem]:
+Corpus = TypeVar("Corpus", bound=CorpusSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A configuration that was checked in itself, without looking at data or models.
+
+    Attributes:
+        source: The configuration.
+        settings: The settings, with defaults in place of sections that have problems.
+        task: The task as it is given; the usual one if its section has problems.
+        method: The method; none if its section has problems.
+        problems: What is wrong, each with the place its value was set.
+    """
+
+    source: Source
+    settings: RunSettings
+    task: Task
+    method: Method | None
+    problems: Sequence[Problem]
+
+    def sound(self, *sections: str) -> bool:
+        """Whether none of these top-level sections has a problem."""
+        return not sections_of(self.problems) & set(sections)
+
+    def require_sound(self) -> Method:
+        """Returns the method.
+
+        Raises:
+            ConfigurationError: The configuration has problems.
+        """
+        if self.problems or self.method is None:
+            raise ConfigurationError(self.problems)
+        return self.method
+
+
+def check_settings(source: Source) -> Checked:
+    """Checks a configuration in itself, without looking at data or models."""
+    settings, problems = validate(RunSettings, source)
+    problems = [_with_verb(problem) for problem in problems]
+    broken = sections_of(problems)
+    if settings is None:
+        rest = {
+            key: value
+            for key, value in source.values.items()
+            if key in RunSettings.model_fields and key not in broken
+        }
+        settings = RunSettings.model_validate(rest)
+    task, wrong = _check_task(settings, source) if "task" not in broken else (None, [])
+    problems = sorted([*problems, *wrong], key=_section_order)
+    task = task or TASKS[USUAL_TASK]()
+    settings = _with_absolute_paths(settings).model_copy(update={"task": task.model_dump()})
+    if not sections_of(problems) & {"data", "task", "partition"}:
+        problems += source.located(_idle_choices(settings, task))
+    method, wrong = _check_method(settings, source)
+    problems += wrong
+    if method is not None:
+        problems += source.located(method.problems(Facts(training=settings.training)))
+        settings = with_adapter(settings.model_copy(update={"method": method.model_dump()}), method)
+    return Checked(source, settings, task, method, problems)
+
+
+def sections_of(problems: Sequence[Problem]) -> set[str]:
+    """Returns the top-level sections that have a problem."""
+    return {problem.path.partition(".")[0] for problem in problems}
+
+
+@contextmanager
+def collecting(problems: list[Problem], source: Source) -> Iterator[None]:
+    """Adds what goes wrong within the block to the problems, each with the place its value was set."""
+    try:
+        yield
+    except ConfigurationError as error:
+        problems += source.located(error.problems)
+    except DataError as error:
+        problems += [source.problem("data.path", str(each)) for each in error.each]
+
+
+def _check_task(settings: RunSettings, source: Source) -> tuple[Task | None, list[Problem]]:
+    """Returns the task of a configuration, none if its section has problems, and these."""
+    name = settings.task.get("name", USUAL_TASK)
+    if not isinstance(name, str) or name not in TASKS:
+        allowed, given = ", ".join(map(repr, TASKS)), "null" if name is None else repr(name)
+        return None, [source.problem("task.name", f"must be one of {allowed}, not {given}")]
+    section = {"name": name, **settings.task}
+    task, problems = validate(TASKS[name], Source({"task": section}, source.origins), section="task")
+    return task, [_with_owners(problem) for problem in problems]
+
+
+def _check_method(settings: RunSettings, source: Source) -> tuple[Method | None, list[Problem]]:
+    """Returns the method of a configuration, none if its section has problems, and these."""
+    name = settings.method.get("name", USUAL_METHOD)
+    if not isinstance(name, str) or name not in METHODS:
+        allowed = ", ".join(METHODS)
+        return None, [source.problem("method.name", f"must be one of {allowed}, not {name!r}")]
+    section = Source({"method": settings.method}, source.origins)
+    method, problems = validate(METHODS[name], section, section="method")
+    return method, [_with_hint(problem, name) for problem in problems]
+
+
+def _with_owners(problem: Problem) -> Problem:
+    """Says whose a setting is that is not this task's."""
+    key, (_, allowed, keys) = problem.path.removeprefix("task."), problem.message.partition("Allowed here:")
+    owners = [name for name, other in TASKS.items() if key in other.model_fields]
+    if not owners or not problem.message.startswith("unknown key"):
+        return problem
+    message = f"unknown key; it belongs to name: {' or '.join(owners)}. {allowed}{keys}"
+    return Problem(problem.path, message, problem.origin)
+
+
+def _section_order(problem: Problem) -> int:
+    """Sorts problems by their section, as pydantic has those of sections that it knows; unknown ones last."""
+    sections, own = list(RunSettings.model_fields), problem.path.partition(".")[0]
+    return sections.index(own) if own in sections else len(sections)
+
+
+def _idle_choices(settings: RunSettings, task: Task) -> list[Problem]:
+    """Returns a problem for each choice of annotations that the task does not learn and nothing uses."""
+    data = settings.data
+    idle: dict[str, object] = {}
+    used = "labels" in task.gives or settings.partition.by in LABEL_OF
+    if not used and data.labels.without_labels == "keep":  # what is dropped depends on those that are kept
+        chosen = {"keep": data.labels.keep, "top": data.labels.top}
+        idle = {f"labels.{key}": value for key, value in chosen.items()}
+    if "relations" not in task.gives:
+        idle |= {"relations": data.relations, "modifiers": data.modifiers}
+    if not task.reads_spans:
+        idle["types"] = data.types
+    what = dict.fromkeys(idle, "labels")
+    what |= {"relations": "relations", "modifiers": "relations", "types": "mention types"}
+    return [
+        Problem(
+            f"data.{key}",
+            f"{what[key]} have no meaning with task {task.name}, which learns {task.learns}; leave it null",
+        )
+        for key, value in idle.items()
+        if value is not None
+    ]
+
+
+def _with_absolute_paths(settings: RunSettings) -> RunSettings:
+    """Makes paths independent of where the command was given, so that a run can be resumed from elsewhere."""
+    data, model = settings.data, settings.model
+    external = {name: _with_absolute_path(corpus) for name, corpus in data.external.items()}
+    data = _with_absolute_path(data).model_copy(update={"external": external})
+    for key in ("name", "tokenizer"):
+        place = getattr(model, key)
+        if isinstance(place, str) and Path(place).expanduser().is_dir():
+            model = model.model_copy(update={key: str(Path(place).expanduser().absolute())})
+    return settings.model_copy(update={"data": data, "model": model})
+
+
+def _with_absolute_path(corpus: Corpus) -> Corpus:
+    """Makes the path of a corpus absolute; what is no file or folder may be an id of the hub, which stays."""
+    if corpus.path is None:
+        return corpus
+    place = Path(corpus.path).expanduser()
+    if corpus.format == "datasets" and not place.exists():
+        return corpus
+    return corpus.model_copy(update={"path": str(place.absolute())})
+
+
+def _with_verb(problem: Problem) -> Problem:
+    """Says which verb a file of several runs is for."""
+    if problem.path != "sweep":
+        return problem
+    return Problem("sweep", "describes several runs; give this file to fedstrata compare", problem.origin)
+
+
+def _with_hint(problem: Problem, method: str) -> Problem:
+    """Says whose a setting is that is not this method's, and how to leave another's settings behind."""
+    if not problem.message.startswith("unknown key"):
+        return problem
+    key = problem.path.removeprefix("method.")
+    owners = [name for name, other in METHODS.items() if key in other.model_fields]
+    others = f"; a setting of {', '.join(owners)}" if owners else ""
+    hint = f"{others}; to change the method as a whole: 'method={{name: {method}}}'"
+    return Problem(problem.path, problem.message + hint, problem.origin)
+
+
+def device_of(settings: RunSettings) -> torch.device:
+    """Returns the device to run on: the GPU if there is one, unless the settings say otherwise.
+
+    On a GPU torch is told to use deterministic kernels, so that a seed gives one result there too.
+    """
+    available = torch.cuda.is_available()
+    name = ("cuda" if available else "cpu") if settings.device == "auto" else settings.device
+    device = torch.device(name)
+    if device.type == "cuda":
+        if (device.index or 0) >= torch.cuda.device_count():
+            found = f"torch sees {torch.cuda.device_count()} GPUs here"
+            message = f"{name!r} is not available: {found}; cpu always is"
+            raise ConfigurationError([Problem("device", message)])
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs for it
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    elif settings.training.precision == "bfloat16":
+        warn_of_slow_bfloat16()
+    return device
+
+
+def machine_problems(settings: RunSettings) -> list[Problem]:
+    """Returns the problems that the device is not there and that trackers are not installed."""
+    return refusals(lambda: device_of(settings), lambda: require_trackers(settings.report_to))
+
+
+def check_metric(settings: RunSettings, task: Task | None) -> None:
+    """Checks the name of the score a run is judged by against those the task gives.
+
+    Args:
+        settings: The run's settings.
+        task: The task; none where the data that would tell its labels is not sound.
+    """
+    metric = settings.federation.metric
+    names: Any = TASKS[settings.task["name"]].metrics if task is None else task.metric_names
+    if metric is None or not isinstance(names, tuple):  # a class may not know without its data
+        return
+    if metric in names or (task is None and "/" in metric):
+        return
+    hint = did_you_mean(metric, names, before="; ") or "."
+    whole = [name for name in names if "/" not in name]
+    singles = len(names) - len(whole)
+    more = f" and {singles} scores of single labels, such as {names[-1]}" if singles else ""
+    message = f"{metric!r} is no score of this task{hint} It gives: {', '.join(whole)}{more}"
+    raise ConfigurationError([Problem("federation.metric", message)])
+
+
+def divided_method(method: Method) -> Divided:
+    """Returns a method that divides the model between client and server.
+
+    Raises:
+        ConfigurationError: This one does not.
+    """
+    if not isinstance(method, Divided):
+        able = " or ".join(name for name, card in METHODS.items() if issubclass(card, Divided))
+        message = f"must be {able}, which divides the model between client and server, not {method.name}"
+        raise ConfigurationError([Problem("method.name", message)])
+    return method
+
+
+def unfit_clients(
+    settings: RunSettings, task: Task, method: Method | None, sites: Mapping[str, Split]
+) -> list[Problem]:
     """Returns the problems that a run asks for clients, or for labels of theirs, that there are not.
 
     Args:
         settings: The run's settings.
+        task: Its task, as it is given.
         method: Its method, if that is sound.
         sites: The documents of each site by split; one without training documents is no client.
     """
     clients = [name for name, own in sites.items() if own.train]
     named = [] if method is None else method.problems(Facts(clients=clients))
-    named += task_of(settings.task).named_in_vain(every(sites))
+    named += task.named_in_vain(every(sites))
     return [*named, *_too_few(settings.federation, method, len(clients))]
 
 
@@ -52,6 +308,13 @@ def too_few_sampled(federation: FederationSettings, clients: int) -> list[Proble
     allowed = f"must be at most {sampled}, the clients that take part in a round"
     message = f"{allowed} ({_sampling(federation, clients)}), not {federation.min_clients}"
     return [Problem("federation.min_clients", message)]
+
+
+def unservable(federation: FederationSettings) -> list[Problem]:
+    """Returns a problem for each setting of a federation that only a simulation can follow."""
+    message = "has no meaning with clients of their own; only a simulation lets them drop out or lie"
+    asked = {"federation.dropout": federation.dropout, "federation.corrupt": federation.corrupt.share}
+    return [Problem(path, message) for path, value in asked.items() if value]
 
 
 def _sampling(federation: FederationSettings, clients: int) -> str:

@@ -27,7 +27,8 @@ from fedstrata.core.errors import (
 from fedstrata.core.seeding import Seed
 from fedstrata.data.readers import read
 from fedstrata.data.readers.files import numbered_lines, read_text
-from fedstrata.engine.agreeing import ANSWERS, agreement_of, divided_method, held
+from fedstrata.engine.agreeing import ANSWERS, agreement_of, held
+from fedstrata.engine.check import divided_method
 from fedstrata.engine.checkpoint import ClientStore, client_folder, home_of
 from fedstrata.split.ends import Ends
 from fedstrata.split.inference import RemoteMiddle

@@ -24,7 +24,8 @@ from fedstrata.core.errors import (
 from fedstrata.core.seeding import Seed
 from fedstrata.core.types import Message, Plan, Update
 from fedstrata.data.split import PARTS
-from fedstrata.engine.agreeing import SCORE, TRAINING, agreement_of, divided_method, held, largest_batch
+from fedstrata.engine.agreeing import SCORE, TRAINING, agreement_of, held, largest_batch
+from fedstrata.engine.check import divided_method
 from fedstrata.engine.checkpoint import ClientStore, client_folder, home_of
 from fedstrata.engine.failures import describe, is_client_failure, release_memory
 from fedstrata.engine.rounds import sites_of

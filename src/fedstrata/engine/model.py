@@ -13,14 +13,11 @@ from fedstrata.core.preflight import Facts
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.adapter import AdapterSettings
 from fedstrata.core.settings.model import TrainedTokenizer
-from fedstrata.core.settings.run import USUAL_METHOD
-from fedstrata.methods import METHODS
 from fedstrata.models.blocks import find_layout, transformers_model
 from fedstrata.models.load import early_tokenizer, load, read_config, read_tokenizer, skeleton
 from fedstrata.models.prefix import frozen_blocks
 from fedstrata.models.quantize import quantization
 from fedstrata.models.state import Model
-from fedstrata.tasks import task_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -55,6 +52,7 @@ def with_adapter(settings: RunSettings, method: Method) -> RunSettings:
 def load_model(
     settings: RunSettings,
     task: Task,
+    method: Method,
     tokenizer: Any,
     *,
     without: Callable[[PreTrainedModel], None] | None = None,
@@ -64,6 +62,7 @@ def load_model(
     Args:
         settings: The run's settings.
         task: The task, which knows its labels.
+        method: The federated method.
         tokenizer: The tokenizer that was built from the training texts, where the settings ask for one.
         without: Takes parts out of the model before its weights are read.
 
@@ -84,7 +83,7 @@ def load_model(
     task.check_room(model.tokenizer)
     if settings.adapter is not None:
         own = seed.child("adapter")
-        full = _trained_in_full(settings, model.layout)
+        full = method.full_parts(model.layout)
         model = attach(model, settings.adapter, kind=task.kind, seed=own, full=full)
     if settings.training.checkpointing:
         inner = transformers_model(model.module)
@@ -93,12 +92,15 @@ def load_model(
     return model
 
 
-def outline(settings: RunSettings, task: Task, tokenizer: Any, *, new_head: bool = False) -> Model:
+def outline(
+    settings: RunSettings, task: Task, method: Method, tokenizer: Any, *, new_head: bool = False
+) -> Model:
     """Returns the whole model that `load_model` gives, without weights: its names, shapes and sizes.
 
     Args:
         settings: The run's settings.
         task: The task, which knows its labels.
+        method: The federated method.
         tokenizer: The model's.
         new_head: Whether no file holds the task head, by which it goes what of it trains with an adapter.
 
@@ -109,17 +111,17 @@ def outline(settings: RunSettings, task: Task, tokenizer: Any, *, new_head: bool
     learnable = None
     if settings.adapter is not None:
         layout = find_layout(module)
-        new, full = layout.head if new_head else (), _trained_in_full(settings, layout)
+        new, full = layout.head if new_head else (), method.full_parts(layout)
         module, learnable = wrap(module, settings.adapter, kind=task.kind, new=new, full=full)
     return Model(module, tokenizer, name=settings.model.name, learnable=learnable)
 
 
-def check_model(settings: RunSettings, method: Method | None) -> None:
+def check_model(settings: RunSettings, task: Task, method: Method | None) -> None:
     """Checks the model against the task and the method; no weights are loaded."""
     problems = []
     full = None if method is None else method.full_setting
     # The weights of an adapter are float32 whatever its model's, but not those of a head that trains with it.
-    frozen = settings.adapter is not None and not full and task_of(settings.task).kind == "causal-lm"
+    frozen = settings.adapter is not None and not full and task.kind == "causal-lm"
     if settings.model.quantization is not None:
         problems += refusals(lambda: quantization(settings.model))
         if settings.adapter is None:
@@ -134,24 +136,23 @@ def check_model(settings: RunSettings, method: Method | None) -> None:
     tokenizer = early_tokenizer(settings.model)
     config = read_config(settings.model, tokenizer).get_text_config()
     positions = getattr(config, "max_position_embeddings", None)
-    if positions is not None and (length := task_of(settings.task).max_length) > positions:
+    if positions is not None and (length := task.max_length) > positions:
         message = f"must be at most {positions}, the positions the model knows, not {length}"
         problems.append(Problem("task.max_length", message))
     problems += refusals(
-        lambda: _check_method(settings, method, _layout(settings, method, tokenizer)),
-        lambda: _check_tokenizer(settings, tokenizer),
+        lambda: _check_method(settings, method, _layout(settings, task, method, tokenizer)),
+        lambda: _check_tokenizer(settings, task, tokenizer),
     )
     if problems:
         raise ConfigurationError(problems)
 
 
-def _layout(settings: RunSettings, method: Method | None, tokenizer: Any) -> Layout:
+def _layout(settings: RunSettings, task: Task, method: Method | None, tokenizer: Any) -> Layout:
     """Returns the layout of the model with its adapter, without loading any weights.
 
     Raises:
         ConfigurationError: The adapter is not one the method works with, or does not fit the model.
     """
-    task = task_of(settings.task)
     module = skeleton(settings.model, kind=task.kind, labels=("O",), tokenizer=tokenizer)
     adapter = settings.adapter
     if settings.training.checkpointing:
@@ -167,14 +168,8 @@ def _layout(settings: RunSettings, method: Method | None, tokenizer: Any) -> Lay
         allowed = " or ".join(method.adapters)
         message = f"must be {allowed} with method {method.name}, not {adapter.kind!r}"
         raise ConfigurationError([Problem("adapter.kind", message)])
-    full = _trained_in_full(settings, find_layout(module)) if method is not None else ()
+    full = method.full_parts(find_layout(module)) if method is not None else ()
     return find_layout(*wrap(module, adapter, kind=task.kind, full=full))
-
-
-def _trained_in_full(settings: RunSettings, layout: Layout) -> tuple[str, ...]:
-    """Returns what of a model without its adapter trains nevertheless, as the method says."""
-    card = METHODS[settings.method.get("name", USUAL_METHOD)]
-    return card.model_validate(settings.method).full_parts(layout)
 
 
 def _check_checkpointing(module: PreTrainedModel, adapter: AdapterSettings | None) -> None:
@@ -186,11 +181,11 @@ def _check_checkpointing(module: PreTrainedModel, adapter: AdapterSettings | Non
         raise ConfigurationError([Problem("training.checkpointing", message)])
 
 
-def _check_tokenizer(settings: RunSettings, tokenizer: Any) -> None:
+def _check_tokenizer(settings: RunSettings, task: Task, tokenizer: Any) -> None:
     """Refuses a tokenizer that cannot be read, or has not what the task needs of it."""
     if isinstance(settings.model.tokenizer, TrainedTokenizer):
         return
-    task_of(settings.task).check_tokenizer(tokenizer or read_tokenizer(settings.model))
+    task.check_tokenizer(tokenizer or read_tokenizer(settings.model))
 
 
 def _check_method(settings: RunSettings, method: Method | None, layout: Layout) -> None:

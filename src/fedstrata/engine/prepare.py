@@ -1,33 +1,43 @@
-"""From a configuration to an experiment that can run; every problem is found before anything starts."""
+"""From a configuration to an experiment that can run; every problem is found before anything starts.
+
+A whole run has the model and all documents here. Of a divided model a server and each client prepare their
+own side, each by its own configuration.
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
-
-from fedstrata.core.errors import ConfigurationError, DataError, Problem, did_you_mean
+from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.preflight import Facts
 from fedstrata.core.seeding import Seed
-from fedstrata.core.settings.data import CorpusSettings
 from fedstrata.core.settings.model import ModelSettings, TrainedTokenizer
-from fedstrata.core.settings.run import USUAL_METHOD, USUAL_TASK, RunSettings
-from fedstrata.core.settings.source import Source, validate
+from fedstrata.core.settings.run import RunSettings
+from fedstrata.core.settings.source import Source
 from fedstrata.data.divide import divide
-from fedstrata.data.partition import LABEL_OF
 from fedstrata.data.split import Split
-from fedstrata.engine.check import unfit_clients, without_examples, without_validation
-from fedstrata.engine.model import check_model, load_model, refusals, with_adapter
-from fedstrata.methods import METHODS
+from fedstrata.engine.check import (
+    Checked,
+    check_metric,
+    check_settings,
+    collecting,
+    device_of,
+    divided_method,
+    machine_problems,
+    too_few_sampled,
+    unfit_clients,
+    unservable,
+    without_examples,
+    without_validation,
+)
+from fedstrata.engine.model import check_model, load_model, refusals
 from fedstrata.models.load import read_tokenizer
-from fedstrata.record.trackers import require_trackers
-from fedstrata.tasks import TASKS, task_of
-from fedstrata.train.processor import use_processor, warn_of_slow_bfloat16
+from fedstrata.split.divide import leave_ends, leave_middle
+from fedstrata.train.processor import use_processor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -37,8 +47,7 @@ if TYPE_CHECKING:
     from fedstrata.core.task import Task
     from fedstrata.models.state import Model
 
-
-Corpus = TypeVar("Corpus", bound=CorpusSettings)
+    Without: TypeAlias = Callable[[Method], Callable[[PreTrainedModel], None] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +85,7 @@ def prepare(
     source: Source,
     *,
     tokenizer_folder: Path | None = None,
-    without_of: Callable[[Method], Callable[[PreTrainedModel], None] | None] = lambda method: None,
+    without_of: Without = lambda method: None,
     apart: bool = False,
 ) -> Experiment:
     """Checks a configuration and loads what it names.
@@ -91,21 +100,20 @@ def prepare(
         ConfigurationError: With every problem that could be found; sections that are wrong in themselves do
             not keep the others from being checked against the data and the model.
     """
-    settings, method, problems = check_settings(source)
-    sound = _sound_sections(problems)
+    checked = check_settings(source)
+    settings, method = checked.settings, checked.method
+    problems = [*checked.problems, *source.located(machine_problems(settings))]
     clients: dict[str, Split] = {}
     server: tuple[Document, ...] = ()
     task: Task | None = None
-    problems += source.located(machine_problems(settings))
-    if sound("data", "partition", "seed", "task"):
-        with _collecting(problems, source):
-            given = task_of(settings.task)
-            divided = divide(settings, given, apart=apart)
+    if checked.sound("data", "partition", "seed", "task"):
+        with collecting(problems, source):
+            divided = divide(settings, checked.task, apart=apart)
             clients = divided.clients
             if not apart:
-                problems += source.located(unfit_clients(settings, method, clients))
+                problems += source.located(unfit_clients(settings, checked.task, method, clients))
             problems += source.located(without_validation(method, clients))
-            task = given.fitted(clients)
+            task = checked.task.fitted(clients)
             if task.without_relations:
                 divided = divided.with_relations_aside(task.without_relations)
                 clients = divided.clients
@@ -114,23 +122,109 @@ def prepare(
             if method is not None:
                 facts = Facts(server_documents=len(server), devices=settings.devices)
                 problems += source.located(method.problems(facts))
-    if sound("task", "federation"):
+    if checked.sound("task", "federation"):
         problems += source.located(refusals(lambda: check_metric(settings, task)))
-    if sound("model", "task"):
-        problems += source.located(refusals(lambda: check_model(settings, method)))
+    if checked.sound("model", "task"):
+        problems += source.located(refusals(lambda: check_model(settings, checked.task, method)))
     if problems or method is None or task is None:
         raise ConfigurationError(problems)
-    seed = Seed(settings.seed)
     use_processor(settings.threads)
-    asked, settings = settings.task, settings.model_copy(update={"task": task.model_dump()})
-    with _collecting(problems, source):
-        tokenizer = _trained_tokenizer(settings, clients, tokenizer_folder)
-        model = load_model(settings, task, tokenizer, without=without_of(method))
+    resolved = settings.model_copy(update={"task": task.model_dump()})
+    with collecting(problems, source):
+        tokenizer = _trained_tokenizer(resolved, clients, tokenizer_folder)
+        model = load_model(resolved, task, method, tokenizer, without=without_of(method))
         problems += source.located(without_examples(method, task, server, model.tokenizer))
         if not problems:
-            model = model.to(device_of(settings))
-            return Experiment(settings, method, task, model, clients, seed, server, asked)
+            model, seed = model.to(device_of(resolved)), Seed(resolved.seed)
+            return Experiment(resolved, method, task, model, clients, seed, server, settings.task)
     raise ConfigurationError(problems)
+
+
+def prepare_server(source: Source, clients: Sequence[str], *, trains: bool = True) -> Experiment:
+    """Checks a configuration and loads what a server needs of it: the middle of the model, and few documents.
+
+    A causal language model is served without any data, and so is a model with classes if the task names them.
+    If not they are those of the configuration's data, which may be any documents with the same labels. Of the
+    model's file no more is read than what any of the clients lacks.
+
+    Args:
+        source: The configuration.
+        clients: Who may join.
+        trains: Whether they come to train, all of them, and not to be answered.
+
+    Raises:
+        ConfigurationError: With every problem that could be found.
+    """
+
+    def without_of(method: Method) -> Callable[[PreTrainedModel], None]:
+        return partial(leave_middle, cut=divided_method(method).widest(clients))
+
+    checked = check_settings(source)
+    problems = _side_problems(checked)
+    if trains:
+        federation, method = checked.settings.federation, checked.method
+        problems += source.located(unservable(federation))
+        problems += source.located(too_few_sampled(federation, len(clients)))
+        problems += source.located([] if method is None else method.problems(Facts(clients=clients)))
+    if problems:
+        raise ConfigurationError(problems)
+    if checked.task.needs_documents:
+        return prepare(source, without_of=without_of, apart=True)
+    return _without_documents(checked, without_of, problems)
+
+
+def prepare_client(source: Source, client: str) -> Experiment:
+    """Checks a configuration and loads what a client needs of it: the ends of the model, and its documents.
+
+    Args:
+        source: The configuration; its data are the client's own, or hold the client's under its name.
+        client: Its name.
+
+    Raises:
+        ConfigurationError: As `prepare` does, or the method does not divide the model.
+    """
+    return prepare(source, without_of=_without_middle(client), apart=True)
+
+
+def prepare_prompts(source: Source, client: str) -> Experiment:
+    """Does as `prepare_client`, for a client whose texts are no documents of the configuration's data.
+
+    Raises:
+        ConfigurationError: With every problem that could be found; or the model generates nothing.
+    """
+    checked = check_settings(source)
+    if checked.task.kind != "causal-lm":
+        message = f"{checked.task.name} has a model with classes, which generates nothing"
+        raise ConfigurationError([*checked.problems, Problem("task.name", message)])
+    return _without_documents(checked, _without_middle(client), _side_problems(checked))
+
+
+def _without_middle(client: str) -> Without:
+    return lambda method: partial(leave_ends, cut=divided_method(method).divides(client))
+
+
+def _side_problems(checked: Checked) -> list[Problem]:
+    """Returns what is wrong with a configuration of one side, without looking at any documents."""
+    settings, method = checked.settings, checked.method
+    found = [] if method is None else refusals(lambda: divided_method(method))
+    found += machine_problems(settings)
+    found += refusals(lambda: check_model(settings, checked.task, method))
+    return [*checked.problems, *checked.source.located(found)]
+
+
+def _without_documents(checked: Checked, without_of: Without, problems: list[Problem]) -> Experiment:
+    """Loads one side of a model whose task needs no documents; the configuration's data are not read."""
+    source, settings, method = checked.source, checked.settings, checked.method
+    problems += source.located(refusals(lambda: check_metric(settings, checked.task.as_named())))
+    if isinstance(settings.model.tokenizer, TrainedTokenizer):
+        message = "must be one that is there already: no texts are read here to build one from"
+        problems.append(source.problem("model.tokenizer", message))
+    if problems or method is None:
+        raise ConfigurationError(problems)
+    use_processor(settings.threads)
+    task = checked.task.as_named()
+    model = load_model(settings, task, method, None, without=without_of(method))
+    return Experiment(settings, method, task, model.to(device_of(settings)), {}, Seed(settings.seed))
 
 
 def _trained_tokenizer(settings: RunSettings, clients: Mapping[str, Split], folder: Path | None) -> Any:
@@ -144,197 +238,3 @@ def _trained_tokenizer(settings: RunSettings, clients: Mapping[str, Split], fold
 
     texts = (text for own in clients.values() for item in own.train for text in item.texts)
     return train_tokenizer(asked, texts)
-
-
-@contextmanager
-def _collecting(problems: list[Problem], source: Source) -> Iterator[None]:
-    """Adds what goes wrong within the block to the problems, each with the place its value was set."""
-    try:
-        yield
-    except ConfigurationError as error:
-        problems += source.located(error.problems)
-    except DataError as error:
-        problems += [source.problem("data.path", str(each)) for each in error.each]
-
-
-def machine_problems(settings: RunSettings) -> list[Problem]:
-    """Returns the problems that the device is not there and that trackers are not installed."""
-    return refusals(lambda: device_of(settings), lambda: require_trackers(settings.report_to))
-
-
-def check_metric(settings: RunSettings, task: Task | None) -> None:
-    """Checks the name of the score a run is judged by against those the task gives.
-
-    Args:
-        settings: The run's settings.
-        task: The task; none where the data that would tell its labels is not sound.
-    """
-    metric = settings.federation.metric
-    names: Any = TASKS[settings.task["name"]].metrics if task is None else task.metric_names
-    if metric is None or not isinstance(names, tuple):  # a class may not know without its data
-        return
-    if metric in names or (task is None and "/" in metric):
-        return
-    hint = did_you_mean(metric, names, before="; ") or "."
-    whole = [name for name in names if "/" not in name]
-    singles = len(names) - len(whole)
-    more = f" and {singles} scores of single labels, such as {names[-1]}" if singles else ""
-    message = f"{metric!r} is no score of this task{hint} It gives: {', '.join(whole)}{more}"
-    raise ConfigurationError([Problem("federation.metric", message)])
-
-
-def check_settings(source: Source) -> tuple[RunSettings, Method | None, list[Problem]]:
-    """Checks a configuration in itself, without looking at data or models.
-
-    Returns:
-        The settings, with defaults in place of sections that have problems; the method, if its section is
-        sound; the problems.
-    """
-    settings, problems = validate(RunSettings, source)
-    problems = [_with_verb(problem) for problem in problems]
-    sound = _sound_sections(problems)
-    if settings is None:
-        rest = {
-            key: value
-            for key, value in source.values.items()
-            if key in RunSettings.model_fields and sound(key)
-        }
-        settings = RunSettings.model_validate(rest)
-    task, wrong = _check_task(settings, source) if sound("task") else (None, [])
-    problems = sorted([*problems, *wrong], key=_section_order)
-    sound = _sound_sections(problems)
-    section = (task or TASKS[USUAL_TASK]()).model_dump()
-    settings = _with_absolute_paths(settings).model_copy(update={"task": section})
-    if sound("data", "task", "partition"):
-        problems += source.located(_idle_choices(settings))
-    name = settings.method.get("name", USUAL_METHOD)
-    if not isinstance(name, str) or name not in METHODS:
-        allowed = ", ".join(METHODS)
-        problems.append(source.problem("method.name", f"must be one of {allowed}, not {name!r}"))
-        return settings, None, problems
-    method, wrong = validate(
-        METHODS[name], Source({"method": settings.method}, source.origins), section="method"
-    )
-    problems += [_with_hint(problem, name) for problem in wrong]
-    if method is None:
-        return settings, None, problems
-    problems += source.located(method.problems(Facts(training=settings.training)))
-    resolved = settings.model_copy(update={"method": method.model_dump()})
-    return with_adapter(resolved, method), method, problems
-
-
-def _check_task(settings: RunSettings, source: Source) -> tuple[Task | None, list[Problem]]:
-    """Returns the task of a configuration, none if its section has problems, and these."""
-    name = settings.task.get("name", USUAL_TASK)
-    if not isinstance(name, str) or name not in TASKS:
-        allowed, given = ", ".join(map(repr, TASKS)), "null" if name is None else repr(name)
-        return None, [source.problem("task.name", f"must be one of {allowed}, not {given}")]
-    section = {"name": name, **settings.task}
-    task, problems = validate(TASKS[name], Source({"task": section}, source.origins), section="task")
-    return task, [_with_owners(problem) for problem in problems]
-
-
-def _with_owners(problem: Problem) -> Problem:
-    """Says whose a setting is that is not this task's."""
-    key, (_, allowed, keys) = problem.path.removeprefix("task."), problem.message.partition("Allowed here:")
-    owners = [name for name, other in TASKS.items() if key in other.model_fields]
-    if not owners or not problem.message.startswith("unknown key"):
-        return problem
-    message = f"unknown key; it belongs to name: {' or '.join(owners)}. {allowed}{keys}"
-    return Problem(problem.path, message, problem.origin)
-
-
-def _section_order(problem: Problem) -> int:
-    """Sorts problems by their section, as pydantic has those of sections that it knows; unknown ones last."""
-    sections, own = list(RunSettings.model_fields), problem.path.partition(".")[0]
-    return sections.index(own) if own in sections else len(sections)
-
-
-def _idle_choices(settings: RunSettings) -> list[Problem]:
-    """Returns a problem for each choice of annotations that the task does not learn and nothing uses."""
-    data, task = settings.data, task_of(settings.task)
-    idle: dict[str, object] = {}
-    used = "labels" in task.gives or settings.partition.by in LABEL_OF
-    if not used and data.labels.without_labels == "keep":  # what is dropped depends on those that are kept
-        chosen = {"keep": data.labels.keep, "top": data.labels.top}
-        idle = {f"labels.{key}": value for key, value in chosen.items()}
-    if "relations" not in task.gives:
-        idle |= {"relations": data.relations, "modifiers": data.modifiers}
-    if not task.reads_spans:
-        idle["types"] = data.types
-    what = dict.fromkeys(idle, "labels")
-    what |= {"relations": "relations", "modifiers": "relations", "types": "mention types"}
-    return [
-        Problem(
-            f"data.{key}",
-            f"{what[key]} have no meaning with task {task.name}, which learns {task.learns}; leave it null",
-        )
-        for key, value in idle.items()
-        if value is not None
-    ]
-
-
-def _with_absolute_paths(settings: RunSettings) -> RunSettings:
-    """Makes paths independent of where the command was given, so that a run can be resumed from elsewhere."""
-    data, model = settings.data, settings.model
-    external = {name: _with_absolute_path(corpus) for name, corpus in data.external.items()}
-    data = _with_absolute_path(data).model_copy(update={"external": external})
-    for key in ("name", "tokenizer"):
-        place = getattr(model, key)
-        if isinstance(place, str) and Path(place).expanduser().is_dir():
-            model = model.model_copy(update={key: str(Path(place).expanduser().absolute())})
-    return settings.model_copy(update={"data": data, "model": model})
-
-
-def _with_absolute_path(corpus: Corpus) -> Corpus:
-    """Makes the path of a corpus absolute; what is no file or folder may be an id of the hub, which stays."""
-    if corpus.path is None:
-        return corpus
-    place = Path(corpus.path).expanduser()
-    if corpus.format == "datasets" and not place.exists():
-        return corpus
-    return corpus.model_copy(update={"path": str(place.absolute())})
-
-
-def _with_verb(problem: Problem) -> Problem:
-    """Says which verb a file of several runs is for."""
-    if problem.path != "sweep":
-        return problem
-    return Problem("sweep", "describes several runs; give this file to fedstrata compare", problem.origin)
-
-
-def _with_hint(problem: Problem, method: str) -> Problem:
-    """Says whose a setting is that is not this method's, and how to leave another's settings behind."""
-    if not problem.message.startswith("unknown key"):
-        return problem
-    key = problem.path.removeprefix("method.")
-    owners = [name for name, other in METHODS.items() if key in other.model_fields]
-    others = f"; a setting of {', '.join(owners)}" if owners else ""
-    hint = f"{others}; to change the method as a whole: 'method={{name: {method}}}'"
-    return Problem(problem.path, problem.message + hint, problem.origin)
-
-
-def device_of(settings: RunSettings) -> torch.device:
-    """Returns the device to run on: the GPU if there is one, unless the settings say otherwise.
-
-    On a GPU torch is told to use deterministic kernels, so that a seed gives one result there too.
-    """
-    available = torch.cuda.is_available()
-    name = ("cuda" if available else "cpu") if settings.device == "auto" else settings.device
-    device = torch.device(name)
-    if device.type == "cuda":
-        if (device.index or 0) >= torch.cuda.device_count():
-            found = f"torch sees {torch.cuda.device_count()} GPUs here"
-            message = f"{name!r} is not available: {found}; cpu always is"
-            raise ConfigurationError([Problem("device", message)])
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs for it
-        torch.use_deterministic_algorithms(True, warn_only=True)
-    elif settings.training.precision == "bfloat16":
-        warn_of_slow_bfloat16()
-    return device
-
-
-def _sound_sections(problems: Sequence[Problem]) -> Any:
-    """Returns a test whether none of the named top-level sections has a problem."""
-    broken = {problem.path.partition(".")[0] for problem in problems}
-    return lambda *sections: not broken & set(sections)

@@ -17,11 +17,11 @@ from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.source import Source, flatten, read_source
 from fedstrata.core.task import Task
 from fedstrata.data.split import PARTS, Split
-from fedstrata.engine.prepare import check_settings, prepare
+from fedstrata.engine.check import check_settings
+from fedstrata.engine.prepare import prepare
 from fedstrata.engine.rounds import Run
 from fedstrata.record.log import Listener
 from fedstrata.record.trackers import Trackers
-from fedstrata.tasks import task_of
 
 MAY_CHANGE = frozenset(
     {
@@ -101,9 +101,9 @@ def serving_folder(source: Source, folder: Path | None, *, resume: bool) -> Path
     """
     if not resume:
         require_free_folder(folder)
-    settings, _, problems = check_settings(source)
-    if problems:
-        raise ConfigurationError(problems)
+    checked = check_settings(source)
+    checked.require_sound()
+    settings = checked.settings
     folder = folder or free_folder(Path("runs"), settings.name)
     folder.mkdir(parents=True, exist_ok=True)
     write_settings(settings, folder / "config.yaml")
@@ -173,22 +173,22 @@ def require_same_settings(folder: Path, source: Source, *, may_change: Collectio
     Raises:
         ConfigurationError: It does, or one of the two is wrong in itself.
     """
-    before, method, broken = check_settings(read_source(folder / "config.yaml", []))
-    if method is not None and method.validates:  # its rounds go by this score
+    before, now = check_settings(read_source(folder / "config.yaml", [])), check_settings(source)
+    if before.method is not None and before.method.validates:  # its rounds go by this score
         may_change = set(may_change) - {"federation.metric"}
-    now, _, problems = check_settings(source)
-    changed = {} if problems or broken else differences(before, now)
+    problems = [*before.problems, *now.problems]
+    changed = {} if problems else differences(before.settings, now.settings)
     for path, (old, new) in changed.items():
         left_open = path.startswith("task.") and new in (None, "auto", {})
-        if not left_open and not _is_text_of(path, task_of(now.task), old, new):
+        if not left_open and not _is_text_of(path, now.task, old, new):
             problems += _changes(source, {path: (old, new)}, may_change)
-    if problems or broken:
-        raise ConfigurationError(list(dict.fromkeys([*broken, *problems])))
+    if problems:
+        raise ConfigurationError(list(dict.fromkeys(problems)))
 
 
 def _require_same_numbers(folder: Path, source: Source, settings: RunSettings) -> None:
     """Refuses what a configuration came to with its data, if it is not what the run came to."""
-    before, _, _ = check_settings(read_source(folder / "config.yaml", []))
+    before = check_settings(read_source(folder / "config.yaml", [])).settings
     if problems := _changes(source, differences(before, settings), MAY_CHANGE):
         raise ConfigurationError(problems)
 

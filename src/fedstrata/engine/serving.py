@@ -22,7 +22,8 @@ from fedstrata.core.errors import (
     printable,
 )
 from fedstrata.core.types import JSON, ClientInfo, Plan, State, Update
-from fedstrata.engine.agreeing import SCORE, divided_method, documents_of, info_of
+from fedstrata.engine.agreeing import SCORE, documents_of, info_of
+from fedstrata.engine.check import divided_method
 from fedstrata.engine.checkpoint import Checkpoints
 from fedstrata.engine.facts import model_facts
 from fedstrata.engine.failures import RoundAbandonedError
@@ -285,7 +286,7 @@ class Serving:
     def _whole(self) -> Model:
         """The whole model without its values, of which no side has all."""
         experiment = self.experiment
-        return outline(experiment.settings, experiment.task, experiment.model.tokenizer)
+        return outline(experiment.settings, experiment.task, experiment.method, experiment.model.tokenizer)
 
     def _emit(self, event: str, facts: Mapping[str, Any]) -> None:
         if event in RECORDED:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +12,9 @@ from fedstrata.core.errors import ConfigurationError, DataError, Problem
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.model import ModelSettings, TrainedTokenizer
 from fedstrata.core.settings.run import RunSettings
+from fedstrata.engine.check import Checked, check_settings, device_of
 from fedstrata.engine.checkpoint import Checkpoints, client_folder
 from fedstrata.engine.model import load_model
-from fedstrata.engine.prepare import check_settings, device_of
 from fedstrata.engine.run_folder import resumable
 from fedstrata.models.load import load, read_config, read_tokenizer
 from fedstrata.record.log import committed_rounds, read_events
@@ -88,9 +88,8 @@ def open_result(
         ConfigurationError: The directory holds no finished run, or the client or an override does not fit it.
     """
     source = resumable(folder, None, overrides, may_change=MAY_CHANGE, named_by="RUN")
-    settings, method, problems = check_settings(source)
-    if problems or method is None:
-        raise ConfigurationError(problems)
+    checked = check_settings(source)
+    method, settings = checked.require_sound(), checked.settings
     events = _finished(folder)
     start = [event for event in events if event["event"] == "run"][-1]
     trained = [name for name, parts in start["clients"].items() if parts["train"]]  # others were held out
@@ -98,15 +97,15 @@ def open_result(
     use_processor(settings.threads)
     unpacked = dequantized and settings.model.quantization is not None
     if unpacked:
-        settings = settings.model_copy(
-            update={"model": settings.model.model_copy(update={"quantization": None})}
-        )
+        as_in_file = settings.model.model_copy(update={"quantization": None})
+        settings = settings.model_copy(update={"model": as_in_file})
     if _is_served(start):
         settings, task = _served_task(settings, start)
         began_with = {} if unpacked else start["ends"]
         model = _assembled(folder, settings, method, task, len(committed_rounds(events)), began_with)
     else:
-        task, model = _load(_model_folder(folder, method, client, trained), settings)
+        saved = _model_folder(folder, method, client, trained)
+        task, model = _load(saved, replace(checked, settings=settings))
     return Result(folder, settings, method, task, model.to(device), client, start, summarise(events))
 
 
@@ -120,15 +119,14 @@ def open_task(folder: Path, named_by: str) -> tuple[RunSettings, Task]:
     Raises:
         ConfigurationError: The directory holds no finished run.
     """
-    settings, method, problems = check_settings(resumable(folder, None, (), named_by=named_by))
-    if problems or method is None:
-        raise ConfigurationError(problems)
+    checked = check_settings(resumable(folder, None, (), named_by=named_by))
+    method, settings = checked.require_sound(), checked.settings
     start = next(event for event in _finished(folder) if event["event"] == "run")
     if _is_served(start):
         return _served_task(settings, start)
     trained = [name for name, parts in start["clients"].items() if parts["train"]]
     client = trained[0] if method.personal else None  # all have the same classes
-    return settings, _task_of(_model_folder(folder, method, client, trained), settings)[0]
+    return settings, _task_of(_model_folder(folder, method, client, trained), checked)[0]
 
 
 def _finished(folder: Path) -> list[dict[str, Any]]:
@@ -168,14 +166,14 @@ def _model_folder(folder: Path, method: Method, client: str | None, clients: Seq
     return client_folder(folder, client) / "model"
 
 
-def _task_of(saved: Path, settings: RunSettings) -> tuple[Task, ModelSettings, tuple[str, ...]]:
+def _task_of(saved: Path, checked: Checked) -> tuple[Task, ModelSettings, tuple[str, ...]]:
     """Makes the task that a saved model was trained on; returns with it the model's settings and classes."""
     if not saved.is_dir():
         raise DataError(saved, "no such folder", expected="the model that the run saved")
-    stored = ModelSettings(name=str(saved.absolute()), attention=settings.model.attention)
+    stored = ModelSettings(name=str(saved.absolute()), attention=checked.settings.model.attention)
     names = read_config(stored).id2label or {}
     labels = tuple(names[index] for index in sorted(names))
-    return task_of(settings.task).restored(labels), stored, labels
+    return checked.task.restored(labels), stored, labels
 
 
 def _is_served(start: Mapping[str, Any]) -> bool:
@@ -214,7 +212,7 @@ def _assembled(
     if isinstance(settings.model.tokenizer, TrainedTokenizer):
         message = "was built from the texts of the server's data; no file holds it"
         raise ConfigurationError([Problem("model.tokenizer", message)])
-    model = load_model(settings, task, None)
+    model = load_model(settings, task, method, None)
     number, state = Checkpoints(folder / "checkpoints").load(committed)
     if number != committed:  # its scores are those of the last round
         raise DataError(folder / "checkpoints", f"that of round {committed} cannot be read")
@@ -233,11 +231,12 @@ def _assembled(
     return model
 
 
-def _load(saved: Path, settings: RunSettings) -> tuple[Task, Model]:
+def _load(saved: Path, checked: Checked) -> tuple[Task, Model]:
     """Loads a saved model, and makes the task it was trained on."""
-    task, stored, labels = _task_of(saved, settings)
+    settings, method = checked.settings, checked.require_sound()
+    task, stored, labels = _task_of(saved, checked)
     if settings.adapter is not None and (saved / ADAPTER).is_file():  # else it was merged in the rounds
-        model = load_model(settings, task, read_tokenizer(stored))
+        model = load_model(settings, task, method, read_tokenizer(stored))
         model.load(saved_adapter(model, saved))
         return task, model
     model = load(stored, kind=task.kind, labels=labels, seed=Seed(settings.seed))

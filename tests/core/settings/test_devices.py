@@ -6,7 +6,7 @@ import pytest
 
 from fedstrata.core.settings.devices import PROFILES, Device, DeviceSettings
 from fedstrata.core.settings.source import read_source
-from fedstrata.engine.prepare import check_settings
+from fedstrata.engine.check import check_settings
 
 
 def test_peaks_are_two_operations_a_core_and_cycle() -> None:
@@ -62,14 +62,14 @@ def test_modes_are_all_or_the_one_that_was_asked_for() -> None:
     ],
 )
 def test_what_is_wrong_is_named(devices: str, expected: list[str]) -> None:
-    (problem,) = check_settings(read_source(None, [f"devices={devices}"]))[2]
+    (problem,) = check_settings(read_source(None, [f"devices={devices}"])).problems
     for part in [*expected, "the command line"]:
         assert part in str(problem)
 
 
 def test_problems_come_together() -> None:
     devices = "{profiles: {jetson: 1}, mode: FAST, bandwidth: {low: 9, high: 3}, utilisation: 0}"
-    problems = check_settings(read_source(None, [f"devices={devices}", "training.epochs=0"]))[2]
+    problems = check_settings(read_source(None, [f"devices={devices}", "training.epochs=0"])).problems
     assert sorted(problem.path for problem in problems) == [
         "devices.bandwidth", "devices.mode", "devices.profiles", "devices.utilisation", "training.epochs",
     ]  # fmt: skip

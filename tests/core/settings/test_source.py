@@ -7,8 +7,7 @@ import pytest
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.source import read_source, validate
-from fedstrata.engine.prepare import check_settings
-from fedstrata.tasks import task_of
+from fedstrata.engine.check import check_settings
 from fedstrata.tasks.classify import DocumentClassification
 from fedstrata.tasks.ner import NamedEntityRecognition
 
@@ -16,7 +15,7 @@ from fedstrata.tasks.ner import NamedEntityRecognition
 def problems_of(tmp_path: Path, text: str, *overrides: str) -> dict[str, str]:
     file = tmp_path / "site.yaml"
     file.write_text(text)
-    _, _, problems = check_settings(read_source(file, overrides))
+    problems = check_settings(read_source(file, overrides)).problems
     return {problem.path: str(problem) for problem in problems}
 
 
@@ -139,11 +138,11 @@ def test_a_section_s_problem_is_where_the_setting_that_it_names_was_set(tmp_path
 def test_the_task_is_ner_unless_it_is_named(tmp_path: Path, text: str, kind: type) -> None:
     file = tmp_path / "site.yaml"
     file.write_text(text)
-    settings, _, problems = check_settings(read_source(file, []))
-    assert not problems
-    assert type(task_of(settings.task)) is kind
-    again = RunSettings.model_validate(settings.model_dump(mode="json"))
-    assert again == settings
+    checked = check_settings(read_source(file, []))
+    assert not checked.problems
+    assert type(checked.task) is kind
+    again = RunSettings.model_validate(checked.settings.model_dump(mode="json"))
+    assert again == checked.settings
 
 
 @pytest.mark.parametrize(

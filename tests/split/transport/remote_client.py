@@ -99,7 +99,7 @@ def misdeliver(behaviour: str) -> None:
 
 def main(address: str, client: str, folder: str, behaviour: str, *overrides: str) -> None:
     from fedstrata.engine.joining import RemoteClient
-    from fedstrata.engine.sides import prepare_client
+    from fedstrata.engine.prepare import prepare_client
     from fedstrata.split.transport.membership import Membership
     from fedstrata.split.transport.timing import Timing
 
@@ -135,7 +135,7 @@ def answer_prompts(
 ) -> None:
     """Generates as `fedstrata split generate` does, and writes a JSON list of texts."""
     from fedstrata.engine.generating import Drawing, Generating, read_prompts
-    from fedstrata.engine.sides import prepare_prompts
+    from fedstrata.engine.prepare import prepare_prompts
     from fedstrata.split.transport.membership import Membership
 
     experiment = prepare_prompts(read_source(None, [*TINY, *overrides]), client)
@@ -167,7 +167,7 @@ def start(arguments: list[str], out: str) -> int:
 
 def warm_up() -> None:
     """Prepares a client once: much is imported only then, and every process would do so anew."""
-    from fedstrata.engine.sides import prepare_client
+    from fedstrata.engine.prepare import prepare_client
 
     overrides = [*TINY, "method={name: fl_llama}", "adapter={kind: lora}", "device=cpu"]
     prepare_client(read_source(None, overrides), "site-1")

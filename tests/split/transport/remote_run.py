@@ -18,9 +18,8 @@ from support import REPOSITORY, TINY
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import State
 from fedstrata.engine.agreeing import Agreements, info_of
-from fedstrata.engine.prepare import Experiment
+from fedstrata.engine.prepare import Experiment, prepare_server
 from fedstrata.engine.remote import RemoteCohort
-from fedstrata.engine.sides import prepare_server
 from fedstrata.split.transport.hub import Hub
 from fedstrata.split.transport.timing import Timing
 

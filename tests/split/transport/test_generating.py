@@ -26,9 +26,8 @@ from fedstrata.engine import answering
 from fedstrata.engine.answering import Answers
 from fedstrata.engine.checkpoint import Checkpoints
 from fedstrata.engine.generating import Drawing, Generating, read_prompts
-from fedstrata.engine.prepare import prepare
+from fedstrata.engine.prepare import prepare, prepare_client, prepare_prompts
 from fedstrata.engine.run_folder import open_run
-from fedstrata.engine.sides import prepare_client, prepare_prompts
 from fedstrata.models.state import Model
 from fedstrata.split.inference import RemoteMiddle
 from fedstrata.split.kvcache import Sessions

@@ -15,10 +15,10 @@ from support import TINY, RunTiny
 from fedstrata.adapters.attach import plain_tensors
 from fedstrata.core.errors import ConfigurationError, FedstrataError
 from fedstrata.core.settings.source import read_source
-from fedstrata.engine.prepare import check_settings
+from fedstrata.engine.check import check_settings
+from fedstrata.engine.prepare import prepare_server
 from fedstrata.engine.run_folder import write_settings
 from fedstrata.engine.serving import Serving
-from fedstrata.engine.sides import prepare_server
 from fedstrata.record.log import read_events
 from fedstrata.results.export import export
 from fedstrata.results.result import open_result, open_task
@@ -74,7 +74,7 @@ def test_the_model_of_a_served_run_is_put_together_from_what_it_began_with_and_w
     run = serving(server)
     run.execute(server.hub, patience=600.0)
     asked = read_source(None, [*TINY, *overrides])
-    write_settings(check_settings(asked)[0], run.folder / "config.yaml")  # as the command does
+    write_settings(check_settings(asked).settings, run.folder / "config.yaml")  # as the command does
     found = open_result(run.folder)
     assert found.task.classes == simulated.task.classes
     plain = plain_tensors(found.model)
@@ -87,15 +87,15 @@ def test_the_model_of_a_served_run_is_put_together_from_what_it_began_with_and_w
     assert "Scores are means over the clients" in card and "synthetic" not in card
     assert "data" not in json.loads((tmp_path / "x" / "fedstrata.json").read_text())["settings"]
     kept = read_source(None, [*TINY, *overrides, "method.average_ends=never"])
-    write_settings(check_settings(kept)[0], run.folder / "config.yaml")
+    write_settings(check_settings(kept).settings, run.folder / "config.yaml")
     with pytest.raises(ConfigurationError, match=r"RUN: its clients keep the ends .*fedstrata split answer"):
         open_result(run.folder)
     other = read_source(None, [*TINY, *overrides, "seed=1"])  # random weights of another seed
-    write_settings(check_settings(other)[0], run.folder / "config.yaml")
+    write_settings(check_settings(other).settings, run.folder / "config.yaml")
     for merged in (False, True):
         with pytest.raises(ConfigurationError, match=r"model.name: .* no longer the model .*\.embed_tokens"):
             open_result(run.folder, dequantized=merged)
-    write_settings(check_settings(asked)[0], run.folder / "config.yaml")
+    write_settings(check_settings(asked).settings, run.folder / "config.yaml")
     (run.folder / "checkpoints" / "round-00001.safetensors").write_bytes(b"torn")
     with pytest.raises(FedstrataError, match="no checkpoint up to round 1 can be read"):
         open_result(run.folder)
