@@ -58,7 +58,7 @@ class Unchecked(Agreement):
 
 
 class MeasuredLine:
-    """A line that counts the bytes of frames; implements `core.method.Line`.
+    """A line that counts the bytes of frames; implements `core.client.Line`.
 
     Args:
         line: The line.

@@ -17,7 +17,7 @@ from fedstrata.wire.meter import Meter
 
 
 class Silent:
-    """Hears everything and answers nothing; implements `core.method.Service`."""
+    """Hears everything and answers nothing; implements `core.cohort.Service`."""
 
     together = True
     ordered = False

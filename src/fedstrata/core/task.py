@@ -226,7 +226,7 @@ class Task(Settings):
 
         Args:
             examples: The client's examples, at least one.
-            kind: One of `core.federation.DATA_CORRUPTIONS`: `shuffled_labels` permutes the targets of all
+            kind: One of `settings.federation.DATA_CORRUPTIONS`: `shuffled_labels` permutes the targets of all
                 examples against their inputs; `shuffled_tokens` permutes the tokens of each window, special
                 ones stay; `label_flips` puts for each class the next one, for the last the first.
             tokenizer: As for `encode`.

@@ -33,7 +33,7 @@ NOBODY = "the server waits for messages that no client is going to send"
 
 @dataclass
 class SimulatedLine:
-    """One client's line; implements `core.method.Line`.
+    """One client's line; implements `core.client.Line`.
 
     Attributes:
         client: Whose it is.
@@ -70,7 +70,7 @@ class SimulatedLine:
 
 @dataclass
 class TimedService:
-    """The server's half of a method, whose work is timed; implements `core.method.Service`.
+    """The server's half of a method, whose work is timed; implements `core.cohort.Service`.
 
     Attributes:
         service: The server's half.

@@ -48,7 +48,7 @@ class ClientFailedError(FedstrataError):
 
 
 class NobodySpeaks:
-    """The service of handlers that only take a plan and give an update; implements `core.method.Service`."""
+    """The service of handlers that only take a plan and give an update; implements `core.cohort.Service`."""
 
     together = True
     ordered = False
@@ -64,7 +64,7 @@ class NobodySpeaks:
 
 @dataclass
 class RemoteCohort:
-    """The clients of one round; implements `core.method.Cohort`, but for the server's own documents.
+    """The clients of one round; implements `core.cohort.Cohort`, but for the server's own documents.
 
     Attributes:
         method: Whose round it is.
@@ -145,7 +145,7 @@ class RemoteCohort:
         raise NotImplementedError("the server has no documents of its own")
 
     def reject(self, client: str, error: FedstrataError) -> None:
-        """Does without a client's update, and tells it so; see `core.method.Cohort.reject`."""
+        """Does without a client's update, and tells it so; see `core.cohort.Cohort.reject`."""
         self.tell_failed(client, self.delivered.pop(client), describe(error))
         self.roll.fail(client, error, self.roll.meter.down[client])
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class SimulatedClient:
-    """One client's turn with the shared model; implements `core.method.Client`."""
+    """One client's turn with the shared model; implements `core.client.Client`."""
 
     id: str
     model: Model
@@ -67,7 +67,7 @@ class SimulatedClient:
 
 @dataclass
 class SimulatedCohort:
-    """The clients of one round; implements `core.method.Cohort`.
+    """The clients of one round; implements `core.cohort.Cohort`.
 
     Attributes:
         method: Whose handlers run at the clients.
@@ -196,7 +196,7 @@ class SimulatedCohort:
         return loss
 
     def reject(self, client: str, error: FedstrataError) -> None:
-        """Undoes a client's turn; see `core.method.Cohort.reject`."""
+        """Undoes a client's turn; see `core.cohort.Cohort.reject`."""
         (site,) = (site for site in self.sites if site.id == client)
         self._fail(site, error, self.roll.meter.down[client])
 

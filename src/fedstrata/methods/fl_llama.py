@@ -178,9 +178,9 @@ class FLLLaMA(Divided):
             if served := sum(client.examples for client in arrived if middles[client.id].issuperset(names)):
                 mean.add(Update({name: learnt[name] for name in names}, weight=float(served)))
         found = mean.finish().tensors
-        # A server that holds the middle alone begins without the ends: they come with the first updates.
         rounding: dict[str, JSON] = {**rounded.finish().values}
         values = {**state.values, "rounding": rounding} if rounding else state.values
+        # A server that holds the middle alone begins without the ends: they come with the first updates.
         return State(replace({**found, **state.tensors}, found), values)
 
     def train(self, plan: Plan, client: Client, rng: Seed) -> Update:

@@ -91,7 +91,7 @@ class CachePolicy:
 
 
 class PrefixCache:
-    """One client's stored states; implements `core.method.PrefixCache`.
+    """One client's stored states; implements `core.client.PrefixCache`.
 
     Args:
         folder: The client's folder; made when needed.

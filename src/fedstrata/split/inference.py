@@ -88,7 +88,7 @@ class RemoteMiddle:
 
 
 class Answering:
-    """The server's half while clients score or generate; implements `core.method.Service`.
+    """The server's half while clients score or generate; implements `core.cohort.Service`.
 
     Args:
         sessions: The middle, with the keys and values of sessions.

@@ -249,7 +249,7 @@ class Membership:
 
 
 class GrpcLine:
-    """The line of one turn; implements `core.method.Line`.
+    """The line of one turn; implements `core.client.Line`.
 
     Args:
         membership: The client's session.
