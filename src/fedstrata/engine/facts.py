@@ -43,14 +43,19 @@ def model_facts(experiment: Experiment, model: Model) -> dict[str, Any]:
         "lower_is_better": sorted(experiment.task.lower_is_better),
         "seed": experiment.settings.seed,
         "rounds": experiment.settings.federation.rounds,
-        "model": {
-            "name": experiment.settings.model.title,
-            "parameters": model.parameter_count,
-            "blocks": len(layout.blocks),
-            "bytes": frame.size(Message(model.tensors(model.whole))),
-        },
+        "model": size_facts(experiment, model),
         "groups": by_group({name: model.bytes_of([name]) for name in layout.all}, layout),
         "trainable_parameters": sum(parameter.numel() for parameter in trainable),
+    }
+
+
+def size_facts(experiment: Experiment, model: Model) -> dict[str, Any]:
+    """Returns what a record, and a plan, say of the model: its name and how large it is, as a frame too."""
+    return {
+        "name": experiment.settings.model.title,
+        "parameters": model.parameter_count,
+        "blocks": len(model.layout.blocks),
+        "bytes": frame.size(Message(model.tensors(model.whole))),
     }
 
 

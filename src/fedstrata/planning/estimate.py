@@ -16,11 +16,10 @@ import torch
 from scipy.optimize import nnls
 
 from fedstrata.core.files import nearest_existing
-from fedstrata.core.types import Message
 from fedstrata.engine.checkpoint import KEEP
+from fedstrata.engine.facts import size_facts
 from fedstrata.engine.rounds import dropped, due_for_scoring, scores_everywhere, sites_of
 from fedstrata.engine.sites import sample
-from fedstrata.wire import frame
 
 if TYPE_CHECKING:
     from fedstrata.core.preflight import Growth
@@ -57,10 +56,12 @@ class Estimate:
         delivered: Those of them that do not drop out; none of a round that is abandoned.
         turns: How many rounds each client trains in.
         measured: What was measured.
+        model: The model's name and size.
     """
 
     def __init__(self, experiment: Experiment, surveyed: Survey, rehearsed: Rehearsed) -> None:
         self.experiment, self.surveyed, self.measured = experiment, surveyed, rehearsed
+        self.model = size_facts(experiment, experiment.model)
         self.federation = experiment.settings.federation
         self.training = experiment.settings.training
         self.workloads = {workload.id: workload for workload in surveyed.workloads}
@@ -78,11 +79,6 @@ class Estimate:
         """Returns a client's training time in a round."""
         tokens = self.training.epochs * sum(workload.batches)
         return self.per_turn + self.per_step * self.steps(workload) + self.per_token * tokens
-
-    def model_bytes(self) -> int:
-        """Returns the bytes of the whole model as a frame."""
-        model = self.experiment.model
-        return frame.size(Message(model.tensors(model.whole)))
 
     def communication(self) -> dict[str, float | int | None]:
         """Returns bytes in all, and on average for a client's turn; null where notes travel and no model."""
@@ -104,7 +100,7 @@ class Estimate:
             run, rehearsed = self._growth
             each = rehearsed.sent[-1] // REHEARSED_CLIENTS
             down += sum(run.sent) - each * sum(map(len, self.sampled[1:]))
-        full, each = self.model_bytes(), max(1, turns)
+        full, each = self.model["bytes"], max(1, turns)
         values = (round(up), round(down), up / each, down / each, 100.0 * up / each / full, full * turns)
         return dict(zip(COMMUNICATION, values, strict=True))
 

@@ -170,12 +170,7 @@ def _assemble(estimate: Estimate, folder: Path, preparation: float, rehearsal: f
         device=str(model.device),
         rounds=settings.federation.rounds,
         clients=_clients(estimate),
-        model={
-            "name": settings.model.title,
-            "parameters": model.parameter_count,
-            "blocks": len(model.layout.blocks),
-            "bytes": estimate.model_bytes(),
-        },
+        model=estimate.model,
         trainable_parameters=sum(parameter.numel() for parameter in trainable),
         groups=_groups(estimate),
         communication=estimate.communication(),

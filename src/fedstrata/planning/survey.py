@@ -98,7 +98,10 @@ def survey(experiment: Experiment) -> Survey:
         started = time.perf_counter()
         examples = site.encode()
         encode_seconds = time.perf_counter() - started
-        batches = _epoch(examples, experiment, seed.child("order", site.id))
+        order = seed.child("order", site.id)
+        batches = list(
+            loader(examples, experiment.settings.training, order, list)
+        )  # as training divides them
         sizes = tuple(padded_tokens(site.task.collate(batch)) for batch in batches)
         tokens = sum(map(len, examples))
         workloads.append(Workload(site.id, len(examples), tokens, sizes, encode_seconds))
@@ -122,11 +125,6 @@ def survey(experiment: Experiment) -> Survey:
     }
     tokens_of["server"] = _scored_tokens({"": list(experiment.server)}, experiment)
     return Survey(tuple(workloads), tokens_of, Samples(largest[1], typical, scored))
-
-
-def _epoch(examples: Sequence[Any], experiment: Experiment, seed: Seed) -> list[list[Any]]:
-    """Returns the examples of each batch of one epoch, divided as the training loop divides them."""
-    return list(loader(examples, experiment.settings.training, seed, list))
 
 
 def _until_second_step(batches: int, experiment: Experiment) -> int:
