@@ -168,6 +168,18 @@ def test_what_trains_and_travels_is_told_by_part_of_the_model() -> None:
     assert groups["head"].bytes_up == groups["head"].bytes_down == 0
 
 
+def test_what_is_said_while_a_divided_model_trains_is_no_part_of_it() -> None:
+    plan = plan_tiny("method={name: fl_llama}")
+    assert [group.name for group in plan.groups] == [
+        "embedding",
+        "block 0",
+        "block 1",
+        "block 2",
+        "final norm",
+        "head",
+    ]
+
+
 def test_steps_and_who_takes_part_are_those_of_the_run(tmp_path: Path) -> None:
     overrides = [
         *SMALL,

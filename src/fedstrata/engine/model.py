@@ -160,9 +160,7 @@ def _layout(settings: RunSettings, task: Task, method: Method | None, tokenizer:
     if adapter is None:
         return find_layout(module)
     if task.generates and adapter.kind == "prefix":
-        message = (
-            f"is not there while an answer is generated, as task {task.name} does; use lora or bottleneck"
-        )
+        message = f"is not there while an answer is generated, as task {task.name} does"
         raise ConfigurationError([Problem("adapter.kind", f"{message}; use lora or bottleneck")])
     if method is not None and method.adapters and adapter.kind not in method.adapters:
         allowed = " or ".join(method.adapters)

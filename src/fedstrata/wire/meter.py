@@ -40,9 +40,12 @@ class Meter:
     def count_said(self, client: str, frame: Frame, *, up: bool) -> None:
         """Counts a message of a conversation."""
         if up:
-            self.said_up += self.count_up(client, frame)
+            self.said_up += frame.nbytes
+            self.up[client] += frame.nbytes
+            self.tensors_up.update(frame.tensor_bytes())
         else:
-            self.said_down += self.count_down(client, frame)
+            self.said_down += frame.nbytes
+            self.down[client] += frame.nbytes
 
     def exchanges(self) -> dict[str, dict[str, int]]:
         """Returns `bytes_up` and `bytes_down` of every client that took part."""
