@@ -56,6 +56,8 @@ TEXTS: tuple[tuple[str, str], ...] = (
     (r"(?<=of the temporary folder, which has )[\d.e+]+ GB", MACHINE),  # what is free there
     (r"\d+ cores? of .*?, (?=\d+ side by side)", f"{MACHINE}, "),  # below the table of a comparison
     (r"(?m)^\S+\.py:\d+: (\w+: .*)\n  .*$", r"\1"),  # the line of code that warns
+    (r"[^\s\"']*/fedstrata/models/", f"{MACHINE}/fedstrata/models/"),  # where the package lies
+    (r": \n +(?=<root>)", ": "),  # a line of YAML that is folded, or not, by the length of the root
 )
 """What is replaced in texts, in this order."""
 

@@ -271,6 +271,8 @@ def as_it_was() -> Iterator[None]:
 
 def record_entry(entry: Entry, folder: Path, root: Path, base: str) -> None:
     """Runs one entry in its folder, and writes its digest beside it."""
+    os.setpgid(0, 0)  # with the processes that it starts, so that all can be ended
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.alarm(MOST_SECONDS)  # which ends the process
     folder.mkdir(parents=True)
     os.chdir(folder)
@@ -287,26 +289,39 @@ def record_all(entries: Mapping[str, Entry], root: Path, base: str, jobs: int) -
     waiting = sorted(entries, key=lambda name: not any(part in name for part in FIRST))
     running: dict[Any, tuple[str, Path, Any, float]] = {}
     digests: dict[str, Any] = {}
-    while waiting or running:
-        while waiting and len(running) < jobs:
-            name = waiting.pop(0)
-            folder = root / "entries" / name.replace("/", "-").replace(" ", "_")
-            process = context.Process(target=record_entry, args=(entries[name], folder, root, base))
-            process.start()
-            running[process.sentinel] = (name, folder, process, time.monotonic())
-        for sentinel in wait(list(running)):
-            name, folder, process, began = running.pop(sentinel)
-            process.join()
-            file = folder.with_name(f"{folder.name}.json")
-            ended = f"ended with {process.exitcode}"
-            digests[name] = json.loads(file.read_bytes()) if file.exists() else ended
-            print(f"{len(digests)} of {len(entries)}: {name}, {time.monotonic() - began:.1f} s", flush=True)
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                name = waiting.pop(0)
+                folder = root / "entries" / name.replace("/", "-").replace(" ", "_")
+                process = context.Process(target=record_entry, args=(entries[name], folder, root, base))
+                process.start()
+                running[process.sentinel] = (name, folder, process, time.monotonic())
+            for sentinel in wait(list(running)):
+                name, folder, process, began = running.pop(sentinel)
+                process.join()
+                end(process)
+                file = folder.with_name(f"{folder.name}.json")
+                ended = f"ended with {process.exitcode}"
+                digests[name] = json.loads(file.read_bytes()) if file.exists() else ended
+                took = f"{time.monotonic() - began:.1f} s"
+                print(f"{len(digests)} of {len(entries)}: {name}, {took}", flush=True)
+    finally:
+        for _, _, process, _ in running.values():
+            end(process)
     return digests
+
+
+def end(process: Any) -> None:
+    """Ends what is left of an entry: its process, and those that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def record(options: argparse.Namespace) -> None:
     os.environ.update(ENVIRONMENT)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and leaves nothing behind
     import fedstrata  # noqa: PLC0415 - after the environment is set
 
     source = Path(fedstrata.__file__).parents[1]
