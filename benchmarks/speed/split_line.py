@@ -119,7 +119,17 @@ def random_decoder(blocks: int, hidden: int, positions: int) -> Model:
 
 def agreement_for(hidden: int, *, rows: int, length: int, form: Form = "float32") -> Unchecked:
     """Returns what both sides take as agreed."""
-    return Unchecked({}, form, hidden, rows, length, {})
+    return Unchecked(
+        settings={},
+        run="measured",
+        cut=Cut(0, 0),  # neither where the model is divided nor how many blocks it has matters to the line
+        blocks=0,
+        form=form,
+        hidden=hidden,
+        rows=rows,
+        length=length,
+        ends={},
+    )
 
 
 @contextmanager
