@@ -18,7 +18,7 @@ from tiny_models import refusal, saved, settings_of, tiny_model, tokenizer_folde
 from fedstrata.cli import main as cli
 from fedstrata.core.settings.source import read_source
 from fedstrata.data import synthetic
-from fedstrata.engine.rounds import Run
+from fedstrata.engine.run import Run
 from fedstrata.engine.run_folder import open_run, resumable
 
 __all__ = ["refusal", "saved", "settings_of", "tiny_model", "tokenizer_folder", "variant"]

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedstrata.client.turn import ClientAtWork
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.training import TrainingSettings
-from fedstrata.engine.simulate import SimulatedClient
 from fedstrata.models.prefix_cache import CachePolicy, PrefixCache
 from fedstrata.models.state import Model
 from fedstrata.train.local import fit
@@ -73,9 +73,9 @@ def cache_in(
 
 def client_of(
     model: Model, examples: Sequence[Sequence[int]], cache: PrefixCache | None, **training: Any
-) -> SimulatedClient:
+) -> ClientAtWork:
     common = {"batch_size": 3, "epochs": 2, "optimizer": "sgd", "learning_rate": 0.01, "eval_batch_size": 4}
-    return SimulatedClient(
+    return ClientAtWork(
         id="client",
         model=model,
         task=Regression(),

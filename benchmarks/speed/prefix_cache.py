@@ -27,9 +27,9 @@ from typing import Any
 import torch
 from random_client import client_of, llama_like, random_windows
 
+from fedstrata.client.caches import ClientCaches
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.run import RunSettings
-from fedstrata.engine.caching import ClientCaches
 from fedstrata.models.prefix_cache import FILE
 from fedstrata.policies.freeze import train_top
 from fedstrata.tasks.ner import NamedEntityRecognition

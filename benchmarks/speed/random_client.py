@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from fedstrata.client.store import ClientStore
+from fedstrata.client.turn import ClientAtWork
 from fedstrata.core.client import PrefixCache
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.model import ModelSettings
 from fedstrata.core.settings.training import TrainingSettings
-from fedstrata.engine.checkpoint import ClientStore
-from fedstrata.engine.simulate import SimulatedClient
 from fedstrata.models.load import load
 from fedstrata.models.state import Model
 from fedstrata.tasks.ner import NamedEntityRecognition
@@ -58,7 +58,7 @@ def client_of(
     training: TrainingSettings,
     folder: Path,
     cache: PrefixCache | None = None,
-) -> SimulatedClient:
+) -> ClientAtWork:
     """The client, which reports to nobody."""
     store = ClientStore(folder, 1)
-    return SimulatedClient("client", model, task, windows, training, store, lambda progress: None, cache)
+    return ClientAtWork("client", model, task, windows, training, store, lambda progress: None, cache)

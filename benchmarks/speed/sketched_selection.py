@@ -28,8 +28,9 @@ from fedstrata.core.cohort import Cohort
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import ClientInfo, Plan, State
+from fedstrata.engine.local import LocalEngine
 from fedstrata.engine.prepare import prepare
-from fedstrata.engine.rounds import Run
+from fedstrata.engine.run import Run
 from fedstrata.methods.fedtlu import FedTLU
 from fedstrata.policies.scores import block_scores, estimated_scores, sketch_all
 from fedstrata.policies.select import best_blocks, equal_blocks, scored_tensors
@@ -109,7 +110,7 @@ def run(
                 flush=True,
             )
 
-    summary_ = Run(experiment, folder, tell).execute()
+    summary_ = Run(experiment, folder, tell, LocalEngine).execute()
     events = read_events(folder / "record.jsonl")
     return summary_, [event for event in events if event["event"] in ("run", "round")]
 

@@ -42,14 +42,14 @@ from typing import Any
 from remote_federation import Federation, Setting, federation
 
 import fedstrata.split.transport.membership  # noqa: F401 - what a client has imported
+from fedstrata.client.site import Examples
+from fedstrata.client.store import ClientStore
+from fedstrata.client.turn import ClientAtWork
 from fedstrata.core.cut import Cut
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.source import read_source
-from fedstrata.engine.checkpoint import ClientStore
 from fedstrata.engine.prepare import Experiment, prepare
-from fedstrata.engine.rounds import sites_of
-from fedstrata.engine.simulate import SimulatedClient
-from fedstrata.engine.sites import Examples
+from fedstrata.engine.sites import sites_of
 from fedstrata.metrics.cost import peak_rss_bytes
 from fedstrata.split.divide import ends_of
 from fedstrata.train.local import fit
@@ -111,11 +111,11 @@ def time_whole(options: argparse.Namespace, folder: Path) -> list[float]:
     return found[1:]
 
 
-def client_of(experiment: Experiment, folder: Path) -> SimulatedClient:
+def client_of(experiment: Experiment, folder: Path) -> ClientAtWork:
     """Returns the only client of a configuration, with the whole model."""
     (site,), training = sites_of(experiment)[1], experiment.settings.training
     store = ClientStore(folder, 1)
-    return SimulatedClient(
+    return ClientAtWork(
         site.id, experiment.model, site.task, Examples(site), training, store, lambda progress: None
     )
 

@@ -33,12 +33,12 @@ from typing import Any
 import torch
 from split_line import CLIENT, MeasuredLine, agreement_for, answer, listening, random_decoder, with_mask
 
+from fedstrata.client.store import ClientStore
+from fedstrata.client.turn import ClientAtWork
 from fedstrata.core.cut import Cut
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.types import Message
-from fedstrata.engine.checkpoint import ClientStore
-from fedstrata.engine.simulate import SimulatedClient
 from fedstrata.split.client_step import Exchange
 from fedstrata.split.divide import divide
 from fedstrata.split.ends import Ends
@@ -125,10 +125,10 @@ class Steps:
                 after = membership.bytes_sent + hub.bytes_sent(CLIENT), sum(counter.passed)
                 yield after[0] - before[0], after[1] - before[1]
 
-    def _simulated(self, line: Any) -> SimulatedClient:
+    def _simulated(self, line: Any) -> ClientAtWork:
         task = LanguageModelling(max_length=self._options.columns)
         store = ClientStore(self._folder, 1)
-        return SimulatedClient(
+        return ClientAtWork(
             CLIENT, self._client, task, [], self._training, store, lambda progress: None, line=line
         )
 

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedstrata.client.store import ClientStore, client_folder
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.types import Message, State
-from fedstrata.engine.checkpoint import Checkpoints, ClientStore, client_folder, discard_uncommitted
+from fedstrata.engine.checkpoint import Checkpoints, discard_uncommitted
 
 
 def state(value: float) -> State:

@@ -54,7 +54,7 @@ def test_an_error_ends_the_clients_that_wait_and_what_they_hold() -> None:
     expected = torch.rand(1)
     torch.manual_seed(0)
     with pytest.raises(KeyError, match="a bug"):
-        list(Conversation(Silent(), Meter()).hold({"a": waits, "b": fails, "c": waits}))
+        list(Conversation(Silent(), Meter()).hold([("a", waits), ("b", fails), ("c", waits)]))
     gc.collect()
     assert (begun, went_on) == (["a"], [])
     assert [model() for model in models] == [None]

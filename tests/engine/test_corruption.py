@@ -16,9 +16,10 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.federation import CorruptSettings
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Plan, Update
+from fedstrata.engine.local import LocalEngine
 from fedstrata.engine.prepare import prepare
-from fedstrata.engine.rounds import Run, sites_of
-from fedstrata.engine.sites import corrupt_clients
+from fedstrata.engine.run import Run
+from fedstrata.engine.sites import corrupt_clients, sites_of
 
 FEDAVG = "method={name: fedavg}"
 CORRUPT = "site-2"
@@ -38,7 +39,7 @@ def changes_of(folder: Path, *overrides: str) -> dict[str, dict[str, torch.Tenso
 
     object.__setattr__(experiment, "method", Watching(**dict(experiment.method)))
     folder.mkdir()
-    Run(experiment, folder, lambda event, facts: None).execute()
+    Run(experiment, folder, lambda event, facts: None, LocalEngine).execute()
     return sent
 
 

@@ -19,10 +19,11 @@ from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import State
+from fedstrata.engine.book import Attendance
 from fedstrata.engine.checkpoint import Checkpoints
-from fedstrata.engine.failures import Attendance, drop_outs
 from fedstrata.engine.prepare import prepare
 from fedstrata.engine.run_folder import open_run
+from fedstrata.engine.sites import drop_outs
 
 LOCAL_HEAD = "method={name: layer_skipping, top: 1, head: local}"
 

@@ -18,14 +18,15 @@ from rich.console import Console
 from support import TINY, RunTiny, assert_same_tensors, finished
 
 from fedstrata.cli.display import Display
+from fedstrata.client.failures import is_client_failure, release_memory
+from fedstrata.client.store import ClientStore
 from fedstrata.core.errors import ClientsLostError, ConfigurationError, FrameError, Problem, TrainingError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import ClientInfo, Message, Plan, State, Update
-from fedstrata.engine.checkpoint import ClientStore
-from fedstrata.engine.failures import is_client_failure, release_memory
+from fedstrata.engine.local import LocalEngine
 from fedstrata.engine.prepare import prepare
-from fedstrata.engine.rounds import Run
+from fedstrata.engine.run import Run
 from fedstrata.engine.run_folder import open_run
 
 LOCAL_HEAD = "method={name: layer_skipping, top: 1, head: local}"
@@ -58,7 +59,7 @@ def with_failures(
 
     object.__setattr__(experiment, "method", Failing(**dict(experiment.method)))
     folder.mkdir(exist_ok=True)
-    return Run(experiment, folder, listen)
+    return Run(experiment, folder, listen, LocalEngine)
 
 
 def diverge(*where: tuple[int, str]) -> Callable[[int, str], None]:
@@ -267,7 +268,7 @@ def test_a_client_that_is_lost_is_not_asked_again_in_the_round(tmp_path: Path) -
             return super().round(state, cohort, rng)
 
     object.__setattr__(experiment, "method", TwoCalls(**dict(experiment.method)))
-    Run(experiment, tmp_path, silent).execute()
+    Run(experiment, tmp_path, silent, LocalEngine).execute()
     assert [client for handler, client in calls if handler == "train"] == ["site-1", "site-2"]
 
 

@@ -14,8 +14,9 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Plan, Update
 from fedstrata.engine.checkpoint import Checkpoints
+from fedstrata.engine.local import LocalEngine
 from fedstrata.engine.prepare import prepare
-from fedstrata.engine.rounds import Run
+from fedstrata.engine.run import Run
 from fedstrata.planning.plan import make_plan
 
 FIVE = ("data.synthetic.sites=5", "data.synthetic.notes=20")
@@ -48,7 +49,7 @@ def test_the_median_of_what_clients_send(tmp_path: Path, method: str) -> None:
             return update
 
     object.__setattr__(experiment, "method", Watching(**dict(experiment.method)))
-    Run(experiment, tmp_path, lambda event, facts: None).execute()
+    Run(experiment, tmp_path, lambda event, facts: None, LocalEngine).execute()
     _, state = Checkpoints(tmp_path / "checkpoints").load(2)
     assert state.values["aggregation"] == {"updates": 3, "not_finite": []}
     assert state.tensors.keys() == sent[0].keys()

@@ -121,7 +121,7 @@ def test_clients_take_turns_without_leaving_traces(run_once: RunTiny, tmp_path: 
             return getattr(self._method, name)
 
         def round(self, state: State, cohort, rng: Seed) -> State:
-            cohort.sites = cohort.sites[-1:]
+            cohort.clients = cohort.clients[-1:]
             return self._method.round(state, cohort, rng)
 
     opened = open_run(
@@ -148,9 +148,10 @@ def test_the_model_is_as_loaded_between_clients(tmp_path: Path) -> None:
             return super().train(plan, client, rng)
 
     object.__setattr__(experiment, "method", Watching(**dict(experiment.method)))
-    from fedstrata.engine.rounds import Run
+    from fedstrata.engine.local import LocalEngine
+    from fedstrata.engine.run import Run
 
-    Run(experiment, tmp_path, lambda event, facts: None).execute()
+    Run(experiment, tmp_path, lambda event, facts: None, LocalEngine).execute()
     assert seen == [True] * 6
 
 

@@ -9,9 +9,9 @@ from support import TINY, RunTiny
 from fedstrata.core.errors import ClientsLostError, TrainingError
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Plan
+from fedstrata.engine.cohort import RoundCohort
 from fedstrata.engine.prepare import Experiment, prepare
 from fedstrata.engine.run_folder import open_run
-from fedstrata.engine.simulate import SimulatedCohort
 from fedstrata.train.evaluate import mean_loss
 
 LORA = (
@@ -23,11 +23,11 @@ LORA = (
 
 
 @pytest.fixture
-def cohort(tmp_path) -> SimulatedCohort:
+def cohort(tmp_path) -> RoundCohort:
     run = open_run(
         read_source(None, [*TINY, *LORA]), tmp_path / "run", lambda event, facts: None, resume=False
     )
-    return run._cohort(1, run._trainers)
+    return run._cohort(1, run.engine.clients())
 
 
 def naive_loss(experiment: Experiment, tensors: dict[str, torch.Tensor]) -> float:
@@ -44,7 +44,7 @@ def naive_loss(experiment: Experiment, tensors: dict[str, torch.Tensor]) -> floa
     return total / terms
 
 
-def test_the_loss_is_that_of_the_shared_model_with_these_tensors(cohort: SimulatedCohort) -> None:
+def test_the_loss_is_that_of_the_shared_model_with_these_tensors(cohort: RoundCohort) -> None:
     state = cohort.method.start(cohort.model)
     for _, update in cohort.each("train", lambda _: Plan(state.tensors)):
         sent = {name: tensor.clone() for name, tensor in update.tensors.items()}
@@ -53,7 +53,7 @@ def test_the_loss_is_that_of_the_shared_model_with_these_tensors(cohort: Simulat
         assert cohort.server_loss(update.tensors) == found
 
 
-def test_trying_a_model_leaves_the_shared_one_and_the_updates_as_they_were(cohort: SimulatedCohort) -> None:
+def test_trying_a_model_leaves_the_shared_one_and_the_updates_as_they_were(cohort: RoundCohort) -> None:
     model = cohort.model
     state = cohort.method.start(model)
     other = {name: tensor + 1 for name, tensor in state.tensors.items()}
@@ -74,7 +74,7 @@ def test_trying_a_model_leaves_the_shared_one_and_the_updates_as_they_were(cohor
 
 def test_trying_models_does_not_change_how_clients_train(run_tiny: RunTiny, monkeypatch) -> None:
     one = run_tiny(*LORA, "federation.rounds=1", "adapter.dropout=0.1", out="one")
-    monkeypatch.setattr(SimulatedCohort, "server_loss", lambda self, tensors: 1.0)
+    monkeypatch.setattr(RoundCohort, "server_loss", lambda self, tensors: 1.0)
     other = run_tiny(*LORA, "federation.rounds=1", "adapter.dropout=0.1", out="other")
     losses = [[event["loss"] for event in run.of("client")] for run in (one, other)]
     assert losses[0] == losses[1]

@@ -13,8 +13,8 @@ from fedstrata.adapters.rank import is_first_factor
 from fedstrata.aggregate.mean import StreamingMean
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Plan, Update
+from fedstrata.engine.cohort import RoundCohort
 from fedstrata.engine.run_folder import open_run
-from fedstrata.engine.simulate import SimulatedCohort
 
 LORA = "adapter={kind: lora, rank: 4}"
 BOTTLENECK = "adapter={kind: bottleneck, width: 16}"
@@ -67,7 +67,7 @@ def test_fedmedlora_plus_with_equal_losses_is_fedmedlora(
 ) -> None:
     server = ("data.split.server=3", "data.synthetic={sites: 3, notes: 18, imbalance: 1.0}")
     plain = run_once("method={name: fedmedlora}", LORA, *server)
-    monkeypatch.setattr(SimulatedCohort, "server_loss", lambda self, tensors: 2.5)
+    monkeypatch.setattr(RoundCohort, "server_loss", lambda self, tensors: 2.5)
     equal = run_tiny("method={name: fedmedlora_plus}", LORA, *server, out="equal")
     assert_same_tensors(plain.state.tensors, equal.state.tensors)
     assert plain.summary["metrics"] == equal.summary["metrics"]
@@ -78,7 +78,7 @@ def test_the_mean_of_ffa_lora_is_that_of_the_products(run_tiny: RunTiny, tmp_pat
     source = read_source(None, [*TINY, "method={name: ffa_lora}", LORA, "federation.rounds=1"])
     run = open_run(source, tmp_path / "apart", lambda event, facts: None, resume=False)
     method, model = run.experiment.method, run.experiment.model
-    cohort, state = run._cohort(1, run._trainers), method.start(model)
+    cohort, state = run._cohort(1, run.engine.clients()), method.start(model)
     first = {name: model.snapshot([name])[name] for name in model.layout.all if is_first_factor(name)}
     products: dict[str, torch.Tensor] = {}
     examples = sum(client.examples for client in cohort.clients)
@@ -101,7 +101,7 @@ def test_flora_adds_exactly_the_weighted_sum_of_the_products(tmp_path: Path, cli
     run = open_run(source, tmp_path / "run", lambda event, facts: None, resume=False)
     method, model = run.experiment.method, run.experiment.model
     base = {name: tensor.double() for name, tensor in model.snapshot(model.layout.frozen).items()}
-    cohort, state = run._cohort(1, run._trainers), method.start(model)
+    cohort, state = run._cohort(1, run.engine.clients()), method.start(model)
     kept: dict[str, dict[str, torch.Tensor]] = {}
     each = cohort.each
 

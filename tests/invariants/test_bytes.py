@@ -6,7 +6,6 @@ import pytest
 from support import RunTiny
 
 from fedstrata.core.types import Plan, Update
-from fedstrata.engine import simulate
 from fedstrata.wire import frame
 
 
@@ -22,7 +21,7 @@ def test_the_bytes_of_a_run_are_those_of_its_frames(
             sizes[type(message)] += len(encoded.tobytes())
         return encoded
 
-    monkeypatch.setattr(simulate.frame, "encode", counting)
+    monkeypatch.setattr(frame, "encode", counting)
     sent = run_tiny().summary["communication"]
     assert sent["bytes_down"] == sizes[Plan] > 0
     assert sent["bytes_up"] == sizes[Update] > 0

@@ -92,7 +92,7 @@ def test_a_run_that_ends_before_its_summary_has_removed_its_states(
         raise StoppedError
 
     with monkeypatch.context() as patched, pytest.raises(StoppedError):
-        patched.setattr("fedstrata.engine.rounds.write_summary", stop)
+        patched.setattr("fedstrata.engine.run.write_summary", stop)
         run_tiny(out="broken")
     assert not list((tmp_path / "broken").rglob(FILE))
     assert run_tiny(out="broken", resume=True).summary["metrics"] == run_once().summary["metrics"]

@@ -9,9 +9,9 @@ import pytest
 import torch
 from support import Finished, RunTiny, assert_same_tensors
 
+from fedstrata.client.store import ClientStore
 from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
-from fedstrata.engine.checkpoint import ClientStore
 
 FEDAVG = "method={name: fedavg}"
 

@@ -14,6 +14,7 @@ from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Plan
 from fedstrata.engine.prepare import prepare
 from fedstrata.engine.run_folder import open_run
+from fedstrata.engine.sites import sites_of
 
 LORA = "adapter={kind: lora, rank: 4}"
 PLAIN = ("training.optimizer=sgd", "training.learning_rate=0.1", "training.clip_norm=null")
@@ -113,11 +114,13 @@ def test_a_joint_step_is_that_of_a_mean(run_tiny: RunTiny, tmp_path: Path, mean:
         read_source(None, [*TINY, *once, "method.name=fedavg"]), tmp_path / "apart", quiet, resume=False
     )
     method, model = run.experiment.method, run.experiment.model
-    cohort, plan = run._cohort(1, run._trainers), Plan(method.start(model).tensors)
+    cohort, plan = run._cohort(1, run.engine.clients()), Plan(method.start(model).tensors)
     middle = model.layout.blocks[1]
     sums: dict[str, Tensor] = dict.fromkeys(middle, torch.zeros(()))
     total = 0.0
-    for (_, update), site in zip(cohort.each("train", lambda _: plan), run._trainers, strict=True):
+    for (_, update), site in zip(
+        cohort.each("train", lambda _: plan), sites_of(run.experiment)[1], strict=True
+    ):
         labels = site.task.collate(site.encode())["labels"]
         weight = float((labels != -100).sum()) if mean == "terms" else 1.0
         sums = {name: sums[name] + weight * update.tensors[name] for name in middle}

@@ -82,7 +82,7 @@ def test_devices_count_by_the_norm_of_their_adapters_or_by_their_examples(
     source = read_source(None, [*TINY, method, LORA, *unequal])
     run = open_run(source, tmp_path / "run", lambda event, facts: None, resume=False)
     hetlora, model = run.experiment.method, run.experiment.model
-    cohort, state = run._cohort(1, run._trainers), hetlora.start(model)
+    cohort, state = run._cohort(1, run.engine.clients()), hetlora.start(model)
     sent, each = [], cohort.each
 
     def watched(handler: str, plan_of: Any) -> Any:

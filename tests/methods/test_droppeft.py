@@ -13,13 +13,13 @@ import pytest
 import torch
 from support import TINY, Finished, RunTiny
 
+from fedstrata.client.store import ClientStore
+from fedstrata.client.turn import Workplace
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import ClientInfo, Plan, Update
-from fedstrata.engine.checkpoint import ClientStore
 from fedstrata.engine.prepare import prepare
 from fedstrata.engine.run_folder import open_run
-from fedstrata.engine.simulate import SimulatedCohort
 from fedstrata.policies.dropout import LayerDropout
 
 LORA = "adapter={kind: lora, rank: 2}"
@@ -68,7 +68,7 @@ def turns_of(folder: Path, *overrides: str) -> list[Turn]:
     run = open_run(read_source(None, [*TINY, *overrides]), folder, lambda event, facts: None, resume=False)
     method, state, turns = run.experiment.method, run.experiment.method.start(run.experiment.model), []
     for number in range(1, run.experiment.settings.federation.rounds + 1):
-        cohort = run._cohort(number, run._trainers)
+        cohort = run._cohort(number, run.engine.clients())
         each = cohort.each
 
         def watched(handler: str, plan_of: Any, each: Any = each, number: int = number) -> Any:
@@ -189,7 +189,7 @@ def test_a_reward_is_the_gain_in_accuracy_for_each_second(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, bandwidth: float | None
 ) -> None:
     scores = itertools.cycle([0.25, 0.75])
-    monkeypatch.setattr(SimulatedCohort, "_validate", lambda self, site, work: next(scores))
+    monkeypatch.setattr(Workplace, "_validate", lambda self, site, work: next(scores))
     devices = [] if bandwidth is None else [f"{PHONE}{bandwidth:f}}}"]
     run = run_tiny("method={name: droppeft, rates: {rates: [0.0]}}", LORA, "federation.rounds=1", *devices)
     (state,) = states(run)

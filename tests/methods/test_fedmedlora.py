@@ -12,13 +12,13 @@ from support import TINY, Finished, RunTiny
 
 from fedstrata.adapters.rank import is_first_factor, is_lora
 from fedstrata.aggregate.influence import shares
+from fedstrata.client.store import ClientStore
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Plan, Update
-from fedstrata.engine import simulate
-from fedstrata.engine.checkpoint import ClientStore
 from fedstrata.engine.prepare import prepare
 from fedstrata.models.state import Model
+from fedstrata.wire import frame
 
 LORA = "adapter={kind: lora, rank: 2}"
 SERVER = ("data.split.server=3", "data.synthetic.notes=24")
@@ -32,14 +32,14 @@ def untrained(*overrides: str) -> Model:
 def travelling(monkeypatch: pytest.MonkeyPatch) -> dict[type, set[str]]:
     """The names of the tensors in plans and updates, as a run goes on."""
     names: dict[type, set[str]] = {Plan: set(), Update: set()}
-    encode = simulate.frame.encode
+    encode = frame.encode
 
     def watching(message):
         if type(message) in names:
             names[type(message)].update(message.tensors)
         return encode(message)
 
-    monkeypatch.setattr(simulate.frame, "encode", watching)
+    monkeypatch.setattr(frame, "encode", watching)
     return names
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from support import TINY, RunTiny
 
+from fedstrata.client.store import ClientStore
 from fedstrata.core.settings.source import read_source
-from fedstrata.engine.checkpoint import ClientStore
 from fedstrata.engine.prepare import prepare
 
 PREFIX = "adapter={kind: prefix, tokens: 3}"

@@ -9,9 +9,9 @@ import torch
 from support import TINY, Finished, RunTiny
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, RobertaConfig
 
+from fedstrata.client.store import ClientStore
 from fedstrata.core.errors import ConfigurationError, TrainingError
 from fedstrata.core.settings.source import read_source
-from fedstrata.engine.checkpoint import ClientStore
 from fedstrata.engine.prepare import prepare
 from fedstrata.methods.fedtlu import FedTLU
 from fedstrata.models.state import Model

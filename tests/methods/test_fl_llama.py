@@ -16,7 +16,7 @@ from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import Source, read_source
 from fedstrata.core.types import Plan, Update
 from fedstrata.engine.prepare import Experiment, prepare, prepare_server
-from fedstrata.engine.rounds import sites_of
+from fedstrata.engine.sites import sites_of
 from fedstrata.planning.plan import make_plan
 from fedstrata.record.history import read_history
 from fedstrata.record.report.run import run_page

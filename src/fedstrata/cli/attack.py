@@ -44,7 +44,7 @@ def attack(
     from rich.table import Table  # noqa: PLC0415
 
     from fedstrata.engine.prepare import prepare  # noqa: PLC0415
-    from fedstrata.engine.rounds import sites_of  # noqa: PLC0415
+    from fedstrata.engine.sites import sites_of  # noqa: PLC0415
     from fedstrata.privacy.attacks.leakage import (  # noqa: PLC0415
         COLUMNS,
         Target,

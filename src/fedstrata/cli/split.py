@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,8 +50,9 @@ def serve(
     from fedstrata.cli.display import Display  # noqa: PLC0415 - heavy
     from fedstrata.engine.agreeing import Agreements  # noqa: PLC0415
     from fedstrata.engine.prepare import prepare_server  # noqa: PLC0415
+    from fedstrata.engine.remote import RemoteEngine  # noqa: PLC0415
+    from fedstrata.engine.run import Run  # noqa: PLC0415
     from fedstrata.engine.run_folder import require_free_folder, serving_folder  # noqa: PLC0415
-    from fedstrata.engine.serving import Serving  # noqa: PLC0415
     from fedstrata.split.transport.hub import require_free  # noqa: PLC0415
 
     guests = lines.guests_of(listen, tokens, clients, certificate, key, authority, insecure=insecure)
@@ -62,15 +64,24 @@ def serve(
     source = configuration_of(arguments, out, resume=resume)
     experiment = prepare_server(source, guests.names)
     folder = serving_folder(source, out, resume=resume)
-    serving = Serving(experiment, guests.names, folder, display, cache_bytes=int(cache_megabytes * 2**20))
-    agreements = Agreements(experiment, guests.names, megabytes * 2**20, known=serving.weights)
+    cache_bytes = int(cache_megabytes * 2**20)
+    run = Run(
+        experiment,
+        folder,
+        display,
+        partial(RemoteEngine, names=guests.names, cache_bytes=cache_bytes, patience=patience),
+    )
+    if resume:
+        run.load()
+    agreements = Agreements(experiment, guests.names, megabytes * 2**20, known=run.engine.weights)
     timing = lines.timing_of(deadline, reconnect, keepalive, delay)
-    hub = guests.hub(agreements, timing, serving.welcome)
+    hub = guests.hub(agreements, timing, run.engine.welcome)
+    run.engine.connect(hub)
     complete = False
     try:
         display.say(f"waiting on {hub.listen(listen)} for {', '.join(guests.names)}")
         with display:
-            summary = serving.execute(hub, patience=patience)
+            summary = run.execute()
         complete = True
     except KeyboardInterrupt:
         display.say(f"stopped; go on with: fedstrata split serve --resume --out {folder}")

@@ -16,10 +16,10 @@ from fedstrata.split.messages import is_count
 from fedstrata.split.transport.agreement import Agreement, shapes_of
 
 if TYPE_CHECKING:
+    from fedstrata.client.site import Site
     from fedstrata.core.cut import Cut
     from fedstrata.core.types import JSON
     from fedstrata.engine.prepare import Experiment
-    from fedstrata.engine.sites import Site
     from fedstrata.models.state import Model
     from fedstrata.split.transport.members import Greeting
     from fedstrata.wire.frame import Shape

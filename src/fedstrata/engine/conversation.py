@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from threading import Semaphore, Thread
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
+from fedstrata.client.turn import Failed
 from fedstrata.core.errors import LineError
 from fedstrata.core.types import Message
 from fedstrata.wire import frame
@@ -124,25 +125,34 @@ class Conversation:
         self._lines: dict[str, SimulatedLine] = {}
         self._turns: dict[str, _Turn[Any]] = {}
 
-    def hold(self, clients: Mapping[str, Callable[[SimulatedLine], Result]]) -> Iterator[Result]:
-        """Runs what clients do, and yields what that returns, in order.
+    def hold(
+        self, work: Iterable[tuple[str, Callable[[SimulatedLine], Result]]]
+    ) -> Iterator[tuple[str, Result]]:
+        """Runs what clients do, and yields what that returns: in order, but for failures, which come at once.
 
         An exception of one ends all; it is raised here.
 
         Args:
-            clients: What each client does with its line; none says that the client is lost.
+            work: What each client does with its line. Where not all must be there at once it is asked for one
+                after the other.
         """
-        self._lines = {client: SimulatedLine(client, self) for client in clients}
         if not self._service.together:
-            for client, work in clients.items():
-                result = work(self._lines[client])
-                self._say(self._service.leave(client, lost=result is None))
-                yield result
+            for client, begin in work:
+                self._lines = {client: SimulatedLine(client, self)}
+                result = begin(self._lines[client])
+                if isinstance(result, Failed):
+                    yield client, result
+                self._say(self._service.leave(client, lost=isinstance(result, Failed)))
+                if not isinstance(result, Failed):
+                    yield client, result
             return
-        turns = {client: _Turn(work, self._lines[client]) for client, work in clients.items()}
+        turns = {client: _Turn(begin, SimulatedLine(client, self)) for client, begin in work}
+        self._lines = {client: turn.line for client, turn in turns.items()}
         self._turns = dict(turns)
-        self._take_turns()
-        yield from (turn.result for turn in turns.values())
+        yield from self._take_turns()
+        for client, turn in turns.items():
+            if not isinstance(turn.result, Failed):
+                yield client, turn.result
 
     def heard(self, client: str, message: Message) -> None:
         """Brings a client's message to the service, and its answers to the lines."""
@@ -162,23 +172,30 @@ class Conversation:
             if client in self._lines:
                 self._lines[client].inbox.append(frame.decode(sent, Message))
 
-    def _take_turns(self) -> None:
-        """Lets clients go on, one at a time, until all have ended; an error of one ends all."""
+    def _take_turns(self) -> Iterator[tuple[str, Any]]:
+        """Lets clients go on, one at a time, until all have ended, and yields those that fail.
+
+        An error of one ends all.
+        """
         try:
-            self._deal()
+            while pending := [turn for turn in self._turns.values() if not turn.ended]:
+                able = [turn for turn in pending if turn.able]
+                for turn in able or pending:  # with nobody able, each wakes up to find that nothing came
+                    turn.go_on()
+                    if turn.ended:
+                        yield from self._ended(turn)
         finally:
             for turn in self._turns.values():
                 turn.break_off()
 
-    def _deal(self) -> None:
-        while pending := [turn for turn in self._turns.values() if not turn.ended]:
-            able = [turn for turn in pending if turn.able]
-            for turn in able or pending:  # with nobody able, each wakes up to find that nothing came
-                turn.go_on()
-                if turn.ended:
-                    if turn.error is not None:
-                        raise turn.error
-                    self._say(self._service.leave(turn.line.client, lost=turn.result is None))
+    def _ended(self, turn: _Turn[Any]) -> Iterator[tuple[str, Any]]:
+        """Tells the service that a client has ended."""
+        if turn.error is not None:
+            raise turn.error
+        client, lost = turn.line.client, isinstance(turn.result, Failed)
+        if lost:
+            yield client, turn.result
+        self._say(self._service.leave(client, lost=lost))
 
 
 class _BrokenOff(BaseException):

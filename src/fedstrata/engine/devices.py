@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.devices import Device, DeviceSettings
 from fedstrata.core.types import Work
+
+if TYPE_CHECKING:
+    from fedstrata.engine.prepare import Experiment
 
 
 class Fleet:
@@ -41,6 +44,14 @@ class Fleet:
         low, high = settings.bandwidths
         mode, bandwidth = modes[name], float(rng.uniform(low, high))
         return Device(profile, name, mode.teraflops, mode.watts, settings.utilisation, bandwidth)
+
+
+def fleet_of(experiment: Experiment, clients: Sequence[str]) -> Fleet | None:
+    """Returns the emulated devices of these clients; none where pooled data lies on no client's device."""
+    settings = experiment.settings.devices
+    if settings is None or experiment.method.pooled:
+        return None
+    return Fleet(settings, clients, experiment.seed.child("devices"))
 
 
 def assign(shares: Mapping[str, float], clients: Sequence[str], seed: Seed) -> dict[str, str]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fedstrata.client.store import ClientStore, client_folder, home_of
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import (
     ConfigurationError,
@@ -29,7 +30,6 @@ from fedstrata.data.readers import read
 from fedstrata.data.readers.files import numbered_lines, read_text
 from fedstrata.engine.agreeing import ANSWERS, agreement_of, held
 from fedstrata.engine.check import divided_method
-from fedstrata.engine.checkpoint import ClientStore, client_folder, home_of
 from fedstrata.split.ends import Ends
 from fedstrata.split.inference import RemoteMiddle
 from fedstrata.split.transport.agreement import shapes_of

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import inspect
 import secrets
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from fedstrata.client.failures import describe, is_client_failure
+from fedstrata.client.store import home_of
+from fedstrata.client.turn import Failed, Order, Workplace
 from fedstrata.core.errors import (
     ConfigurationError,
     FrameError,
@@ -26,11 +28,7 @@ from fedstrata.core.types import Message, Plan, Update
 from fedstrata.data.split import PARTS
 from fedstrata.engine.agreeing import SCORE, TRAINING, agreement_of, held, largest_batch
 from fedstrata.engine.check import divided_method
-from fedstrata.engine.checkpoint import ClientStore, client_folder, home_of
-from fedstrata.engine.failures import describe, is_client_failure, release_memory
-from fedstrata.engine.rounds import sites_of
-from fedstrata.engine.simulate import SimulatedClient
-from fedstrata.engine.sites import Examples
+from fedstrata.engine.sites import sites_of
 from fedstrata.split.ends import Ends
 from fedstrata.split.inference import RemoteMiddle
 from fedstrata.split.transport.agreement import shapes_of
@@ -42,6 +40,7 @@ from fedstrata.wire import frame
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from fedstrata.client.turn import ClientAtWork
     from fedstrata.core.types import JSON
     from fedstrata.engine.prepare import Experiment
     from fedstrata.record.log import Listener
@@ -67,7 +66,6 @@ class RemoteClient:
 
     def __init__(self, experiment: Experiment, client: str, home: Path, listen: Listener) -> None:
         self._experiment, self._home, self._listen = experiment, home, listen
-        self._folder = client_folder(home, client)
         self._trained, self._failure = 0, ""
         self._delivered: Header | None = None  # the plan of the last turn, if its update was sent
         sites = {site.id: site for site in sites_of(experiment)[1]}
@@ -77,6 +75,17 @@ class RemoteClient:
         self.id, self._site = client, sites[client]
         home.mkdir(mode=0o700, parents=True, exist_ok=True)  # what it keeps there is nobody else's
         training = experiment.settings.training
+        self._workplace = Workplace(
+            method=experiment.method,
+            model=experiment.model,
+            training=training,
+            metric=experiment.metric,
+            seed=experiment.seed,
+            folder=home,
+            listen=listen,
+            # Anew for every turn: from two that are sent with equal noise it could be subtracted.
+            secret=lambda: secrets.randbits(63),
+        )
         rows = largest_batch(self._site, training.batch_size, training.eval_batch_size)
         cut, model = divided_method(experiment.method).divides(client), experiment.model
         length = experiment.task.max_length
@@ -117,7 +126,7 @@ class RemoteClient:
             TrainingError: The run is complete, and this client has failed whenever it was to train.
         """
         run = membership.welcome.get("run")
-        self._folder = client_folder(home_of(self._home, run), self.id)
+        self._workplace.folder = home_of(self._home, run)
         self._keep_what_counts(membership.welcome)
         while True:
             header, content = membership.receive(patient=True)
@@ -139,7 +148,7 @@ class RemoteClient:
         plan, self._delivered = self._delivered, None
         if not isinstance(committed, int):
             return
-        store = ClientStore(self._folder, committed)
+        store = self._workplace.store(self.id, committed)
         store.discard_after(max(committed, delivered) if isinstance(delivered, int) else committed)
         if welcome.get("lost"):
             store.discard()
@@ -151,38 +160,35 @@ class RemoteClient:
     def _turn(self, membership: Membership, header: Header, content: Frame) -> None:
         """Runs one handler, and sends what it gives, or why it failed."""
         self._delivered = None
-        store = ClientStore(self._folder, header.round)
-        # What was learnt in the round stays when its scores fail.
-        undo = store.discard if header.handler != SCORE else lambda: None
-        line = GrpcLine(membership, header.turn)
         self._listen("turn", {"round": header.round, "handler": header.handler})
+        order = Order(self.id, header.round, header.handler, header.call, content)
         try:
-            started = time.perf_counter()
-            client = self._client(store, line, header.round)
-            seed = self._experiment.seed.child("round", header.round)
-            rng = seed.child("client", self.id, header.handler, header.call)
-            update = self._handler(header.handler)(frame.decode(content, Plan), client, rng)
-            seconds = time.perf_counter() - started - line.waited
-            membership.send(Header(Kind.UPDATE, turn=header.turn, seconds=seconds), frame.encode(update))
-        except TurnOverError as error:
-            undo()
-            self._tell_failed(header, str(error))
+            own = self._handler(header.handler)
+            result = self._workplace.compute(order, self._site, GrpcLine(membership, header.turn), own)
+            if isinstance(result, Failed):
+                raise result.error
+            membership.send(Header(Kind.UPDATE, turn=header.turn, seconds=result.seconds), result.update)
         except LineError as error:
-            undo()
+            self._undo(header)
             self._tell_failed(header, str(error))
-            raise
+            if not isinstance(error, TurnOverError):
+                raise
         except Exception as error:
-            undo()
+            self._undo(header)
             told = Message({}, {"message": describe(error)})
             if is_client_failure(error):
                 self._tell_failed(header, describe(error))
             membership.send(Header(Kind.FAILED, turn=header.turn), frame.encode(told))
             if not is_client_failure(error):
                 raise
-            release_memory(error)
         else:
             self._delivered = header
             self._trained += header.handler != SCORE
+
+    def _undo(self, header: Header) -> None:
+        """Drops what was learnt in a turn; what was learnt before it in the round stays when scores fail."""
+        if header.handler != SCORE:
+            self._workplace.undo(self.id, header.round)
 
     def _refused(self, header: Header, content: Frame) -> None:
         """Hears that a turn has failed at the server: the last one, if its update was sent."""
@@ -194,9 +200,8 @@ class RemoteClient:
 
     def _take_back(self, plan: Header, why: str) -> None:
         """Does without what was learnt in a turn whose update was sent."""
-        if plan.handler != SCORE:
-            ClientStore(self._folder, plan.round).discard()
-            self._trained -= 1
+        self._undo(plan)
+        self._trained -= plan.handler != SCORE
         self._tell_failed(plan, why)
 
     def _tell_failed(self, header: Header, message: str) -> None:
@@ -212,16 +217,20 @@ class RemoteClient:
             )
             raise TrainingError(f"{message}: {self._failure}")
 
-    def _handler(self, name: str) -> Any:
-        """Returns what a plan names: scoring, or a handler of the method, and nothing else."""
+    def _handler(self, name: str) -> Callable[..., Update] | None:
+        """Returns what scores if a plan asks for that; none if it names a handler of the method.
+
+        Raises:
+            FrameError: It names neither.
+        """
         if name == SCORE:
             return self._score
         found = None if name.startswith("_") else getattr(self._experiment.method, name, None)
         if not inspect.ismethod(found) or tuple(inspect.signature(found).parameters) != _HANDLER:
             raise FrameError(f"the server asks for {name!r}, which no client of this method runs")
-        return found
+        return None
 
-    def _score(self, plan: Plan, client: SimulatedClient, rng: Seed) -> Update:
+    def _score(self, plan: Plan, client: ClientAtWork, rng: Seed) -> Update:
         """Scores the client's documents of a part of the split; the server runs the middle."""
         part = plan.values.get("part")
         if part not in PARTS or client.line is None:
@@ -238,27 +247,3 @@ class RemoteClient:
             answers = answer(model, self._site.task, documents, client.training)
         scores: dict[str, JSON] = dict(self._site.task.score(documents, answers))
         return Update({}, {"scores": scores}, weight=float(len(documents)))
-
-    def _client(self, store: ClientStore, line: GrpcLine, number: int) -> SimulatedClient:
-        """Returns the client as its handler sees it: base weights, and what it keeps."""
-        experiment, site = self._experiment, self._site
-        experiment.model.restore()
-        experiment.model.module.zero_grad(set_to_none=True)  # of a step that the end of a line broke off
-        experiment.model.load_known(store.read().tensors)
-
-        def report(progress: Mapping[str, float]) -> None:
-            self._listen("client_progress", {"round": number, "client": self.id, **progress})
-
-        return SimulatedClient(
-            self.id,
-            experiment.model,
-            site.task,
-            Examples(site),
-            experiment.settings.training,
-            store,
-            report,
-            corruption=site.corruption.of_updates if site.corruption else None,
-            line=line,
-            # Anew for every turn: from two that are sent with equal noise it could be subtracted.
-            secret=secrets.randbits(63),
-        )

@@ -1,361 +1,318 @@
-"""The server's half of a round between processes: what a method's `round` needs, over a hub.
+"""The engine of a run whose clients are other processes: `fedstrata split serve`.
 
-The same rules as in a simulation (`fedstrata.engine.roll`): who is lost, when a round ends, what is counted
-and what the record says. Only that clients compute by themselves, at once where the method lets them, and
-that their messages come in whatever order they come.
+Clients come and go. Scores are computed where the documents are, and only the scores travel, so a global
+score is the mean of the clients', weighted by their documents; and the model cannot be saved as one, since no
+side has all of it.
 """
 
 from __future__ import annotations
 
-import math
-import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from fedstrata.aggregate.mean import MeanResult, mean_of
-from fedstrata.core.errors import FedstrataError, FrameError, LineError, printable
-from fedstrata.core.types import ClientInfo, Message, Plan, Tensors, Update
-from fedstrata.engine.agreeing import SCORE
-from fedstrata.engine.conversation import NOBODY, TimedService
-from fedstrata.engine.failures import Attendance, describe, is_client_failure
-from fedstrata.engine.roll import Exchanged, Roll
-from fedstrata.record.log import Listener
-from fedstrata.split.divide import middle_of
-from fedstrata.split.messages import LARGEST_WEIGHT, require_moderate
-from fedstrata.split.transport.header import Header, Kind
-from fedstrata.wire import frame
+from fedstrata.client.failures import describe
+from fedstrata.client.turn import Failed
+from fedstrata.core.errors import ConfigurationError, FrameError, LineError, Problem, printable
+from fedstrata.core.types import ClientInfo, Plan, Update
+from fedstrata.engine.agreeing import SCORE, documents_of, info_of
+from fedstrata.engine.book import Attendance, Book
+from fedstrata.engine.check import divided_method
+from fedstrata.engine.cohort import RoundCohort
+from fedstrata.engine.model import outline
+from fedstrata.engine.remote_turns import NobodySpeaks, RemoteTurns, check_trained, check_update, tell_failed
+from fedstrata.record.log import committed_rounds, read_events
+from fedstrata.record.summary import mean_of
+from fedstrata.split.inference import Answering
+from fedstrata.split.kvcache import Sessions
+from fedstrata.split.messages import MOST, is_number
+from fedstrata.split.middle import Middle
+from fedstrata.wire.meter import Meter
 
 if TYPE_CHECKING:
+    from fedstrata.client.turn import Order
     from fedstrata.core.cohort import Service
-    from fedstrata.core.cut import Cut
-    from fedstrata.core.method import Method
-    from fedstrata.core.settings.training import TrainingSettings
+    from fedstrata.core.types import JSON, State
+    from fedstrata.engine.prepare import Experiment
+    from fedstrata.engine.protocol import Turns
     from fedstrata.models.state import Model
+    from fedstrata.record.log import Listener
     from fedstrata.split.transport.hub import Hub
-    from fedstrata.split.transport.members import Arrival
-    from fedstrata.wire.frame import Frame
+
+Scores = Mapping[str, float]
+_LARGEST_SCORE = 1e290
 
 
-MessageType = TypeVar("MessageType", bound=Message)
-
-
-class ClientFailedError(FedstrataError):
-    """A client says that its turn has failed; the message is what it says of its error."""
-
-
-class NobodySpeaks:
-    """The service of handlers that only take a plan and give an update; implements `core.cohort.Service`."""
-
-    together = True
-    ordered = False
-
-    def hear(self, client: str, message: Message) -> Iterable[tuple[str, Message]]:
-        """Refuses to hear anything."""
-        raise FrameError(f"client {client!r} speaks, and nobody listens")
-
-    def leave(self, client: str, *, lost: bool = False) -> Iterable[tuple[str, Message]]:
-        """Hears that a client has ended."""
-        return ()
-
-
-@dataclass
-class RemoteCohort:
-    """The clients of one round; implements `core.cohort.Cohort`, but for the server's own documents.
-
-    Attributes:
-        method: Whose round it is.
-        model: The server's part of the model, or all of it: what any of the clients lacks.
-        hub: The lines to the clients.
-        infos: Who takes part, in order.
-        training: How they train, and the server too.
-        folder: The run directory, for messages.
-        number: The round, counted from 1.
-        listen: Told of progress.
-        min_clients: How many clients must deliver; every one when none.
-        roll: Who is lost so far, what travelled, and what the record says of it.
-        delivered: The number of each client's last turn whose update has come, and counts.
-        train_seconds: Time that clients were at work so far, all together.
-    """
-
-    method: Method
-    model: Model
-    hub: Hub
-    infos: Sequence[ClientInfo]
-    training: TrainingSettings
-    folder: Path
-    number: int
-    listen: Listener
-    min_clients: int | None = None
-    roll: Roll = field(init=False)
-    delivered: dict[str, int] = field(default_factory=dict)
-    train_seconds: float = 0.0
-
-    def __post_init__(self) -> None:
-        attendance = Attendance([info.id for info in self.infos], min_clients=self.min_clients)
-        served = "fedstrata split serve"
-        self.roll = Roll(self.number, self.folder, self.listen, attendance, served)
-
-    @property
-    def clients(self) -> Sequence[ClientInfo]:
-        """Who takes part."""
-        return self.infos
-
-    def mean(self, handler: str, plan_of: Callable[[ClientInfo], Plan]) -> MeanResult:
-        """Folds every update into one running sum per tensor."""
-        return mean_of(self.each(handler, plan_of))
-
-    def each(
-        self, handler: str, plan_of: Callable[[ClientInfo], Plan]
-    ) -> Iterator[tuple[ClientInfo, Update]]:
-        """Yields the updates of all clients, which work at once, in the clients' order.
-
-        Raises:
-            ClientsLostError: A client failed, and the round cannot do without it.
-        """
-        yield from self._take_turns(handler, list(self._present(handler, plan_of)), NobodySpeaks())
-
-    def converse(
-        self,
-        handler: str,
-        plan_of: Callable[[ClientInfo], Plan],
-        service: Service,
-        cut_of: Callable[[ClientInfo], Cut],
-    ) -> Iterator[tuple[ClientInfo, Update]]:
-        """Yields updates of clients that talk with the server's half; where they are cut was agreed before.
-
-        Raises:
-            ClientsLostError: As `each` does.
-        """
-        present = list(self._present(handler, plan_of))
-        service = TimedService(service, self.roll.served)
-        for group in [[one] for one in present] if service.ordered else [present]:
-            yield from self._take_turns(handler, group, service)
-
-    def middle(self, cut: Cut) -> Model:
-        """Returns the middle of the model with its own copies of what trains, at their base values."""
-        self.model.restore()
-        return middle_of(self.model, cut, self.method.trainable(self.model.layout))
-
-    def server_loss(self, tensors: Tensors) -> float:
-        """Is not there: a server of clients in other processes has no documents."""
-        raise NotImplementedError("the server has no documents of its own")
-
-    def reject(self, client: str, error: FedstrataError) -> None:
-        """Does without a client's update, and tells it so; see `core.cohort.Cohort.reject`."""
-        self.tell_failed(client, self.delivered.pop(client), describe(error))
-        self.roll.fail(client, error, self.roll.meter.down[client])
-
-    def tell_failed(self, client: str, turn: int, reason: str) -> None:
-        """Tells a client, if it is there, that a turn of it is over and does not count."""
-        content = frame.encode(Message({}, {"message": reason}))
-        if client in self.hub.present:
-            with suppress(FedstrataError):
-                self.hub.tell(client, Header(Kind.FAILED, turn=turn), content)
-
-    def _present(
-        self, handler: str, plan_of: Callable[[ClientInfo], Plan]
-    ) -> Iterator[tuple[ClientInfo, Frame]]:
-        return self.roll.present(handler, self.infos, plan_of)
-
-    def _take_turns(
-        self, handler: str, group: Sequence[tuple[ClientInfo, Frame]], service: Service
-    ) -> Iterator[tuple[ClientInfo, Update]]:
-        """Lets clients work at once, and yields their updates once all have ended."""
-        turns = _Turns(self, service, group)
-        try:
-            turns.begin(handler)
-            turns.run()
-        finally:
-            turns.abandon()
-        for info, _ in group:
-            if info.id in turns.updates:
-                yield info, turns.updates[info.id]
-
-
-@dataclass
-class _Turn:
-    """One client's turn, as long as it goes on."""
-
-    info: ClientInfo
-    number: int
-    session: str
-    exchanged: Exchanged
-    due: Collection[str]
-    began: float = field(default_factory=time.perf_counter)
-
-
-class _Turns:
-    """The turns of clients that work at once."""
-
-    def __init__(
-        self, cohort: RemoteCohort, service: Service, group: Sequence[tuple[ClientInfo, Frame]]
-    ) -> None:
-        self.updates: dict[str, Update] = {}
-        self._cohort, self._service, self._group = cohort, service, group
-        self._roll, self._hub = cohort.roll, cohort.hub
-        self._turns: dict[str, _Turn] = {}
-        self._handler = ""
-        self._unreachable: deque[tuple[str, FedstrataError]] = deque()
-
-    def begin(self, handler: str) -> None:
-        """Sends all plans."""
-        self._handler = handler
-        for info, sent in self._group:
-            number, session = next(self._hub.turns), self._hub.session(info.id)
-            begun = self._roll.begin(info.id, sent)
-            self._turns[info.id] = _Turn(info, number, session, begun, self._due(info.id))
-        call = self._roll.calls[handler]
-        for info, sent in self._group:
-            turn = self._turns[info.id]
-            if not turn.session:
-                self._unreachable.append((info.id, LineError(f"client {info.id!r} is not connected")))
-                continue
-            header = Header(
-                Kind.PLAN,
-                turn=turn.number,
-                round=self._cohort.number,
-                handler=handler,
-                call=call,
-            )
-            self._send(info.id, header, sent)
-
-    def run(self) -> None:
-        """Takes in what clients say until none is at work."""
-        while self._turns:
-            while self._unreachable:
-                self._fail(*self._unreachable.popleft())
-            arrival = self._hub.receive(self._hub.timing.answer) if self._turns else None
-            if arrival is not None:
-                self._hear(arrival)
-            else:  # nobody has been asked anything, or they would have been lost by now
-                for client in list(self._turns):
-                    self._fail(client, LineError(NOBODY))
-
-    def abandon(self) -> None:
-        """Tells those who are still at work that they need not go on."""
-        for client in list(self._turns):
-            self._end(client, "the round has ended")
-
-    def _hear(self, arrival: Arrival) -> None:
-        """Takes in what came from a client; what belongs to a turn that is over counts for nothing."""
-        if (turn := self._turns.get(arrival.client)) is None or arrival.session != turn.session:
-            return
-        if arrival.lost is not None:
-            self._fail(arrival.client, arrival.lost)
-        elif arrival.header is not None and arrival.header.turn == turn.number:
-            try:
-                self._take(turn, arrival)
-            except Exception as error:
-                if not is_client_failure(error) or arrival.client not in self._turns:
-                    raise
-                self._fail(arrival.client, error)
-
-    def _take(self, turn: _Turn, arrival: Arrival) -> None:
-        """Takes in one message of a turn."""
-        header, content, client = arrival.header, arrival.frame, arrival.client
-        assert header is not None  # noqa: S101 - it is no loss
-        assert content is not None  # noqa: S101
-        if header.kind == Kind.FAILED:
-            reason = _decoded(content, Message).values.get("message")
-            raise ClientFailedError(printable(str(reason)))
-        if header.kind == Kind.SAID:
-            self._roll.meter.count_said(client, content, up=True)
-            self._say(self._service.hear(client, _decoded(content, Message)))
-            return
-        if header.kind != Kind.UPDATE:
-            raise FrameError(f"client {client!r} sent {header.kind.name} in the middle of a turn")
-        self._roll.meter.count_up(client, content)
-        update = _decoded(content, Update)
-        if self._handler == SCORE:
-            _check(update)
-        else:
-            _check(update, turn.info, self._cohort.method.weighs(turn.info), turn.due)
-        seconds = min(max(header.seconds, 0.0), time.perf_counter() - turn.began)
-        self._roll.trained(client, update)
-        self._cohort.train_seconds += seconds
-        self._roll.deliver(turn.info, update, turn.exchanged, seconds)
-        self.updates[client] = update
-        self._cohort.delivered[client] = self._turns.pop(client).number
-        self._say(self._service.leave(client))
-
-    def _due(self, client: str) -> Collection[str]:
-        """Returns which weights a client has to send when it has trained."""
-        try:
-            ends = self._hub.greeting(client)["ends"]
-        except LineError:
-            return ()  # it is not there, and nothing of this turn will come
-        return self._cohort.method.expects(self._handler, ends if isinstance(ends, dict) else ())
-
-    def _say(self, answers: Iterable[tuple[str, Message]]) -> None:
-        for client, message in answers:
-            content = frame.encode(message)
-            if client in self._turns:
-                self._roll.meter.count_said(client, content, up=False)
-                self._send(client, Header(Kind.SAID, turn=self._turns[client].number), content)
-
-    def _send(self, client: str, header: Header, content: Frame) -> None:
-        try:
-            self._hub.send(client, header, content)
-        except FedstrataError as error:  # later: the service may be in the middle of what it says
-            self._unreachable.append((client, error))
-
-    def _fail(self, client: str, error: Exception) -> None:
-        """Goes on without a client, or ends the run if the round needs it."""
-        if client not in self._turns:
-            return
-        turn = self._turns[client]
-        self._end(client, describe(error))
-        self._roll.fail(client, error, turn.exchanged.down)
-        self._say(self._service.leave(client, lost=True))
-
-    def _end(self, client: str, reason: str) -> None:
-        """Ends a client's turn, and tells it if it is there."""
-        self._cohort.tell_failed(client, self._turns.pop(client).number, reason)
-
-
-def _decoded(content: Frame, kind: type[MessageType]) -> MessageType:
-    """Returns what a client says.
-
-    Raises:
-        FrameError: It cannot be read, whatever the reason: the message is the client's.
-    """
-    try:
-        return frame.decode(content, kind)
-    except FedstrataError:
-        raise
-    except Exception as error:
-        raise FrameError(f"a message is damaged ({type(error).__name__})") from None
-
-
-def _check(
-    update: Update, info: ClientInfo | None = None, weight: float = 0.0, weights: Collection[str] = ()
-) -> None:
-    """Looks at an update before anything is done with it.
+class RemoteEngine:
+    """Implements `engine.protocol.Engine` over a hub.
 
     Args:
-        update: The update.
-        info: What is known of the client if the update is one of training.
-        weight: What it must then weigh.
-        weights: What it must hold: all that was to be trained.
+        experiment: What to run.
+        folder: The run directory; exists.
+        listen: Told of what fails while clients score.
+        names: Who takes part, in order.
+        cache_bytes: Memory for keys and values while documents are scored, all clients together.
+        patience: Seconds to wait for clients that are not there at the beginning of a round.
+
+    Attributes:
+        weights: Hashes of the ends that a run that goes on began with.
+        id: Tells the run from every other one, so that clients keep apart what is theirs of each.
+    """
+
+    command = "fedstrata split serve"
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: Path,
+        listen: Listener,
+        *,
+        names: Sequence[str],
+        cache_bytes: int,
+        patience: float,
+    ) -> None:
+        self._experiment, self._folder, self._listen = experiment, folder, listen
+        self._method = divided_method(experiment.method)
+        self._names, self._cache_bytes, self._patience = tuple(names), cache_bytes, patience
+        events = read_events(folder / "record.jsonl")
+        begun = [event for event in events if event["event"] == "run"] if committed_rounds(events) else []
+        self.weights: Mapping[str, str] = begun[-1].get("ends", {}) if begun else {}
+        self.id: str | None = begun[-1].get("id") if begun else secrets.token_hex(8)
+        self._hub: Hub | None = None
+        self._known: dict[str, ClientInfo] = {}
+        self._committed, self._without = 0, frozenset[str]()
+        self._under_way = 0
+        self._lost: set[str] = set()  # to the round under way
+        self._delivered: set[str] = set()  # in it
+        self._last: dict[str, tuple[int, bool]] = {}  # each client's last turn, and whether it scored
+
+    @property
+    def hub(self) -> Hub:
+        """The lines to the clients."""
+        if self._hub is None:
+            raise LineError("nobody can be reached yet")
+        return self._hub
+
+    def connect(self, hub: Hub) -> None:
+        """Takes the lines to the clients."""
+        self._hub = hub
+
+    def welcome(self, client: str) -> dict[str, JSON]:
+        """Returns what a client is told when it joins: what it keeps must fit what is committed."""
+        delivered = self._under_way if client in self._delivered else None
+        lost = client in self._without
+        return {"run": self.id, "committed": self._committed, "lost": lost, "delivered": delivered}
+
+    @cached_property
+    def whole(self) -> Model:
+        """The whole model without its values, of which no side has all."""
+        experiment = self._experiment
+        return outline(experiment.settings, experiment.task, experiment.method, experiment.model.tokenizer)
+
+    def facts(self) -> dict[str, Any]:
+        """Returns what the record's `run` event says of the clients and of what they hold."""
+        said: list[Any] = [self.hub.greeting(client)["weights"] for client in self.hub.present]
+        return {
+            "id": self.id,
+            # They were compared when the clients joined.
+            "ends": {name: value for weights in said for name, value in weights.items()},
+            "labels": list(self._experiment.task.classes),
+            "task_settings": self._experiment.settings.model_dump(mode="json")["task"],
+            "data": None,
+            "server_documents": [],
+            "corrupt": None,
+            "clients": {
+                client: documents_of(client, self.hub.greeting(client)) for client in self.hub.present
+            },
+        }
+
+    def require_same(self, begun: Mapping[str, Any]) -> None:
+        """Refuses to go on with a run that was not served.
+
+        Raises:
+            ConfigurationError: It was not.
+        """
+        if begun.get("id") is None:
+            message = "holds a run of one process; go on with: fedstrata run --resume --out"
+            raise ConfigurationError([Problem("--out", f"{self._folder} {message} {self._folder}")])
+
+    def wait(self, needed: int | None) -> None:
+        """Waits for the clients; where fewer are enough it goes on with those who have come.
+
+        Raises:
+            LineError: Too few have come.
+        """
+        try:
+            self.hub.wait_for(self._names, self._patience)
+        except LineError:
+            if needed is None or len(self.hub.present) < needed:
+                raise
+        for client in self.clients():
+            self._known[client] = info_of(client, self.hub.greeting(client))
+
+    def clients(self) -> Sequence[str]:
+        """Returns the names of those that are there; of all that may come before anybody can."""
+        return [name for name in self._names if self._hub is None or name in self._hub.present]
+
+    def info(self, client: str) -> ClientInfo:
+        """Returns what is known of a client by its greeting."""
+        return self._known[client]
+
+    def turns(self, orders: Iterable[Order]) -> Turns:
+        """Has clients compute at once."""
+        return self._turns(list(orders), NobodySpeaks(), Meter())
+
+    def converse(self, orders: Iterable[Order], service: Service, meter: Meter) -> Turns:
+        """Has clients compute that talk with a service, at once if they may; their cuts are agreed."""
+        every = list(orders)
+        for group in [[one] for one in every] if service.ordered else [every]:
+            yield from self._turns(group, service, meter)
+
+    def _turns(self, orders: Sequence[Order], service: Service, meter: Meter) -> Turns:
+        scoring = any(order.handler == SCORE for order in orders)
+        if not scoring and orders and orders[0].round != self._under_way:
+            self._under_way = orders[0].round
+            self._lost, self._delivered = set(), set()
+
+        def delivered(client: str, turn: int) -> None:
+            self._last[client] = (turn, scoring)
+            if not scoring:
+                self._delivered.add(client)
+
+        trained = sum(self.whole.layout.sizes[name] for name in self._method.trainable(self.whole.layout))
+        turns = RemoteTurns(self.hub, service, meter, self._check, delivered, trained)
+        for order, result in turns.run(orders):
+            if isinstance(result, Failed) and not scoring:
+                self._lost.add(order.client)
+            yield order, result
+
+    def _check(self, order: Order, update: Update) -> None:
+        """Looks at an update before anything is done with it.
+
+        Raises:
+            FrameError: It is not what the method expects.
+        """
+        if order.handler != SCORE:
+            info, ends = self.info(order.client), self.hub.greeting(order.client)["ends"]
+            due = self._method.expects(order.handler, ends if isinstance(ends, dict) else ())
+            check_trained(update, info, self._method.weighs(info), due)
+        check_update(update)
+
+    def undo(self, client: str, number: int, error: Exception) -> None:
+        """Tells a client that its last turn does not count."""
+        turn, scoring = self._last.pop(client)
+        tell_failed(self.hub, client, turn, describe(error))
+        if not scoring:
+            self._delivered.discard(client)
+            self._lost.add(client)
+
+    def committed(self, number: int, lost: Iterable[str]) -> None:
+        """Notes what a client that comes back is told."""
+        self._committed, self._without = number, frozenset(lost)
+        self._under_way, self._delivered, self._lost = 0, set(), set(lost)
+
+    def score(self, number: int, state: State, part: str, *, final: bool) -> dict[str, Any]:
+        """Has every client score its documents, with what is shared of its ends; only scores come back.
+
+        A client that is lost here has no scores, and the record says why. With `federation.min_clients` that
+        ends no run: what was learnt is there whoever scores it.
+        """
+        cuts = {name: self._method.divides(name) for name in self._names if name in self._known}
+        widest = self._method.widest(cuts)
+        present = self.hub.present
+        here = [self.info(name) for name in cuts if name in present or name not in self._lost]
+        cohort = self._scoring_cohort(number, here, part)
+        model = cohort.middle(widest)
+        model.load({name: state.tensors[name] for name in model.layout.all})
+        training = self._experiment.settings.training
+        sessions = Sessions(Middle(model, widest), self._cache_bytes, training)
+        service = Answering(sessions, self._method.wire, self._method.divides)
+
+        def plan_of(info: ClientInfo) -> Plan:
+            if self._method.personal:
+                return Plan({}, {"part": part})
+            theirs = cuts[info.id].segments(model.layout).middle
+            ends = {name: value for name, value in state.tensors.items() if name not in theirs}
+            return Plan(ends, {"part": part})
+
+        clients: dict[str, Scores | None] = dict.fromkeys(cuts)
+        weights: dict[str, float] = {}
+        for info, update in cohort.converse(SCORE, plan_of, service, lambda info: cuts[info.id]):
+            try:
+                clients[info.id] = _scores_in(update)
+            except FrameError as error:
+                cohort.reject(info.id, error)
+            weights[info.id] = update.weight
+        return {
+            "global": _weighted(clients, weights),
+            "clients": clients,
+            "mean_client": mean_of(list(clients.values())),
+            "external": {},
+        }
+
+    def _scoring_cohort(self, number: int, infos: Sequence[ClientInfo], part: str) -> RoundCohort:
+        """Returns the clients that score a part of their documents."""
+        experiment = self._experiment
+        needed = experiment.settings.federation.min_clients
+
+        def failed(event: str, facts: Mapping[str, Any]) -> None:
+            if event == "client_failed":
+                self._listen(event, {**facts, "part": part})
+
+        attendance = Attendance([info.id for info in infos], min_clients=needed if needed is None else 0)
+        return RoundCohort(
+            method=experiment.method,
+            model=experiment.model,
+            engine=self,
+            clients=infos,
+            training=experiment.settings.training,
+            book=Book(number, self._folder, failed, attendance, self.command),
+        )
+
+    def score_trained(self, client: str, parts: Sequence[str]) -> dict[str, Any] | None:
+        """Scores nothing: what a client has trained is at the client."""
+        return None
+
+    def save(self, number: int, state: State) -> None:
+        """Saves nothing: no side has all of the model."""
+
+    def end(self) -> None:
+        """Has nothing to remove."""
+
+
+def _scores_in(update: Update) -> Scores | None:
+    """Returns what a client says of its documents; none if it has none.
 
     Raises:
-        FrameError: It would spoil an average, or the record.
+        FrameError: It is no scores.
     """
-    if info is not None and update.weight != weight:
-        raise FrameError(f"an update weighs {update.weight:g} where the client has {info.examples} examples")
-    if lacking := sorted(set(weights) - update.tensors.keys()):
-        raise FrameError(
-            f"an update lacks {len(lacking)} of the weights that were to be trained, {lacking[0]} for one"
-        )
-    if not (math.isfinite(update.weight) and update.weight >= 0):
-        raise FrameError(f"an update weighs {update.weight:g}; it must be a finite number of 0 or more")
-    if not isinstance(update.values.get("loss"), float | None):
-        raise FrameError("an update's loss is no number")
-    for name, value in update.values.items():
-        if isinstance(value, int | float) and not abs(value) <= LARGEST_WEIGHT:
-            raise FrameError(f"an update says {name:.40}={value!r:.40}, which cannot be averaged")
-    require_moderate(update.tensors)
+    match update.values.get("scores"):
+        case None:
+            return None
+        case dict(own) if (
+            0 < update.weight <= MOST
+            and all(map(_is_score, own.values()))
+            and all(name == printable(name, 100) for name in own)
+        ):
+            return {name: float(value) for name, value in own.items()}  # type: ignore[arg-type]
+        case _:
+            raise FrameError(f"scores came that are no numbers, or of {update.weight:g} documents")
+
+
+def _is_score(value: object) -> bool:
+    """Whether a value is a number that can be averaged; a perplexity is large long before it is infinite."""
+    return is_number(value, _LARGEST_SCORE)
+
+
+def _weighted(clients: Mapping[str, Scores | None], weights: Mapping[str, float]) -> dict[str, float] | None:
+    """Returns the mean of each score over the clients that have it, weighted by their documents."""
+    names = dict.fromkeys(name for scores in clients.values() for name in scores or {})
+    means = {}
+    for name in names:
+        own = [
+            (scores[name], weights[client]) for client, scores in clients.items() if scores and name in scores
+        ]
+        means[name] = sum(score * weight for score, weight in own) / sum(weight for _, weight in own)
+    return means or None

@@ -18,8 +18,9 @@ from fedstrata.core.settings.source import Source, flatten, read_source
 from fedstrata.core.task import Task
 from fedstrata.data.split import PARTS, Split
 from fedstrata.engine.check import check_settings
+from fedstrata.engine.local import LocalEngine
 from fedstrata.engine.prepare import prepare
-from fedstrata.engine.rounds import Run
+from fedstrata.engine.run import Run
 from fedstrata.record.log import Listener
 from fedstrata.record.trackers import Trackers
 
@@ -50,7 +51,7 @@ TOKENIZER = "tokenizer"
 """The folder, within a run's, of a tokenizer that the run built from its training texts."""
 
 
-def open_run(source: Source, folder: Path | None, listen: Listener, *, resume: bool) -> Run:
+def open_run(source: Source, folder: Path | None, listen: Listener, *, resume: bool) -> Run[LocalEngine]:
     """Prepares an experiment and its run directory.
 
     Args:
@@ -82,7 +83,7 @@ def open_run(source: Source, folder: Path | None, listen: Listener, *, resume: b
     if experiment.settings.report_to:
         settings = experiment.settings.model_dump(mode="json")
         listen = Trackers(experiment.settings.report_to, folder, settings, listen)
-    return Run(experiment, folder, listen)
+    return Run(experiment, folder, listen, LocalEngine)
 
 
 def serving_folder(source: Source, folder: Path | None, *, resume: bool) -> Path:

@@ -12,23 +12,37 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedstrata.core.settings.federation import FEW_CLIENTS
 from fedstrata.metrics.stats import interval
 from fedstrata.record.summary import mean_of
 from fedstrata.train.evaluate import answer_owners, mean_loss
 
 if TYPE_CHECKING:
+    from fedstrata.client.site import Site
     from fedstrata.core.documents import Document
     from fedstrata.core.seeding import Seed
-    from fedstrata.core.settings.federation import BootstrapSettings
+    from fedstrata.core.settings.federation import BootstrapSettings, FederationSettings
     from fedstrata.core.settings.training import TrainingSettings
     from fedstrata.core.task import Task
     from fedstrata.core.types import State, Tensors
-    from fedstrata.engine.sites import Site
+    from fedstrata.engine.prepare import Experiment
     from fedstrata.models.state import Model
 
 Scores = dict[str, float]
 Answers = Mapping[str, Sequence[Any]]
 """A model's answers to the documents of each site."""
+
+
+def due_for_scoring(number: int, settings: FederationSettings) -> bool:
+    """Whether the validation split is scored after this round."""
+    return number % settings.evaluate_every == 0 or number == settings.rounds
+
+
+def scores_everywhere(experiment: Experiment) -> bool:
+    """Whether clients' own models are at the end scored on all clients' documents."""
+    asked = experiment.settings.federation.score_everywhere
+    clients = sum(bool(own.train) for own in experiment.clients.values())
+    return clients <= FEW_CLIENTS if asked == "auto" else asked
 
 
 class Scorer:

@@ -1,114 +1,43 @@
-"""The clients of a simulation: their documents, encoded when needed, and who is drawn for a round.
-
-Also who of them is corrupt (`federation.corrupt`), and what makes them so.
-"""
+"""The clients of a run: which there are, who of them is corrupt, and who is drawn for a round."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from fedstrata.client.site import Corruption, PooledSite, Site
 from fedstrata.core.settings.federation import DATA_CORRUPTIONS, CorruptSettings, share_of
+from fedstrata.data.choices import choices_of
+from fedstrata.data.split import PARTS, Split
 
 if TYPE_CHECKING:
     from fedstrata.core.documents import Document
     from fedstrata.core.seeding import Seed
-    from fedstrata.core.task import Task
-    from fedstrata.data.split import Split
+    from fedstrata.engine.prepare import Experiment
 
 Sampled = TypeVar("Sampled")
 
 
-@dataclass(frozen=True, slots=True)
-class Corruption:
-    """What is wrong with one client.
-
-    Attributes:
-        settings: The kind and its strength.
-        rng: Seed of what is wrong with its examples, which is the same in every round.
-    """
-
-    settings: CorruptSettings
-    rng: Seed
-
-    def of_examples(self, task: Task, examples: Sequence[Any], tokenizer: Any) -> list[Any]:
-        """Returns the client's training examples as it uses them."""
-        if self.settings.kind not in DATA_CORRUPTIONS:
-            return list(examples)
-        return task.corrupt(examples, self.settings.kind, tokenizer, self.rng)
-
-    @property
-    def of_updates(self) -> CorruptSettings | None:
-        """What the client does to its change; none if only its examples are corrupt."""
-        return None if self.settings.kind in DATA_CORRUPTIONS else self.settings
+def sites_of(experiment: Experiment) -> tuple[list[Site], list[Site]]:
+    """Returns all sites, and the clients that train: those not held out, or one that holds everything."""
+    task, tokenizer = experiment.task, experiment.model.tokenizer
+    names = [name for name, data in experiment.clients.items() if data.train]
+    settings, pooled = experiment.settings.federation.corrupt, experiment.method.pooled
+    corrupt = corrupt_clients(names, settings, experiment.seed.child("corrupt"))
+    if pooled and settings.kind not in DATA_CORRUPTIONS:
+        corrupt = {}  # nobody sends an update
+    sites = [
+        Site(name, data, task, tokenizer, corrupt.get(name)) for name, data in experiment.clients.items()
+    ]
+    clients = [site for site in sites if site.documents.train]
+    return sites, [_pool(clients)] if pooled else clients
 
 
-@dataclass
-class Site:
-    """One client's documents; they are encoded for its turn and not kept encoded.
-
-    Attributes:
-        id: The client's name.
-        documents: Its documents by split.
-        task: What encodes them.
-        tokenizer: The model's tokenizer.
-        corruption: What is wrong with the client; none if it is honest.
-    """
-
-    id: str
-    documents: Split
-    task: Task
-    tokenizer: Any
-    corruption: Corruption | None = None
-
-    def encode(self) -> list[Any]:
-        """Returns the training examples, as the client uses them."""
-        examples = self.task.training_examples(self.documents.train, self.tokenizer)
-        return (
-            self.corruption.of_examples(self.task, examples, self.tokenizer) if self.corruption else examples
-        )
-
-    def scored(self, part: str) -> list[Document]:
-        """Returns its documents of a part of the split that answers can be scored against."""
-        return [document for document in getattr(self.documents, part) if self.task.scorable(document)]
-
-    @cached_property
-    def count(self) -> int:
-        """Its number of training examples, n_k."""
-        return len(self.encode())
-
-
-class Examples(Sequence[Any]):
-    """A site's training examples, encoded when the first is asked for: not every turn trains."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
-        self._encoded: list[Any] | None = None
-
-    def __len__(self) -> int:
-        return self._site.count
-
-    def __getitem__(self, index: Any) -> Any:
-        if self._encoded is None:
-            self._encoded = self._site.encode()
-        return self._encoded[index]
-
-
-@dataclass
-class PooledSite(Site):
-    """One client that holds what several would; scores stay those of the sites.
-
-    Attributes:
-        parts: Those whose training examples it has, each of them as corrupt as it would be.
-    """
-
-    parts: Sequence[Site] = ()
-
-    def encode(self) -> list[Any]:
-        """Returns the training examples of all parts."""
-        return [example for part in self.parts for example in part.encode()]
+def _pool(sites: list[Site]) -> Site:
+    """Returns one client that holds all training documents; scores stay those of the sites."""
+    documents = tuple(document for site in sites for document in site.documents.train)
+    return PooledSite("pooled", Split(train=documents), sites[0].task, sites[0].tokenizer, parts=sites)
 
 
 def sample(sites: Sequence[Sampled], share: float, rng: Seed) -> list[Sampled]:
@@ -144,3 +73,36 @@ def corrupt_clients(clients: Sequence[str], settings: CorruptSettings, rng: Seed
     count = share_of(settings.share, len(clients))
     drawn = sorted(rng.numpy().permutation(len(clients))[:count].tolist())
     return {clients[index]: Corruption(settings, rng.child(clients[index])) for index in drawn}
+
+
+def dropped(experiment: Experiment, number: int, clients: Sequence[str]) -> frozenset[str]:
+    """Returns which of a round's clients drop out; pooled data has no client to lose."""
+    chance = 0.0 if experiment.method.pooled else experiment.settings.federation.dropout
+    return drop_outs(clients, chance, experiment.seed.child("round", number, "dropout"))
+
+
+def drop_outs(clients: Sequence[str], chance: float, rng: Seed) -> frozenset[str]:
+    """Draws the clients that drop out of a round, each by itself.
+
+    A client that drops out at one chance also does at every greater one.
+
+    Args:
+        clients: The clients of the round.
+        chance: Chance of each, in [0, 1).
+        rng: Seed of the draw.
+    """
+    return frozenset(client for client in clients if rng.child(client).numpy().random() < chance)
+
+
+def fingerprint(sites: Sequence[Site], server: Sequence[Document]) -> str:
+    """Returns a hash of all documents, their annotations, whose they are and their splits."""
+    digest = hashlib.sha256()
+    parts = ((site.id, part, getattr(site.documents, part)) for site in sites for part in PARTS)
+    owned = [(owner, part, document) for owner, part, documents in parts for document in documents]
+    task = sites[0].task
+    for owner, part, document in [*owned, *(("", "server", document) for document in server)]:
+        facts = (owner, part, document.id, *document.texts, document.spans, document.labels)
+        learnt = task.known(document).relations  # and no others: runs are as old as their data
+        told = () if task.scorable(document) else ("not scored",)
+        digest.update(repr((*facts, *learnt, *choices_of(document).items(), *told)).encode())
+    return digest.hexdigest()

@@ -22,7 +22,7 @@ from fedstrata.core.files import nearest_existing
 from fedstrata.data.split import PARTS
 from fedstrata.engine.facts import OTHER
 from fedstrata.engine.prepare import prepare
-from fedstrata.engine.rounds import sites_of
+from fedstrata.engine.sites import sites_of
 from fedstrata.planning.estimate import Estimate
 from fedstrata.planning.rehearsal import SECONDS, rehearse
 from fedstrata.planning.survey import survey

@@ -12,19 +12,22 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, cast
 
+from fedstrata.client.site import Site
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ClientsLostError
 from fedstrata.core.settings.federation import FederationSettings
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.types import State
 from fedstrata.data.split import Split
-from fedstrata.engine.rounds import Run
-from fedstrata.engine.simulate import SimulatedCohort
-from fedstrata.engine.sites import Site
+from fedstrata.engine.cohort import RoundCohort
+from fedstrata.engine.local import LocalEngine
+from fedstrata.engine.run import Run
+from fedstrata.engine.sites import sites_of
 from fedstrata.planning.survey import Samples
 from fedstrata.planning.watching import WatchedTask
 from fedstrata.record.log import read_events
@@ -34,7 +37,6 @@ from fedstrata.wire.meter import Meter
 if TYPE_CHECKING:
     from fedstrata.core.task import Task
     from fedstrata.engine.prepare import Experiment
-    from fedstrata.engine.scoring import Scorer
 
 SECONDS = 10.0
 """How long rounds are measured, unless told otherwise: the faster a step, the more of them."""
@@ -196,7 +198,7 @@ class TensorMeter(Meter):
         return Meter.count_up(self, client, sent)
 
 
-class Rehearsal(Run):
+class Rehearsal(Run[LocalEngine]):
     """A run of two clients, the first with the largest batch and the second with typical ones.
 
     Args:
@@ -207,18 +209,11 @@ class Rehearsal(Run):
     """
 
     def __init__(self, experiment: Experiment, folder: Path, samples: Samples, watched: WatchedTask) -> None:
-        super().__init__(experiment, folder, lambda event, facts: None)
-        self.measured = Rehearsed()
-        self._watched = watched
-        self._turn, self._marked, self._counted, self._served = Turn(1), 0.0, 0, 0.0
-        self._round_began = self._last_client = 0.0
-        self._trained: tuple[str, ...] = ()
-        self._meter = TensorMeter()
-        names = [site.id for site in self._trainers]
+        names = [site.id for site in sites_of(experiment)[1]]
         names = [*names, f"{names[0]}-again"][:2]
         examples = (samples.largest, samples.typical)
         tokenizer = experiment.model.tokenizer
-        self._sites = self._trainers = [
+        sites = [
             RehearsedSite(
                 name,
                 _documents(samples, index),
@@ -228,17 +223,24 @@ class Rehearsal(Run):
             )
             for index, name in enumerate(names)
         ]
+        self._clients = len(sites)
+        super().__init__(
+            experiment, folder, lambda event, facts: None, partial(LocalEngine, sites=(sites, sites))
+        )
+        self.measured = Rehearsed()
+        self._watched = watched
+        self._turn, self._marked, self._counted, self._served = Turn(1), 0.0, 0, 0.0
+        self._round_began = self._last_client = 0.0
+        self._trained: tuple[str, ...] = ()
+        self._meter = TensorMeter()
 
     def execute_for(self, seconds: float) -> None:
         """Runs a round to warm up and others until this time is over, and finishes as a run does."""
         try:
-            state = self.experiment.method.start(self.experiment.model)
-            self._emit("run", self._facts())
-            scorer = self._scorer("validation")
-            state = self._round(1, state, scorer)
+            state = self._round(1, self._begin())
             end = time.perf_counter() + seconds
             for number in range(2, MOST_ROUNDS + 1):
-                state = self._round(number, state, scorer)
+                state = self._round(number, state)
                 if time.perf_counter() > end:
                     break
             self._measure_clients()
@@ -246,23 +248,24 @@ class Rehearsal(Run):
         finally:
             self._log.close()
 
-    def _cohort(self, number: int, sites: list[Site]) -> SimulatedCohort:
-        cohort = super()._cohort(number, sites)
-        cohort.roll.meter = self._meter = TensorMeter()
-        self._roll = cohort.roll
+    def _cohort(self, number: int, clients: Sequence[str]) -> RoundCohort:
+        cohort = super()._cohort(number, clients)
+        cohort.book.meter = self._meter = TensorMeter()
+        self._book = cohort.book
         return cohort
 
-    def _score(self, scorer: Scorer, cohort: SimulatedCohort, state: State, *, final: bool) -> dict[str, Any]:
+    def _score(self, number: int, state: State, part: str, *, final: bool) -> dict[str, Any]:
         self._watched.reset()
         started = time.perf_counter()
-        scores = super()._score(scorer, cohort, state, final=final)
-        self.measured.scorings.append(Timed(self._watched.tokens, time.perf_counter() - started))
+        scores = super()._score(number, state, part, final=final)
+        if scores:
+            self.measured.scorings.append(Timed(self._watched.tokens, time.perf_counter() - started))
         return scores
 
-    def _save_models(self, cohort: SimulatedCohort, state: State) -> None:
+    def _save(self, number: int, state: State) -> None:
         started = time.perf_counter()
-        super()._save_models(cohort, state)
-        models = len(self._sites) if self.experiment.method.personal else 1
+        super()._save(number, state)
+        models = self._clients if self.experiment.method.personal else 1
         self.measured.save_seconds = (time.perf_counter() - started) / models
 
     def _emit(self, event: str, facts: Mapping[str, Any]) -> None:
@@ -285,14 +288,14 @@ class Rehearsal(Run):
 
     def _begin_turn(self, number: int) -> None:
         self._turn, self._marked, self._counted = Turn(number), 0.0, 0
-        self._served = self._roll.serve_seconds
+        self._served = self._book.serve_seconds
         self._watched.reset()
 
     def _note_step(self, now: float) -> None:
         began = self._marked or self._watched.began or now
-        served = self._roll.serve_seconds - self._served
+        served = self._book.serve_seconds - self._served
         self._turn.steps.append(Timed(self._watched.tokens - self._counted, max(0.0, now - began - served)))
-        self._marked, self._counted, self._served = now, self._watched.tokens, self._roll.serve_seconds
+        self._marked, self._counted, self._served = now, self._watched.tokens, self._book.serve_seconds
 
     def _end_turn(self, facts: Mapping[str, Any]) -> None:
         self._turn.client = facts["client"]

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.adapters.attach import saved_adapter
+from fedstrata.client.store import client_folder
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.model import ModelSettings, TrainedTokenizer
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.engine.check import Checked, check_settings, device_of
-from fedstrata.engine.checkpoint import Checkpoints, client_folder
+from fedstrata.engine.checkpoint import Checkpoints
 from fedstrata.engine.model import load_model
 from fedstrata.engine.run_folder import resumable
 from fedstrata.models.load import load, read_config, read_tokenizer

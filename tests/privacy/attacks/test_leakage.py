@@ -11,7 +11,7 @@ from support import TINY, Call
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import read_source
 from fedstrata.engine.prepare import prepare
-from fedstrata.engine.rounds import sites_of
+from fedstrata.engine.sites import sites_of
 from fedstrata.privacy.attacks.leakage import Attempt, Target, leakage_table
 
 SHORT = (*TINY, "task={name: ner, max_length: 16, stride: 4}")

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from support import TINY
 
-import fedstrata.engine.rounds  # noqa: F401 - what takes long; not gRPC, which cannot be forked
+import fedstrata.engine.run  # noqa: F401 - what takes long; not gRPC, which cannot be forked
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Message, Update

@@ -17,9 +17,11 @@ from support import REPOSITORY, TINY
 
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import State
-from fedstrata.engine.agreeing import Agreements, info_of
+from fedstrata.engine.agreeing import Agreements
+from fedstrata.engine.book import Attendance, Book
+from fedstrata.engine.cohort import RoundCohort
 from fedstrata.engine.prepare import Experiment, prepare_server
-from fedstrata.engine.remote import RemoteCohort
+from fedstrata.engine.remote import RemoteEngine
 from fedstrata.split.transport.hub import Hub
 from fedstrata.split.transport.timing import Timing
 
@@ -108,20 +110,25 @@ class Server:
     def run(self, rounds: int = 1, *, min_clients: int | None = None) -> State:
         """Runs rounds once all clients are there."""
         experiment = self.experiment
-        self.hub.wait_for(CLIENTS, 600)
-        infos = [info_of(client, self.hub.greeting(client)) for client in CLIENTS]
+
+        def listen(event: str, facts: Mapping[str, Any]) -> None:
+            self.events.append((event, facts))
+
+        engine = RemoteEngine(
+            experiment, self.folder, listen, names=CLIENTS, cache_bytes=2**30, patience=600.0
+        )
+        engine.connect(self.hub)
+        engine.wait(None)
         state = experiment.method.start(experiment.model)
         for number in range(1, rounds + 1):
-            self.cohort = RemoteCohort(
+            attendance = Attendance(CLIENTS, min_clients=min_clients)
+            self.cohort = RoundCohort(
                 method=experiment.method,
                 model=experiment.model,
-                hub=self.hub,
-                infos=infos,
+                engine=engine,
+                clients=[engine.info(client) for client in CLIENTS],
                 training=experiment.settings.training,
-                folder=self.folder,
-                number=number,
-                listen=lambda event, facts: self.events.append((event, facts)),
-                min_clients=min_clients,
+                book=Book(number, self.folder, listen, attendance, engine.command),
             )
             rng = experiment.seed.child("round", number).child("method")
             state = experiment.method.round(state, self.cohort, rng)

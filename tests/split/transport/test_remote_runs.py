@@ -12,9 +12,9 @@ from proxy import CuttingProxy
 from remote_run import CLIENTS, PATIENT, Serve, Server
 from support import Finished, RunTiny
 
+from fedstrata.client.store import ClientStore, client_folder
 from fedstrata.core.errors import ClientsLostError
 from fedstrata.core.types import Message, State
-from fedstrata.engine.checkpoint import ClientStore, client_folder
 from fedstrata.engine.conversation import SimulatedLine
 from fedstrata.split.transport.members import Arrival
 from fedstrata.split.transport.timing import Timing
@@ -37,8 +37,8 @@ def assert_same_run(server: Server, state: State, simulated: Finished) -> None:
     for name, tensor in state.tensors.items():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=1e-4)
     last = simulated.of("round")[-1]
-    assert server.cohort.roll.meter.exchanges() == last["exchanges"]
-    assert server.cohort.roll.loss == pytest.approx(last["loss"], rel=1e-3)
+    assert server.cohort.book.meter.exchanges() == last["exchanges"]
+    assert server.cohort.book.loss == pytest.approx(last["loss"], rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_clients_that_keep_their_adapters_learn_what_they_would_in_a_simulation(
     for client in CLIENTS:
         server.start(client)
     state = server.run(2)
-    assert server.cohort.roll.loss == pytest.approx(simulated.of("round")[-1]["loss"], rel=1e-5)
+    assert server.cohort.book.loss == pytest.approx(simulated.of("round")[-1]["loss"], rel=1e-5)
     assert_same_run(server, state, simulated)
     for client in CLIENTS:
         homes = (server.folder / f"home of {client}", simulated.folder)

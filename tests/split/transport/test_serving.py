@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,8 +17,9 @@ from fedstrata.core.errors import ConfigurationError, FedstrataError
 from fedstrata.core.settings.source import read_source
 from fedstrata.engine.check import check_settings
 from fedstrata.engine.prepare import prepare_server
+from fedstrata.engine.remote import RemoteEngine
+from fedstrata.engine.run import Run
 from fedstrata.engine.run_folder import write_settings
-from fedstrata.engine.serving import Serving
 from fedstrata.record.log import read_events
 from fedstrata.results.export import export
 from fedstrata.results.result import open_result, open_task
@@ -26,18 +27,18 @@ from fedstrata.results.result import open_result, open_task
 ONE_ROUND = ("training.batch_size=8", "data.synthetic.notes=12", "federation.rounds=1")
 
 
-def serving(server: Server, **options: Any) -> Serving:
-    """Returns the server's side, which writes a run directory."""
+def serving(server: Server, cache_bytes: int = 2**30) -> Run[RemoteEngine]:
+    """Returns the run, which writes a run directory."""
     folder = server.folder / "run"
     folder.mkdir()
-    options = {"cache_bytes": 2**30, **options}
-    return Serving(
+    run = Run(
         server.experiment,
-        CLIENTS,
         folder,
         lambda event, facts: server.events.append((event, facts)),
-        **options,
+        partial(RemoteEngine, names=CLIENTS, cache_bytes=cache_bytes, patience=600.0),
     )
+    run.engine.connect(server.hub)
+    return run
 
 
 def test_a_round_is_kept_whoever_scores_it(serve: Serve) -> None:
@@ -46,7 +47,7 @@ def test_a_round_is_kept_whoever_scores_it(serve: Serve) -> None:
     for client, behaviour in zip(CLIENTS, ("leaves", "scores", "good"), strict=True):
         server.start(client, behaviour)
     run = serving(server)
-    summary = run.execute(server.hub, patience=600.0)
+    summary = run.execute()
     assert (run.committed, summary["rounds"]) == (1, 1)
     assert summary["trainable_parameters"] == summary["model"]["parameters"], "the middle trains as well"
     assert summary["failures"] == {"clients": {}, "abandoned_rounds": 0}, "all three have delivered"
@@ -72,7 +73,7 @@ def test_the_model_of_a_served_run_is_put_together_from_what_it_began_with_and_w
     for client in CLIENTS:
         server.start(client)
     run = serving(server)
-    run.execute(server.hub, patience=600.0)
+    run.execute()
     asked = read_source(None, [*TINY, *overrides])
     write_settings(check_settings(asked).settings, run.folder / "config.yaml")  # as the command does
     found = open_result(run.folder)
@@ -107,7 +108,7 @@ def test_too_little_memory_for_keys_and_values_costs_scores_and_names_the_option
     for client in CLIENTS:
         server.start(client)
     run = serving(server, cache_bytes=1000)
-    summary = run.execute(server.hub, patience=600.0)
+    summary = run.execute()
     assert summary["metrics"]["global"] is None
     lost = [event for event in read_events(run.folder / "record.jsonl") if event["event"] == "client_failed"]
     assert {event["client"] for event in lost} == set(CLIENTS)

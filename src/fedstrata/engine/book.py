@@ -1,8 +1,4 @@
-"""Who takes part in a round, what travelled, who was lost, and what the record says of it.
-
-Shared by the cohorts of a simulation and of a run between processes, so that both go on and stop by the same
-rules and leave the same record.
-"""
+"""The book of a round: who takes part, what travelled, who was lost, and what the record says of it."""
 
 from __future__ import annotations
 
@@ -12,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedstrata.client.failures import describe, message_of
 from fedstrata.core.errors import DROPPED_OUT, ClientsLostError
-from fedstrata.engine.failures import Attendance, RoundAbandonedError, describe, message_of
 from fedstrata.wire import frame
 from fedstrata.wire.meter import Meter
 
@@ -23,8 +19,65 @@ if TYPE_CHECKING:
     from fedstrata.wire.frame import Frame
 
 
+class RoundAbandonedError(Exception):
+    """Drop-outs leave too few clients of a round, and none has trained: the round ends without effect."""
+
+
 @dataclass
-class Roll:
+class Attendance:
+    """Which of a round's clients are still there, and how many it needs.
+
+    Attributes:
+        sampled: The clients of the round.
+        dropped: Those of them that are lost once they have the plan (simulated drop-out).
+        min_clients: How many must deliver; every one that does not drop out when none. With 0 the round needs
+            nobody.
+        lost: Why a client did not deliver, by its name, so far.
+    """
+
+    sampled: Sequence[str]
+    dropped: frozenset[str] = frozenset()
+    min_clients: int | None = None
+    lost: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def needed(self) -> int:
+        """How many must deliver."""
+        if self.min_clients is not None:
+            return self.min_clients
+        return max(1, len(self.sampled) - len(self.dropped))
+
+    @property
+    def suffices(self) -> bool:
+        """Whether enough can still deliver."""
+        return len(self._left) >= self.needed
+
+    @property
+    def _left(self) -> set[str]:
+        return set(self.sampled) - self.dropped - self.lost.keys()
+
+    def why_not(self, number: int, command: str) -> str:
+        """Says that a round cannot be completed, why, and how to go on.
+
+        Args:
+            number: The round.
+            command: What goes on with the run.
+        """
+        lost, left = len(self.lost), len(self._left)
+        rule = f"federation.min_clients is {self.min_clients}"
+        if self.min_clients is None:
+            rule = "every client that does not drop out must deliver (federation.min_clients is null)"
+        reasons = "".join(f"\n  - {client}: {reason}" for client, reason in self.lost.items())
+        kept = "Earlier rounds are kept. " if number > 1 else ""
+        hint = f"; with federation.min_clients={left} it may go on without what failed" if left else ""
+        return (
+            f"round {number}: {lost} of {len(self.sampled)} clients lost, at most {left} can deliver, and "
+            f"{rule}:{reasons}\n{kept}To try this one again: {command}{hint}"
+        )
+
+
+@dataclass
+class Book:
     """The book of one round.
 
     Attributes:
@@ -43,7 +96,7 @@ class Roll:
     folder: Path
     listen: Listener
     attendance: Attendance
-    command: str = "fedstrata run"
+    command: str
     meter: Meter = field(default_factory=Meter)
     calls: Counter[str] = field(default_factory=Counter)
     losses: dict[str, tuple[float, float]] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstrata.engine.checkpoint import client_folder
+from fedstrata.client.store import client_folder
 from fedstrata.models.prefix_cache import FILE, CachePolicy, PrefixCache
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""What happens at a client, wherever that is."""

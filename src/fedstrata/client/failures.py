@@ -1,0 +1,62 @@
+"""Which errors are a client's own, what may be said of them, and what a failure leaves.
+
+Only what can go wrong at one site and not at the next counts as a client's failure: training that diverges,
+a damaged frame or store (any `FedstrataError` but a wrong configuration), the disk and the network
+(`OSError`), and memory. Every other exception is a bug until shown otherwise: it would hit every client, and
+a run that took it for an absence would go on without saying what is wrong. It stops the run, whatever
+`federation.min_clients` is.
+"""
+
+from __future__ import annotations
+
+import gc
+import traceback
+
+import torch
+
+from fedstrata.core.errors import ConfigurationError, FedstrataError
+
+_OUT_OF_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""How torch words a lack of memory where it raises a plain RuntimeError."""
+
+
+def is_client_failure(error: Exception) -> bool:
+    """Whether a round may go on without the client that raised this.
+
+    Example:
+        >>> is_client_failure(OSError(28, "No space left on device")), is_client_failure(KeyError("x"))
+        (True, False)
+    """
+    if isinstance(error, FedstrataError):
+        return not isinstance(error, ConfigurationError)
+    if isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY):
+        return True
+    return isinstance(error, OSError | MemoryError | torch.OutOfMemoryError)
+
+
+def message_of(error: BaseException) -> str | None:
+    """Returns what may be recorded of an error's text: our own; any other may quote a note."""
+    return str(error) if isinstance(error, FedstrataError) else None
+
+
+def describe(error: Exception) -> str:
+    """Returns an error's kind and what may be shown of its text."""
+    told = message_of(error)
+    if isinstance(error, OSError):  # the operating system's words, and a path
+        told = ": ".join(str(part) for part in (error.strerror, error.filename) if part)
+    name = type(error).__name__
+    return f"{name}: {told}" if told else name
+
+
+def release_memory(error: BaseException) -> None:
+    """Frees what the frames of a failed training still hold: activations, anchors, the optimiser's state.
+
+    A traceback keeps every local variable alive, and the next client needs the memory.
+    """
+    link: BaseException | None = error
+    while link is not None:
+        traceback.clear_frames(link.__traceback__)
+        link = link.__cause__ or link.__context__
+    gc.collect()  # optimisers and their schedules refer to each other
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

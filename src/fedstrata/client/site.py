@@ -1,0 +1,106 @@
+"""A client's documents, encoded when they are needed; and what is wrong with a corrupt client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from fedstrata.core.settings.federation import DATA_CORRUPTIONS, CorruptSettings
+
+if TYPE_CHECKING:
+    from fedstrata.core.documents import Document
+    from fedstrata.core.seeding import Seed
+    from fedstrata.core.task import Task
+    from fedstrata.data.split import Split
+
+
+@dataclass(frozen=True, slots=True)
+class Corruption:
+    """What is wrong with one client.
+
+    Attributes:
+        settings: The kind and its strength.
+        rng: Seed of what is wrong with its examples, which is the same in every round.
+    """
+
+    settings: CorruptSettings
+    rng: Seed
+
+    def of_examples(self, task: Task, examples: Sequence[Any], tokenizer: Any) -> list[Any]:
+        """Returns the client's training examples as it uses them."""
+        if self.settings.kind not in DATA_CORRUPTIONS:
+            return list(examples)
+        return task.corrupt(examples, self.settings.kind, tokenizer, self.rng)
+
+    @property
+    def of_updates(self) -> CorruptSettings | None:
+        """What the client does to its change; none if only its examples are corrupt."""
+        return None if self.settings.kind in DATA_CORRUPTIONS else self.settings
+
+
+@dataclass
+class Site:
+    """One client's documents; they are encoded for its turn and not kept encoded.
+
+    Attributes:
+        id: The client's name.
+        documents: Its documents by split.
+        task: What encodes them.
+        tokenizer: The model's tokenizer.
+        corruption: What is wrong with the client; none if it is honest.
+    """
+
+    id: str
+    documents: Split
+    task: Task
+    tokenizer: Any
+    corruption: Corruption | None = None
+
+    def encode(self) -> list[Any]:
+        """Returns the training examples, as the client uses them."""
+        examples = self.task.training_examples(self.documents.train, self.tokenizer)
+        return (
+            self.corruption.of_examples(self.task, examples, self.tokenizer) if self.corruption else examples
+        )
+
+    def scored(self, part: str) -> list[Document]:
+        """Returns its documents of a part of the split that answers can be scored against."""
+        return [document for document in getattr(self.documents, part) if self.task.scorable(document)]
+
+    @cached_property
+    def count(self) -> int:
+        """Its number of training examples, n_k."""
+        return len(self.encode())
+
+
+class Examples(Sequence[Any]):
+    """A site's training examples, encoded when the first is asked for: not every turn trains."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._encoded: list[Any] | None = None
+
+    def __len__(self) -> int:
+        return self._site.count
+
+    def __getitem__(self, index: Any) -> Any:
+        if self._encoded is None:
+            self._encoded = self._site.encode()
+        return self._encoded[index]
+
+
+@dataclass
+class PooledSite(Site):
+    """One client that holds what several would; scores stay those of the sites.
+
+    Attributes:
+        parts: Those whose training examples it has, each of them as corrupt as it would be.
+    """
+
+    parts: Sequence[Site] = ()
+
+    def encode(self) -> list[Any]:
+        """Returns the training examples of all parts."""
+        return [example for part in self.parts for example in part.encode()]

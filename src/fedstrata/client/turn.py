@@ -1,0 +1,260 @@
+"""The compute half of a turn: what one client does with the plan that it has got, wherever that is.
+
+In a simulation and at a site of its own a turn is the same: the model is put back to its base values, the
+client's store laid over them, the method's handler run, and what it returns made a frame. All that is drawn
+comes from the run's seed and the turn's name, so that it is the same wherever it is computed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fedstrata.client.failures import is_client_failure, release_memory
+from fedstrata.client.site import Examples
+from fedstrata.client.store import ClientStore, client_folder
+from fedstrata.core.types import Plan, Work
+from fedstrata.split.divide import ends_of
+from fedstrata.train.evaluate import answer
+from fedstrata.train.work import counted_passes
+from fedstrata.wire import frame
+
+if TYPE_CHECKING:
+    from fedstrata.client.site import Site
+    from fedstrata.core.client import Line, PrefixCache
+    from fedstrata.core.cut import Cut
+    from fedstrata.core.method import Method
+    from fedstrata.core.seeding import Seed
+    from fedstrata.core.settings.devices import Device
+    from fedstrata.core.settings.federation import CorruptSettings
+    from fedstrata.core.settings.training import TrainingSettings
+    from fedstrata.core.task import Task
+    from fedstrata.core.types import Tensors, Update
+    from fedstrata.models.state import Model
+    from fedstrata.record.log import Listener
+    from fedstrata.wire.frame import Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """All that a client is told to do in one turn.
+
+    Attributes:
+        client: Whose turn it is.
+        round: The round, counted from 1.
+        handler: The handler that runs.
+        call: How often that handler was called in the round, this time included; with the round, the client
+            and the handler the path of the turn's seed.
+        plan: What the client is sent.
+        cut: Where its model is divided; none where it has all of it.
+        device: The device that it is emulated on; none without emulation.
+        stored_states: Which output of its frozen blocks that device holds.
+    """
+
+    client: str
+    round: int
+    handler: str
+    call: int
+    plan: Frame
+    cut: Cut | None = None
+    device: Device | None = None
+    stored_states: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What came of a turn.
+
+    Attributes:
+        update: What the client sends; its tensors alias the model until that is used again.
+        seconds: How long its handler worked, without waiting for the server.
+        trained: How many numbers it trained.
+        work: What an emulated device has computed; none without emulation.
+    """
+
+    update: Frame
+    seconds: float
+    trained: int = 0
+    work: Work | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Why nothing came of a turn.
+
+    Attributes:
+        error: The error, which is the client's own (`failures.is_client_failure`).
+        seconds: How long its handler worked until then.
+        update: What the client sent all the same, which is of no use; it has travelled.
+    """
+
+    error: Exception
+    seconds: float = 0.0
+    update: Frame | None = None
+
+
+class WaitingLine(Protocol):
+    """A line that counts how long its client waited on it; see `core.client.Line`."""
+
+    @property
+    def waited(self) -> float:
+        """Seconds in which not the client was at work but the server or other clients."""
+
+
+@dataclass(slots=True)
+class ClientAtWork:
+    """One client in its turn; implements `core.client.Client`."""
+
+    id: str
+    model: Model
+    task: Task
+    examples: Sequence[Any]
+    training: TrainingSettings
+    store: ClientStore
+    report: Callable[[Mapping[str, float]], None]
+    cache: PrefixCache | None = None
+    corruption: CorruptSettings | None = None
+    validate: Callable[[], float | None] = lambda: None
+    device: Device | None = None
+    work: Work | None = None
+    line: Line | None = None
+    secret: int | None = None
+
+
+@dataclass(slots=True)
+class Workplace:
+    """Where clients compute, one at a time: a model, and what they keep beside it.
+
+    Attributes:
+        method: Whose handlers run.
+        model: The model, at its base values whenever a turn begins.
+        training: How clients train.
+        metric: The score that clients validate by; the task's if none.
+        seed: Root of all seeds of the run.
+        folder: Where clients keep their stores.
+        listen: Told of progress within a turn.
+        cache_of: Returns the cache of the client of this name.
+        secret: Draws what the server must not know; none where all is drawn from the run's seed.
+    """
+
+    method: Method
+    model: Model
+    training: TrainingSettings
+    metric: str | None
+    seed: Seed
+    folder: Path
+    listen: Listener
+    cache_of: Callable[[str], PrefixCache | None] = lambda client: None
+    secret: Callable[[], int] | None = None
+
+    @property
+    def learnt(self) -> tuple[str, ...]:
+        """All that the method ever trains: what sides of a divided model hold for themselves."""
+        return self.method.trainable(self.model.layout)
+
+    def store(self, client: str, number: int) -> ClientStore:
+        """Returns a client's store in a round."""
+        return ClientStore(client_folder(self.folder, client), number)
+
+    def enter(self, client: str, number: int, shared: Tensors | None = None) -> ClientStore:
+        """Makes the model this client's own: base values, what is shared, if given, and its store.
+
+        What a store holds under other names than those of parameters is no part of the model.
+
+        Args:
+            client: The client.
+            number: The round.
+            shared: The global values of what is shared.
+
+        Returns:
+            The client's store.
+        """
+        store = self.store(client, number)
+        self.model.restore()
+        self.model.load_known(shared or {})
+        self.model.load_known(store.read().tensors)
+        return store
+
+    def compute(
+        self,
+        order: Order,
+        site: Site,
+        line: Line | None = None,
+        handle: Callable[..., Update] | None = None,
+    ) -> Done | Failed:
+        """Runs one turn; of one that fails nothing is left.
+
+        Args:
+            order: What is to be done.
+            site: The client's documents.
+            line: Its line to the server; none for a handler that no conversation runs.
+            handle: What runs and keeps nothing; the method's handler of the order's name if none.
+        """
+        rng = self.seed.child("round", order.round).child("client", order.client, order.handler, order.call)
+        run = handle or getattr(self.method, order.handler)
+        waited = getattr(line, "waited", 0.0)
+        started, seconds = time.perf_counter(), 0.0
+        try:
+            client = self._client(order, site, line)
+            started = time.perf_counter()
+            try:
+                update = run(frame.decode(order.plan, Plan), client, rng)
+            finally:
+                seconds = time.perf_counter() - started - (getattr(line, "waited", 0.0) - waited)
+            trained = self.model.trainable if order.cut is None else self.learnt  # there, and at the server
+            numbers = sum(self.model.layout.sizes[name] for name in trained)
+            return Done(frame.encode(update), seconds, numbers, client.work)
+        except Exception as error:
+            if handle is None:
+                self.undo(order.client, order.round)
+            if not is_client_failure(error):
+                raise
+            release_memory(error)
+            return Failed(error, seconds)
+
+    def undo(self, client: str, number: int) -> None:
+        """Drops what a client's turn in a round has left in the model and in its store."""
+        self.model.restore()
+        self.store(client, number).discard()
+
+    def _client(self, order: Order, site: Site, line: Line | None) -> ClientAtWork:
+        """Returns the client as its handler sees it, with the ends of the model alone if it is divided."""
+
+        def report(progress: Mapping[str, float]) -> None:
+            self.listen("client_progress", {"round": order.round, "client": order.client, **progress})
+
+        store, cut = self.enter(order.client, order.round), order.cut
+        work = Work(stored_states=order.stored_states) if order.device else None
+        return ClientAtWork(
+            order.client,
+            self.model if cut is None else ends_of(self.model, cut, self.learnt),
+            site.task,
+            Examples(site),
+            self.training,
+            store,
+            report,
+            self.cache_of(order.client) if cut is None else None,  # the blocks that run are not all of them
+            site.corruption.of_updates if site.corruption else None,
+            lambda: self._validate(site, work),
+            order.device,
+            work,
+            line,
+            self.secret() if self.secret else None,
+        )
+
+    def _validate(self, site: Site, work: Work | None) -> float | None:
+        """Scores the model as it is on a client's validation documents; more is better.
+
+        The passes are the device's own work and are counted as such.
+        """
+        documents = site.scored("validation")
+        if not documents:
+            return None
+        with counted_passes(self.model, work):
+            answers = answer(self.model, site.task, documents, self.training)
+        metric = self.metric or site.task.metric
+        score = site.task.score(documents, answers).get(metric)  # a label may have no examples here
+        return -score if score is not None and metric in site.task.lower_is_better else score

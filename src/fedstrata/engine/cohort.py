@@ -1,0 +1,189 @@
+"""The clients of a round, as a method sees them: one for every engine.
+
+It keeps the round's book: who is lost, what travelled, how long that took, and what the record says of it.
+Where clients compute, and how, is the engine's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from fedstrata.aggregate.mean import MeanResult, mean_of
+from fedstrata.client.turn import Done, Failed, Order
+from fedstrata.core.types import ClientInfo, Plan, Tensors, Update
+from fedstrata.engine.conversation import TimedService
+from fedstrata.engine.devices import RoundClock
+from fedstrata.split.divide import middle_of
+from fedstrata.wire import frame
+
+if TYPE_CHECKING:
+    from fedstrata.core.cohort import Service
+    from fedstrata.core.cut import Cut
+    from fedstrata.core.errors import FedstrataError
+    from fedstrata.core.method import Method
+    from fedstrata.core.settings.devices import Device
+    from fedstrata.core.settings.training import TrainingSettings
+    from fedstrata.engine.book import Book, Exchanged
+    from fedstrata.engine.protocol import Engine, Turns
+    from fedstrata.engine.scoring import ServerDocuments
+    from fedstrata.models.state import Model
+
+
+@dataclass
+class RoundCohort:
+    """The clients of one round; implements `core.cohort.Cohort`.
+
+    Attributes:
+        method: Whose round it is.
+        model: The server's model, or its part of it.
+        engine: Where the clients are.
+        clients: Who takes part, in order.
+        training: How they train, and the server too.
+        book: Who is lost so far, what travelled, and what the record says of it.
+        device_of: Returns the emulated device of the client of this name in this round; none without any.
+        stored_states: Which output of its frozen blocks each client's emulated device holds; kept up to date.
+        server: The server's own documents; none for a method that never asks for their loss.
+        scored: The parts of the split that what a client has just trained is scored on.
+        clock: Counts the seconds and the energy of emulated devices.
+        train_seconds: Time spent in client handlers so far, all clients together.
+        trained_parameters: How many numbers the last client trained.
+        trained_scores: Scores of what each client has trained, by part.
+        score_seconds: Time spent in scoring within the round so far.
+    """
+
+    method: Method
+    model: Model
+    engine: Engine
+    clients: Sequence[ClientInfo]
+    training: TrainingSettings
+    book: Book
+    device_of: Callable[[str], Device | None] = lambda client: None
+    stored_states: dict[str, str | None] = field(default_factory=dict)
+    server: ServerDocuments | None = None
+    scored: Sequence[str] = ()
+    clock: RoundClock = field(default_factory=RoundClock)
+    train_seconds: float = 0.0
+    trained_parameters: int = 0
+    trained_scores: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    score_seconds: float = 0.0
+
+    def mean(self, handler: str, plan_of: Callable[[ClientInfo], Plan]) -> MeanResult:
+        """Folds every update into one running sum per tensor."""
+        return mean_of(self.each(handler, plan_of))
+
+    def each(
+        self, handler: str, plan_of: Callable[[ClientInfo], Plan]
+    ) -> Iterator[tuple[ClientInfo, Update]]:
+        """Yields updates one at a time; their tensors may alias a model until the next is asked for.
+
+        A client that is lost is not yielded, now or by a later call of the round.
+
+        Raises:
+            ClientsLostError: A client failed, and the round cannot do without it.
+            RoundAbandonedError: Drop-outs leave too few; everybody got the plan, nobody has trained.
+        """
+        return self._taken(handler, plan_of, self.engine.turns)
+
+    def converse(
+        self,
+        handler: str,
+        plan_of: Callable[[ClientInfo], Plan],
+        service: Service,
+        cut_of: Callable[[ClientInfo], Cut],
+    ) -> Iterator[tuple[ClientInfo, Update]]:
+        """Yields updates of clients that hold the ends of the model and talk with the server's half.
+
+        Raises:
+            ClientsLostError, RoundAbandonedError: As `each` does.
+        """
+        timed, meter = TimedService(service, self.book.served), self.book.meter
+        return self._taken(
+            handler, plan_of, lambda orders: self.engine.converse(orders, timed, meter), cut_of
+        )
+
+    def middle(self, cut: Cut) -> Model:
+        """Returns the middle of the model with its own copies of what trains, at their base values."""
+        self.model.restore()
+        return middle_of(self.model, cut, self.method.trainable(self.model.layout))
+
+    def server_loss(self, tensors: Tensors) -> float:
+        """Returns the loss of the shared model with these tensors in it on the server's documents."""
+        assert self.server is not None  # noqa: S101 - a run has it, and its configuration was checked
+        started = time.perf_counter()
+        loss = self.server.loss(tensors)
+        self.score_seconds += time.perf_counter() - started
+        return loss
+
+    def reject(self, client: str, error: FedstrataError) -> None:
+        """Does without a client's update; see `core.cohort.Cohort.reject`."""
+        self.engine.undo(client, self.book.number, error)
+        self.trained_scores.pop(client, None)
+        self.book.fail(client, error, self.book.meter.down[client])
+
+    def _taken(
+        self,
+        handler: str,
+        plan_of: Callable[[ClientInfo], Plan],
+        compute: Callable[[Iterator[Order]], Turns],
+        cut_of: Callable[[ClientInfo], Cut] | None = None,
+    ) -> Iterator[tuple[ClientInfo, Update]]:
+        """Has everybody take a turn, and yields the updates of those that were not lost."""
+        begun: dict[str, tuple[ClientInfo, Exchanged]] = {}
+
+        def orders() -> Iterator[Order]:
+            for info, sent in self.book.present(handler, self.clients, plan_of):
+                begun[info.id] = (info, self.book.begin(info.id, sent))
+                yield Order(
+                    client=info.id,
+                    round=self.book.number,
+                    handler=handler,
+                    call=self.book.calls[handler],
+                    plan=sent,
+                    cut=cut_of(info) if cut_of is not None else None,
+                    device=self.device_of(info.id),
+                    stored_states=self.stored_states.get(info.id),
+                )
+
+        turns = compute(orders())
+        try:
+            for order, result in turns:
+                info, exchanged = begun[order.client]
+                self.train_seconds += result.seconds
+                if isinstance(result, Failed):
+                    if result.update is not None:
+                        self.book.meter.count_up(info.id, result.update)
+                    self.book.fail(info.id, result.error, exchanged.down)
+                else:
+                    yield info, self._take(order, info, exchanged, result)
+        finally:
+            turns.close()  # of those who are still at work nobody will take anything
+
+    def _take(self, order: Order, info: ClientInfo, exchanged: Exchanged, done: Done) -> Update:
+        """Takes down what one turn has brought, and returns the update."""
+        update = frame.decode(done.update, Update)
+        self.trained_parameters = done.trained
+        if self.book.trained(info.id, update) is not None:
+            self._score(info.id)
+        self.book.meter.count_up(info.id, done.update)
+        self.book.deliver(info, update, exchanged, done.seconds, **self._emulated(order, done, exchanged))
+        return update
+
+    def _score(self, client: str) -> None:
+        """Scores what the client has just trained, if that was asked for: no later moment has its weights."""
+        if not self.scored:
+            return
+        started = time.perf_counter()
+        if (scores := self.engine.score_trained(client, self.scored)) is not None:
+            self.trained_scores[client] = scores
+        self.score_seconds += time.perf_counter() - started
+
+    def _emulated(self, order: Order, done: Done, exchanged: Exchanged) -> dict[str, Any]:
+        """Lets the simulated clock run for a turn; returns what the record says of the client's device."""
+        if order.device is None or done.work is None:
+            return {}
+        self.stored_states[order.client] = done.work.stored_states
+        size = exchanged.down + exchanged.up
+        return self.clock.count(order.client, order.device, done.work, size)

@@ -1,0 +1,195 @@
+"""The engine of a simulation: one copy of the model in this process, and clients that take turns with it.
+
+Between clients the model is put back to its base values, so a client sees what its own process would hold:
+base weights, its store, and the plan it just received. Memory does not grow with the number of clients: what
+a client keeps between rounds lies on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedstrata.adapters.attach import plain_where_needed
+from fedstrata.client.caches import ClientCaches
+from fedstrata.client.failures import release_memory
+from fedstrata.client.store import client_folder
+from fedstrata.client.turn import Workplace
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.types import ClientInfo
+from fedstrata.data.split import PARTS
+from fedstrata.engine.conversation import Conversation
+from fedstrata.engine.scoring import Scorer, scores_everywhere
+from fedstrata.engine.sites import fingerprint, sites_of
+
+if TYPE_CHECKING:
+    from fedstrata.client.site import Site
+    from fedstrata.client.turn import Done, Failed, Order
+    from fedstrata.core.cohort import Service
+    from fedstrata.core.types import State
+    from fedstrata.engine.prepare import Experiment
+    from fedstrata.engine.protocol import Turns
+    from fedstrata.models.state import Model
+    from fedstrata.record.log import Listener
+    from fedstrata.wire.meter import Meter
+
+
+class LocalEngine:
+    """Implements `engine.protocol.Engine` within this process.
+
+    Args:
+        experiment: What is run; all documents are in it.
+        folder: The run directory.
+        listen: Told of progress.
+        sites: All sites, and of these the clients; those of the experiment if none.
+    """
+
+    command = "fedstrata run"
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: Path,
+        listen: Listener,
+        sites: tuple[Sequence[Site], Sequence[Site]] | None = None,
+    ) -> None:
+        self._experiment, self._folder = experiment, folder
+        self._sites, self._trainers = sites or sites_of(experiment)
+        self._site = {site.id: site for site in self._trainers}
+        self._caches = ClientCaches(folder, experiment.settings, listen)
+        self._scorers: dict[str, Scorer] = {}
+        self.workplace = Workplace(
+            method=experiment.method,
+            model=experiment.model,
+            training=experiment.settings.training,
+            metric=experiment.metric,
+            seed=experiment.seed,
+            folder=folder,
+            listen=listen,
+            cache_of=self._caches.of,
+        )
+
+    @property
+    def whole(self) -> Model:
+        """The model."""
+        return self._experiment.model
+
+    def facts(self) -> dict[str, Any]:
+        """Returns what the record's `run` event says of the clients and their documents."""
+        return {
+            "data": fingerprint(self._sites, self._experiment.server),
+            "server_documents": [document.id for document in self._experiment.server],
+            "corrupt": self._corrupt(),
+            "clients": {
+                site.id: {part: len(getattr(site.documents, part)) for part in PARTS} for site in self._sites
+            },
+        }
+
+    def _corrupt(self) -> dict[str, Any] | None:
+        """Who is corrupt, and how; none if nobody is."""
+        corrupt = {site.id: site.corruption.settings for site in self._sites if site.corruption}
+        if not corrupt:
+            return None
+        settings = next(iter(corrupt.values()))
+        return {"clients": list(corrupt), "kind": settings.kind, "strength": settings.strength_used}
+
+    def require_same(self, begun: Mapping[str, Any]) -> None:
+        """Refuses to go on with other documents.
+
+        Raises:
+            ConfigurationError: They are not those the run began with.
+        """
+        if begun["data"] != fingerprint(self._sites, self._experiment.server):
+            message = "the documents are not those the run began with; a run cannot change its data"
+            raise ConfigurationError([Problem("data", message)])
+
+    def wait(self, needed: int | None) -> None:
+        """Everybody is here."""
+
+    def clients(self) -> Sequence[str]:
+        """Returns the names of all clients that train."""
+        return list(self._site)
+
+    def info(self, client: str) -> ClientInfo:
+        """Returns what is known of a client; its documents are encoded for it."""
+        return ClientInfo(client, self._site[client].count)
+
+    def turns(self, orders: Iterable[Order]) -> Turns:
+        """Computes turns one after the other, each when it is asked for."""
+        for order in orders:
+            yield order, self.workplace.compute(order, self._site[order.client])
+
+    def converse(self, orders: Iterable[Order], service: Service, meter: Meter) -> Turns:
+        """Computes turns of clients that talk with a service, one client at a time."""
+        begun: dict[str, Order] = {}
+
+        def work() -> Iterator[tuple[str, Any]]:
+            for order in orders:
+                begun[order.client] = order
+                yield order.client, partial(self.workplace.compute, order, self._site[order.client])
+
+        turns: Iterator[tuple[str, Done | Failed]] = Conversation(service, meter).hold(work())
+        for client, result in turns:
+            yield begun[client], result
+
+    def undo(self, client: str, number: int, error: Exception) -> None:
+        """Drops what a client's turn has left in the model and in its store."""
+        self.workplace.undo(client, number)
+        release_memory(error)
+
+    def committed(self, number: int, lost: Iterable[str]) -> None:
+        """Has nothing to do: stores of a round that is not committed are dropped when a run is resumed."""
+
+    def score(self, number: int, state: State, part: str, *, final: bool) -> dict[str, Any]:
+        """Scores the shared model, or each client's own one; nothing where nobody has such documents."""
+        scorer = self._scorer(part)
+        if not (final or scorer.has_documents):
+            return {}
+        if not self._experiment.method.personal:
+            return scorer.shared(state)
+
+        def enter(client: str) -> None:
+            self.workplace.enter(client, number, state.tensors)
+
+        return scorer.personal(enter, pooled=final and scores_everywhere(self._experiment))
+
+    def score_trained(self, client: str, parts: Sequence[str]) -> dict[str, Any] | None:
+        """Scores the model while it holds what a client has just trained.
+
+        A distorted model is no result of any training.
+        """
+        scorers = {part: self._scorer(part) for part in parts}
+        due = {part: scorer for part, scorer in scorers.items() if scorer.has_documents}
+        corruption = self._site[client].corruption
+        if not due or (corruption is not None and corruption.of_updates is not None):
+            return None
+        return {part: scorer.pooled() for part, scorer in due.items()}
+
+    def save(self, number: int, state: State) -> None:
+        """Saves the shared model; or each client's own one, where there is none that is everybody's."""
+        model = self._experiment.model
+        if self._experiment.method.personal:
+            for client in self._site:
+                self.workplace.enter(client, number, state.tensors)
+                model.save(client_folder(self._folder, client) / "model", plain=plain_where_needed(model))
+            return
+        model.restore()
+        model.load_known(state.tensors)
+        model.save(self._folder / "model", plain=plain_where_needed(model))
+
+    def end(self) -> None:
+        """Removes the caches: a run that is finished needs none."""
+        self._caches.remove()
+
+    def _scorer(self, part: str) -> Scorer:
+        """Returns what scores a part of the split, which is made once."""
+        if part not in self._scorers:
+            experiment = self._experiment
+            own = (self._sites, part, experiment.model, experiment.task, experiment.settings.training)
+            bootstrap = experiment.settings.federation.bootstrap if part == "test" else None
+            rng = experiment.seed.child("bootstrap")
+            seen_by = experiment.method.seen_by(experiment.model, experiment.seed.child("scores"))
+            self._scorers[part] = Scorer(*own, bootstrap=bootstrap, rng=rng, seen_by=seen_by)
+        return self._scorers[part]

@@ -1,0 +1,106 @@
+"""What the one run loop asks of whatever has the clients: this process, or processes elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from fedstrata.client.turn import Done, Failed, Order
+    from fedstrata.core.cohort import Service
+    from fedstrata.core.types import ClientInfo, State
+    from fedstrata.models.state import Model
+    from fedstrata.wire.meter import Meter
+
+    Turns: TypeAlias = Generator[tuple[Order, Done | Failed], None, None]
+
+
+class Engine(Protocol):
+    """Where the clients of a run are, and how they are brought to compute."""
+
+    command: str
+    """What runs it, for messages."""
+
+    @property
+    def whole(self) -> Model:
+        """The whole model; without values where no side has all of them."""
+
+    def facts(self) -> dict[str, Any]:
+        """Returns what the record's `run` event says of the clients and their documents."""
+
+    def require_same(self, begun: Mapping[str, Any]) -> None:
+        """Refuses to go on with another run than this one.
+
+        Args:
+            begun: The `run` event with which it began.
+
+        Raises:
+            ConfigurationError: It is not this one.
+        """
+
+    def wait(self, needed: int | None) -> None:
+        """Waits for the clients of a round.
+
+        Args:
+            needed: How many are enough once patience has ended; all of them if none.
+
+        Raises:
+            LineError: Too few have come.
+        """
+
+    def clients(self) -> Sequence[str]:
+        """Returns the names of those that can be asked, in their usual order."""
+
+    def info(self, client: str) -> ClientInfo:
+        """Returns what is known of one of them."""
+
+    def turns(self, orders: Iterable[Order]) -> Turns:
+        """Has turns computed, and yields what came of them.
+
+        What is done comes in the orders' order, each as soon as all before it are there, and is valid until
+        the next is asked for; what failed comes at once. Orders are taken as they can be begun.
+        """
+
+    def converse(self, orders: Iterable[Order], service: Service, meter: Meter) -> Turns:
+        """Does as `turns`, for clients that meanwhile talk with a service.
+
+        Args:
+            orders: What is to be done.
+            service: Whom they talk with.
+            meter: Counts what they say, and what they are told.
+        """
+
+    def undo(self, client: str, number: int, error: Exception) -> None:
+        """Drops what a client's last turn left behind, whose update does not count.
+
+        Args:
+            client: Its name.
+            number: The round.
+            error: Why it does not.
+        """
+
+    def committed(self, number: int, lost: Iterable[str]) -> None:
+        """Hears that a round is committed, and who was lost to it."""
+
+    def score(self, number: int, state: State, part: str, *, final: bool) -> dict[str, Any]:
+        """Scores what was learnt.
+
+        Args:
+            number: The round after which that is.
+            state: What is shared.
+            part: `validation` or `test`.
+            final: Whether the run ends with it.
+
+        Returns:
+            `global`, `clients`, `mean_client` and `external` (see `scoring.Scorer.shared`); nothing where
+            nobody has such documents.
+        """
+
+    def score_trained(self, client: str, parts: Sequence[str]) -> dict[str, Any] | None:
+        """Scores the model that a client has just trained, by part; none if it is not to be scored."""
+
+    def save(self, number: int, state: State) -> None:
+        """Saves what was learnt, as a model or as one for each client."""
+
+    def end(self) -> None:
+        """Hears that all is recorded; what only a run under way needs can go."""

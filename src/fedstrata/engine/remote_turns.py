@@ -1,0 +1,255 @@
+"""Turns of clients that are processes elsewhere, over a hub.
+
+They compute at once where the method lets them, and what they say comes in whatever order it comes; nothing
+of it is trusted before it was looked at.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from fedstrata.client.failures import describe, is_client_failure
+from fedstrata.client.turn import Done, Failed, Order
+from fedstrata.core.errors import FedstrataError, FrameError, LineError, printable
+from fedstrata.core.types import ClientInfo, Message, Update
+from fedstrata.engine.conversation import NOBODY
+from fedstrata.split.messages import LARGEST_WEIGHT, require_moderate
+from fedstrata.split.transport.header import Header, Kind
+from fedstrata.wire import frame
+
+if TYPE_CHECKING:
+    from fedstrata.core.cohort import Service
+    from fedstrata.engine.protocol import Turns
+    from fedstrata.split.transport.hub import Hub
+    from fedstrata.split.transport.members import Arrival
+    from fedstrata.wire.frame import Frame
+    from fedstrata.wire.meter import Meter
+
+
+MessageType = TypeVar("MessageType", bound=Message)
+
+
+class ClientFailedError(FedstrataError):
+    """A client says that its turn has failed; the message is what it says of its error."""
+
+
+class NobodySpeaks:
+    """The service of handlers that only take a plan and give an update; implements `core.cohort.Service`."""
+
+    together = True
+    ordered = False
+
+    def hear(self, client: str, message: Message) -> Iterable[tuple[str, Message]]:
+        """Refuses to hear anything."""
+        raise FrameError(f"client {client!r} speaks, and nobody listens")
+
+    def leave(self, client: str, *, lost: bool = False) -> Iterable[tuple[str, Message]]:
+        """Hears that a client has ended."""
+        return ()
+
+
+@dataclass
+class _Turn:
+    """One client's turn, as long as it goes on."""
+
+    order: Order
+    number: int
+    session: str
+    began: float = field(default_factory=time.perf_counter)
+
+
+@dataclass
+class RemoteTurns:
+    """The turns of clients that work at once.
+
+    Attributes:
+        hub: The lines to the clients.
+        service: Whom they talk with.
+        meter: Counts what they say, and what they are told.
+        check: Looks at an update before anything is done with it; raises FrameError.
+        delivered: Told the number of each client's turn whose update has come.
+        trained: How many numbers a client and the server train.
+    """
+
+    hub: Hub
+    service: Service
+    meter: Meter
+    check: Callable[[Order, Update], None]
+    delivered: Callable[[str, int], None]
+    trained: int
+    _turns: dict[str, _Turn] = field(default_factory=dict)
+    _done: dict[str, Done] = field(default_factory=dict)
+    _failed: deque[tuple[Order, Failed]] = field(default_factory=deque)
+    _unreachable: deque[tuple[str, FedstrataError]] = field(default_factory=deque)
+
+    def run(self, orders: Sequence[Order]) -> Turns:
+        """Sends all plans, and takes in what clients say until none is at work."""
+        ahead = deque(orders)
+        lost: set[str] = set()
+        try:
+            self._begin(orders)
+            while self._turns or self._failed or self._unreachable:
+                while self._unreachable:
+                    self._fail(*self._unreachable.popleft())
+                while self._failed:
+                    order, failed = self._failed.popleft()
+                    lost.add(order.client)
+                    yield order, failed
+                    self._say(self.service.leave(order.client, lost=True))
+                yield from self._in_order(ahead, lost)
+                if self._turns and not self._unreachable:
+                    self._receive()
+            yield from self._in_order(ahead, lost)
+        finally:
+            for client in list(self._turns):
+                self._end(client, "the round has ended")
+
+    def _in_order(self, ahead: deque[Order], lost: Collection[str]) -> Iterator[tuple[Order, Done]]:
+        """Yields what is done of all that comes before what is not."""
+        while ahead and (ahead[0].client in lost or ahead[0].client in self._done):
+            order = ahead.popleft()
+            if order.client not in lost:
+                yield order, self._done.pop(order.client)
+
+    def _begin(self, orders: Sequence[Order]) -> None:
+        """Sends all plans."""
+        for order in orders:
+            number, session = next(self.hub.turns), self.hub.session(order.client)
+            self._turns[order.client] = _Turn(order, number, session)
+        for order in orders:
+            turn = self._turns[order.client]
+            if not turn.session:
+                missing = LineError(f"client {order.client!r} is not connected")
+                self._unreachable.append((order.client, missing))
+                continue
+            header = Header(
+                Kind.PLAN, turn=turn.number, round=order.round, handler=order.handler, call=order.call
+            )
+            self._send(order.client, header, order.plan)
+
+    def _receive(self) -> None:
+        """Takes in the next that a client says; what belongs to a turn that is over counts for nothing."""
+        arrival = self.hub.receive(self.hub.timing.answer)
+        if arrival is None:  # nobody has been asked anything, or they would have been lost by now
+            for client in list(self._turns):
+                self._fail(client, LineError(NOBODY))
+            return
+        if (turn := self._turns.get(arrival.client)) is None or arrival.session != turn.session:
+            return
+        if arrival.lost is not None:
+            self._fail(arrival.client, arrival.lost)
+        elif arrival.header is not None and arrival.header.turn == turn.number:
+            try:
+                self._take(turn, arrival)
+            except Exception as error:
+                if not is_client_failure(error) or arrival.client not in self._turns:
+                    raise
+                sent = arrival.frame if arrival.header.kind == Kind.UPDATE else None
+                self._fail(arrival.client, error, sent)
+
+    def _take(self, turn: _Turn, arrival: Arrival) -> None:
+        """Takes in one message of a turn."""
+        header, content, client = arrival.header, arrival.frame, arrival.client
+        assert header is not None  # noqa: S101 - it is no loss
+        assert content is not None  # noqa: S101
+        if header.kind == Kind.FAILED:
+            reason = _decoded(content, Message).values.get("message")
+            raise ClientFailedError(printable(str(reason)))
+        if header.kind == Kind.SAID:
+            self.meter.count_said(client, content, up=True)
+            self._say(self.service.hear(client, _decoded(content, Message)))
+            return
+        if header.kind != Kind.UPDATE:
+            raise FrameError(f"client {client!r} sent {header.kind.name} in the middle of a turn")
+        self.check(turn.order, _decoded(content, Update))
+        seconds = min(max(header.seconds, 0.0), time.perf_counter() - turn.began)
+        self._done[client] = Done(content, seconds, self.trained)
+        self.delivered(client, self._turns.pop(client).number)
+        self._say(self.service.leave(client))
+
+    def _say(self, answers: Iterable[tuple[str, Message]]) -> None:
+        for client, message in answers:
+            content = frame.encode(message)
+            if client in self._turns:
+                self.meter.count_said(client, content, up=False)
+                self._send(client, Header(Kind.SAID, turn=self._turns[client].number), content)
+
+    def _send(self, client: str, header: Header, content: Frame) -> None:
+        try:
+            self.hub.send(client, header, content)
+        except FedstrataError as error:  # later: the service may be in the middle of what it says
+            self._unreachable.append((client, error))
+
+    def _fail(self, client: str, error: Exception, sent: Frame | None = None) -> None:
+        """Goes on without a client, which sent an update that is of no use, or none."""
+        if client in self._turns:
+            self._failed.append((self._turns[client].order, Failed(error, update=sent)))
+            self._end(client, describe(error))
+
+    def _end(self, client: str, reason: str) -> None:
+        """Ends a client's turn, and tells it if it is there."""
+        tell_failed(self.hub, client, self._turns.pop(client).number, reason)
+
+
+def tell_failed(hub: Hub, client: str, turn: int, reason: str) -> None:
+    """Tells a client, if it is there, that a turn of it is over and does not count."""
+    content = frame.encode(Message({}, {"message": reason}))
+    if client in hub.present:
+        with suppress(FedstrataError):
+            hub.tell(client, Header(Kind.FAILED, turn=turn), content)
+
+
+def _decoded(content: Frame, kind: type[MessageType]) -> MessageType:
+    """Returns what a client says.
+
+    Raises:
+        FrameError: It cannot be read, whatever the reason: the message is the client's.
+    """
+    try:
+        return frame.decode(content, kind)
+    except FedstrataError:
+        raise
+    except Exception as error:
+        raise FrameError(f"a message is damaged ({type(error).__name__})") from None
+
+
+def check_update(update: Update) -> None:
+    """Looks at an update before anything is done with it.
+
+    Raises:
+        FrameError: It would spoil an average, or the record.
+    """
+    if not (math.isfinite(update.weight) and update.weight >= 0):
+        raise FrameError(f"an update weighs {update.weight:g}; it must be a finite number of 0 or more")
+    if not isinstance(update.values.get("loss"), float | None):
+        raise FrameError("an update's loss is no number")
+    for name, value in update.values.items():
+        if isinstance(value, int | float) and not abs(value) <= LARGEST_WEIGHT:
+            raise FrameError(f"an update says {name:.40}={value!r:.40}, which cannot be averaged")
+    require_moderate(update.tensors)
+
+
+def check_trained(update: Update, info: ClientInfo, weight: float, due: Collection[str]) -> None:
+    """Looks at whether an update is that of a client that has trained.
+
+    Args:
+        update: The update.
+        info: What is known of the client.
+        weight: What it must weigh.
+        due: Names of what it must hold: all that was to be trained.
+
+    Raises:
+        FrameError: It is not.
+    """
+    if update.weight != weight:
+        raise FrameError(f"an update weighs {update.weight:g} where the client has {info.examples} examples")
+    if lacking := sorted(set(due) - update.tensors.keys()):
+        raise FrameError(
+            f"an update lacks {len(lacking)} of the weights that were to be trained, {lacking[0]} for one"
+        )

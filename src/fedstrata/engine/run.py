@@ -1,0 +1,283 @@
+"""The rounds of a run: sample, let the method do its round, score, record, commit; whatever the engine.
+
+A round is committed when its `round` event is in the record, which is written after its checkpoint. A
+killed run therefore loses at most the round under way, and a resumed one goes on to the same numbers: every
+random decision is derived from the seed and its name (`core.seeding`), never from a generator's past.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from fedstrata.core.errors import ConfigurationError, FedstrataError, Problem
+from fedstrata.core.types import State
+from fedstrata.engine.book import Attendance, Book, RoundAbandonedError
+from fedstrata.engine.checkpoint import Checkpoints, discard_uncommitted
+from fedstrata.engine.cohort import RoundCohort
+from fedstrata.engine.devices import fleet_of, last_stored_states
+from fedstrata.engine.facts import by_group, model_facts
+from fedstrata.engine.protocol import Engine
+from fedstrata.engine.scoring import ServerDocuments, due_for_scoring
+from fedstrata.engine.sites import dropped, sample
+from fedstrata.metrics.cost import peak_memory
+from fedstrata.record.log import Listener, RecordLog, committed_rounds, read_events
+from fedstrata.record.summary import summarise, trained_scores, write_summary
+
+if TYPE_CHECKING:
+    from fedstrata.engine.prepare import Experiment
+
+EngineType = TypeVar("EngineType", bound=Engine)
+RECORDED = frozenset({"run", "resumed", "client", "client_failed", "cache", "round", "final", "failed"})
+"""Events that go into the record; the others only concern whoever watches."""
+
+
+class Run(Generic[EngineType]):
+    """One run of an experiment in a run directory.
+
+    Args:
+        experiment: What to run.
+        folder: The run directory; exists.
+        listen: Told of every event.
+        engine_of: Returns the engine, given what is run, its directory, and what it tells of progress.
+
+    Attributes:
+        engine: Where the clients are.
+        committed: The last round that is committed.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: Path,
+        listen: Listener,
+        engine_of: Callable[[Experiment, Path, Listener], EngineType],
+    ) -> None:
+        self.experiment, self.folder = experiment, folder
+        self.committed = 0
+        self._listen = listen
+        self._log = RecordLog(folder / "record.jsonl")
+        self._checkpoints = Checkpoints(folder / "checkpoints")
+        self.engine = engine_of(experiment, folder, self._emit)
+        self._fleet = fleet_of(experiment, self.engine.clients())
+        self._stored_states: dict[str, str | None] = {}
+        self._server = ServerDocuments(
+            experiment.server, experiment.model, experiment.task, experiment.settings.training
+        )
+        self._state: State | None = None
+
+    def execute(self, *, resume: bool = False) -> dict[str, Any]:
+        """Runs all rounds that are not yet committed and returns the summary.
+
+        Args:
+            resume: Whether to go on with what the directory holds, if nothing has been loaded yet.
+
+        Raises:
+            FedstrataError: A client failed that the round needs; the record says so, and what was committed
+                stays.
+        """
+        federation = self.experiment.settings.federation
+        try:
+            if resume:
+                self.load()
+            self.engine.wait(federation.min_clients)
+            state = self._begin()
+            for number in range(self.committed + 1, federation.rounds + 1):
+                state = self._round(number, state)
+            summary = self._finish(state)
+            self._report()
+            return summary
+        except FedstrataError as error:
+            self._emit("failed", {"error": type(error).__name__, "message": str(error)})
+            raise
+        except BaseException as error:  # its text may quote a note
+            self._emit("failed", {"error": type(error).__name__, "message": None})
+            raise
+        finally:
+            self._log.close()
+
+    def load(self) -> None:
+        """Looks for what the directory holds of a run that goes on; what is not committed is dropped.
+
+        Raises:
+            ConfigurationError: It is no run of this experiment, or has more rounds already.
+            FedstrataError: No checkpoint can be read.
+        """
+        if self._state is not None:
+            return
+        events = read_events(self.folder / "record.jsonl")
+        rounds = committed_rounds(events)
+        self._require_same(events)
+        loaded = self._checkpoints.load(rounds[-1]["round"]) if rounds else None
+        discard_uncommitted(self.folder, loaded[0] if loaded else 0)
+        if loaded is None:
+            return
+        self.committed, self._state = loaded
+        self._stored_states = last_stored_states(events, self.committed)
+        failed = {event["round"]: event["failed"] for event in rounds}
+        self.engine.committed(self.committed, failed[self.committed])
+
+    def _require_same(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """Refuses to go on with another run, or to fewer rounds than are committed."""
+        begun = [event for event in events if event["event"] == "run"]
+        if begun:
+            self.engine.require_same(begun[-1])
+        committed, wanted = len(committed_rounds(events)), self.experiment.settings.federation.rounds
+        if wanted < committed:
+            message = f"must be at least {committed}, the rounds already committed, not {wanted}"
+            raise ConfigurationError([Problem("federation.rounds", message)])
+
+    def _begin(self) -> State:
+        """Tells that the run begins, or goes on, and returns the state that it does so with."""
+        if self._state is None:
+            state = self.experiment.method.start(self.experiment.model)
+            self._emit("run", self._facts())
+            return state
+        rounds = committed_rounds(read_events(self.folder / "record.jsonl"))
+        facts = {
+            "round": self.committed,
+            "rounds": self.experiment.settings.federation.rounds,
+            "metric": self.experiment.metric,
+            "pooled": self.experiment.method.pooled,
+            "bytes_sent": sum(
+                sum(client.values())
+                for event in rounds
+                if event["round"] <= self.committed
+                for client in event["exchanges"].values()
+            ),
+        }
+        self._emit("resumed", facts)
+        return self._state
+
+    def _round(self, number: int, state: State) -> State:
+        started = time.perf_counter()
+        settings, method = self.experiment.settings, self.experiment.method
+        self.engine.wait(settings.federation.min_clients)
+        rng = self.experiment.seed.child("round", number)
+        cohort = self._cohort(
+            number, sample(self.engine.clients(), settings.federation.sample, rng.child("sample"))
+        )
+        cohort.scored = self._scored_when_trained(number)
+        self._emit(
+            "round_started",
+            {"round": number, "rounds": settings.federation.rounds, "clients": len(cohort.clients)},
+        )
+        abandoned = False
+        try:
+            state = method.round(state, cohort, rng.child("method"))
+        except RoundAbandonedError:
+            abandoned = True  # the state stays what it was
+        before_scoring = time.perf_counter()
+        due = due_for_scoring(number, settings.federation)
+        scores = self._score(number, state, "validation", final=False) if due else {}
+        evaluate_seconds = time.perf_counter() - before_scoring + cohort.score_seconds
+        self._checkpoints.save(number, state)  # before the event, which commits the round
+        book, layout = cohort.book, self.engine.whole.layout
+        facts = {
+            "round": number,
+            "loss": book.loss,
+            **scores,
+            "trained": trained_scores(cohort.trained_scores),
+            "state": {name: value for name, value in state.values.items() if not name.startswith("_")},
+            "trainable_parameters": cohort.trained_parameters,
+            **self._simulated(cohort),
+            "failed": list(book.attendance.lost),
+            "abandoned": abandoned,
+            "exchanges": book.meter.exchanges(),
+            "groups_up": by_group(book.meter.tensors_up, layout),
+            "seconds": time.perf_counter() - started,
+            "train_seconds": cohort.train_seconds,
+            "serve_seconds": book.serve_seconds,
+            "evaluate_seconds": evaluate_seconds,
+            **peak_memory(
+                self.experiment.model.device
+            ),  # in every round: a run may go through several processes
+        }
+        self._emit("round", facts)
+        self.committed = number
+        self.engine.committed(number, book.attendance.lost)
+        self._checkpoints.prune()
+        return state
+
+    def _simulated(self, cohort: RoundCohort) -> dict[str, Any]:
+        """Returns what a round took on the emulated devices; nothing without any."""
+        if self._fleet is None:
+            return {"simulated_seconds": None, "joules": None, "device_memory": None}
+        return cohort.clock.facts(cohort.book.attendance.lost)
+
+    def _finish(self, state: State) -> dict[str, Any]:
+        """Scores the test split, saves what was learnt and writes the summary."""
+        started = time.perf_counter()
+        self._emit("finishing", {})
+        rounds = self.experiment.settings.federation.rounds
+        scores = self._score(rounds, state, "test", final=True)
+        self._save(rounds, state)
+        facts = {
+            **scores,
+            "seconds": time.perf_counter() - started,
+            **peak_memory(self.experiment.model.device),
+        }
+        self._emit("final", facts)
+        self.engine.end()  # before the summary, with which a run counts as finished
+        summary = summarise(read_events(self.folder / "record.jsonl"))
+        write_summary(summary, self.folder / "summary.json")
+        return summary
+
+    def _score(self, number: int, state: State, part: str, *, final: bool) -> dict[str, Any]:
+        return self.engine.score(number, state, part, final=final)
+
+    def _save(self, number: int, state: State) -> None:
+        self.engine.save(number, state)
+
+    def _report(self) -> None:
+        """Writes the report; it only shows what the record holds, so no run fails if it cannot be written."""
+        try:
+            from fedstrata.record.report import write_report  # noqa: PLC0415 - matplotlib, heavy
+
+            write_report([self.folder], self.folder / "report.html")
+        except Exception as error:
+            reason = f"the report could not be written ({type(error).__name__})"
+            self._emit("warning", {"message": f"{reason}; try again with: fedstrata report {self.folder}"})
+
+    def _scored_when_trained(self, number: int) -> Sequence[str]:
+        """Returns the parts on which a client's just-trained model is scored in this round."""
+        federation = self.experiment.settings.federation
+        if not federation.score_clients:
+            return ()
+        due = {"validation": due_for_scoring(number, federation), "test": number == federation.rounds}
+        return [part for part, wanted in due.items() if wanted]
+
+    def _cohort(self, number: int, clients: Sequence[str]) -> RoundCohort:
+        experiment = self.experiment
+        pooled = experiment.method.pooled
+        attendance = Attendance(
+            clients,
+            dropped(experiment, number, clients),
+            None if pooled else experiment.settings.federation.min_clients,
+        )
+        return RoundCohort(
+            method=experiment.method,
+            model=experiment.model,
+            engine=self.engine,
+            clients=[self.engine.info(client) for client in clients],
+            training=experiment.settings.training,
+            book=Book(number, self.folder, self._emit, attendance, self.engine.command),
+            device_of=lambda client: self._fleet.device(client, number) if self._fleet else None,
+            stored_states=self._stored_states,
+            server=self._server,
+        )
+
+    def _facts(self) -> dict[str, Any]:
+        """What the record's `run` event says of the whole run."""
+        return {
+            **model_facts(self.experiment, self.engine.whole),
+            **self.engine.facts(),
+            "devices": self._fleet.profiles if self._fleet else None,
+        }
+
+    def _emit(self, event: str, facts: Mapping[str, Any]) -> None:
+        if event in RECORDED:
+            self._log.append(event, facts, durable=event == "round")
+        self._listen(event, facts)
