@@ -132,6 +132,7 @@ class Lexicon:
     annotated_rules: frozenset[str]
     sections: Mapping[str, Mapping[str, Any]]
     kinds: Mapping[str, Any]
+    styles: Mapping[str, Any]
 
 
 def icd9_titles() -> dict[str, str]:
@@ -174,6 +175,7 @@ def lexicon() -> Lexicon:
         annotated_rules=frozenset(grammar),
         sections=notes["sections"],
         kinds=notes["kinds"],
+        styles=_load("shared/styles.yaml"),
     )
 
 

@@ -17,13 +17,6 @@ from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
-class Literal:
-    """Plain text."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class Slot:
     """A place filled from a rule or by a fact; names are lower case."""
 
@@ -59,7 +52,8 @@ class Annotation:
     parts: Template
 
 
-Part: TypeAlias = Literal | Slot | Shorthand | Choice | Scope | Annotation
+Part: TypeAlias = str | Slot | Shorthand | Choice | Scope | Annotation
+"""Plain text, or a place in it that is filled."""
 Template: TypeAlias = tuple[Part, ...]
 
 _TOKEN = re.compile(r"\{[^{}]+\}|<[a-z ]+:|%[^%]+%|[>\[\]()|]|[^{}<>%\[\]()|]+")
@@ -110,7 +104,7 @@ def _part(tokens: Sequence[str], at: int) -> tuple[Part, int]:
         return Slot(token[1:-1].lower()), at + 1
     if token[0] == "%":
         return Shorthand(token[1:-1]), at + 1
-    return Literal(token), at + 1
+    return token, at + 1
 
 
 def _choice(tokens: Sequence[str], at: int) -> tuple[Part, int]:
@@ -122,7 +116,7 @@ def _choice(tokens: Sequence[str], at: int) -> tuple[Part, int]:
             break
         at += 1
     if len(options) == 1:  # parentheses in the text itself
-        return Choice(((Literal("("), *options[0], Literal(")")),)), at + 1
+        return Choice((("(", *options[0], ")"),)), at + 1
     return Choice(tuple(options)), at + 1
 
 
@@ -146,16 +140,3 @@ def without(source: str, words: Collection[str]) -> str:
 
 
 _NOTHING = "\0"
-
-
-def slots_of(template: Template) -> set[str]:
-    """Returns the names of all slots of a template."""
-    names: set[str] = set()
-    for part in template:
-        if isinstance(part, Slot):
-            names.add(part.name)
-        elif isinstance(part, Choice):
-            names.update(*(slots_of(option) for option in part.options))
-        elif isinstance(part, Scope | Annotation):
-            names |= slots_of(part.parts)
-    return names
