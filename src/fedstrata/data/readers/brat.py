@@ -29,14 +29,7 @@ from pathlib import Path
 
 from fedstrata.core.documents import Document, Relation, Span
 from fedstrata.core.errors import DataError
-from fedstrata.data.readers.files import (
-    BYTE_ORDER_MARK,
-    Format,
-    Source,
-    numbered_lines,
-    read_text,
-    stem,
-)
+from fedstrata.data.readers.files import BYTE_ORDER_MARK, Format, Source, filled_lines, read_text, stem
 from fedstrata.data.readers.labels import label_from_file
 
 _TEXT_BOUND = re.compile(r"(\S+) ([0-9]{1,12} [0-9]{1,12}(?:;[0-9]{1,12} [0-9]{1,12})*)")
@@ -286,9 +279,8 @@ def read(source: Source) -> list[Document]:
     if source.annotations is None:
         return [Document(document_id, decoded.removeprefix(BYTE_ORDER_MARK))]
     annotations = _AnnotationFile(source.annotations)
-    for number, line in numbered_lines(read_text(source.annotations)):
-        if line.strip():
-            annotations.take(number, line)
+    for number, line in filled_lines(source.annotations):
+        annotations.take(number, line)
     annotations.check_references()
     text = _counted_text(decoded, annotations)
     spans = {name: annotation.span(text) for name, annotation in annotations.text_bound.items()}

@@ -43,8 +43,8 @@ from pydantic import BaseModel, ConfigDict
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
 from fedstrata.data.choices import NONE_RIGHT, PRONOUN, TASK, named
-from fedstrata.data.readers.files import Format, Source, stem
-from fedstrata.data.readers.jsonl import filled_lines, parse_line
+from fedstrata.data.readers.files import Format, Source, filled_lines, stem
+from fedstrata.data.readers.jsonl import parse_line
 
 _SUFFIXES = (".jsonl", ".jsonl.gz")
 _NAMES: Mapping[str, tuple[str, ...]] = {
@@ -292,9 +292,9 @@ def task_of(path: Path) -> str:
 
 
 def _documents(path: Path) -> Iterator[Document]:
-    task, name = task_of(path), stem(path, _SUFFIXES)
-    for number, document in enumerate(TASKS[task](task, path, filled_lines(path)), start=1):
-        yield replace(document, id=f"{name}-{number}", metadata={TASK: task, **document.metadata})
+    task = task_of(path)
+    for document in TASKS[task](task, path, filled_lines(path)):
+        yield replace(document, metadata={TASK: task, **document.metadata})
 
 
 def has_labels(source: Source) -> bool:
@@ -316,7 +316,7 @@ def read(source: Source) -> list[Document]:
         source: The file; `.gz` is decompressed.
 
     Returns:
-        A document for each question, called after the file and its number.
+        A document for each question.
 
     Raises:
         DataError: It is of no task that is known, or a line is not what the task's lines are.
