@@ -95,7 +95,8 @@ def documents_of(source: Source, format: Format) -> Iterator[Document]:
         DataError: The file does not follow the format.
     """
     name = stem(source.path, format.suffixes)
-    for number, document in enumerate(format.read(source), start=1):
+    # The whole source first: of one that does not follow the format there are no documents.
+    for number, document in enumerate(list(format.read(source)), start=1):
         yield _placed(document, source, f"{name}-{number}")
 
 

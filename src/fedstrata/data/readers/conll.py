@@ -32,12 +32,8 @@ class _Sentence:
     lines: list[int] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class _Group:
-    """The sentences of one document."""
-
-    id: str
-    sentences: list[_Sentence] = field(default_factory=list)
+_Group = tuple[str, list[_Sentence]]
+"""The id of a document, empty if it has none, and its sentences."""
 
 
 def _is_comment(content: str) -> bool:
@@ -82,19 +78,20 @@ class _Columns:
 
 def _groups(path: Path) -> list[_Group]:
     """Returns what follows each mark of a document, after what comes before the first one."""
-    groups, columns = [_Group("")], _Columns(path)
+    columns = _Columns(path)
+    groups: list[_Group] = [("", [])]
     for block in blocks(path):
         sentence = _Sentence()
         for line, content in block:
             if (start := _DOCUMENT_START.fullmatch(content)) or _is_comment(content):
                 named = None if start else _DOCUMENT_COMMENT.fullmatch(content)
                 if start or named:
-                    groups.append(_Group(named[1].strip() if named else ""))
+                    groups.append((named[1].strip() if named else "", []))
                     sentence = _Sentence()
                 continue
             token, tag = columns.split(line, content)
             if not sentence.tokens:
-                groups[-1].sentences.append(sentence)
+                groups[-1][1].append(sentence)
             sentence.tokens.append(token)
             sentence.tags.append(tag)
             sentence.lines.append(line)
@@ -125,15 +122,14 @@ def read(source: Source) -> list[Document]:
         DataError: The number of columns changes, or a tag is malformed or cannot follow the one before.
     """
     unmarked, *groups = _groups(source.path)
-    sentences = [sentence for group in (unmarked, *groups) for sentence in group.sentences]
+    sentences = [sentence for _, own in (unmarked, *groups) for sentence in own]
     _check_tags(source.path, sentences)
     if not groups:
-        groups = [_Group("", [sentence]) for sentence in sentences]
-    elif unmarked.sentences:
+        groups = [("", [sentence]) for sentence in sentences]
+    elif unmarked[1]:
         groups.insert(0, unmarked)
     return [
-        tagged_document(group.id, ((sentence.tokens, sentence.tags) for sentence in group.sentences))
-        for group in groups
+        tagged_document(name, ((sentence.tokens, sentence.tags) for sentence in own)) for name, own in groups
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -63,7 +63,7 @@ class Format:
             none; not given where all have.
     """
 
-    read: Callable[[Source], list[Document]]
+    read: Callable[[Source], Iterable[Document]]
     suffixes: tuple[str, ...]
     annotation_suffix: str = ""
     further_suffixes: tuple[str, ...] = ()

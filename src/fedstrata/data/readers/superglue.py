@@ -291,12 +291,6 @@ def task_of(path: Path) -> str:
     raise DataError(path, "is of no task that is known", expected=expected)
 
 
-def _documents(path: Path) -> Iterator[Document]:
-    task = task_of(path)
-    for document in TASKS[task](task, path, filled_lines(path)):
-        yield replace(document, metadata={TASK: task, **document.metadata})
-
-
 def has_labels(source: Source) -> bool:
     """Whether the questions of a file have right answers, judged by the first ones.
 
@@ -306,22 +300,24 @@ def has_labels(source: Source) -> bool:
     Raises:
         DataError: It cannot be read.
     """
-    return any(document.labels for document in islice(_documents(source.path), 100))
+    return any(document.labels for document in islice(read(source), 100))
 
 
-def read(source: Source) -> list[Document]:
+def read(source: Source) -> Iterator[Document]:
     """Reads one file.
 
     Args:
         source: The file; `.gz` is decompressed.
 
-    Returns:
+    Yields:
         A document for each question.
 
     Raises:
         DataError: It is of no task that is known, or a line is not what the task's lines are.
     """
-    return list(_documents(source.path))
+    task = task_of(source.path)
+    for document in TASKS[task](task, source.path, filled_lines(source.path)):
+        yield replace(document, metadata={TASK: task, **document.metadata})
 
 
 FORMAT = Format(read, suffixes=_SUFFIXES, has_labels=has_labels)
