@@ -124,7 +124,10 @@ def _owners(folder: Path) -> dict[str, str] | None:
     path = find_table(folder, "admissions", _SUFFIXES)
     if path is None:
         return None
-    patients = _patients(folder)
+    patients = None
+    if (listed := find_table(folder, "patients", _SUFFIXES)) is not None:
+        rows = read_rows(listed, required=["subject_id"], fold_case=True)
+        patients = {_number(listed, line, "subject_id", row["subject_id"]) for line, row in rows}
     owners: dict[str, str] = {}
     required = ("subject_id", "hadm_id")
     for line, row in read_rows(path, required=required, fold_case=True):
@@ -135,14 +138,6 @@ def _owners(folder: Path) -> dict[str, str] | None:
             raise DataError(path, "the row's SUBJECT_ID is not in the table PATIENTS", line=line)
         owners[admission] = patient
     return owners
-
-
-def _patients(folder: Path) -> set[str] | None:
-    path = find_table(folder, "patients", _SUFFIXES)
-    if path is None:
-        return None
-    rows = read_rows(path, required=["subject_id"], fold_case=True)
-    return {_number(path, line, "subject_id", row["subject_id"]) for line, row in rows}
 
 
 def _note(path: Path, line: int, row: Mapping[str, str]) -> _Note:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from fedstrata.core.documents import Document
@@ -38,7 +38,10 @@ def write_note(case: Case, style: HouseStyle, seed: Seed) -> Document:
     builder = NoteBuilder(style, Draw(seed.child("slips")))
     scene = Scene(case, style, draw, builder, FACTS)
     kind = tuple(words.kinds)[draw.index(style.kinds)]
-    for name, probability in _outline(words.kinds[kind], draw):
+    outline = words.kinds[kind]
+    if isinstance(outline, Mapping):  # a kind may have several forms
+        outline = draw.pick(tuple(outline.values()))
+    for name, probability in outline:
         if draw.chance(probability) and len(builder) < TARGET_LENGTH:
             _write_section(scene, name, words.sections[name])
     if case.principal.code not in scene.evidence:
@@ -48,12 +51,6 @@ def write_note(case: Case, style: HouseStyle, seed: Seed) -> Document:
     evidence = {code: builder.locate(scene.evidence[code]) for code in order}
     metadata = {"kind": kind, "evidence": json.dumps(evidence)}
     return Document("", text, spans, relations, labels=tuple(evidence), metadata=metadata)
-
-
-def _outline(kind: Any, draw: Draw) -> Sequence[tuple[str, float]]:
-    """Returns the sections of a kind of note; a kind may have several forms."""
-    sections = draw.pick(tuple(kind.values())) if isinstance(kind, Mapping) else kind
-    return [(name, probability) for name, probability in sections]
 
 
 def _write_section(scene: Scene, name: str, section: Mapping[str, Any]) -> None:

@@ -82,9 +82,7 @@ class Scene:
                 break
             chosen = self.draw.index(weights)
         used.add(chosen)
-        self.builder.push()
-        self.write(alternatives[chosen])
-        self.builder.pop()
+        self.write((Scope(alternatives[chosen]),))
 
     def write(self, template: Template) -> None:
         """Writes a template."""
