@@ -27,7 +27,7 @@ from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.task import CardWords
 from fedstrata.data.choices import NONE_RIGHT, TASK, choices_of
 from fedstrata.data.split import every
-from fedstrata.metrics.labels import SINGLE_LABEL, choice_scores, names_of, single_label_scores
+from fedstrata.metrics.labels import SINGLE_LABEL, choice_scores, label_scores, names_of
 from fedstrata.metrics.text import answer_scores
 from fedstrata.tasks.choice.continuations import log_likelihoods
 from fedstrata.tasks.choice.examples import ClozeExample, QuestionTokenizer, pad_questions
@@ -285,7 +285,7 @@ class ClozeQuestions(TemplateTask):
         given = np.array([[label in answer.labels for label in labels] for answer in answers])
         gold = np.array([[label in document.labels for label in labels] for document in documents])
         shares = np.array([[answer.probabilities[label] for label in labels] for answer in answers])
-        return single_label_scores(gold, given, shares, labels)
+        return label_scores(gold, given, shares, labels, one_each=True)
 
     def _question_of(self, documents: Sequence[Document]) -> str:
         """Returns the kind of question that is named, or that the documents are for."""
