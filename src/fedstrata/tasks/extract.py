@@ -24,11 +24,11 @@ from fedstrata.core.task import CardWords, Task
 from fedstrata.data.split import every
 from fedstrata.metrics.relations import Triple, match_relations, triples_of
 from fedstrata.metrics.spans import OVERALL, match_spans, score_names, scores_of
-from fedstrata.tasks.instruction.examples import Example, InstructionTokenizer, answer_text
+from fedstrata.tasks.instruction.examples import Example, answer_text
 from fedstrata.tasks.instruction.extraction_types import types_in
-from fedstrata.tasks.instruction.instructions import AskingTask, TemplateFiles
+from fedstrata.tasks.instruction.instructions import AskingTask, InstructionTokenizer, TemplateFiles
 from fedstrata.tasks.instruction.markup import NO_FAULTS, Faults, read
-from fedstrata.tasks.instruction.question import Kind, Question
+from fedstrata.tasks.instruction.question import Kind
 from fedstrata.tasks.texts import require_single_texts
 
 if TYPE_CHECKING:
@@ -149,30 +149,15 @@ class Extraction(AskingTask):
 
     def training_examples(self, documents: Sequence[Document], tokenizer: Any) -> list[Example]:
         """Makes the instructions of documents; a sentence is also cut where a right answer is too long."""
-        return self._examples(documents, tokenizer, answered=True)
+        return self._examples(documents, tokenizer, learnt=True)
 
     def _examples(
-        self, documents: Sequence[Document], tokenizer: Any, *, answered: bool = False
+        self, documents: Sequence[Document], tokenizer: Any, *, learnt: bool = False
     ) -> list[Example]:
         """Makes the instructions of documents, and sees to the length of right answers if they are learnt."""
         require_single_texts(documents, self.name)
         types = [label for task in self.tasks for label in self._types[task]]
-        words = InstructionTokenizer(tokenizer, self, self.bare(), types)
-        asked: list[tuple[Question, Document]] = []
-        for index, document in enumerate(documents):
-
-            def fits(sentence: str, found: Sequence[Question], document: Document = document) -> bool:
-                right = [self.answer(each, document) for each in found] if answered else []
-                return words.fits(sentence, right)
-
-            own = self.questions(index, document, fits, whole=document.spans if answered else ())
-            asked += [(question, document) for question in own]
-        return words.examples(
-            [question for question, _ in asked],
-            [self.prompt(question, document.text) for question, document in asked],
-            [self.answer(question, document) for question, document in asked],
-            [document.text[question.start : question.end] for question, document in asked],
-        )
+        return InstructionTokenizer(tokenizer, self, types).examples(documents, learnt=learnt)
 
     def decode(
         self, documents: Sequence[Document], examples: Sequence[Example], predictions: Sequence[np.ndarray]
