@@ -109,6 +109,12 @@ def with_lora(model: Model, kind: str, full: Collection[str] = ()) -> Model:
     return adapted
 
 
+def prompt_batch(ids: Tensor, prompts: Tensor, budgets: Tensor, *, end: int, pad: int) -> dict[str, Tensor]:
+    """Returns a batch that `generate` continues: (rows, tokens), and three facts of each row, (rows,)."""
+    facts = {"end_id": torch.full_like(prompts, end), "pad_id": torch.full_like(prompts, pad)}
+    return {"input_ids": ids, "prompt": prompts, "budget": budgets, **facts}
+
+
 def texts_of(model: Model, prompts: list[str], tokens: int) -> list[str]:
     """Returns what an undivided model says to prompts, which are one batch."""
     words, end = PromptTokenizer(model.tokenizer, chats=False), end_id(model.tokenizer, "lm")
@@ -118,7 +124,7 @@ def texts_of(model: Model, prompts: list[str], tokens: int) -> list[str]:
     for index, row in enumerate(rows):
         ids[index, : len(row)] = torch.tensor(row)
     budgets = torch.full((len(rows),), tokens)
-    found = generate(model.module, ids, prompts=lengths, budgets=budgets, end=end, pad=words.pad_id)
+    found = generate(model.module, prompt_batch(ids, lengths, budgets, end=end, pad=words.pad_id))
     finished = [row[:-1] if row[-1] == end else row for row in found]
     return [model.tokenizer.decode(row, clean_up_tokenization_spaces=False) for row in finished]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from divided import Divided, Tiny, deeper, divided, joined, with_lora
+from divided import Divided, Tiny, deeper, divided, joined, prompt_batch, with_lora
 from torch import Tensor
 
 from fedstrata.core.cut import Cut
@@ -64,7 +64,7 @@ def continued(module: Any, budgets: int = 8, end: int = 3, **drawing: Any) -> li
     for row, length in enumerate(PROMPTS):
         rows[row, :length] = torch.from_numpy(Seed(row).numpy().integers(4, 40, size=length))
     limits = torch.tensor([budgets, budgets - 2, budgets])
-    found = generate(module, rows, prompts=torch.tensor(PROMPTS), budgets=limits, end=end, pad=0, **drawing)
+    found = generate(module, prompt_batch(rows, torch.tensor(PROMPTS), limits, end=end, pad=0), **drawing)
     return [row.tolist() for row in found]
 
 

@@ -9,7 +9,6 @@ import difflib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from operator import attrgetter
 from typing import Literal
 
 from fedstrata.core.documents import MODIFIERS_OF, Document, Relation
@@ -167,7 +166,7 @@ def _select(document: Document, renamed: Mapping[str, str]) -> Document:
         for index, span in enumerate(document.spans)
         if span.label in renamed
     ]
-    spans = sorted({span for _, span in kept}, key=attrgetter("start", "end", "label", "fragments"))
+    spans = sorted({span for _, span in kept})
     position = {span: index for index, span in enumerate(spans)}
     moved = {index: position[span] for index, span in kept}
     relations = (

@@ -180,11 +180,7 @@ class Generating:
             with autocast(training, self._model.device):
                 rows = generate(
                     module,
-                    batch["input_ids"],
-                    prompts=batch["prompt"],
-                    budgets=batch["budget"],
-                    end=int(batch["end_id"][0]),
-                    pad=int(batch["pad_id"][0]),
+                    batch,
                     temperature=self._drawing.temperature,
                     seed=self._seed.child(*purpose, number) if self._drawing.temperature else None,
                 )

@@ -22,6 +22,7 @@ from fedstrata.engine.prepare import prepare
 from fedstrata.engine.rounds import Run
 from fedstrata.record.log import Listener
 from fedstrata.record.trackers import Trackers
+from fedstrata.tasks.instruction.prompts import read_template
 
 MAY_CHANGE = frozenset(
     {
@@ -210,7 +211,7 @@ def _is_text_of(path: str, task: Task, text: Any, given: Any) -> bool:
     """Whether a setting is the path of a template whose text a run has."""
     if not path.startswith("task.template") or not isinstance(text, str) or not isinstance(given, str):
         return False
-    return task.template_text(given, path) == text
+    return bool(task.template_field) and read_template(given, task.template_field, path) == text
 
 
 def differences(one: RunSettings, other: RunSettings) -> dict[str, tuple[Any, Any]]:

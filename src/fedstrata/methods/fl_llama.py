@@ -29,7 +29,7 @@ from fedstrata.aggregate.mean import StreamingMean, replace
 from fedstrata.core.cut import Cut
 from fedstrata.core.errors import Problem
 from fedstrata.core.seeding import Seed
-from fedstrata.core.settings.base import Settings
+from fedstrata.core.settings.base import Settings, idle_settings
 from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Update
 from fedstrata.methods.divided import Divided
 from fedstrata.split.client_step import Exchange, rounding_in
@@ -98,11 +98,10 @@ class FLLLaMA(Divided):
 
     @model_validator(mode="after")
     def _modes(self) -> Self:
-        modes = {"average_every": "hierarchical", "turns": "sequential", "mean": "client_batch"}
-        for name, mode in modes.items():
+        modes = {"average_every": ["hierarchical"], "turns": ["sequential"], "mean": ["client_batch"]}
+        for name, (mode,) in idle_settings(self, self.mode, modes).items():
             value = getattr(self, name)
-            if self.mode != mode and value != type(self).model_fields[name].default:
-                raise ValueError(f"{name}={value} has no meaning with mode {self.mode}, only with {mode}")
+            raise ValueError(f"{name}={value} has no meaning with mode {self.mode}, only with {mode}")
         if isinstance(self.average_ends, int) and self.mode == "sequential":
             raise ValueError(
                 f"average_ends={self.average_ends} needs clients that step side by side: mode "
