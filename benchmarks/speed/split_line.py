@@ -119,7 +119,8 @@ def random_decoder(blocks: int, hidden: int, positions: int) -> Model:
 
 def agreement_for(hidden: int, *, rows: int, length: int, form: Form = "float32") -> Unchecked:
     """Returns what both sides take as agreed."""
-    return Unchecked({}, form, hidden, rows, length, {})
+    agreed = {"form": form, "hidden": hidden, "rows": rows, "length": length, "ends": {}}
+    return Unchecked({}, run="", cut=Cut(1, 1), blocks=0, **agreed)
 
 
 @contextmanager
