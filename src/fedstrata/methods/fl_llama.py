@@ -194,11 +194,11 @@ class FLLLaMA(Divided):
         every = self.average_ends if isinstance(self.average_ends, int) else None
         exchange = Exchange(Ends(model, cut), cut, client.line, self.wire, noise, self.in_flight, every)
         own = cut.segments(model.layout)
-        result = fit(client, names, rng, gradients=exchange.gradients, segments=[own.front, own.back])
+        loss = fit(client, names, rng, gradients=exchange.gradients, segments=[own.front, own.back])
         if self.personal:
             client.store.write(Message(model.tensors(names)))
         sent = {} if self.personal else model.tensors(names)
-        values: dict[str, JSON] = {"loss": result.loss}
+        values: dict[str, JSON] = {"loss": loss}
         if exchange.rounding:
             values["rounding"] = exchange.rounding
         return update_of(client, sent, values)

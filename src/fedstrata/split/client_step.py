@@ -10,7 +10,7 @@ the next. Weights change only when a step is complete, so the gradients are the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
@@ -27,12 +27,11 @@ from fedstrata.train.local import autocast, to_device
 if TYPE_CHECKING:
     from torch.nn import Parameter
 
-    from fedstrata.core.client import Client, Feed, Line
+    from fedstrata.core.client import Client, Line
     from fedstrata.core.cut import Cut
     from fedstrata.core.types import JSON, Update
     from fedstrata.split.ends import Ends, Front
     from fedstrata.split.noise import Noise
-    from fedstrata.train.work import Tally
 
 
 ROUNDED = ("states_up", "states_down", "gradient_up", "gradient_down")
@@ -87,9 +86,6 @@ class Exchange:
         client: Client,
         batches: Sequence[Mapping[str, Tensor]],
         parameters: Sequence[Parameter],
-        feed: Feed | None = None,
-        leave_out: Callable[[], Collection[int] | None] | None = None,
-        tally: Tally | None = None,
     ) -> tuple[float, float]:
         """Leaves the gradient of all batches' mean loss behind, as `fedstrata.train.local.accumulate` does.
 
@@ -99,9 +95,6 @@ class Exchange:
             client: The client.
             batches: The batches of one step.
             parameters: What trains at the client.
-            feed: Nothing stands in for blocks here.
-            leave_out: No block is left out here.
-            tally: Nothing is counted here.
 
         Returns:
             The loss and its number of terms.
