@@ -20,6 +20,7 @@ from fedstrata.models.state import Model
 from fedstrata.split.divide import divide
 from fedstrata.split.ends import Ends
 from fedstrata.split.middle import Middle
+from fedstrata.split.noise import Noise, NoiseSettings
 from fedstrata.tasks.causal import end_id
 from fedstrata.tasks.instruction.generate import generate
 from fedstrata.tasks.instruction.prompts import PromptTokenizer
@@ -77,23 +78,26 @@ class Divided:
         states = self.middle.forward(name, front.states, front.rows, needs_gradient=front.needs_gradient)
         (loss, terms), leaf = self.ends.back(front, states, call)
         loss.backward()  # type: ignore[no-untyped-call]
-        if name in self.middle.waiting:
-            gradient = self.middle.backward(name, leaf.grad)
-            if gradient is not None:
-                front.backward(gradient)
+        if (gradient := self.middle.backward(name, leaf.grad)) is not None:
+            front.backward(gradient)
         return loss.detach(), terms
 
 
-def divided(model: Model, cut: Cut, *, steps: int = 64) -> Divided:
+def noised(scale: float, seed: Seed, **settings: Any) -> Noise:
+    """Returns noise of this scale."""
+    return Noise(NoiseSettings(scale=scale, **settings), seed)
+
+
+def divided(model: Model, cut: Cut) -> Divided:
     """Divides a model; everything in it trains."""
-    return joined(*divide(model, cut), cut, steps=steps)
+    return joined(*divide(model, cut), cut)
 
 
-def joined(client: Model, server: Model, cut: Cut, *, steps: int = 64) -> Divided:
+def joined(client: Model, server: Model, cut: Cut) -> Divided:
     """Puts two sides together; everything in them that can train trains."""
     for each in (client, server):
         each.train_only(each.layout.all)
-    return Divided(Ends(client, cut), Middle(server, cut, steps=steps))
+    return Divided(Ends(client, cut), Middle(server, cut))
 
 
 def with_lora(model: Model, kind: str, full: Collection[str] = ()) -> Model:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from divided import Divided, Tiny, deeper, divided, joined, prompt_batch, with_lora
+from divided import Divided, Tiny, deeper, divided, joined, noised, prompt_batch, with_lora
 from torch import Tensor
 
 from fedstrata.core.cut import Cut
@@ -277,9 +277,9 @@ def test_noise_is_added_when_it_is_meant_for_inference(tiny_model: Tiny) -> None
         with both.ends.connected(Watched(both, forgets=forgets), noise=noise):
             return continued(both.ends.module)
 
-    assert answers(Noise(2.0, Seed(1))) == expected
-    assert answers(Noise(2.0, Seed(1), inference=True)) != expected
-    assert answers(Noise(0.0, Seed(1), inference=True)) == expected
+    assert answers(noised(2.0, Seed(1))) == expected
+    assert answers(noised(2.0, Seed(1), inference=True)) != expected
+    assert answers(noised(0.0, Seed(1), inference=True)) == expected
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "deberta-v2"])

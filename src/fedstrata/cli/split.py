@@ -61,7 +61,7 @@ def serve(
         require_free_folder(out)
     source = configuration_of(arguments, out, resume=resume)
     experiment = prepare_server(source, guests.names)
-    folder = serving_folder(source, out, resume=resume)
+    folder = serving_folder(source, out)
     serving = Serving(experiment, guests.names, folder, display, cache_bytes=int(cache_megabytes * 2**20))
     agreements = Agreements(experiment, guests.names, megabytes * 2**20, known=serving.weights)
     timing = lines.timing_of(deadline, reconnect, keepalive, delay)
@@ -215,7 +215,7 @@ def generate(
 
     from fedstrata.core.files import write_atomically  # noqa: PLC0415
     from fedstrata.data.writers import jsonl  # noqa: PLC0415
-    from fedstrata.engine.generating import Drawing, Generating, read_prompts  # noqa: PLC0415
+    from fedstrata.engine.generating import Generating, read_prompts  # noqa: PLC0415
     from fedstrata.engine.prepare import prepare_client, prepare_prompts  # noqa: PLC0415
 
     certificates = lines.certificates_of(certificate, key, authority, insecure=insecure)
@@ -224,7 +224,6 @@ def generate(
     source = configuration(*sort_arguments(arguments or []))
     asked = read_prompts(prompts) if prompts is not None else None
     prepare = prepare_client if asked is None else prepare_prompts
-    drawing = Drawing(max_new_tokens, temperature)
     out.parent.mkdir(parents=True, exist_ok=True)
     console = Console()
     try:
@@ -234,9 +233,10 @@ def generate(
                 prepare(source, client),
                 client,
                 home,
-                drawing,
                 asked,
-                lambda count: progress.advance(bar, count),
+                tokens=max_new_tokens,
+                temperature=temperature,
+                advance=lambda count: progress.advance(bar, count),
             )
             found: list[Document] = generating.run(lambda: session_of(generating))
     except KeyboardInterrupt:

@@ -26,7 +26,7 @@ from fedstrata.engine.facts import by_group, model_facts
 from fedstrata.engine.failures import RoundAbandonedError, drop_outs
 from fedstrata.engine.scoring import Scorer, ServerDocuments
 from fedstrata.engine.simulate import SimulatedCohort
-from fedstrata.engine.sites import PooledSite, Site, corrupt_clients, sample
+from fedstrata.engine.sites import Site, corrupt_clients, sample
 from fedstrata.metrics.cost import peak_memory
 from fedstrata.record.log import Listener, RecordLog, committed_rounds, read_events
 from fedstrata.record.summary import summarise, trained_scores, write_summary
@@ -353,4 +353,4 @@ def _fingerprint(sites: Sequence[Site], server: Sequence[Document]) -> str:
 def _pool(sites: list[Site]) -> Site:
     """Returns one client that holds all training documents; scores stay those of the sites."""
     documents = tuple(document for site in sites for document in site.documents.train)
-    return PooledSite("pooled", Split(train=documents), sites[0].task, sites[0].tokenizer, parts=sites)
+    return Site("pooled", Split(train=documents), sites[0].task, sites[0].tokenizer, parts=sites)

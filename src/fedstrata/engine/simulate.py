@@ -308,7 +308,7 @@ class SimulatedCohort:
             store,
             report,
             self.cache_of(site.id) if cut is None else None,  # the blocks that run are not all of them
-            site.corruption.of_updates if site.corruption else None,
+            site.distortion,
             lambda: self._validate(site, work),
             device,
             work,

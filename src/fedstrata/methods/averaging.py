@@ -70,12 +70,12 @@ class LocalTraining(Method):
         names = self.trainable(model.layout) if trainable is None else trainable
         own = self.private(model.layout) if private is None else private
         model.load(plan.tensors)
-        result = fit(client, names, rng, private=own, proximal=proximal)
+        loss = fit(client, names, rng, private=own, proximal=proximal)
         if own:
             client.store.write(Message(model.tensors(own)))
         kept = set(own)
         sent = model.tensors([name for name in names if name not in kept])
-        return update_of(client, sent, {"loss": result.loss})
+        return update_of(client, sent, {"loss": loss})
 
     def expects(self, handler: str, trained: Collection[str]) -> Collection[str]:
         """All that trains, unless some of it may be private."""

@@ -172,14 +172,14 @@ class DropPEFT(SomeBlocksShared):
         def unsent() -> list[str]:
             return names_outside(layout.blocks, divided()[0])
 
-        result = fit(client, layout.all, rng, private=unsent, dropout=dropout)
+        loss = fit(client, layout.all, rng, private=unsent, dropout=dropout)
         shared, own = divided()
         if self.personal:
             stored = model.tensors([name for block in own for name in layout.blocks[block]])
             client.store.write(Message(stored, {"importance": list[JSON](dropout.importance(known))}))
         sent = model.tensors([name for name in layout.all if name not in set(unsent())])
         values: dict[str, JSON] = {
-            "loss": result.loss,
+            "loss": loss,
             "shared": list[JSON](shared),
             "personal": list[JSON](own),
         }

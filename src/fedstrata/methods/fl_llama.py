@@ -36,7 +36,7 @@ from fedstrata.split.client_step import Exchange, rounding_in
 from fedstrata.split.ends import Ends
 from fedstrata.split.messages import Form
 from fedstrata.split.middle import Middle
-from fedstrata.split.modes import ClientBatch, Hierarchical, Sequential, TrainingService
+from fedstrata.split.modes import ClientBatch, Hierarchical, Mode, Sequential
 from fedstrata.split.noise import NoiseSettings
 from fedstrata.split.protocol import Course
 from fedstrata.split.replica import Replica
@@ -191,18 +191,18 @@ class FLLLaMA(Divided):
         if client.line is None:
             raise TypeError("a divided model is trained in a conversation")
         every = self.average_ends if isinstance(self.average_ends, int) else None
-        exchange = Exchange(Ends(model, cut), cut, client.line, self.wire, noise, self.in_flight, every)
+        exchange = Exchange(Ends(model, cut), client.line, self.wire, noise, self.in_flight, every)
         own = cut.segments(model.layout)
-        result = fit(client, names, rng, gradients=exchange.gradients, segments=[own.front, own.back])
+        loss = fit(client, names, rng, gradients=exchange.gradients, segments=[own.front, own.back])
         if self.personal:
             client.store.write(Message(model.tensors(names)))
         sent = {} if self.personal else model.tensors(names)
-        values: dict[str, JSON] = {"loss": result.loss}
+        values: dict[str, JSON] = {"loss": loss}
         if exchange.rounding:
             values["rounding"] = exchange.rounding
         return update_of(client, sent, values)
 
-    def _service(self, state: State, cohort: Cohort, cut: Cut, rng: Seed) -> TrainingService:
+    def _service(self, state: State, cohort: Cohort, cut: Cut, rng: Seed) -> Mode:
         """Returns the server's half of a round, with B as the state has it."""
         training = cohort.training
         weights = {client.id: float(client.examples) for client in cohort.clients}
@@ -215,8 +215,7 @@ class FLLLaMA(Divided):
         def replica(total: int, cut: Cut, *names: str) -> Replica:
             model: Any = cohort.middle(cut)
             model.load({name: state.tensors[name] for name in model.layout.all})
-            middle = Middle(model, cut, steps=self.in_flight)
-            return Replica(middle, training, total, rng.child("server", *names))
+            return Replica(Middle(model, cut), training, total, rng.child("server", *names))
 
         if self.mode == "sequential":
             return Sequential(replica(sum(steps.values()), cut), clients, by_step=self.turns == "step")
