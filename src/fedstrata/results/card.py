@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from jinja2 import StrictUndefined, Template
 from rich.filesize import decimal
 
 from fedstrata.core.settings.model import TrainedTokenizer
@@ -64,9 +65,9 @@ def card_of(facts: Facts) -> ModelCard:
     result, metrics = facts.result, facts.result.summary["metrics"]
     tested = [result.client] if result.client is not None else list(metrics["clients"])
     held_out = metrics.get("external") or {}
-    card: ModelCard = ModelCard.from_template(
-        _metadata(facts),
-        template_str=(files("fedstrata.results") / "model_card.md").read_text(encoding="utf-8"),
+    text = (files("fedstrata.results") / "model_card.md").read_text(encoding="utf-8")
+    card = Template(text, undefined=StrictUndefined).render(
+        card_data=_metadata(facts).to_yaml(),
         name=facts.name,
         facts=facts,
         result=result,
@@ -81,7 +82,7 @@ def card_of(facts: Facts) -> ModelCard:
         is_path=is_path,
         decimal=decimal,
     )
-    return card
+    return ModelCard(card)
 
 
 def _metadata(facts: Facts) -> ModelCardData:
