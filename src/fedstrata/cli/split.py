@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedstrata.cli import lines
-from fedstrata.cli.options import Arguments, Debug, configuration, sort_arguments
+from fedstrata.cli.options import Arguments, Debug, Resume, configuration, sort_arguments
 from fedstrata.cli.run import INTERRUPTED
 from fedstrata.core.errors import ConfigurationError, Problem
 
@@ -29,9 +29,7 @@ def serve(
     authority: lines.Authority = None,
     insecure: lines.Insecure = False,
     out: Annotated[Path | None, typer.Option(help="The run directory; runs/NAME when not given.")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on after the last committed round of --out.")
-    ] = False,
+    resume: Resume = False,
     patience: Annotated[float, typer.Option(help="Seconds to wait for clients that have not joined.")] = 3600,
     cache_megabytes: lines.CacheMegabytes = lines.CACHE_MEGABYTES,
     megabytes: lines.Megabytes = 1024,
