@@ -20,6 +20,7 @@ from fedstrata.models.state import Model
 from fedstrata.split.divide import divide
 from fedstrata.split.ends import Ends
 from fedstrata.split.middle import Middle
+from fedstrata.split.noise import Noise, NoiseSettings
 from fedstrata.tasks.causal import end_id
 from fedstrata.tasks.instruction.generate import generate
 from fedstrata.tasks.instruction.prompts import PromptTokenizer
@@ -77,23 +78,26 @@ class Divided:
         states = self.middle.forward(name, front.states, front.rows, needs_gradient=front.needs_gradient)
         (loss, terms), leaf = self.ends.back(front, states, call)
         loss.backward()  # type: ignore[no-untyped-call]
-        if name in self.middle.waiting:
-            gradient = self.middle.backward(name, leaf.grad)
-            if gradient is not None:
-                front.backward(gradient)
+        if (gradient := self.middle.backward(name, leaf.grad)) is not None:
+            front.backward(gradient)
         return loss.detach(), terms
 
 
-def divided(model: Model, cut: Cut, *, steps: int = 64) -> Divided:
+def noised(scale: float, seed: Seed, **settings: Any) -> Noise:
+    """Returns noise of this scale."""
+    return Noise(NoiseSettings(scale=scale, **settings), seed)
+
+
+def divided(model: Model, cut: Cut) -> Divided:
     """Divides a model; everything in it trains."""
-    return joined(*divide(model, cut), cut, steps=steps)
+    return joined(*divide(model, cut), cut)
 
 
-def joined(client: Model, server: Model, cut: Cut, *, steps: int = 64) -> Divided:
+def joined(client: Model, server: Model, cut: Cut) -> Divided:
     """Puts two sides together; everything in them that can train trains."""
     for each in (client, server):
         each.train_only(each.layout.all)
-    return Divided(Ends(client, cut), Middle(server, cut, steps=steps))
+    return Divided(Ends(client, cut), Middle(server, cut))
 
 
 def with_lora(model: Model, kind: str, full: Collection[str] = ()) -> Model:
@@ -109,6 +113,12 @@ def with_lora(model: Model, kind: str, full: Collection[str] = ()) -> Model:
     return adapted
 
 
+def prompt_batch(ids: Tensor, prompts: Tensor, budgets: Tensor, *, end: int, pad: int) -> dict[str, Tensor]:
+    """Returns a batch that `generate` continues: (rows, tokens), and three facts of each row, (rows,)."""
+    facts = {"end_id": torch.full_like(prompts, end), "pad_id": torch.full_like(prompts, pad)}
+    return {"input_ids": ids, "prompt": prompts, "budget": budgets, **facts}
+
+
 def texts_of(model: Model, prompts: list[str], tokens: int) -> list[str]:
     """Returns what an undivided model says to prompts, which are one batch."""
     words, end = PromptTokenizer(model.tokenizer, chats=False), end_id(model.tokenizer, "lm")
@@ -118,7 +128,7 @@ def texts_of(model: Model, prompts: list[str], tokens: int) -> list[str]:
     for index, row in enumerate(rows):
         ids[index, : len(row)] = torch.tensor(row)
     budgets = torch.full((len(rows),), tokens)
-    found = generate(model.module, ids, prompts=lengths, budgets=budgets, end=end, pad=words.pad_id)
+    found = generate(model.module, prompt_batch(ids, lengths, budgets, end=end, pad=words.pad_id))
     finished = [row[:-1] if row[-1] == end else row for row in found]
     return [model.tokenizer.decode(row, clean_up_tokenization_spaces=False) for row in finished]
 

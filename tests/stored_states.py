@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedstrata.client.turn import ClientAtWork
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.training import TrainingSettings
-from fedstrata.models.prefix_cache import CachePolicy, PrefixCache
+from fedstrata.models.prefix_cache import PrefixCache
 from fedstrata.models.state import Model
 from fedstrata.train.local import fit
 
@@ -67,8 +67,8 @@ def cache_in(
     room: tuple[int, str] = ROOM,
     **changes: Any,
 ) -> PrefixCache:
-    policy = {"always": True, "epochs": 1, "dtype": dtype, "budget": lambda: room, **changes}
-    return PrefixCache(folder, CachePolicy(**policy), lambda facts: told.append(dict(facts)))
+    training = TrainingSettings(**{"cache": "on", "epochs": 1, "cache_dtype": dtype, **changes})
+    return PrefixCache(folder, training, lambda: room, lambda facts: told.append(dict(facts)))
 
 
 def client_of(
@@ -97,8 +97,8 @@ def trained(
     """Trains from the base values; returns loss and weights."""
     model.train_only(())
     model.restore()
-    result = fit(client_of(model, examples, cache, **training), names, Seed(1))
-    return result.loss, model.snapshot(names)
+    loss = fit(client_of(model, examples, cache, **training), names, Seed(1))
+    return loss, model.snapshot(names)
 
 
 def assert_close(one: tuple[float, dict[str, Tensor]], other: tuple[float, dict[str, Tensor]]) -> None:

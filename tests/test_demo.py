@@ -15,7 +15,7 @@ from support import Finished, finished, in_terminal
 from fedstrata.core.settings.source import read_source
 from fedstrata.data.divide import divide
 from fedstrata.engine.check import check_settings
-from fedstrata.metrics.spans import span_scores
+from fedstrata.metrics.spans import match_spans, scores_of
 
 DEMO = Path(str(files("fedstrata.cli") / "demo.yaml"))
 
@@ -40,7 +40,9 @@ def test_a_look_up_table_is_at_least_15_f1_points_below_the_centralised_model(tm
     )
     tagger = LookupTagger.fit(train)
     found = [tagger.predict(document) for document in test]
-    lookup = span_scores([document.spans for document in test], found, checked.settings.data.types)["f1"]
+    lookup = scores_of(
+        match_spans([document.spans for document in test], found), checked.settings.data.types
+    )["f1"]
     model = run_demo(tmp_path, "centralized").summary["metrics"]["global"]["f1"]
     assert model >= lookup + 0.15
 

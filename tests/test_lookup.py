@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from lookup import LookupTagger
 
 from fedstrata.core.documents import Document, Span
-from fedstrata.metrics.spans import span_scores
+from fedstrata.metrics.spans import match_spans, scores_of
 
 
 def note(text: str, *mentions: tuple[str, str]) -> Document:
@@ -77,4 +77,4 @@ def test_a_corpus_without_ambiguity_is_tagged_without_error(words: list[str]) ->
     document = Document("note", text, tuple(spans))
     answer = LookupTagger.fit([document]).predict(document)
     assert answer == document.spans
-    assert span_scores([spans], [answer], ())["f1"] == (1.0 if spans else 0.0)
+    assert scores_of(match_spans([spans], [answer]), ())["f1"] == (1.0 if spans else 0.0)

@@ -61,11 +61,11 @@ class Bench:
         self.model.train_only(())
         self.model.restore()
         started = time.perf_counter(), time.process_time()
-        result = fit(client, names, Seed(repeat))
+        loss = fit(client, names, Seed(repeat))
         self.seconds[what].append(time.perf_counter() - started[0])
         self.processor_seconds[what].append(time.process_time() - started[1])
         if what in self.losses:
-            self.losses[what].append(result.loss)
+            self.losses[what].append(loss)
 
     def difference(self, trained: dict[str, torch.Tensor]) -> float:
         """Largest difference of a parameter from these."""

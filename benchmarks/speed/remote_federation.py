@@ -188,7 +188,7 @@ def _agree(experiment: Experiment, setting: Setting) -> Callable[[str, Greeting]
     length = experiment.task.max_length
 
     def agree(client: str, greeting: Greeting) -> Agreement:
-        return agreement_of(experiment, cut, shapes, int(str(greeting["rows"])), length, TRAINING)
+        return agreement_of(experiment, client, int(str(greeting["rows"])), length, TRAINING, shapes)
 
     return agree
 

@@ -114,7 +114,7 @@ class Steps:
         ):
             Thread(target=answer, args=(hub, self._service), daemon=True).start()
             line = MeasuredLine(GrpcLine(membership, 1), masks=self._masks)
-            exchange = Exchange(Ends(self._client, self._cut), self._cut, line, self._form)
+            exchange = Exchange(Ends(self._client, self._cut), line, self._form)
             client = self._simulated(line)
             self._client.train_only(self._client.layout.all)
             parameters = self._client.parameters(self._client.layout.all)

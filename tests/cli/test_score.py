@@ -23,8 +23,8 @@ from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
 from fedstrata.engine.check import check_settings
 from fedstrata.engine.run_folder import open_run
-from fedstrata.metrics.relations import relation_scores, triples_of
-from fedstrata.metrics.spans import span_scores
+from fedstrata.metrics.relations import match_relations, triples_of
+from fedstrata.metrics.spans import match_spans, scores_of
 
 QUOTED = "Zebrafinch"
 TEXT = f"{QUOTED} has severe chest pain and takes aspirin, 81 mg."
@@ -76,9 +76,11 @@ def test_mentions_relations_types_and_errors(tmp_path: Path, form: str) -> None:
     (system,) = scored(gold, found, folder=tmp_path)["systems"]
     types = ["drug", "problem", "severity", "strength", "treatment"]
     spans = [[document.spans for document in own] for own in ([GOLD, OTHER], [FOUND, OTHER])]
-    assert system["mentions"]["scores"] == span_scores(*spans, types)
+    assert system["mentions"]["scores"] == scores_of(match_spans(*spans), types)
     triples = [[triples_of(document) for document in own] for own in ([GOLD, OTHER], [FOUND, OTHER])]
-    assert system["relations"]["scores"] == relation_scores(*triples, ["dosage", "severity", "strength"])
+    assert system["relations"]["scores"] == scores_of(
+        match_relations(*triples), ["dosage", "severity", "strength"]
+    )
     assert system["mentions"]["counts"]["lenient_f1"] == {"gold": 5, "predicted": 5, "correct": 4}
     assert system["error_counts"]["boundary"] == {"errors": 1, "gold": 1, "predicted": 1}
     assert system["errors"][1] == {

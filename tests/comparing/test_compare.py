@@ -74,7 +74,7 @@ def finish(
     for number in range(1, rounds + 1):
         score = validation if number == rounds else 1.0  # only the round whose model is kept may count
         scores = {"global": {"f1": score}, "mean_client": {"f1": score}}
-        log.append("round", {"round": number, **scores, "exchanges": {}})
+        log.append("round", {"round": number, "loss": 1.0, "seconds": 0.1, **scores, "exchanges": {}})
     log.close()
     facts = {
         "rounds": rounds,
@@ -110,7 +110,7 @@ def test_a_setting_is_tuned_on_validation_whatever_the_test_split_says(tmp_path:
     assert a.tuning is not None
     assert b.tuning is not None
     assert (a.tuning.chosen, b.tuning.chosen) == (1e-3, 1e-4)  # the first of equals
-    assert [trial.score for trial in a.tuning.trials] == [0.3, 0.6, 0.2]
+    assert [trial.validation for trial in a.tuning.tried] == [0.3, 0.6, 0.2]
     assert [cell.folder for cell in a.cells] == [f"a/learning_rate=0.001/seed-{seed}" for seed in (0, 1)]
     assert all(cell.summary and cell.summary["metrics"]["global"]["f1"] == 0.4 for cell in a.cells)
     kept = [facts["cell"] for event, facts in watch.told if event == "cell_finished"]

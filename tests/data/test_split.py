@@ -127,7 +127,6 @@ def test_no_part_is_cut_off_that_the_shares_do_not_ask_for() -> None:
         (named(train=3, dev=2), ["2 documents", "'dev-0'", "'dev'", "train, validation, test"]),
         (named(train=3) + corpus([2]), ["2 documents", "'0/0'", "no split"]),
         (named(test=3), ["'train'", "'test-0' is named 'test'"]),
-        (corpus([2]) + corpus([2]), ["2 documents have the id '0/0'", "(and 1 more are repeated)"]),
     ],
 )
 def test_what_cannot_be_split_is_refused(documents: list[Document], words: list[str]) -> None:

@@ -20,7 +20,8 @@ from fedstrata.data.readers import read
 from fedstrata.engine.check import check_settings
 from fedstrata.engine.prepare import prepare
 from fedstrata.engine.run_folder import open_run
-from fedstrata.metrics.relations import relation_scores, triples_of
+from fedstrata.metrics.relations import match_relations, triples_of
+from fedstrata.metrics.spans import scores_of
 from fedstrata.results.export import export
 from fedstrata.results.result import open_result
 
@@ -96,7 +97,7 @@ def test_modifiers_of_given_mentions_are_those_of_the_run(learnt: Finished, tmp_
     assert done.exit_code == 0, done.output
     gold, found = (read(tmp_path / side, "jsonl") for side in ("test", "found"))
     assert [each.spans for each in found] == [each.spans for each in gold]
-    scores = relation_scores(*(list(map(triples_of, side)) for side in (gold, found)), [], "re_")
+    scores = scores_of(match_relations(*(list(map(triples_of, side)) for side in (gold, found))), [], "re_")
     expected = learnt.summary["metrics"]["global"]
     assert scores.items() <= expected.items()
     assert scores["re_lenient_f1"] > 0.0

@@ -18,9 +18,8 @@ from sklearn.metrics import (
 from fedstrata.metrics.labels import (
     SCORED_SINGLY,
     choice_scores,
-    multi_label_scores,
+    label_scores,
     precision_at,
-    single_label_scores,
 )
 
 Case = tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]
@@ -41,7 +40,7 @@ def cases(draw: st.DrawFn) -> Case:
 @given(case=cases())
 def test_micro_and_macro_scores_are_those_of_scikit_learn(case: Case) -> None:
     gold, given_labels, _, labels = case
-    scores = multi_label_scores(*case)
+    scores = label_scores(*case, one_each=False)
     # With one label scikit-learn takes a column for a two-class problem; a second, empty one makes it ours.
     wide = [np.pad(matrix, ((0, 0), (0, 1))).astype(int) for matrix in (gold, given_labels)]
     micro = precision_recall_fscore_support(*wide, average="micro", zero_division=0)[:3]
@@ -74,7 +73,7 @@ def naive_auc(gold: np.ndarray, probabilities: np.ndarray) -> float | None:
 @given(case=cases())
 def test_auc_is_the_share_of_pairs_in_order_and_left_out_where_there_are_none(case: Case) -> None:
     gold, _, probabilities, labels = case
-    scores = multi_label_scores(*case)
+    scores = label_scores(*case, one_each=False)
     each = [naive_auc(gold[:, label], probabilities[:, label]) for label in range(len(labels))]
     defined = [area for area in each if area is not None]
     assert scores["auc_labels_left_out"] == len(labels) - len(defined)
@@ -100,12 +99,14 @@ def test_precision_at_a_cut_is_that_of_a_loop(case: Case, cut: int) -> None:
 
 @settings(max_examples=80)
 @given(seed=st.integers(0, 10_000), documents=st.integers(1, 12), labels=st.integers(2, 6))
-def test_single_label_scores_are_those_of_scikit_learn(seed: int, documents: int, labels: int) -> None:
+def test_scores_of_one_label_each_are_those_of_scikit_learn(seed: int, documents: int, labels: int) -> None:
     rng = np.random.default_rng(seed)
     gold, given_labels = rng.integers(0, labels, (2, documents))
     probabilities = rng.dirichlet(np.ones(labels), documents)
     one_hot = np.eye(labels, dtype=bool)
-    scores = single_label_scores(one_hot[gold], one_hot[given_labels], probabilities, list("abcdef"[:labels]))
+    scores = label_scores(
+        one_hot[gold], one_hot[given_labels], probabilities, list("abcdef"[:labels]), one_each=True
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         macro = precision_recall_fscore_support(gold, given_labels, average="macro", zero_division=0)[:3]
@@ -120,15 +121,17 @@ def test_single_label_scores_are_those_of_scikit_learn(seed: int, documents: int
 def test_cuts_are_scored_only_where_they_say_something() -> None:
     for labels, cuts in ((5, set()), (6, {"precision_at_5"}), (9, {"precision_at_5", "precision_at_8"})):
         gold = np.zeros((2, labels), dtype=bool)
-        scores = multi_label_scores(gold, gold, np.zeros((2, labels)), [str(n) for n in range(labels)])
+        scores = label_scores(
+            gold, gold, np.zeros((2, labels)), [str(n) for n in range(labels)], one_each=False
+        )
         assert {name for name in scores if name.startswith("precision_at")} == cuts
 
 
 def test_thousands_of_labels_are_not_scored_singly() -> None:
     gold = np.ones((1, SCORED_SINGLY + 1), dtype=bool)
     names = [str(number) for number in range(SCORED_SINGLY + 1)]
-    assert not any("/" in name for name in multi_label_scores(gold, gold, gold * 1.0, names))
-    few = multi_label_scores(gold[:, 1:], gold[:, 1:], gold[:, 1:] * 1.0, names[1:])
+    assert not any("/" in name for name in label_scores(gold, gold, gold * 1.0, names, one_each=False))
+    few = label_scores(gold[:, 1:], gold[:, 1:], gold[:, 1:] * 1.0, names[1:], one_each=False)
     assert sum("/" in name for name in few) == SCORED_SINGLY
 
 

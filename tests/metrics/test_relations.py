@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fedstrata.core.documents import Document, Relation, Span
-from fedstrata.metrics.relations import Triple, relation_scores, triples_of
-from fedstrata.metrics.spans import score_names
+from fedstrata.metrics.relations import Triple, match_relations, triples_of
+from fedstrata.metrics.spans import score_names, scores_of
 
 PAIN = Span(10, 14, "problem")
 SEVERE, CHEST = Span(0, 6, "severity"), Span(20, 25, "body location")
@@ -25,7 +25,7 @@ def test_strict_lenient_and_untyped() -> None:
         Triple(Span(10, 17, "problem"), CHEST, "body location"),
         Triple(PAIN, CHEST, "temporal"),
     ]
-    scores = relation_scores([GOLD], [predicted], ("body location", "severity"), "re_")
+    scores = scores_of(match_relations([GOLD], [predicted]), ("body location", "severity"), "re_")
     assert scores == {
         "re_f1": pytest.approx(2 / 5),
         "re_precision": pytest.approx(1 / 3),
@@ -49,8 +49,8 @@ def test_strict_lenient_and_untyped() -> None:
 
 def test_the_direction_counts() -> None:
     turned = [Triple(triple.modifier, triple.main, triple.label) for triple in GOLD]
-    assert relation_scores([GOLD], [turned], ())["untyped_lenient_f1"] == 0.0
+    assert scores_of(match_relations([GOLD], [turned]), ())["untyped_lenient_f1"] == 0.0
 
 
 def test_equal_triples_count_once() -> None:
-    assert relation_scores([GOLD * 2], [GOLD], ())["f1"] == 1.0
+    assert scores_of(match_relations([GOLD * 2], [GOLD]), ())["f1"] == 1.0

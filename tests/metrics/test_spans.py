@@ -13,7 +13,7 @@ from seqeval.scheme import IOB2
 from fedstrata.core.documents import Span
 from fedstrata.metrics.counts import Counts
 from fedstrata.metrics.matching import SCHEMES
-from fedstrata.metrics.spans import OVERALL, match_spans, score_names, span_scores
+from fedstrata.metrics.spans import OVERALL, match_spans, score_names, scores_of
 
 TYPES = ("drug", "problem", "test")
 
@@ -61,7 +61,7 @@ def strict_counts(gold: list[list[Span]], predicted: list[list[Span]]) -> dict[s
 @given(CORPUS)
 def test_scores_equal_seqeval_s_strict_mode(corpus: list[tuple[list[str], list[str]]]) -> None:
     gold, predicted = ([valid(pair[side]) for pair in corpus] for side in (0, 1))
-    scores = span_scores(list(map(spans, gold)), list(map(spans, predicted)), TYPES)
+    scores = scores_of(match_spans(list(map(spans, gold)), list(map(spans, predicted))), TYPES)
     for name, function in {"f1": f1_score, "precision": precision_score, "recall": recall_score}.items():
         arguments = {"mode": "strict", "scheme": IOB2, "zero_division": 0}
         assert scores[name] == pytest.approx(function(gold, predicted, average="micro", **arguments))
@@ -74,7 +74,7 @@ def test_scores_equal_seqeval_s_strict_mode(corpus: list[tuple[list[str], list[s
 @given(CORPUS)
 def test_scores_equal_nervaluate_s_strict_scheme(corpus: list[tuple[list[str], list[str]]]) -> None:
     gold, predicted = ([spans(valid(pair[side])) for pair in corpus] for side in (0, 1))
-    scores = span_scores(gold, predicted, TYPES)
+    scores = scores_of(match_spans(gold, predicted), TYPES)
     result = nervaluate(gold, predicted)
     assert scores["f1"] == pytest.approx(result["overall"]["strict"].f1)
     assert scores["precision"] == pytest.approx(result["overall"]["strict"].precision)
@@ -86,7 +86,7 @@ def test_scores_equal_nervaluate_s_strict_scheme(corpus: list[tuple[list[str], l
 def test_micro_scores_count_mentions_and_not_documents() -> None:
     gold = [[Span(0, 3, "drug"), Span(5, 9, "test")], [Span(0, 3, "drug")]]
     predicted = [[Span(0, 3, "drug"), Span(5, 8, "test"), Span(10, 12, "test")], []]
-    scores = span_scores(gold, predicted, ("drug", "test"))
+    scores = scores_of(match_spans(gold, predicted), ("drug", "test"))
     assert scores == {
         "f1": pytest.approx(2 / 6),
         "precision": pytest.approx(1 / 3),
@@ -106,26 +106,26 @@ def test_micro_scores_count_mentions_and_not_documents() -> None:
         "lenient_f1/test": pytest.approx(2 / 3),
     }
     assert list(scores) == list(score_names(("drug", "test")))
-    prefixed = span_scores(gold, predicted, ("drug", "test"), "ner_")
+    prefixed = scores_of(match_spans(gold, predicted), ("drug", "test"), "ner_")
     assert list(prefixed) == list(score_names(("drug", "test"), "ner_"))
     assert list(prefixed)[:2] == ["ner_f1", "ner_precision"]
     assert list(prefixed.values()) == list(scores.values())
 
 
 def test_a_span_of_another_document_is_not_found() -> None:
-    assert span_scores([[Span(0, 3, "drug")], []], [[], [Span(0, 3, "drug")]], ())["f1"] == 0.0
+    assert scores_of(match_spans([[Span(0, 3, "drug")], []], [[], [Span(0, 3, "drug")]]), ())["f1"] == 0.0
 
 
 def test_the_type_counts() -> None:
-    assert span_scores([[Span(0, 3, "drug")]], [[Span(0, 3, "test")]], ())["f1"] == 0.0
+    assert scores_of(match_spans([[Span(0, 3, "drug")]], [[Span(0, 3, "test")]]), ())["f1"] == 0.0
 
 
 def test_equal_spans_count_once() -> None:
     once, twice = [Span(0, 3, "drug")], [Span(0, 3, "drug")] * 2
     assert (
-        span_scores([twice], [once], ())
-        == span_scores([once], [twice], ())
-        == span_scores([once], [once], ())
+        scores_of(match_spans([twice], [once]), ())
+        == scores_of(match_spans([once], [twice]), ())
+        == scores_of(match_spans([once], [once]), ())
     )
 
 
@@ -138,34 +138,36 @@ def test_order_within_a_document_does_not_matter_even_where_predictions_overlap(
 
 def test_nested_spans_count_each_for_itself() -> None:
     nested = [Span(0, 9, "problem"), Span(0, 5, "problem"), Span(0, 5, "drug")]
-    assert span_scores([nested], [nested], ())["f1"] == 1.0
-    assert span_scores([nested], [nested[:1]], ())["recall"] == pytest.approx(1 / 3)
+    assert scores_of(match_spans([nested], [nested]), ())["f1"] == 1.0
+    assert scores_of(match_spans([nested], [nested[:1]]), ())["recall"] == pytest.approx(1 / 3)
 
 
 def test_a_discontinuous_span_is_not_found_by_the_stretch_around_it() -> None:
     pieces = Span(0, 9, "problem", ((0, 3), (6, 9)))
-    assert span_scores([[pieces]], [[pieces]], ())["f1"] == 1.0
-    assert span_scores([[pieces]], [[Span(0, 9, "problem")]], ())["f1"] == 0.0
+    assert scores_of(match_spans([[pieces]], [[pieces]]), ())["f1"] == 1.0
+    assert scores_of(match_spans([[pieces]], [[Span(0, 9, "problem")]]), ())["f1"] == 0.0
 
 
 def test_nothing_to_find_scores_0_and_a_type_that_does_not_occur_has_no_score() -> None:
     empty = dict.fromkeys(OVERALL, 0.0)
-    assert span_scores([[], []], [[], []], ("drug",)) == empty
-    assert span_scores([], [], ("drug",)) == empty
-    invented = span_scores([[]], [[Span(0, 3, "drug")]], ("drug", "test"))
+    assert scores_of(match_spans([[], []], [[], []]), ("drug",)) == empty
+    assert scores_of(match_spans([], []), ("drug",)) == empty
+    invented = scores_of(match_spans([[]], [[Span(0, 3, "drug")]]), ("drug", "test"))
     of_drugs = ["f1/drug", "precision/drug", "recall/drug", "lenient_f1/drug"]
     assert invented == empty | dict.fromkeys(of_drugs, 0.0)
 
 
 def test_spans_of_other_types_count_in_the_micro_scores_alone() -> None:
-    scores = span_scores([[Span(0, 3, "drug")]], [[Span(0, 3, "drug"), Span(4, 5, "test")]], ("drug",))
+    scores = scores_of(
+        match_spans([[Span(0, 3, "drug")]], [[Span(0, 3, "drug"), Span(4, 5, "test")]]), ("drug",)
+    )
     assert (scores["precision"], scores["precision/drug"]) == (0.5, 1.0)
     assert "f1/test" not in scores
 
 
 def test_documents_must_be_paired() -> None:
     with pytest.raises(ValueError, match="zip"):
-        span_scores([[]], [], ())
+        scores_of(match_spans([[]], []), ())
 
 
 SCHEMES_OF_NERVALUATE = {"lenient": "ent_type", "untyped": "exact", "untyped_lenient": "partial"}
@@ -208,7 +210,7 @@ def test_a_wrong_type_that_comes_first_does_not_use_up_a_span() -> None:
     """nervaluate's ent_type gives 0 here: the first prediction uses up the annotated span."""
     gold, predicted = [[Span(0, 9, "drug")]], [[Span(0, 3, "test"), Span(4, 9, "drug")]]
     assert found_by(nervaluate(gold, predicted), "lenient") == 0
-    assert span_scores(gold, predicted, TYPES)["lenient_recall"] == 1.0
+    assert scores_of(match_spans(gold, predicted), TYPES)["lenient_recall"] == 1.0
 
 
 def test_lenient_scores_look_for_the_most_matches() -> None:
@@ -216,27 +218,27 @@ def test_lenient_scores_look_for_the_most_matches() -> None:
     gold = [[Span(0, 2, "drug"), Span(2, 6, "drug")]]
     predicted = [[Span(1, 5, "drug"), Span(5, 6, "drug")]]
     assert found_by(nervaluate(gold, predicted), "lenient") == 1
-    assert span_scores(gold, predicted, TYPES)["lenient_f1"] == 1.0
+    assert scores_of(match_spans(gold, predicted), TYPES)["lenient_f1"] == 1.0
 
 
 def test_one_prediction_counts_for_one_span() -> None:
     gold, wide = [[Span(0, 3, "drug"), Span(4, 9, "drug")]], [[Span(0, 9, "drug")]]
-    scores = span_scores(gold, wide, TYPES)
+    scores = scores_of(match_spans(gold, wide), TYPES)
     assert (scores["lenient_precision"], scores["lenient_recall"], scores["f1"]) == (1.0, 0.5, 0.0)
 
 
 def test_spans_that_touch_do_not_overlap() -> None:
-    assert span_scores([[Span(0, 3, "drug")]], [[Span(3, 5, "drug")]], TYPES)["lenient_f1"] == 0.0
+    assert scores_of(match_spans([[Span(0, 3, "drug")]], [[Span(3, 5, "drug")]]), TYPES)["lenient_f1"] == 0.0
 
 
 def test_what_lies_in_the_gap_of_a_discontinuous_span_does_not_overlap_it() -> None:
     gold = [[Span(0, 9, "problem", ((0, 3), (6, 9)))]]
-    assert span_scores(gold, [[Span(3, 6, "problem")]], TYPES)["untyped_lenient_f1"] == 0.0
-    assert span_scores(gold, [[Span(3, 7, "problem")]], TYPES)["lenient_f1"] == 1.0
+    assert scores_of(match_spans(gold, [[Span(3, 6, "problem")]]), TYPES)["untyped_lenient_f1"] == 0.0
+    assert scores_of(match_spans(gold, [[Span(3, 7, "problem")]]), TYPES)["lenient_f1"] == 1.0
 
 
 def test_without_types_two_mentions_at_one_place_are_still_two() -> None:
     gold, predicted = [[Span(0, 3, "drug"), Span(0, 3, "test")]], [[Span(0, 3, "problem")]]
-    scores = span_scores(gold, predicted, TYPES)
+    scores = scores_of(match_spans(gold, predicted), TYPES)
     assert (scores["f1"], scores["lenient_f1"]) == (0.0, 0.0)
     assert scores["untyped_f1"] == scores["untyped_lenient_f1"] == pytest.approx(2 / 3)

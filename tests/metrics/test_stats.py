@@ -13,7 +13,7 @@ from fedstrata.core.documents import Span
 from fedstrata.core.seeding import Seed
 from fedstrata.metrics import stats
 from fedstrata.metrics.matching import LENIENT, STRICT
-from fedstrata.metrics.spans import match_spans, span_scores
+from fedstrata.metrics.spans import match_spans, scores_of
 from fedstrata.metrics.stats import Interval, bootstrap, interval, micro_f1, paired_permutation, rank_sum
 
 SEED = Seed(0).child("test")
@@ -45,7 +45,9 @@ def test_nothing_is_scored_again_and_yet_each_resample_has_the_score_of_its_docu
     draws = SEED.numpy().integers(12, size=(resamples, instances or 12))
     name = "lenient_f1" if scheme == LENIENT else "f1"
     expected = [
-        span_scores([gold[index] for index in draw], [predicted[index] for index in draw], ())[name]
+        scores_of(match_spans([gold[index] for index in draw], [predicted[index] for index in draw]), ())[
+            name
+        ]
         for draw in draws
     ]
     assert scores == pytest.approx(expected)

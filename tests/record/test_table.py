@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedstrata.record.history import round_rows
 from fedstrata.record.score_columns import column_names
 from fedstrata.record.table import (
     CellResult,
@@ -26,7 +27,6 @@ from fedstrata.record.table import (
     tabulate,
 )
 from fedstrata.record.table_text import csv_text, grid, markdown, notes, write_table
-from fedstrata.record.target import learning_curve
 
 MACHINE = {"cores": 2, "processor": "a processor", "system": "an operating system", "jobs": 1}
 
@@ -242,7 +242,7 @@ def test_of_falling_scores_the_lowest_is_best_and_no_points(tmp_path: Path) -> N
 
 
 def test_the_three_files_hold_the_same_numbers(tmp_path: Path) -> None:
-    tuning = Tuning("training.learning_rate", "f1", 0, (Trial(0.1, 0.51), Trial(0.2, None, "nan")), 0.1)
+    tuning = Tuning("training.learning_rate", 0.1, "f1", 0, [Trial(0.1, 0.51), Trial(0.2, None, "nan")])
     awkward = RowResult('a|b, "c"', row("", [0.123456789, 0.2]).cells, tuning)
     table = table_of(awkward, row("plain", [0.3, 0.4]))
     write_table(table, tmp_path)
@@ -277,13 +277,15 @@ def emulated(seed: int, curve: Sequence[float], seconds: float | None) -> CellRe
     rounds = [
         {
             "round": number,
+            "loss": 1.0,
+            "seconds": 0.1,
             "global": {"f1": score},
             "simulated_seconds": seconds,
             "exchanges": {"a": {"bytes_up": 2_000_000, "bytes_down": 1_000_000}},
         }
         for number, score in enumerate(curve, start=1)
     ]
-    return replace(plain, summary=summary, curve=learning_curve(rounds, "f1"))
+    return replace(plain, summary=summary, curve=round_rows(rounds, "f1"))
 
 
 def test_time_to_accuracy_is_that_to_the_best_score_that_all_runs_reach() -> None:

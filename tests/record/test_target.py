@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstrata.record.target import Point, Target, common_targets, learning_curve
+from fedstrata.record.history import round_rows
+from fedstrata.record.target import Curve, Target, common_target
 
 
 def rounds(scores: Sequence[float | None], seconds: float | None = 10.0, of: str = "global") -> list[Any]:
@@ -21,43 +22,52 @@ def rounds(scores: Sequence[float | None], seconds: float | None = 10.0, of: str
             "a": {"bytes_up": 10**6, "bytes_down": 2 * 10**6},
             "b": {"bytes_up": 0, "bytes_down": 10**6},
         }
-        events.append({"round": number, "simulated_seconds": seconds, "exchanges": exchanges, **groups})
+        events.append(event(number, seconds, exchanges=exchanges, **groups))
     return events
 
 
-def curve(
-    scores: Sequence[float | None], seconds: float | None = 10.0, of: str = "global"
-) -> tuple[Point, ...]:
-    return learning_curve(rounds(scores, seconds, of), "f1")
+def event(number: int, seconds: float | None, **facts: Any) -> dict[str, Any]:
+    return {"round": number, "loss": 1.0, "seconds": 0.1, "simulated_seconds": seconds, **facts}
 
 
-def common_target(curves: Sequence[tuple[Point, ...]], *, falling: bool) -> Target | None:
-    """The target of one seed."""
-    return common_targets({3: curves}, falling=falling).get(3)
+def curve(scores: Sequence[float | None], seconds: float | None = 10.0, of: str = "global") -> Curve:
+    return round_rows(rounds(scores, seconds, of), "f1")
+
+
+def both_scores() -> Curve:
+    """One round, in which the clients' mean is below the score of all documents."""
+    groups = {"global": {"f1": 0.9}, "mean_client": {"f1": 0.4}}
+    return round_rows([event(1, 1.0, exchanges={}, **groups)], "f1")
+
+
+def target_of(score: float, of: str = "global", *, falling: bool = False) -> Target:
+    """The target of one seed, 3."""
+    return Target(of, falling, {"3": score})
+
+
+def target_to(curves: Sequence[Curve], *, falling: bool) -> Target | None:
+    """What these runs of one seed, 3, all reach."""
+    return common_target({3: curves}, falling=falling)
 
 
 def test_every_seed_has_a_target_of_its_own() -> None:
     """The second is hard for one row; that makes nothing easier on the first."""
     curves = {0: [curve([0.4, 0.8]), curve([0.5, 0.9])], 1: [curve([0.1, 0.2]), curve([0.6, 0.7])], 2: []}
-    assert common_targets(curves, falling=False) == {
-        0: Target(0.8, "global", falling=False),
-        1: Target(0.2, "global", falling=False),
-    }
+    assert common_target(curves, falling=False) == Target("global", False, {"0": 0.8, "1": 0.2})
 
 
 def test_all_seeds_are_judged_by_the_same_documents() -> None:
     curves = {0: [curve([0.4, 0.8])], 1: [curve([0.3], of="mean_client")]}
-    assert common_targets(curves, falling=False) == {}
-    both = {"global": {"f1": 0.9}, "mean_client": {"f1": 0.4}, "simulated_seconds": 1.0, "exchanges": {}}
-    curves[0] = [learning_curve([{"round": 1, **both}], "f1")]
-    assert {target.of for target in common_targets(curves, falling=False).values()} == {"mean_client"}
+    assert common_target(curves, falling=False) is None
+    curves[0] = [both_scores()]
+    assert common_target(curves, falling=False) == Target("mean_client", False, {"0": 0.4, "1": 0.3})
 
 
 def test_the_target_is_the_best_score_that_every_run_reaches() -> None:
     curves = [curve([0.1, 0.5, 0.7, 0.6]), curve([0.2, 0.6], seconds=40.0), curve([0.3, 0.8])]
-    target = common_target(curves, falling=False)
-    assert target == Target(0.6, "global", falling=False)
-    assert [target.reached(own) for own in curves] == [
+    target = target_to(curves, falling=False)
+    assert target == target_of(0.6)
+    assert [target.reached(3, own) for own in curves] == [
         {"seconds_to_target": 30.0, "rounds_to_target": 3, "megabytes_to_target": 12.0},
         {"seconds_to_target": 80.0, "rounds_to_target": 2, "megabytes_to_target": 8.0},
         {"seconds_to_target": 20.0, "rounds_to_target": 2, "megabytes_to_target": 8.0},
@@ -66,63 +76,51 @@ def test_the_target_is_the_best_score_that_every_run_reaches() -> None:
 
 def test_of_a_score_of_which_less_is_better_the_lowest_that_all_reach() -> None:
     curves = [curve([90.0, 40.0, 50.0]), curve([70.0, 60.0, 55.0])]
-    target = common_target(curves, falling=True)
-    assert target == Target(55.0, "global", falling=True)
-    assert [target.reached(own)["rounds_to_target"] for own in curves] == [2, 3]
+    target = target_to(curves, falling=True)
+    assert target == target_of(55.0, falling=True)
+    assert [target.reached(3, own)["rounds_to_target"] for own in curves] == [2, 3]
 
 
 def test_who_never_reaches_it_has_none() -> None:
-    target = Target(0.9, "global", falling=False)
+    target = target_of(0.9)
     never = {"seconds_to_target": None, "rounds_to_target": None, "megabytes_to_target": None}
-    assert target.reached(curve([0.1, 0.8])) == target.reached(()) == never
+    assert target.reached(3, curve([0.1, 0.8])) == target.reached(3, ()) == never
 
 
 def test_rounds_that_were_not_scored_take_their_time() -> None:
-    target = Target(0.5, "global", falling=False)
-    reached = target.reached(curve([None, None, 0.6]))
+    target = target_of(0.5)
+    reached = target.reached(3, curve([None, None, 0.6]))
     assert reached == {"seconds_to_target": 30.0, "rounds_to_target": 3, "megabytes_to_target": 12.0}
 
 
 def test_without_emulated_devices_there_are_rounds_and_no_seconds() -> None:
     own = curve([0.2, 0.4], seconds=None)
-    target = common_target([own], falling=False)
+    target = target_to([own], falling=False)
     assert target is not None
-    reached = target.reached(own)
+    reached = target.reached(3, own)
     assert reached == {"seconds_to_target": None, "rounds_to_target": 2, "megabytes_to_target": 8.0}
 
 
 def test_like_is_compared_with_like_where_a_run_has_no_score_of_all_documents() -> None:
     """Methods with a model for every client have the mean of their clients; so have all others."""
-    both = learning_curve(
-        [
-            {
-                "round": 1,
-                "global": {"f1": 0.9},
-                "mean_client": {"f1": 0.4},
-                "simulated_seconds": 1.0,
-                "exchanges": {},
-            }
-        ],
-        "f1",
-    )
-    target = common_target([both, curve([0.6], of="mean_client")], falling=False)
-    assert target == Target(0.4, "mean_client", falling=False)
+    target = target_to([both_scores(), curve([0.6], of="mean_client")], falling=False)
+    assert target == target_of(0.4, "mean_client")
 
 
 @pytest.mark.parametrize("curves", [[], [()], [curve([0.1]), curve([None, None])]])
-def test_without_scores_there_is_no_target(curves: list[tuple[Point, ...]]) -> None:
-    assert common_target(curves, falling=False) is None
+def test_without_scores_there_is_no_target(curves: list[Curve]) -> None:
+    assert target_to(curves, falling=False) is None
 
 
 @given(st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=6), min_size=1, max_size=4), st.booleans())
 def test_every_run_reaches_the_target_and_none_better_is_reached_by_all(
     scores: list[list[float]], falling: bool
 ) -> None:
-    target = common_target([curve(own) for own in scores], falling=falling)
+    target = target_to([curve(own) for own in scores], falling=falling)
     assert target is not None
-    assert all(target.reached(curve(own))["rounds_to_target"] is not None for own in scores)
+    assert all(target.reached(3, curve(own))["rounds_to_target"] is not None for own in scores)
     sign = -1.0 if falling else 1.0
-    better = [score for own in scores for score in own if sign * score > sign * target.score]
+    better = [score for own in scores for score in own if sign * score > sign * target.by_seed["3"]]
     for score in better:
-        harder = Target(score, "global", falling)
-        assert any(harder.reached(curve(own))["rounds_to_target"] is None for own in scores)
+        harder = target_of(score, falling=falling)
+        assert any(harder.reached(3, curve(own))["rounds_to_target"] is None for own in scores)

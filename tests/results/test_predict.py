@@ -24,7 +24,7 @@ from fedstrata.core.settings.source import read_source
 from fedstrata.data.readers import read
 from fedstrata.data.writers import write
 from fedstrata.engine.run_folder import open_run
-from fedstrata.metrics.spans import span_scores
+from fedstrata.metrics.spans import match_spans, scores_of
 from fedstrata.results import predict as module
 from fedstrata.results.predict import Outcome, check_output, open_inputs, predict_files
 from fedstrata.results.result import Result, open_result
@@ -222,8 +222,8 @@ def test_scores_are_taken_under_the_names_the_model_has(result: Result, tmp_path
     )
     outcome = predict(renamed, tmp_path / "in", tmp_path / "out", form="brat")
     known = [Span(16, 33, "problem"), Span(44, 51, "drug")]
-    assert outcome.scores == span_scores(
-        [known], [found(result, text)], ["drug", "problem", "test", "treatment"]
+    assert outcome.scores == scores_of(
+        match_spans([known], [found(result, text)]), ["drug", "problem", "test", "treatment"]
     )
     assert outcome.unknown == {"Dosage"}
     (document,) = read(tmp_path / "out", "brat")

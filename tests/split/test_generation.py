@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from divided import Divided, Tiny, deeper, divided, joined, with_lora
+from divided import Divided, Tiny, deeper, divided, joined, noised, prompt_batch, with_lora
 from torch import Tensor
 
 from fedstrata.core.cut import Cut
@@ -64,7 +64,7 @@ def continued(module: Any, budgets: int = 8, end: int = 3, **drawing: Any) -> li
     for row, length in enumerate(PROMPTS):
         rows[row, :length] = torch.from_numpy(Seed(row).numpy().integers(4, 40, size=length))
     limits = torch.tensor([budgets, budgets - 2, budgets])
-    found = generate(module, rows, prompts=torch.tensor(PROMPTS), budgets=limits, end=end, pad=0, **drawing)
+    found = generate(module, prompt_batch(rows, torch.tensor(PROMPTS), limits, end=end, pad=0), **drawing)
     return [row.tolist() for row in found]
 
 
@@ -277,9 +277,9 @@ def test_noise_is_added_when_it_is_meant_for_inference(tiny_model: Tiny) -> None
         with both.ends.connected(Watched(both, forgets=forgets), noise=noise):
             return continued(both.ends.module)
 
-    assert answers(Noise(2.0, Seed(1))) == expected
-    assert answers(Noise(2.0, Seed(1), inference=True)) != expected
-    assert answers(Noise(0.0, Seed(1), inference=True)) == expected
+    assert answers(noised(2.0, Seed(1))) == expected
+    assert answers(noised(2.0, Seed(1), inference=True)) != expected
+    assert answers(noised(0.0, Seed(1), inference=True)) == expected
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "deberta-v2"])

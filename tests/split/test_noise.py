@@ -6,13 +6,13 @@ import math
 
 import pytest
 import torch
-from divided import TASK, Tiny, batch_of, deeper, divided
+from divided import TASK, Tiny, batch_of, deeper, divided, noised
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstrata.core.cut import Cut
 from fedstrata.core.seeding import Seed
-from fedstrata.split.noise import Kind, Noise
+from fedstrata.split.noise import Kind
 from fedstrata.split.rows import Rows
 
 ROWS = Rows(64, (0,) * 32)
@@ -22,7 +22,7 @@ STATES = 3.0 * torch.randn(32, 64, 32, generator=Seed(1).torch())
 @given(scale=st.floats(1e-3, 10), kind=st.sampled_from(["mean_abs", "std"]), relative=st.booleans())
 def test_the_scale_is_what_its_kind_says(scale: float, kind: Kind, relative: bool) -> None:
     """Of 65536 numbers the mean absolute value and the deviation are off by about 0.4 %."""
-    noise = Noise(scale, Seed(2), kind, relative).add(STATES, ROWS, "step") - STATES
+    noise = noised(scale, Seed(2), kind=kind, relative=relative).add(STATES, ROWS, "step") - STATES
     measure = torch.Tensor.std if kind == "std" else lambda values: values.abs().mean()
     unit = float(measure(STATES)) if relative else 1.0
     assert float(measure(noise)) == pytest.approx(scale * unit, rel=0.02)
@@ -33,16 +33,16 @@ def test_the_scale_is_what_its_kind_says(scale: float, kind: Kind, relative: boo
 def test_padding_has_no_part_in_the_units() -> None:
     padded = torch.cat([STATES, torch.zeros_like(STATES)], dim=1)
     rows = Rows(128, (64,) * 32)
-    noise = Noise(0.1, Seed(2), "mean_abs", relative=True).add(padded, rows, "step") - padded
+    noise = noised(0.1, Seed(2), relative=True).add(padded, rows, "step") - padded
     assert float(noise.abs().mean()) == pytest.approx(0.1 * float(STATES.abs().mean()), rel=0.02)
 
 
 def test_equal_names_give_equal_noise() -> None:
-    noise = Noise(0.5, Seed(3))
+    noise = noised(0.5, Seed(3))
     one, again, other = (noise.add(STATES, ROWS, "train", step) for step in (1, 1, 2))
     assert torch.equal(one, again) and not torch.equal(one, other)
-    assert not torch.equal(Noise(0.5, Seed(4)).add(STATES, ROWS, "train", 1), one)
-    assert Noise(0.0, Seed(3)).add(STATES, ROWS, "train", 1) is STATES
+    assert not torch.equal(noised(0.5, Seed(4)).add(STATES, ROWS, "train", 1), one)
+    assert noised(0.0, Seed(3)).add(STATES, ROWS, "train", 1) is STATES
     assert noise.add(STATES.bfloat16(), ROWS, 1).dtype == torch.bfloat16
 
 
@@ -53,7 +53,7 @@ def test_a_step_with_noise_is_one_from_the_noised_states(tiny_model: Tiny) -> No
     losses = []
     for scale in (0.0, 0.3):
         front = ends.front(lambda: TASK.loss(ends.module, batch))
-        sent = Noise(scale, Seed(1)).add(front.states, front.rows, 0)
+        sent = noised(scale, Seed(1)).add(front.states, front.rows, 0)
         states = middle.forward("step", sent, front.rows)
         (loss, _), leaf = ends.back(front, states, lambda: TASK.loss(ends.module, batch))
         loss.backward()

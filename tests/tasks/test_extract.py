@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from divided import prompt_batch
 from instructed import LACKING, MODIFIERS, NOTE
 from peft import LoraConfig, get_peft_model
 from torch.nn import functional as F
@@ -22,9 +23,9 @@ from fedstrata.data.split import Split
 from fedstrata.data.synthetic import generate as generate_corpus
 from fedstrata.metrics.relations import triples_of
 from fedstrata.tasks.extract import FAULTS, Extracted, Extraction
-from fedstrata.tasks.instruction.examples import Example, budget_of
+from fedstrata.tasks.instruction.examples import Example
 from fedstrata.tasks.instruction.generate import generate
-from fedstrata.tasks.instruction.instructions import TemplateFiles
+from fedstrata.tasks.instruction.instructions import TemplateFiles, budget_of
 from fedstrata.tasks.instruction.markup import mark
 from fedstrata.tasks.windows import IGNORED
 
@@ -159,9 +160,8 @@ def test_a_batch_generates_what_each_row_would_alone(family: str) -> None:
     padded = torch.full((4, 20), 77)
     for number, row in enumerate(rows):
         padded[number, : len(row)] = torch.from_numpy(row)
-    found = generate(
-        model, padded, prompts=torch.tensor([9, 3, 6, 14]), budgets=torch.tensor(budgets), end=end, pad=1
-    )
+    lengths = torch.tensor([9, 3, 6, 14])
+    found = generate(model, prompt_batch(padded, lengths, torch.tensor(budgets), end=end, pad=1))
     for own, expected in zip(found, naive, strict=True):
         stop = np.flatnonzero(expected == end)
         assert own.tolist() == expected[: stop[0] + 1 if len(stop) else None].tolist()
@@ -172,9 +172,8 @@ def test_a_row_goes_on_no_further_than_its_budget() -> None:
     model, rng = tiny("gpt2", positions=40), np.random.default_rng(0)
     rows = torch.from_numpy(rng.integers(3, 400, size=(3, 30)))
     prompts, budgets = (30, 8, 8), (8, 30, 4)
-    found = generate(
-        model, rows, prompts=torch.tensor(prompts), budgets=torch.tensor(budgets), end=400, pad=1
-    )
+    batch = prompt_batch(rows, torch.tensor(prompts), torch.tensor(budgets), end=400, pad=1)
+    found = generate(model, batch)
     for own, row, prompt, budget in zip(found, rows.numpy(), prompts, budgets, strict=True):
         assert own.tolist() == alone(model, row[:prompt], budget).tolist()
 
@@ -184,13 +183,13 @@ def test_habits_of_an_instruct_model_do_not_decide(adapted: bool) -> None:
     """Such as those of Qwen2.5-Instruct; they are still the model's afterwards."""
     model = tiny("llama")
     rows = torch.from_numpy(np.random.default_rng(0).integers(3, 400, size=(2, 9)))
-    limits = {"prompts": torch.tensor([9, 9]), "budgets": torch.tensor([30, 30]), "end": 2, "pad": 1}
-    plain = [row.tolist() for row in generate(model, rows, **limits)]
+    batch = prompt_batch(rows, torch.tensor([9, 9]), torch.tensor([30, 30]), end=2, pad=1)
+    plain = [row.tolist() for row in generate(model, batch)]
     habits = {"repetition_penalty": 5.0, "no_repeat_ngram_size": 2, "num_beams": 3, "do_sample": True}
     own = GenerationConfig(**habits, suppress_tokens=[plain[0][0]], min_new_tokens=3)
     model.generation_config = own
     asked: Any = get_peft_model(model, LoraConfig(r=2, task_type="CAUSAL_LM")) if adapted else model
-    assert [row.tolist() for row in generate(asked, rows, **limits)] == plain
+    assert [row.tolist() for row in generate(asked, batch)] == plain
     assert model.generation_config is own
 
 

@@ -56,7 +56,7 @@ def make_client(*overrides: str) -> tuple[Experiment, ClientAtWork, list[dict[st
 
 
 def test_one_sgd_step_is_that_of_plain_pytorch() -> None:
-    experiment, client, _ = make_client(
+    experiment, client, progress = make_client(
         "training.optimizer=sgd", "training.learning_rate=0.1", "training.batch_size=1000",
         "training.weight_decay=0.0", "training.clip_norm=null", "model.config.classifier_dropout=0.0",
     )  # fmt: skip
@@ -74,9 +74,9 @@ def test_one_sgd_step_is_that_of_plain_pytorch() -> None:
     loss.backward()
     expected = {name: before[name] - 0.1 * parameter.grad for name, parameter in module.named_parameters()}
     module.zero_grad()
-    result = fit(client, names, Seed(0))
-    assert result.steps == 1
-    assert result.loss == pytest.approx(loss.item(), rel=1e-5)
+    found = fit(client, names, Seed(0))
+    assert len(progress) == 1
+    assert found == pytest.approx(loss.item(), rel=1e-5)
     for name, tensor in experiment.model.tensors(names).items():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-6)
 
@@ -133,14 +133,14 @@ def test_many_steps_are_those_of_the_textbook(optimizer: str) -> None:
         "training.epochs=2", "training.schedule=linear", "training.warmup=0.3", "training.clip_norm=0.3",
         "training.weight_decay=0.2", "model.config.classifier_dropout=0.0", "data.synthetic.notes=24",
     ]  # fmt: skip
-    experiment, client, _ = make_client(*overrides)
+    experiment, client, progress = make_client(*overrides)
     names = experiment.model.layout.all
     assert -(-len(client.examples) // 4) % 2 == 1, "the last group of an epoch must be short"
-    result = fit(client, names, Seed(0))
+    fit(client, names, Seed(0))
     trained = experiment.model.snapshot(names)
     experiment.model.restore()
     expected = reference_steps(client, names, experiment.settings.training)
-    assert result.steps == 2 * -(-len(client.examples) // 8)
+    assert len(progress) == 2 * -(-len(client.examples) // 8)
     for name, tensor in trained.items():
         torch.testing.assert_close(tensor, expected[name], rtol=2e-3, atol=1e-4)
 
@@ -200,10 +200,10 @@ def test_the_proximal_term_adds_its_gradient() -> None:
 
 def test_progress_is_reported_for_every_step() -> None:
     _, client, progress = make_client("training.batch_size=2", "training.epochs=2")
-    result = fit(client, client.model.layout.head, Seed(0))
-    assert [item["step"] for item in progress] == list(range(1, result.steps + 1))
-    assert result.steps == 2 * -(-len(client.examples) // 2)
-    assert progress[-1]["loss"] == pytest.approx(result.loss)
+    found = fit(client, client.model.layout.head, Seed(0))
+    assert [item["step"] for item in progress] == list(range(1, len(progress) + 1))
+    assert len(progress) == 2 * -(-len(client.examples) // 2)
+    assert progress[-1]["loss"] == pytest.approx(found)
 
 
 def test_the_learning_rate_follows_its_schedule() -> None:
@@ -277,8 +277,8 @@ def test_training_does_not_disturb_the_global_random_state() -> None:
 
 def test_bfloat16_arithmetic_keeps_float32_weights() -> None:
     _, client, _ = make_client("training.precision=bfloat16")
-    result = fit(client, client.model.layout.all, Seed(0))
-    assert result.loss > 0
+    found = fit(client, client.model.layout.all, Seed(0))
+    assert found > 0
     assert {parameter.dtype for parameter in client.model.module.parameters()} == {torch.float32}
 
 

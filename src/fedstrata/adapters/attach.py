@@ -303,9 +303,7 @@ def _head_modules(layout: Layout, new: Collection[str]) -> list[str]:
     modules = []
     for name in layout.head:
         path = name.split(".")
-        inside = (
-            path[1] == "pooler" if len(path) > 2 else False
-        )  # of the base model: bert.pooler.dense.weight
+        inside = len(path) > 2 and path[1] == "pooler"  # of the base model: bert.pooler.dense.weight
         module = path[1] if inside else path[0]
         if (not inside or name in set(new)) and module not in modules:
             modules.append(module)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
+from importlib import resources
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -18,37 +21,13 @@ if TYPE_CHECKING:
 NONE = "dummy-target-modules"
 """What PEFT takes for no layer at all (its `DUMMY_TARGET_MODULES`, which takes seconds to import)."""
 
-_LLAMA_LIKE = ("self_attn.o_proj", "mlp.down_proj")
-_BERT_LIKE = ("attention.output.dense", "output.dense")
 
-SUBLAYER_ENDS: Mapping[str, tuple[str, ...]] = {
-    "llama": _LLAMA_LIKE,
-    "mistral": _LLAMA_LIKE,
-    "qwen2": _LLAMA_LIKE,
-    "qwen3": _LLAMA_LIKE,
-    "gemma": _LLAMA_LIKE,
-    "gemma2": _LLAMA_LIKE,
-    "gemma3_text": _LLAMA_LIKE,
-    "gemma3": _LLAMA_LIKE,
-    "phi": ("self_attn.dense", "mlp.fc2"),
-    "phi3": _LLAMA_LIKE,
-    "gpt2": ("attn.c_proj", "mlp.c_proj"),
-    "openai-gpt": ("attn.c_proj", "mlp.c_proj"),
-    "gpt_neox": ("attention.dense", "mlp.dense_4h_to_h"),
-    "bert": _BERT_LIKE,
-    "roberta": _BERT_LIKE,
-    "xlm-roberta": _BERT_LIKE,
-    "camembert": _BERT_LIKE,
-    "electra": _BERT_LIKE,
-    "deberta": _BERT_LIKE,
-    "deberta-v2": _BERT_LIKE,
-    "distilbert": ("attention.out_lin", "ffn.lin2"),
-    "modernbert": ("attn.Wo", "mlp.Wo"),
-    "bloom": ("self_attention.dense", "mlp.dense_4h_to_h"),
-    "opt": ("self_attn.out_proj", "fc2"),
-    "mpnet": ("attention.attn.o", "output.dense"),
-}
-"""The last linear layer of the attention and of the feed-forward part of a block, by `model_type`."""
+@cache
+def known_ends() -> Mapping[str, Sequence[str]]:
+    """Returns the last linear layers of a block's attention and feed-forward part, by `model_type`."""
+    table = resources.files("fedstrata.adapters") / "sublayer_ends.json"
+    ends: Mapping[str, Sequence[str]] = json.loads(table.read_text(encoding="utf-8"))
+    return ends
 
 
 def inside_blocks(layout: Layout, blocks: Sequence[int]) -> str:
@@ -91,11 +70,11 @@ def sublayer_ends(module: nn.Module, layout: Layout, targets: Sequence[str] | No
     if targets is not None:
         return _pattern(layout, _named(there, targets))
     family = transformers_model(module).config.model_type
-    usual = [name for name in SUBLAYER_ENDS.get(family, ()) if name in there]
+    usual = [name for name in known_ends().get(family, ()) if name in there]
     if not usual:
         message = (
             f"must name the layers that adapters follow, since {family!r} is none of the families known "
-            f"({', '.join(SUBLAYER_ENDS)}); its blocks have: {', '.join(there)}"
+            f"({', '.join(known_ends())}); its blocks have: {', '.join(there)}"
         )
         raise ConfigurationError([Problem("adapter.targets", message)])
     return _pattern(layout, usual)

@@ -8,7 +8,7 @@ hostile updates among those that arrive; what that takes is known before the run
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -42,6 +42,9 @@ class MeanRule(Settings):
 class RobustRule(Settings):
     """Base of the rules that need every single update."""
 
+    condition: ClassVar[str] = f"at least {OUTVOTE}, so that one can be outvoted"
+    """What `needed` stands for, in words."""
+
     rule: str
     memory_gigabytes: Positive = Field(
         default=1.0,
@@ -55,11 +58,6 @@ class RobustRule(Settings):
     def needed(self, clients: int) -> int:
         """Returns how many updates must arrive of a round of so many clients."""
         return OUTVOTE
-
-    @property
-    def condition(self) -> str:
-        """What `needed` stands for, in words."""
-        return f"at least {OUTVOTE}, so that one can be outvoted"
 
     def problems(self, facts: Facts) -> list[Problem]:
         """Returns the problem that the rule may get fewer updates than it can judge, if it may."""
@@ -100,6 +98,9 @@ class MedianRule(RobustRule):
 class CountingRule(RobustRule):
     """Base of the rules that are told how many clients may be hostile."""
 
+    beyond: ClassVar[int]
+    """How many updates must arrive besides two for each hostile one."""
+
     hostile: Hostile = Field(
         default=0.1, description="Share of a round's clients that may be hostile; f is rounded up."
     )
@@ -108,33 +109,24 @@ class CountingRule(RobustRule):
         """Returns f = ceil(hostile n)."""
         return share_of(self.hostile, clients)
 
+    def needed(self, clients: int) -> int:
+        """Returns 2f, and what there must be beyond it."""
+        return 2 * self.hostile_among(clients) + self.beyond
+
 
 class TrimmedMeanRule(CountingRule):
     """The mean of every coordinate without its f smallest and f largest values."""
 
     rule: Literal["trimmed_mean"] = "trimmed_mean"
-
-    def needed(self, clients: int) -> int:
-        """Returns the least n > 2f."""
-        return 2 * self.hostile_among(clients) + 1
-
-    @property
-    def condition(self) -> str:
-        """See `RobustRule.condition`."""
-        return "more than 2f"
+    beyond: ClassVar[int] = 1
+    condition: ClassVar[str] = "more than 2f"
 
 
 class KrumScoringRule(CountingRule):
     """Base of the rules that go by Krum's scores."""
 
-    def needed(self, clients: int) -> int:
-        """Returns the least n >= 2f + 3."""
-        return 2 * self.hostile_among(clients) + 3
-
-    @property
-    def condition(self) -> str:
-        """See `RobustRule.condition`."""
-        return "at least 2f + 3"
+    beyond: ClassVar[int] = 3
+    condition: ClassVar[str] = "at least 2f + 3"
 
 
 class KrumRule(KrumScoringRule):

@@ -7,17 +7,13 @@ from typing import Annotated
 
 import typer
 
-from fedstrata.cli.options import Debug
+from fedstrata.cli.options import Debug, FinishedRun, Owner
 
 
 def export(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="The directory of a finished run.", show_default=False)
-    ],
+    run: FinishedRun,
     out: Annotated[Path, typer.Option(help="The folder to write; must not exist yet or be empty.")],
-    client: Annotated[
-        str | None, typer.Option(help="Whose model, where every client has its own.", metavar="ID")
-    ] = None,
+    client: Owner = None,
     licence: Annotated[
         str | None,
         typer.Option(help="The model's licence, as the Hugging Face hub names it: apache-2.0, mit ..."),

@@ -42,6 +42,12 @@ Arguments = Annotated[
     ),
 ]
 
+FinishedRun = Annotated[
+    Path, typer.Argument(metavar="RUN", help="The directory of a finished run.", show_default=False)
+]
+Owner = Annotated[str | None, typer.Option(help="Whose model, where every client has its own.", metavar="ID")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on after the last committed round of --out.")]
+
 
 def sort_arguments(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
     """Tells the configuration file from the overrides.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -61,7 +62,7 @@ def plan(
         say(console, "preparing the data and the model, then rehearsing a few batches ...")
     made = make_plan(configuration(file, overrides), folder=out, seconds=seconds)
     if as_json:
-        typer.echo(json.dumps(made.as_json(), indent=2, allow_nan=False))
+        typer.echo(json.dumps(asdict(made), indent=2, allow_nan=False))
         return
     console.print(_groups(made))
     console.print(_clients(made))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fedstrata.cli.options import Debug
+from fedstrata.cli.options import Debug, FinishedRun, Owner
 from fedstrata.cli.run import INTERRUPTED
 from fedstrata.cli.tables import say
 
@@ -30,9 +30,7 @@ SHOWN = 20
 
 
 def predict(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="The directory of a finished run.", show_default=False)
-    ],
+    run: FinishedRun,
     input: Annotated[
         Path,
         typer.Argument(help="A file, or a folder with sub-folders.", metavar="INPUT", show_default=False),
@@ -62,9 +60,7 @@ def predict(
             "annotations in it are scored against."
         ),
     ] = "text",
-    client: Annotated[
-        str | None, typer.Option(help="Whose model, where every client has its own.", metavar="ID")
-    ] = None,
+    client: Owner = None,
     keep_mentions: Annotated[
         bool,
         typer.Option(

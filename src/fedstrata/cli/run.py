@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from fedstrata.cli.options import Arguments, Debug, configuration, sort_arguments
+from fedstrata.cli.options import Arguments, Debug, Resume, configuration, sort_arguments
 from fedstrata.core.errors import ConfigurationError, Problem
 
 INTERRUPTED = 130
@@ -22,9 +22,7 @@ def run(
     out: Annotated[
         Path | None, typer.Option(help="The run directory; runs/NAME, numbered if taken, when not given.")
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on after the last committed round of --out.")
-    ] = False,
+    resume: Resume = False,
     until_eof: Annotated[
         bool,
         typer.Option(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedstrata.cli import lines
-from fedstrata.cli.options import Arguments, Debug, configuration, sort_arguments
+from fedstrata.cli.options import Arguments, Debug, Resume, configuration, sort_arguments
 from fedstrata.cli.run import INTERRUPTED
 from fedstrata.core.errors import ConfigurationError, Problem
 
@@ -30,9 +30,7 @@ def serve(
     authority: lines.Authority = None,
     insecure: lines.Insecure = False,
     out: Annotated[Path | None, typer.Option(help="The run directory; runs/NAME when not given.")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on after the last committed round of --out.")
-    ] = False,
+    resume: Resume = False,
     patience: Annotated[float, typer.Option(help="Seconds to wait for clients that have not joined.")] = 3600,
     cache_megabytes: lines.CacheMegabytes = lines.CACHE_MEGABYTES,
     megabytes: lines.Megabytes = 1024,
@@ -63,7 +61,7 @@ def serve(
         require_free_folder(out)
     source = configuration_of(arguments, out, resume=resume)
     experiment = prepare_server(source, guests.names)
-    folder = serving_folder(source, out, resume=resume)
+    folder = serving_folder(source, out)
     cache_bytes = int(cache_megabytes * 2**20)
     run = Run(
         experiment,
@@ -226,7 +224,7 @@ def generate(
 
     from fedstrata.core.files import write_atomically  # noqa: PLC0415
     from fedstrata.data.writers import jsonl  # noqa: PLC0415
-    from fedstrata.engine.generating import Drawing, Generating, read_prompts  # noqa: PLC0415
+    from fedstrata.engine.generating import Generating, read_prompts  # noqa: PLC0415
     from fedstrata.engine.prepare import prepare_client, prepare_prompts  # noqa: PLC0415
 
     certificates = lines.certificates_of(certificate, key, authority, insecure=insecure)
@@ -235,7 +233,6 @@ def generate(
     source = configuration(*sort_arguments(arguments or []))
     asked = read_prompts(prompts) if prompts is not None else None
     prepare = prepare_client if asked is None else prepare_prompts
-    drawing = Drawing(max_new_tokens, temperature)
     out.parent.mkdir(parents=True, exist_ok=True)
     console = Console()
     try:
@@ -245,9 +242,10 @@ def generate(
                 prepare(source, client),
                 client,
                 home,
-                drawing,
                 asked,
-                lambda count: progress.advance(bar, count),
+                tokens=max_new_tokens,
+                temperature=temperature,
+                advance=lambda count: progress.advance(bar, count),
             )
             found: list[Document] = generating.run(lambda: session_of(generating))
     except KeyboardInterrupt:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.client.store import client_folder
-from fedstrata.models.prefix_cache import FILE, CachePolicy, PrefixCache
+from fedstrata.models.prefix_cache import FILE, PrefixCache
 
 if TYPE_CHECKING:
     from fedstrata.core.settings.run import RunSettings
@@ -41,14 +41,9 @@ class ClientCaches:
         training = self._settings.training
         if training.cache == "off":
             return None
-        policy = CachePolicy(
-            always=training.cache == "on",
-            epochs=training.epochs,
-            dtype=training.cache_dtype,
-            budget=self._budget,
-        )
+        folder = client_folder(self._run, client)
         return PrefixCache(
-            client_folder(self._run, client), policy, lambda facts: self._tell({"client": client, **facts})
+            folder, training, self._budget, lambda facts: self._tell({"client": client, **facts})
         )
 
     def remove(self) -> None:

@@ -28,17 +28,6 @@ class Corruption:
     settings: CorruptSettings
     rng: Seed
 
-    def of_examples(self, task: Task, examples: Sequence[Any], tokenizer: Any) -> list[Any]:
-        """Returns the client's training examples as it uses them."""
-        if self.settings.kind not in DATA_CORRUPTIONS:
-            return list(examples)
-        return task.corrupt(examples, self.settings.kind, tokenizer, self.rng)
-
-    @property
-    def of_updates(self) -> CorruptSettings | None:
-        """What the client does to its change; none if only its examples are corrupt."""
-        return None if self.settings.kind in DATA_CORRUPTIONS else self.settings
-
 
 @dataclass
 class Site:
@@ -50,6 +39,8 @@ class Site:
         task: What encodes them.
         tokenizer: The model's tokenizer.
         corruption: What is wrong with the client; none if it is honest.
+        parts: The clients whose training examples it holds instead of its own, each of them as corrupt as it
+            would be; scores stay those of the sites.
     """
 
     id: str
@@ -57,13 +48,22 @@ class Site:
     task: Task
     tokenizer: Any
     corruption: Corruption | None = None
+    parts: Sequence[Site] = ()
 
     def encode(self) -> list[Any]:
         """Returns the training examples, as the client uses them."""
-        examples = self.task.training_examples(self.documents.train, self.tokenizer)
-        return (
-            self.corruption.of_examples(self.task, examples, self.tokenizer) if self.corruption else examples
-        )
+        if self.parts:
+            return [example for part in self.parts for example in part.encode()]
+        examples, wrong = self.task.training_examples(self.documents.train, self.tokenizer), self.corruption
+        if wrong is None or wrong.settings.kind not in DATA_CORRUPTIONS:
+            return examples
+        return self.task.corrupt(examples, wrong.settings.kind, self.tokenizer, wrong.rng)
+
+    @property
+    def distortion(self) -> CorruptSettings | None:
+        """What the client does to its change; none if it is honest, or only its examples are corrupt."""
+        wrong = self.corruption
+        return None if wrong is None or wrong.settings.kind in DATA_CORRUPTIONS else wrong.settings
 
     def scored(self, part: str) -> list[Document]:
         """Returns its documents of a part of the split that answers can be scored against."""
@@ -89,18 +89,3 @@ class Examples(Sequence[Any]):
         if self._encoded is None:
             self._encoded = self._site.encode()
         return self._encoded[index]
-
-
-@dataclass
-class PooledSite(Site):
-    """One client that holds what several would; scores stay those of the sites.
-
-    Attributes:
-        parts: Those whose training examples it has, each of them as corrupt as it would be.
-    """
-
-    parts: Sequence[Site] = ()
-
-    def encode(self) -> list[Any]:
-        """Returns the training examples of all parts."""
-        return [example for part in self.parts for example in part.encode()]

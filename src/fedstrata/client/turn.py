@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fedstrata.client.failures import is_client_failure, release_memory
 from fedstrata.client.site import Examples
@@ -94,14 +94,6 @@ class Failed:
     error: Exception
     seconds: float = 0.0
     update: Frame | None = None
-
-
-class WaitingLine(Protocol):
-    """A line that counts how long its client waited on it; see `core.client.Line`."""
-
-    @property
-    def waited(self) -> float:
-        """Seconds in which not the client was at work but the server or other clients."""
 
 
 @dataclass(slots=True)
@@ -237,7 +229,7 @@ class Workplace:
             store,
             report,
             self.cache_of(order.client) if cut is None else None,  # the blocks that run are not all of them
-            site.corruption.of_updates if site.corruption else None,
+            site.distortion,
             lambda: self._validate(site, work),
             order.device,
             work,

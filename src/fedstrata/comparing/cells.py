@@ -21,9 +21,9 @@ from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.files import TEMPORARY
 from fedstrata.engine.check import Checked
 from fedstrata.engine.run_folder import require_same_settings, write_settings
+from fedstrata.record.history import round_rows
 from fedstrata.record.log import Follower, committed_rounds, read_events
 from fedstrata.record.table import CellResult
-from fedstrata.record.target import learning_curve
 
 STOP_SECONDS = 30.0
 """How long a run may take to stop before it is killed; it may be within one step of training."""
@@ -99,7 +99,7 @@ class Cell:
             summary=None if message else self.summary(),
             run=run,
             message=message,
-            curve=learning_curve(committed_rounds(events), run["metric"]) if run else (),
+            curve=round_rows(committed_rounds(events), run["metric"]) if run else (),
         )
 
 

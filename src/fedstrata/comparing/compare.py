@@ -8,7 +8,7 @@ for every row alike, by the validation split of one seed; the test split has no 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,10 +140,10 @@ class Comparison:
         if row.name not in self._chosen:
             runs = [run for cell in cells.values() if (run := self._results[cell].run)]
             metric = tune.metric or (runs[0]["metric"] if runs else "")
-            trials = tuple(self._trial(value, cell, metric) for value, cell in cells.items())
+            trials = [self._trial(value, cell, metric) for value, cell in cells.items()]
             falling = any(falls(run, metric) for run in runs)
             chosen = choose(trials, falling=falling)
-            self._chosen[row.name] = Tuning(tune.setting, metric, self._tuning_seed, trials, chosen)
+            self._chosen[row.name] = Tuning(tune.setting, chosen, metric, self._tuning_seed, trials)
             facts = {"row": row.name, "setting": tune.setting, "value": chosen}
             self._listen("chosen", facts)
         return self._chosen[row.name]
@@ -153,7 +153,7 @@ class Comparison:
         score = None if message else cell.validation(metric)
         if score is None and not message:
             message = "there are no validation documents to choose by"
-        return Trial(value, score, message)
+        return Trial(value, score, message or None)
 
     def _keep(self, cell: Cell, message: str, *, again: bool = False) -> None:
         """Takes down what became of a run."""
@@ -173,7 +173,7 @@ class Comparison:
         if cells is None:
             message = "nothing was chosen"
             if tuning is not None:
-                message = f"no value of {tuning.setting} could be used; the first: {tuning.trials[0].message}"
+                message = f"no value of {tuning.setting} could be used; the first: {tuning.tried[0].message}"
             failed = tuple(CellResult(seed, "", message=message) for seed in self._settings.seeds)
             return RowResult(row.name, failed, tuning)
         return RowResult(row.name, tuple(self._results[cell] for cell in cells.values()), tuning)
@@ -195,7 +195,7 @@ class Comparison:
             yield
 
 
-def choose(trials: tuple[Trial, ...], *, falling: bool) -> Any:
+def choose(trials: Sequence[Trial], *, falling: bool) -> Any:
     """Returns the value with the best validation score, the first of equals; none if no trial has one.
 
     Args:
@@ -203,5 +203,5 @@ def choose(trials: tuple[Trial, ...], *, falling: bool) -> Any:
         falling: Whether less of the score is better.
     """
     sign = -1.0 if falling else 1.0
-    scored = [(sign * trial.score, trial.value) for trial in trials if trial.score is not None]
+    scored = [(sign * trial.validation, trial.value) for trial in trials if trial.validation is not None]
     return max(scored, key=lambda item: item[0])[1] if scored else None

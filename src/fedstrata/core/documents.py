@@ -29,7 +29,7 @@ MODIFIER_TYPES = tuple(sorted({modifier for allowed in MODIFIERS_OF.values() for
 """The 16 modifier types."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Span:
     """An annotated stretch of a document's text.
 
@@ -54,7 +54,7 @@ class Span:
             raise ValueError(f"a span must have 0 <= start < end, not start={self.start}, end={self.end}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Relation:
     """A typed, directed relation between two spans of one document.
 

@@ -76,6 +76,8 @@ class Task(Settings):
     """Whether it learns mentions, or from them; if not, documents come without mentions and relations."""
     generates: ClassVar[bool] = False
     """Whether its answers are written token by token; its examples are then those of an instruction."""
+    template_field: ClassVar[str] = ""
+    """The field that every template names by which it asks; empty where it does not ask by templates."""
 
     @property
     def packed(self) -> bool:
@@ -163,18 +165,6 @@ class Task(Settings):
         Raises:
             ConfigurationError: It does not.
         """
-
-    def template_text(self, given: str, path: str) -> str:
-        """Returns the template that a setting gives: the text of a file, or the text itself.
-
-        Args:
-            given: The setting's value.
-            path: The setting, for messages.
-
-        Raises:
-            ConfigurationError: The file cannot be read.
-        """
-        return given
 
     @property
     def metric(self) -> str:

@@ -69,8 +69,10 @@ def partition(documents: Split, settings: PartitionSettings, seed: Seed) -> dict
         sites = sorted({document.site for document in documents.all})
         return _collect(parts, {document.id: document.site for document in documents.all}, sites)
     clients = settings.clients or 0
+    width = max(2, len(str(clients)))
+    names = [f"client-{number:0{width}d}" for number in range(1, clients + 1)]
     if settings.by == "tokens":
-        return _by_tokens(parts, clients, seed.child("tokens"))
+        return _by_tokens(parts, names, seed.child("tokens"))
     _require_enough(documents, settings, clients)
     groups = _groups(parts, settings.by)
     idle: set[int] = set()
@@ -78,9 +80,8 @@ def partition(documents: Split, settings: PartitionSettings, seed: Seed) -> dict
         assignment = _assign(groups, clients, settings, seed.child(settings.by, draw).numpy())
         idle = set(range(clients)).difference(assignment[document.id] for document in parts["train"])
         if not idle:
-            names = [_name(client, clients) for client in range(clients)]
             return _collect(parts, {id_: names[client] for id_, client in assignment.items()}, names)
-    raise _no_training_documents(documents, settings, _name(min(idle), clients))
+    raise _no_training_documents(documents, settings, names[min(idle)])
 
 
 def dominant_label(document: Document) -> str:
@@ -168,7 +169,7 @@ def _deal(ids: Sequence[str], shares: np.ndarray, rng: np.random.Generator) -> A
     return dict(zip(ids, np.searchsorted(edges / edges[-1], positions, side="right").tolist(), strict=True))
 
 
-def _by_tokens(parts: Parts, clients: int, seed: Seed) -> dict[str, Split]:
+def _by_tokens(parts: Parts, names: Sequence[str], seed: Seed) -> dict[str, Split]:
     whole = [item.id for item in parts["train"] if item.spans or item.relations or len(item.texts) > 1]
     if whole:
         raise _problem(
@@ -176,8 +177,7 @@ def _by_tokens(parts: Parts, clients: int, seed: Seed) -> dict[str, Split]:
             f"'tokens' cuts documents, and {len(whole)} of them have mentions or are pairs of texts (for "
             f"example {whole[0]!r}); it is for tasks on running text, such as lm",
         )
-    names = [_name(client, clients) for client in range(clients)]
-    rng = seed.numpy()
+    clients, rng = len(names), seed.numpy()
     own = by_words(parts["train"], clients, rng)
     if not all(own):
         count = sum(len(document.text.split()) for document in parts["train"])
@@ -201,10 +201,6 @@ def _collect(parts: Parts, client_of: Mapping[str, str], clients: Sequence[str])
         for document in documents:
             members[client_of[document.id]][part].append(document)
     return {client: Split(**{part: tuple(own[part]) for part in PARTS}) for client, own in members.items()}
-
-
-def _name(client: int, clients: int) -> str:
-    return f"client-{client + 1:0{max(2, len(str(clients)))}d}"
 
 
 def _require_sites(documents: Split, settings: PartitionSettings) -> None:

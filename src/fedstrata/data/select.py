@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from fedstrata.core.documents import MODIFIERS_OF, Document, Relation, Span
+from fedstrata.core.documents import MODIFIERS_OF, Document, Relation
 from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean
 from fedstrata.core.settings.data import CorpusSettings, LabelSettings
 from fedstrata.data.icd9 import category
@@ -166,7 +166,7 @@ def _select(document: Document, renamed: Mapping[str, str]) -> Document:
         for index, span in enumerate(document.spans)
         if span.label in renamed
     ]
-    spans = sorted({span for _, span in kept}, key=_span_order)
+    spans = sorted({span for _, span in kept})
     position = {span: index for index, span in enumerate(spans)}
     moved = {index: position[span] for index, span in kept}
     relations = (
@@ -257,10 +257,6 @@ def _related(
             relations.append(replace(relation, label=tail if name == BY_MODIFIER else name))
     distinct = tuple(dict.fromkeys(relations))
     return document if distinct == document.relations else replace(document, relations=distinct)
-
-
-def _span_order(span: Span) -> tuple[int, int, str, tuple[tuple[int, int], ...]]:
-    return span.start, span.end, span.label, span.fragments
 
 
 def select_labels(

@@ -7,7 +7,7 @@ must not come to different parts, and else by document (`data.split.by`).
 from __future__ import annotations
 
 import logging
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -75,10 +75,9 @@ def split(documents: Sequence[Document], settings: SplitSettings, seed: Seed) ->
         The parts; every document is in exactly one.
 
     Raises:
-        ConfigurationError: If ids repeat, the parts that the data names are incomplete or unknown, or
-            documents that are to be divided by patient name none or have one in two parts.
+        ConfigurationError: If the parts that the data names are incomplete or unknown, or documents that are
+            to be divided by patient name none or have one in two parts.
     """
-    _require_unique_ids(documents)
     if settings.by == "patient":
         _require_patients(documents)
     elif settings.by == "auto" and (torn := _torn(documents)):
@@ -210,15 +209,6 @@ def _counts(total: int, shares: Mapping[str, float]) -> dict[str, int]:
             counts[richest] -= 1
             counts[part] += 1
     return counts
-
-
-def _require_unique_ids(documents: Sequence[Document]) -> None:
-    found = Counter(document.id for document in documents)
-    repeated = [(id_, count) for id_, count in found.items() if count > 1]
-    if repeated:
-        (first, count), *others = repeated
-        more = f" (and {len(others):,} more are repeated)" if others else ""
-        raise ConfigurationError([Problem("data.path", f"{count} documents have the id {first!r}{more}")])
 
 
 def _require_patients(documents: Sequence[Document]) -> None:

@@ -17,7 +17,6 @@ from fedstrata.split.transport.agreement import Agreement, shapes_of
 
 if TYPE_CHECKING:
     from fedstrata.client.site import Site
-    from fedstrata.core.cut import Cut
     from fedstrata.core.types import JSON
     from fedstrata.engine.prepare import Experiment
     from fedstrata.models.state import Model
@@ -40,17 +39,22 @@ SCORE = "@score"
 
 
 def agreement_of(
-    experiment: Experiment, cut: Cut, ends: Mapping[str, Shape], rows: int, length: int, purpose: str
+    experiment: Experiment,
+    client: str,
+    rows: int,
+    length: int,
+    purpose: str,
+    ends: Mapping[str, Shape] | None = None,
 ) -> Agreement:
     """Returns what one side takes as agreed with one client.
 
     Args:
         experiment: The side's own experiment.
-        cut: Where the client's model is divided.
-        ends: Dtype and shape of what the client trains.
+        client: The client.
         rows: The most rows of a batch of this client.
         length: The most columns of one.
         purpose: What they come together for, `TRAINING` or `ANSWERS`.
+        ends: Dtype and shape of what the client trains; all that this side can train if none.
     """
     settings, model = experiment.settings, experiment.model
     if experiment.task.kind == "causal-lm":  # what else a task is, is found in documents, and some have none
@@ -67,13 +71,13 @@ def agreement_of(
     return Agreement(
         {"purpose": purpose, **compared},
         run=settings.name,
-        cut=cut,
+        cut=method.divides(client),
         blocks=len(model.layout.blocks),
         form=method.wire,
         hidden=config.get_text_config().hidden_size,
         rows=rows,
         length=length,
-        ends=ends,
+        ends=shapes_of(model.tensors(model.layout.all)) if ends is None else ends,
         in_flight=method.in_flight if purpose == TRAINING else 1,
     )
 
@@ -129,9 +133,8 @@ class Agreements:
         Raises:
             RefusedError: What it holds does not fit; the message names both values.
         """
-        theirs, rows, length, ends, weights = (
-            greeting.get(name) for name in ("facts", "rows", "length", "ends", "weights")
-        )
+        said: Any = [greeting.get(name) for name in ("facts", "rows", "length", "ends", "weights")]
+        theirs, rows, length, ends, weights = said
         maps = all(isinstance(each, dict) for each in (theirs, ends, weights))
         if not maps or not all(isinstance(each, int) and each > 0 for each in (rows, length)):
             raise RefusedError(f"client {client!r} does not say what it holds")
@@ -139,17 +142,11 @@ class Agreements:
             info_of(client, greeting)
             documents_of(client, greeting)
             length = self._experiment.task.max_length
-        said: Any = (theirs, rows, length, ends, weights)
-        return self._agreed(client, *said)
-
-    def _agreed(
-        self, client: str, theirs: Any, rows: int, length: int, ends: Mapping[str, JSON], weights: Weights
-    ) -> Agreement:
         expected = self._shapes(client)
         shapes = next((own for own in expected if _told(own) == ends), expected[0])
-        agreement = agreement_of(self._experiment, self._cuts[client], shapes, rows, length, self._purpose)
+        agreement = agreement_of(self._experiment, client, rows, length, self._purpose, shapes)
         # Settings first: other labels make another head, and are what there is to be said of it.
-        if different := agreement.differences(theirs, mine="the server", other=f"client {client!r}"):
+        if different := agreement.differences(theirs, client):
             raise RefusedError(different)
         _require_equal(client, _told(shapes), ends)
         if agreement.largest > self.largest:

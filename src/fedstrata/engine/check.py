@@ -287,17 +287,13 @@ def unfit_clients(
     clients = [name for name, own in sites.items() if own.train]
     named = [] if method is None else method.problems(Facts(clients=clients))
     named += task.named_in_vain(every(sites))
-    return [*named, *_too_few(settings.federation, method, len(clients))]
-
-
-def _too_few(federation: FederationSettings, method: Method | None, clients: int) -> list[Problem]:
-    """Returns the problem that a round asks for more clients than it has, if it does."""
-    if problems := too_few_sampled(federation, clients):
-        return problems
+    if problems := too_few_sampled(settings.federation, len(clients)):
+        return [*named, *problems]
     if method is None:
-        return []
-    sampled, why = sample_size(clients, federation.sample), _sampling(federation, clients)
-    return method.problems(Facts(sampled=sampled, sampling=why, federation=federation))
+        return named
+    sampled = sample_size(len(clients), settings.federation.sample)
+    why = _sampling(settings.federation, len(clients))
+    return [*named, *method.problems(Facts(sampled=sampled, sampling=why, federation=settings.federation))]
 
 
 def too_few_sampled(federation: FederationSettings, clients: int) -> list[Problem]:

@@ -124,21 +124,22 @@ class RoundClock:
         }
 
     def facts(self, lost: Collection[str]) -> dict[str, Any]:
-        """Returns what the record says of the round; `lost` are the clients that are not waited for."""
+        """Returns what the record says of the round, which takes as long as its slowest client.
+
+        Args:
+            lost: The clients that are not waited for; a round without any other takes no time.
+        """
+        waited = [seconds for client, seconds in self.seconds.items() if client not in lost]
         memory = {
             "batches": self.batches,
             "mean_bytes": self.memory_bytes / max(1, self.batches),
             "peak_bytes": self.peak_memory_bytes,
         }
         return {
-            "simulated_seconds": self.round_seconds(lost),
+            "simulated_seconds": max(waited, default=0.0),
             "joules": self.joules,
             "device_memory": memory if self.batches else None,
         }
-
-    def round_seconds(self, lost: Collection[str]) -> float:
-        """Returns what the round takes: as long as its slowest client that was not lost; 0 without any."""
-        return max((seconds for client, seconds in self.seconds.items() if client not in lost), default=0.0)
 
 
 def last_stored_states(events: Sequence[Mapping[str, Any]], last: int) -> dict[str, str | None]:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from fedstrata.client.store import ClientStore, client_folder, home_of
 from fedstrata.core.documents import Document
@@ -32,7 +32,6 @@ from fedstrata.engine.agreeing import ANSWERS, agreement_of, held
 from fedstrata.engine.check import divided_method
 from fedstrata.split.ends import Ends
 from fedstrata.split.inference import RemoteMiddle
-from fedstrata.split.transport.agreement import shapes_of
 from fedstrata.split.transport.membership import GrpcLine
 from fedstrata.tasks.instruction.examples import Example, answer_text, answered, pad_examples
 from fedstrata.tasks.instruction.generate import generate
@@ -42,31 +41,18 @@ from fedstrata.train.local import autocast, to_device
 
 if TYPE_CHECKING:
     import numpy as np
-    from torch import Tensor
 
+    from fedstrata.core.cut import Cut
+    from fedstrata.core.types import Message
     from fedstrata.engine.prepare import Experiment
-    from fedstrata.split.rows import Rows
+    from fedstrata.split.messages import Form
     from fedstrata.split.transport.membership import Membership
 
-Result = TypeVar("Result")
 Join = Callable[[], "Membership"]
 TURN = 0
 """The one turn of a client that takes part in no round."""
 USUAL_TOKENS = 128
 """Tokens that an answer to a prompt may have, if nobody says otherwise."""
-
-
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """How tokens are chosen.
-
-    Attributes:
-        tokens: How many an answer may have; what the task allows, or `USUAL_TOKENS`, if none.
-        temperature: Logits are divided by it before a token is drawn; 0 takes the likeliest.
-    """
-
-    tokens: int | None = None
-    temperature: float = 0.0
 
 
 class Generating:
@@ -76,8 +62,9 @@ class Generating:
         experiment: What `prepare_client` or `prepare_prompts` gave.
         client: Its name.
         home: Where it keeps its store, if its ends are its own.
-        drawing: How tokens are chosen.
         prompts: What is to be continued; none for the test documents of its data, by the prompts of its task.
+        tokens: How many an answer may have; what the task allows, or `USUAL_TOKENS`, if none.
+        temperature: Logits are divided by it before a token is drawn; 0 takes the likeliest.
         advance: Told how many more rows are done.
 
     Attributes:
@@ -95,12 +82,14 @@ class Generating:
         experiment: Experiment,
         client: str,
         home: Path,
-        drawing: Drawing,
-        prompts: Sequence[Document] | None = None,
+        prompts: Sequence[Document] | None,
+        *,
+        tokens: int | None = None,
+        temperature: float = 0.0,
         advance: Callable[[int], None] = lambda count: None,
     ) -> None:
         self._experiment, self.id, self._home = experiment, client, home
-        self._drawing, self._advance = drawing, advance
+        self._tokens, self._temperature, self._advance = tokens, temperature, advance
         self._method, self._model = divided_method(experiment.method), experiment.model
         self._cut = self._method.divides(client)
         self._seed = experiment.seed.child("answers", client)
@@ -113,9 +102,8 @@ class Generating:
         training = experiment.settings.training
         windows = max(len(example.windows) for example in self._examples)
         length = max(self._longest(example) for example in self._examples)
-        ends = shapes_of(self._model.tensors(self._model.layout.all))
         rows = windows * min(training.eval_batch_size, len(self._examples))
-        self.agreement = agreement_of(experiment, self._cut, ends, rows, length, ANSWERS)
+        self.agreement = agreement_of(experiment, client, rows, length, ANSWERS)
         self.greeting: Mapping[str, Any] = {"rows": rows, "length": length, **held(self._model)}
         if self._method.personal:
             self._require_store()
@@ -180,13 +168,9 @@ class Generating:
             with autocast(training, self._model.device):
                 rows = generate(
                     module,
-                    batch["input_ids"],
-                    prompts=batch["prompt"],
-                    budgets=batch["budget"],
-                    end=int(batch["end_id"][0]),
-                    pad=int(batch["pad_id"][0]),
-                    temperature=self._drawing.temperature,
-                    seed=self._seed.child(*purpose, number) if self._drawing.temperature else None,
+                    batch,
+                    temperature=self._temperature,
+                    seed=self._seed.child(*purpose, number) if self._temperature else None,
                 )
             for index, row in zip(chosen, rows, strict=True):
                 found[index] = row
@@ -200,7 +184,7 @@ class Generating:
             message = f"the data has no client {self.id!r}; it has: {named}"
             raise ConfigurationError([Problem("--client", message)])
         task = self._experiment.task
-        if not task.generates and self._drawing != Drawing():
+        if not task.generates and (self._tokens is not None or self._temperature):
             message = f"have no meaning with task {task.name}, which generates nothing"
             raise ConfigurationError([Problem("--max-new-tokens, --temperature", message)])
         return [each for each in self._experiment.clients[self.id].test if task.scorable(each)]
@@ -210,10 +194,9 @@ class Generating:
         if self._prompts is not None:
             return self._continued(self._prompts)
         examples = self._experiment.task.encode(self._documents, self._model.tokenizer)
-        tokens = self._drawing.tokens
-        if tokens is None:
+        if self._tokens is None:
             return list(examples)
-        return [replace(example, budget=min(example.budget, tokens)) for example in examples]
+        return [replace(example, budget=min(example.budget, self._tokens)) for example in examples]
 
     def _continued(self, documents: Sequence[Document]) -> list[Example]:
         """Makes examples of prompts.
@@ -223,7 +206,7 @@ class Generating:
         """
         tokenizer = self._model.tokenizer
         words = PromptTokenizer(tokenizer, chats=self._experiment.task.chats)
-        end, budget = words.end("generate"), self._drawing.tokens or USUAL_TOKENS
+        end, budget = words.end("generate"), self._tokens or USUAL_TOKENS
         rows = words.prompts([document.text for document in documents])
         config: Any = self._model.module.config
         positions = getattr(config.get_text_config(), "max_position_embeddings", None)
@@ -250,8 +233,8 @@ class Generating:
             raise ConfigurationError([Problem("--home", message)])
 
 
-class Lasting:
-    """The server's middle for as long as there is a server; implements `fedstrata.split.ends.Remote`.
+class Lasting(RemoteMiddle):
+    """The server's middle for as long as there is a server.
 
     When the server ends the session the client joins again. A session of keys and values is then lost, and
     made up for as any other.
@@ -266,7 +249,7 @@ class Lasting:
         id: The id of the run; none if it has none.
     """
 
-    def __init__(self, join: Join, form: Any, cut: Any) -> None:
+    def __init__(self, join: Join, form: Form, cut: Cut) -> None:
         self._join, self._form, self._cut = join, form, cut
         self._stack = ExitStack()
         self.committed: int = -1
@@ -279,53 +262,33 @@ class Lasting:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def ends(self) -> Mapping[str, Tensor]:
-        """Returns what was learnt of the client's own part of the model."""
-        return self._lasting(lambda middle: middle.ends())
-
-    def run(self, states: Tensor, rows: Rows) -> Tensor:
-        """Returns what the middle gives for whole rows, (rows, length, hidden) to the same."""
-        return self._lasting(lambda middle: middle.run(states, rows))
-
-    def open(self, session: str, states: Tensor, rows: Rows) -> Tensor:
-        """Does the same and keeps keys and values."""
-        return self._lasting(lambda middle: middle.open(session, states, rows))
-
-    def extend(self, session: str, states: Tensor, past: int, kept: Sequence[int] | None = None) -> Tensor:
-        """Goes on behind `past` columns with the rows `kept`, (rows, columns, hidden) to the same.
-
-        Raises:
-            SessionLostError: The server does not hold the session, or is another one.
-        """
-        try:
-            return self._middle.extend(session, states, past, kept)
-        except SessionOverError:
-            self._enter_again()
-            raise SessionLostError("the server was started anew; open the session again") from None
-
-    def close(self, session: str) -> None:
-        """Forgets a session, if there is one and a server."""
-        with suppress(LineError):
-            self._middle.close(session)
-
-    def _lasting(self, ask: Callable[[RemoteMiddle], Result]) -> Result:
-        while True:
-            try:
-                return ask(self._middle)
-            except SessionOverError:
-                self._enter_again()
-
-    def _enter_again(self) -> None:
-        self._stack.close()
-        self._enter()
-
     def _enter(self) -> None:
         membership = self._stack.enter_context(self._join())
         committed: Any = membership.welcome.get("committed")
         if self.committed not in (-1, committed):
             raise LineError(f"the server now has round {committed} of the run, and not {self.committed}")
         self.committed, self.id = committed, membership.welcome.get("run")
-        self._middle = RemoteMiddle(GrpcLine(membership, TURN), self._form, self._cut)
+        self._line = GrpcLine(membership, TURN)
+
+    def close(self, session: str) -> None:
+        """Forgets a session, if there is one and a server."""
+        with suppress(LineError):
+            super().close(session)
+
+    def _asked(self, question: Message) -> Message:
+        """Returns the answer of the server, or of the one that has come in its place.
+
+        Raises:
+            SessionLostError: The session that was to go on was that of a server that is no longer there.
+        """
+        while True:
+            try:
+                return super()._asked(question)
+            except SessionOverError:
+                self._stack.close()
+                self._enter()
+            if question.values["ask"] == "extend":
+                raise SessionLostError("the server was started anew; open the session again")
 
 
 def read_prompts(path: Path) -> list[Document]:

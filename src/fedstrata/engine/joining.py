@@ -31,7 +31,6 @@ from fedstrata.engine.check import divided_method
 from fedstrata.engine.sites import sites_of
 from fedstrata.split.ends import Ends
 from fedstrata.split.inference import RemoteMiddle
-from fedstrata.split.transport.agreement import shapes_of
 from fedstrata.split.transport.header import Header, Kind
 from fedstrata.split.transport.membership import GrpcLine, TurnOverError
 from fedstrata.train.evaluate import answer
@@ -87,17 +86,15 @@ class RemoteClient:
             secret=lambda: secrets.randbits(63),
         )
         rows = largest_batch(self._site, training.batch_size, training.eval_batch_size)
-        cut, model = divided_method(experiment.method).divides(client), experiment.model
         length = experiment.task.max_length
-        ends = shapes_of(model.tensors(model.layout.all))
-        self.agreement = agreement_of(experiment, cut, ends, rows, length, TRAINING)
+        self.agreement = agreement_of(experiment, client, rows, length, TRAINING)
         documents: dict[str, JSON] = {part: len(getattr(self._site.documents, part)) for part in PARTS}
         self.greeting: Mapping[str, JSON] = {
             "examples": self._site.count,
             "rows": rows,
             "length": length,
             "documents": documents,
-            **held(model),
+            **held(experiment.model),
         }
 
     def take_part(self, session_of: Callable[[RemoteClient], Membership]) -> None:

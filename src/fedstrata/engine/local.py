@@ -162,8 +162,7 @@ class LocalEngine:
         """
         scorers = {part: self._scorer(part) for part in parts}
         due = {part: scorer for part, scorer in scorers.items() if scorer.has_documents}
-        corruption = self._site[client].corruption
-        if not due or (corruption is not None and corruption.of_updates is not None):
+        if not due or self._site[client].distortion is not None:
             return None
         return {part: scorer.pooled() for part, scorer in due.items()}
 

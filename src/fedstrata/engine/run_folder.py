@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from fedstrata.engine.prepare import prepare
 from fedstrata.engine.run import Run
 from fedstrata.record.log import Listener
 from fedstrata.record.trackers import Trackers
+from fedstrata.tasks.instruction.prompts import read_template
 
 MAY_CHANGE = frozenset(
     {
@@ -86,25 +88,17 @@ def open_run(source: Source, folder: Path | None, listen: Listener, *, resume: b
     return Run(experiment, folder, listen, LocalEngine)
 
 
-def serving_folder(source: Source, folder: Path | None, *, resume: bool) -> Path:
+def serving_folder(source: Source, folder: Path | None) -> Path:
     """Makes the directory of a run that is served to clients in other processes.
 
     Args:
-        source: The configuration.
+        source: The configuration, which was found sound.
         folder: The run directory; `runs/NAME`, numbered if taken, when none.
-        resume: Whether the directory holds a run to go on with.
 
     Returns:
         The directory.
-
-    Raises:
-        ConfigurationError: The configuration is wrong in itself, or the directory holds something already.
     """
-    if not resume:
-        require_free_folder(folder)
-    checked = check_settings(source)
-    checked.require_sound()
-    settings = checked.settings
+    settings = check_settings(source).settings
     folder = folder or free_folder(Path("runs"), settings.name)
     folder.mkdir(parents=True, exist_ok=True)
     write_settings(settings, folder / "config.yaml")
@@ -211,7 +205,7 @@ def _is_text_of(path: str, task: Task, text: Any, given: Any) -> bool:
     """Whether a setting is the path of a template whose text a run has."""
     if not path.startswith("task.template") or not isinstance(text, str) or not isinstance(given, str):
         return False
-    return task.template_text(given, path) == text
+    return bool(task.template_field) and read_template(given, task.template_field, path) == text
 
 
 def differences(one: RunSettings, other: RunSettings) -> dict[str, tuple[Any, Any]]:
@@ -223,11 +217,8 @@ def differences(one: RunSettings, other: RunSettings) -> dict[str, tuple[Any, An
 
 def free_folder(parent: Path, name: str) -> Path:
     """Returns the first of NAME, NAME-2, NAME-3 ... that is not taken."""
-    number, folder = 1, parent / name
-    while folder.exists():
-        number += 1
-        folder = parent / f"{name}-{number}"
-    return folder
+    names = chain([name], (f"{name}-{number}" for number in count(2)))
+    return next(parent / each for each in names if not (parent / each).exists())
 
 
 def write_settings(settings: RunSettings, path: Path) -> None:

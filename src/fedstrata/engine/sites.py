@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from fedstrata.client.site import Corruption, PooledSite, Site
+from fedstrata.client.site import Corruption, Site
 from fedstrata.core.settings.federation import DATA_CORRUPTIONS, CorruptSettings, share_of
 from fedstrata.data.choices import choices_of
 from fedstrata.data.split import PARTS, Split
@@ -37,7 +37,7 @@ def sites_of(experiment: Experiment) -> tuple[list[Site], list[Site]]:
 def _pool(sites: list[Site]) -> Site:
     """Returns one client that holds all training documents; scores stay those of the sites."""
     documents = tuple(document for site in sites for document in site.documents.train)
-    return PooledSite("pooled", Split(train=documents), sites[0].task, sites[0].tokenizer, parts=sites)
+    return Site("pooled", Split(train=documents), sites[0].task, sites[0].tokenizer, parts=sites)
 
 
 def sample(sites: Sequence[Sampled], share: float, rng: Seed) -> list[Sampled]:

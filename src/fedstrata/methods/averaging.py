@@ -11,13 +11,14 @@ from fedstrata.aggregate.mean import average
 from fedstrata.aggregate.rules import Aggregation, MeanRule
 from fedstrata.core.method import Method
 from fedstrata.core.types import Message, Plan, State, Update
+from fedstrata.policies.share import block_count, keeps_some
 from fedstrata.train.local import fit, update_of
 
 if TYPE_CHECKING:
     from fedstrata.core.client import Client
     from fedstrata.core.cohort import Cohort
     from fedstrata.core.errors import Problem
-    from fedstrata.core.model import Model
+    from fedstrata.core.model import Layout, Model
     from fedstrata.core.preflight import Facts
     from fedstrata.core.seeding import Seed
 
@@ -69,12 +70,12 @@ class LocalTraining(Method):
         names = self.trainable(model.layout) if trainable is None else trainable
         own = self.private(model.layout) if private is None else private
         model.load(plan.tensors)
-        result = fit(client, names, rng, private=own, proximal=proximal)
+        loss = fit(client, names, rng, private=own, proximal=proximal)
         if own:
             client.store.write(Message(model.tensors(own)))
         kept = set(own)
         sent = model.tensors([name for name in names if name not in kept])
-        return update_of(client, sent, {"loss": result.loss})
+        return update_of(client, sent, {"loss": loss})
 
     def expects(self, handler: str, trained: Collection[str]) -> Collection[str]:
         """All that trains, unless some of it may be private."""
@@ -114,3 +115,25 @@ class Averaging(LocalTraining):
     def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
         """One weighted mean, or what `aggregation` says."""
         return average(state, cohort, self.aggregation)
+
+
+class SomeBlocksShared(Method):
+    """Base of methods whose clients share the adapters of some blocks and keep those of the others."""
+
+    if TYPE_CHECKING:  # a setting of each of them
+        shared_blocks: int | float
+        """Blocks that are shared, a count or a share of the model's; 1.0 keeps none."""
+
+    @property
+    def personal(self) -> bool:
+        """Whether devices keep blocks of their own."""
+        return keeps_some(self.shared_blocks)
+
+    def trainable(self, layout: Layout) -> tuple[str, ...]:
+        """The adapter and the head.
+
+        Raises:
+            ConfigurationError: More blocks are to be shared than the model has.
+        """
+        block_count(self.shared_blocks, layout)
+        return layout.all

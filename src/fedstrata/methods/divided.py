@@ -40,10 +40,7 @@ class Divided(Method):
 
     def noise_of(self, rng: Seed) -> Noise | None:
         """Returns the noise on what leaves a client, drawn from a seed; none if there is to be none."""
-        own = self.noise
-        if own is None:
-            return None
-        return Noise(own.scale, rng.child("noise"), own.kind, own.relative, own.inference)
+        return None if self.noise is None else Noise(self.noise, rng.child("noise"))
 
     def widest(self, clients: Iterable[str]) -> Cut:
         """Returns where the server's model is divided, which has all that any of these clients lacks."""
@@ -60,8 +57,7 @@ class Divided(Method):
         The shared model is divided where the site's is, as in processes of their own. Noise is the same every
         time.
         """
-        noise = self.noise_of(rng)
-        if noise is None or not noise.inference:
+        if self.noise is None or not self.noise.inference:
             return None
 
         @contextmanager

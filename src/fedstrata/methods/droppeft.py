@@ -30,15 +30,14 @@ from pydantic import Field, model_validator
 
 from fedstrata.aggregate.mean import MeanResult, StreamingMean, replace
 from fedstrata.core.errors import Problem
-from fedstrata.core.method import Method
 from fedstrata.core.settings.base import Count, Fraction
 from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Update
+from fedstrata.methods.averaging import SomeBlocksShared
 from fedstrata.policies.bandit import Bandits, BanditSettings, Rate
 from fedstrata.policies.dropout import Distribution, LayerDropout, block_rates
 from fedstrata.policies.share import (
     block_count,
     blocks_in,
-    keeps_some,
     names_outside,
     noted_blocks,
     sent_and_kept,
@@ -50,12 +49,12 @@ if TYPE_CHECKING:
 
     from fedstrata.core.client import Client
     from fedstrata.core.cohort import Cohort
-    from fedstrata.core.model import Layout, Model
+    from fedstrata.core.model import Model
     from fedstrata.core.preflight import Facts
     from fedstrata.core.seeding import Seed
 
 
-class DropPEFT(Method):
+class DropPEFT(SomeBlocksShared):
     """The method; see the module's docstring. The adapter has settings of its own, `adapter`."""
 
     name: Literal["droppeft"] = "droppeft"
@@ -90,11 +89,6 @@ class DropPEFT(Method):
         return self
 
     @property
-    def personal(self) -> bool:
-        """Whether devices keep blocks of their own."""
-        return keeps_some(self.shared_blocks)
-
-    @property
     def validates(self) -> bool:
         """The bandit's rewards are scores on devices' validation documents."""
         return isinstance(self._bandit, BanditSettings)
@@ -117,15 +111,6 @@ class DropPEFT(Method):
         there = f"{facts.sampled} takes part ({facts.sampling})"
         message = f"{needs} personal, and {there}; method.shared_blocks 1.0 shares all"
         return [Problem("federation.sample", message)]
-
-    def trainable(self, layout: Layout) -> tuple[str, ...]:
-        """The adapter and the head.
-
-        Raises:
-            ConfigurationError: More blocks are to be shared than the model has.
-        """
-        block_count(self.shared_blocks, layout)
-        return layout.all
 
     def start(self, model: Model) -> State:
         """The adapter, which changes nothing yet, and the head."""
@@ -187,14 +172,14 @@ class DropPEFT(Method):
         def unsent() -> list[str]:
             return names_outside(layout.blocks, divided()[0])
 
-        result = fit(client, layout.all, rng, private=unsent, dropout=dropout)
+        loss = fit(client, layout.all, rng, private=unsent, dropout=dropout)
         shared, own = divided()
         if self.personal:
             stored = model.tensors([name for block in own for name in layout.blocks[block]])
             client.store.write(Message(stored, {"importance": list[JSON](dropout.importance(known))}))
         sent = model.tensors([name for name in layout.all if name not in set(unsent())])
         values: dict[str, JSON] = {
-            "loss": result.loss,
+            "loss": loss,
             "shared": list[JSON](shared),
             "personal": list[JSON](own),
         }

@@ -133,8 +133,8 @@ class FedAdaOPT(Method):
         names = [name for name in model.layout.all if name in plan.tensors]
         model.load(pad(plan.tensors, model.tensors(names)))
         adapter_of(client, width, absent=[name for name in model.layout.all if name not in plan.tensors])
-        result = fit(client, names, rng)
-        values: dict[str, JSON] = {"loss": result.loss}
+        loss = fit(client, names, rng)
+        values: dict[str, JSON] = {"loss": loss}
         if (score := client.validate()) is not None:
             values["score"] = score
         return update_of(client, cut(model.tensors(names), width), values)

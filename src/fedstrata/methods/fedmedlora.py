@@ -28,7 +28,7 @@ from pydantic import Field, model_validator
 from fedstrata.adapters.rank import is_lora
 from fedstrata.aggregate.rules import MeanRule
 from fedstrata.core.types import State
-from fedstrata.methods.averaging import Averaging
+from fedstrata.methods.averaging import Averaging, LocalTraining
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +43,32 @@ USUAL_ADAPTER: Mapping[str, float] = {"rank": 16, "alpha": 64, "dropout": 0.05}
 """The paper's adapter where none is named: of its methods, FedSA-LoRA, FFA-LoRA and FLoRA."""
 
 
-class FedMedLoRA(Averaging):
+class MedLoRA(LocalTraining):
+    """Base of both methods of the paper: their adapter, and the printed formulas where these are wanted."""
+
+    if TYPE_CHECKING:  # a setting of each of them
+        literal: bool
+        """Whether the printed formulas count, which divide the mean adapters by the sites once more."""
+
+    travels: ClassVar[str] = "the low-rank adapters and the head, both ways"
+    adapters: ClassVar[tuple[str, ...]] = ("lora",)
+    usual_adapter: ClassVar[Mapping[str, float]] = USUAL_ADAPTER
+
+    def start(self, model: Model) -> State:
+        """The adapter, which changes nothing yet, and the head."""
+        if self.literal:
+            what = "each round divides A and B by its number of sites, and their product by the square of it"
+            logger.warning("%s: with method.literal %s", self.name, what)
+        return super().start(model)
+
+    def as_printed(self, tensors: Mapping[str, Tensor], sites: int) -> Mapping[str, Tensor]:
+        """Returns merged tensors; `literal` with A and B of every LoRA divided by m, the sites of a round."""
+        if not self.literal:
+            return tensors
+        return {name: tensor / sites if is_lora(name) else tensor for name, tensor in tensors.items()}
+
+
+class FedMedLoRA(MedLoRA, Averaging):
     """The method; see the module's docstring. The adapter has settings of its own, `adapter`."""
 
     name: Literal["fedmedlora"] = "fedmedlora"
@@ -51,9 +76,6 @@ class FedMedLoRA(Averaging):
         default=False,
         description="The printed formulas, which divide the mean adapters by the sites of a round once more.",
     )
-    travels: ClassVar[str] = "the low-rank adapters and the head, both ways"
-    adapters: ClassVar[tuple[str, ...]] = ("lora",)
-    usual_adapter: ClassVar[Mapping[str, float]] = USUAL_ADAPTER
 
     @model_validator(mode="after")
     def _literal_is_a_mean(self) -> Self:
@@ -61,26 +83,7 @@ class FedMedLoRA(Averaging):
             raise ValueError(f"literal stands for a printed mean, and aggregation is {self.aggregation.rule}")
         return self
 
-    def start(self, model: Model) -> State:
-        """The adapter, which changes nothing yet, and the head."""
-        if self.literal:
-            warn_of_shrinking(self.name)
-        return super().start(model)
-
     def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
         """One weighted mean, or what `aggregation` says."""
         merged = super().round(state, cohort, rng)
-        if not self.literal:
-            return merged
-        return State(shrunk(merged.tensors, len(cohort.clients)), merged.values)
-
-
-def shrunk(tensors: Mapping[str, Tensor], sites: int) -> dict[str, Tensor]:
-    """Returns tensors with A and B of every LoRA divided by m, the sites of a round, as is printed."""
-    return {name: tensor / sites if is_lora(name) else tensor for name, tensor in tensors.items()}
-
-
-def warn_of_shrinking(method: str) -> None:
-    """Says, when a run begins, what the printed formulas do."""
-    what = "each round divides A and B by its number of sites, and their product by the square of it"
-    logger.warning("%s: with method.literal %s", method, what)
+        return State(self.as_printed(merged.tensors, len(cohort.clients)), merged.values)

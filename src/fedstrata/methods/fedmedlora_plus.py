@@ -20,7 +20,6 @@ Deviations: the printed 1/m is left out but with `literal: true` (see `fedmedlor
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -31,17 +30,15 @@ from fedstrata.aggregate.mean import replace
 from fedstrata.core.errors import Problem
 from fedstrata.core.settings.base import Fraction
 from fedstrata.core.types import Plan, State
-from fedstrata.methods.averaging import LocalTraining
-from fedstrata.methods.fedmedlora import USUAL_ADAPTER, shrunk, warn_of_shrinking
+from fedstrata.methods.fedmedlora import MedLoRA
 
 if TYPE_CHECKING:
     from fedstrata.core.cohort import Cohort
-    from fedstrata.core.model import Model
     from fedstrata.core.preflight import Facts
     from fedstrata.core.seeding import Seed
 
 
-class FedMedLoRAPlus(LocalTraining):
+class FedMedLoRAPlus(MedLoRA):
     """The method; see the module's docstring. The adapter has settings of its own, `adapter`."""
 
     name: Literal["fedmedlora_plus"] = "fedmedlora_plus"
@@ -54,9 +51,6 @@ class FedMedLoRAPlus(LocalTraining):
         default=False,
         description="The printed formulas, which divide the mean adapters by the sites of a round once more.",
     )
-    travels: ClassVar[str] = "the low-rank adapters and the head, both ways"
-    adapters: ClassVar[tuple[str, ...]] = ("lora",)
-    usual_adapter: ClassVar[Mapping[str, float]] = USUAL_ADAPTER
     tries_updates: ClassVar[bool] = True
 
     def problems(self, facts: Facts) -> list[Problem]:
@@ -79,12 +73,6 @@ class FedMedLoRAPlus(LocalTraining):
         """With a cap those of the heaviest sites, and else one."""
         return min(updates, room_for(self.cap)), 0
 
-    def start(self, model: Model) -> State:
-        """The adapter, which changes nothing yet, and the head."""
-        if self.literal:
-            warn_of_shrinking(self.name)
-        return super().start(model)
-
     def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
         """Tries each update on the server's documents, and averages them by what that gave."""
         plan, mean = Plan(state.tensors), InfluenceMean(self.cap)
@@ -95,7 +83,5 @@ class FedMedLoRAPlus(LocalTraining):
             else:
                 cohort.reject(client.id, unusable(client.id, loss))
         result, influences = mean.finish()
-        merged = replace(state.tensors, result.tensors)
-        if self.literal:
-            merged = shrunk(merged, len(cohort.clients))
+        merged = self.as_printed(replace(state.tensors, result.tensors), len(cohort.clients))
         return State(merged, {"influence": {client: asdict(own) for client, own in influences.items()}})

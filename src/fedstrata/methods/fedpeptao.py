@@ -28,21 +28,21 @@ from pydantic import Field
 from fedstrata.aggregate.changes import add
 from fedstrata.core.settings.base import Count, Fraction, Positive
 from fedstrata.core.types import JSON, Plan, State, Update
-from fedstrata.methods.averaging import LocalTraining
-from fedstrata.policies.share import block_count, blocks_in, keeps_some, names_outside, noted_blocks
+from fedstrata.methods.averaging import LocalTraining, SomeBlocksShared
+from fedstrata.policies.share import block_count, blocks_in, names_outside, noted_blocks
 from fedstrata.train.probe import NORMS, asked_norms, send_norms
 
 if TYPE_CHECKING:
     from fedstrata.core.client import Client
     from fedstrata.core.cohort import Cohort
-    from fedstrata.core.model import Layout, Model
+    from fedstrata.core.model import Model
     from fedstrata.core.seeding import Seed
 
 MOMENTUM = "momentum/"
 """Before the name of a parameter in the state: its momentum, and not its value."""
 
 
-class FedPepTAO(LocalTraining):
+class FedPepTAO(SomeBlocksShared, LocalTraining):
     """The method; see the module's docstring. The prefix has settings of its own, `adapter`."""
 
     name: Literal["fedpeptao"] = "fedpeptao"
@@ -56,20 +56,6 @@ class FedPepTAO(LocalTraining):
     batches: Count = Field(default=8, description="Batches of each device that the choice looks at.")
     travels: ClassVar[str] = "the prefix of the blocks that matter and the head, both ways"
     adapters: ClassVar[tuple[str, ...]] = ("prefix",)
-
-    @property
-    def personal(self) -> bool:
-        """Whether devices keep blocks of their own."""
-        return keeps_some(self.shared_blocks)
-
-    def trainable(self, layout: Layout) -> tuple[str, ...]:
-        """The prefix and the head.
-
-        Raises:
-            ConfigurationError: More blocks are to be shared than the model has.
-        """
-        block_count(self.shared_blocks, layout)
-        return layout.all
 
     def start(self, model: Model) -> State:
         """The whole prefix, as it was drawn, and the head."""

@@ -138,11 +138,11 @@ class FedTLU(Averaging):
         model, names = client.model, client.model.layout.all
         model.load(plan.tensors)
         before = model.snapshot(names)
-        result = fit(client, names, rng, proximal=self.mu)
+        loss = fit(client, names, rng, proximal=self.mu)
         change = {
             name: now.float().cpu() - before[name].float() for name, now in model.tensors(names).items()
         }
-        facts = {"loss": result.loss}
+        facts = {"loss": loss}
         if not self._sketched:
             return update_of(client, change, facts)
         client.store.write(Message(before | {CHANGE + name: value for name, value in change.items()}))

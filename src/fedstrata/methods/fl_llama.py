@@ -29,14 +29,14 @@ from fedstrata.aggregate.mean import StreamingMean, replace
 from fedstrata.core.cut import Cut
 from fedstrata.core.errors import Problem
 from fedstrata.core.seeding import Seed
-from fedstrata.core.settings.base import Settings
+from fedstrata.core.settings.base import Settings, idle_settings
 from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Update
 from fedstrata.methods.divided import Divided
 from fedstrata.split.client_step import Exchange, rounding_in
 from fedstrata.split.ends import Ends
 from fedstrata.split.messages import Form
 from fedstrata.split.middle import Middle
-from fedstrata.split.modes import ClientBatch, Hierarchical, Sequential, TrainingService
+from fedstrata.split.modes import ClientBatch, Hierarchical, Mode, Sequential
 from fedstrata.split.noise import NoiseSettings
 from fedstrata.split.protocol import Course
 from fedstrata.split.replica import Replica
@@ -98,11 +98,10 @@ class FLLLaMA(Divided):
 
     @model_validator(mode="after")
     def _modes(self) -> Self:
-        modes = {"average_every": "hierarchical", "turns": "sequential", "mean": "client_batch"}
-        for name, mode in modes.items():
+        modes = {"average_every": ["hierarchical"], "turns": ["sequential"], "mean": ["client_batch"]}
+        for name, (mode,) in idle_settings(self, self.mode, modes).items():
             value = getattr(self, name)
-            if self.mode != mode and value != type(self).model_fields[name].default:
-                raise ValueError(f"{name}={value} has no meaning with mode {self.mode}, only with {mode}")
+            raise ValueError(f"{name}={value} has no meaning with mode {self.mode}, only with {mode}")
         if isinstance(self.average_ends, int) and self.mode == "sequential":
             raise ValueError(
                 f"average_ends={self.average_ends} needs clients that step side by side: mode "
@@ -192,18 +191,18 @@ class FLLLaMA(Divided):
         if client.line is None:
             raise TypeError("a divided model is trained in a conversation")
         every = self.average_ends if isinstance(self.average_ends, int) else None
-        exchange = Exchange(Ends(model, cut), cut, client.line, self.wire, noise, self.in_flight, every)
+        exchange = Exchange(Ends(model, cut), client.line, self.wire, noise, self.in_flight, every)
         own = cut.segments(model.layout)
-        result = fit(client, names, rng, gradients=exchange.gradients, segments=[own.front, own.back])
+        loss = fit(client, names, rng, gradients=exchange.gradients, segments=[own.front, own.back])
         if self.personal:
             client.store.write(Message(model.tensors(names)))
         sent = {} if self.personal else model.tensors(names)
-        values: dict[str, JSON] = {"loss": result.loss}
+        values: dict[str, JSON] = {"loss": loss}
         if exchange.rounding:
             values["rounding"] = exchange.rounding
         return update_of(client, sent, values)
 
-    def _service(self, state: State, cohort: Cohort, cut: Cut, rng: Seed) -> TrainingService:
+    def _service(self, state: State, cohort: Cohort, cut: Cut, rng: Seed) -> Mode:
         """Returns the server's half of a round, with B as the state has it."""
         training = cohort.training
         weights = {client.id: float(client.examples) for client in cohort.clients}
@@ -216,8 +215,7 @@ class FLLLaMA(Divided):
         def replica(total: int, cut: Cut, *names: str) -> Replica:
             model: Any = cohort.middle(cut)
             model.load({name: state.tensors[name] for name in model.layout.all})
-            middle = Middle(model, cut, steps=self.in_flight)
-            return Replica(middle, training, total, rng.child("server", *names))
+            return Replica(Middle(model, cut), training, total, rng.child("server", *names))
 
         if self.mode == "sequential":
             return Sequential(replica(sum(steps.values()), cut), clients, by_step=self.turns == "step")

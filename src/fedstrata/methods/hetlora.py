@@ -122,11 +122,11 @@ class HetLoRA(Method):
         # A device with a single rank keeps it.
         start = max(1, int(rank * self.prune.keep)) if self.prune else rank
         penalty = _Penalty(model, start, rank, self.prune.penalty) if self.prune and start < rank else None
-        result = fit(client, names, rng, penalty=penalty.add if penalty else None)
+        loss = fit(client, names, rng, penalty=penalty.add if penalty else None)
         if penalty and penalty.has_fallen():
             rank = start
         sent = cut(model.tensors(names), rank)
-        facts: dict[str, JSON] = {"loss": result.loss, "rank": rank}
+        facts: dict[str, JSON] = {"loss": loss, "rank": rank}
         return update_of(client, sent, facts)
 
 

@@ -43,72 +43,48 @@ def names_of(labels: Sequence[str], cuts: Sequence[int] = ()) -> tuple[str, ...]
     return ("micro_auc", "macro_auc", *ranked, *singles)
 
 
-def multi_label_scores(
+def label_scores(
     gold: NDArray[np.bool_],
     predicted: NDArray[np.bool_],
     probabilities: NDArray[np.float64],
     labels: Sequence[str],
+    *,
+    one_each: bool,
 ) -> dict[str, float]:
-    """Scores any number of labels a document.
+    """Scores the labels of documents.
 
     Args:
         gold: Which labels each document has, (documents, labels).
         predicted: Which it was given, (documents, labels).
         probabilities: Of each label, (documents, labels).
         labels: Their names.
+        one_each: Whether every document has, and was given, exactly one label; else any number.
 
     Returns:
-        `micro_f1`, `macro_f1`; `micro_auc`, `macro_auc` where defined; `precision_at_5`, `precision_at_8`
-        where there are more labels: the share of a document's likeliest labels that it has, mean over
-        documents; `micro_` and `macro_` `precision` and `recall`; `f1_labels_left_out` and
-        `auc_labels_left_out`; with at most 100 labels `f1/LABEL` of each one that occurs.
+        `accuracy` with one label a document, whose micro F1 that is, and else `micro_f1`; `macro_f1`;
+        `micro_auc`, `macro_auc` of each label against the others, where defined; `macro_precision`,
+        `macro_recall`; `f1_labels_left_out` and `auc_labels_left_out`; with at most 100 labels `f1/LABEL` of
+        each one that occurs. With any number of labels also `micro_precision` and `micro_recall`, and where
+        there are more labels `precision_at_5` and `precision_at_8`: the share of a document's likeliest
+        labels that it has, mean over documents.
     """
     counts = _counts(gold, predicted)
-    micro = total(counts)
-    ranked = {
-        f"precision_at_{cut}": precision_at(cut, gold, probabilities) for cut in CUTS if cut < len(labels)
-    }
+    micro, macro = total(counts), _macro(counts)
+    if one_each:
+        first = {"accuracy": float((gold & predicted).any(axis=1).mean())}
+        further = {}
+    else:
+        first = {"micro_f1": micro.f1}
+        further = {
+            f"precision_at_{cut}": precision_at(cut, gold, probabilities) for cut in CUTS if cut < len(labels)
+        }
+        further |= {"micro_precision": micro.precision, "micro_recall": micro.recall}
     auc, left_out = _auc(gold, probabilities)
-    macro = _macro(counts)
     return {
-        "micro_f1": micro.f1,
+        **first,
         "macro_f1": macro.pop("macro_f1"),
         **auc,
-        **ranked,
-        "micro_precision": micro.precision,
-        "micro_recall": micro.recall,
-        **macro,
-        **left_out,
-        **_each(counts, labels),
-    }
-
-
-def single_label_scores(
-    gold: NDArray[np.bool_],
-    predicted: NDArray[np.bool_],
-    probabilities: NDArray[np.float64],
-    labels: Sequence[str],
-) -> dict[str, float]:
-    """Scores exactly one label a document.
-
-    Args:
-        gold: As for `multi_label_scores`; every row has one label.
-        predicted: So has every row of these.
-        probabilities: Of each label, (documents, labels).
-        labels: Their names.
-
-    Returns:
-        `accuracy`, `macro_f1`; `micro_auc`, `macro_auc` of each label against the others, where defined;
-        `macro_precision`, `macro_recall`; `f1_labels_left_out` and `auc_labels_left_out`; with at most 100
-        labels `f1/LABEL` of each one that occurs. Micro F1 would be the accuracy.
-    """
-    counts = _counts(gold, predicted)
-    auc, left_out = _auc(gold, probabilities)
-    macro = _macro(counts)
-    return {
-        "accuracy": float((gold & predicted).any(axis=1).mean()),
-        "macro_f1": macro.pop("macro_f1"),
-        **auc,
+        **further,
         **macro,
         **left_out,
         **_each(counts, labels),

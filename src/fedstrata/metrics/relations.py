@@ -17,10 +17,9 @@ from dataclasses import dataclass
 
 from fedstrata.core.documents import Document, Span
 from fedstrata.metrics.matching import Item, Matching, place_of
-from fedstrata.metrics.spans import scores_of
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Triple:
     """A relation of a document, with its two mentions.
 
@@ -53,23 +52,3 @@ def match_relations(gold: Sequence[Iterable[Triple]], predicted: Sequence[Iterab
         for side in (gold, predicted)
     )
     return Matching(gold_items, predicted_items)
-
-
-def relation_scores(
-    gold: Sequence[Iterable[Triple]],
-    predicted: Sequence[Iterable[Triple]],
-    types: Sequence[str],
-    prefix: str = "",
-) -> dict[str, float]:
-    """Scores predicted relations: over all (micro), and for each type.
-
-    Args:
-        gold: The annotated relations of each document.
-        predicted: The predicted relations of each document, in the same order.
-        types: The types to give single scores for; relations of other types still count in the micro scores.
-        prefix: What the names of the scores begin with, for example `re_`.
-
-    Returns:
-        The scores of `metrics.spans.score_names`, without those of types that do not occur.
-    """
-    return scores_of(match_relations(gold, predicted), types, prefix)

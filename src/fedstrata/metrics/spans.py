@@ -52,29 +52,18 @@ def match_spans(gold: Sequence[Iterable[Span]], predicted: Sequence[Iterable[Spa
     return Matching(gold_items, predicted_items)
 
 
-def span_scores(
-    gold: Sequence[Iterable[Span]],
-    predicted: Sequence[Iterable[Span]],
-    types: Sequence[str],
-    prefix: str = "",
-) -> dict[str, float]:
-    """Scores predicted spans: over all spans (micro), and for each type.
+def scores_of(matching: Matching, types: Sequence[str], prefix: str = "") -> dict[str, float]:
+    """Scores mentions or relations that were matched: over all of them (micro), and for each type.
 
     Args:
-        gold: The annotated spans of each document.
-        predicted: The predicted spans of each document, in the same order.
-        types: The types to give single scores for; spans of other types still count in the micro scores.
+        matching: Those that are annotated and those that are predicted.
+        types: The types to give single scores for; others still count in the micro scores.
         prefix: What the names of the scores begin with, for example `ner_`.
 
     Returns:
-        The scores of `score_names`, without those of types that occur neither among the annotated nor among
-        the predicted spans.
+        The scores of `score_names`, without those of types that occur neither among what is annotated nor
+        among what is predicted.
     """
-    return scores_of(match_spans(gold, predicted), types, prefix)
-
-
-def scores_of(matching: Matching, types: Sequence[str], prefix: str = "") -> dict[str, float]:
-    """Returns the scores of mentions or relations that were matched; see `span_scores`."""
     every = {
         f"{begins}{name}": value
         for begins, scheme in SCHEMES.items()

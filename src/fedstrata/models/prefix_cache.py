@@ -25,7 +25,8 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,7 @@ from fedstrata.wire import frame
 if TYPE_CHECKING:
     from fedstrata.core.client import Feed
     from fedstrata.core.model import Model
+    from fedstrata.core.settings.training import TrainingSettings
     from fedstrata.core.types import JSON
 
 Batch = Mapping[str, Tensor]
@@ -73,37 +75,25 @@ def estimate_bytes(lengths: Iterable[int], hidden_size: int, dtype: torch.dtype)
     return sum(each) * hidden_size * dtype.itemsize + (len(each) + 1) * torch.int64.itemsize
 
 
-@dataclass(frozen=True, slots=True)
-class CachePolicy:
-    """Whether and how states are kept.
-
-    Attributes:
-        always: Keep them even where they would be used once.
-        epochs: How often each text is used in one local training.
-        dtype: `auto` (as a block gives them), `float32` or `bfloat16`.
-        budget: Returns how many bytes a new file may have, and what sets that limit.
-    """
-
-    always: bool
-    epochs: int
-    dtype: str
-    budget: Callable[[], tuple[int, str]]
-
-
 class PrefixCache:
     """One client's stored states; implements `core.client.PrefixCache`.
 
     Args:
         folder: The client's folder; made when needed.
-        policy: Whether and how states are kept.
+        training: How the client trains, which says whether and how states are kept.
+        budget: Returns how many bytes a new file may have, and what sets that limit.
         report: Told when states were stored (`used` true, `bytes`, `seconds`), or why not (`reason`).
     """
 
     def __init__(
-        self, folder: Path, policy: CachePolicy, report: Callable[[Mapping[str, Any]], None]
+        self,
+        folder: Path,
+        training: TrainingSettings,
+        budget: Callable[[], tuple[int, str]],
+        report: Callable[[Mapping[str, Any]], None],
     ) -> None:
         self._path = folder / FILE
-        self._policy, self._report = policy, report
+        self._training, self._budget, self._report = training, budget, report
         self.serving: str | None = None  # a fingerprint of what is, or was last, served
 
     @contextmanager
@@ -125,12 +115,13 @@ class PrefixCache:
             are valid until the next is told. It returns how many blocks they stand in for.
         """
         self.serving = None
-        stored = self._stored(model, cut, batches, run, arithmetic) if self._pays(model, cut) else None
+        prefix = _Prefix(model, cut, batches, run)
+        stored = self._stored(prefix, arithmetic) if self._pays(prefix) else None
         if stored is None:
             yield lambda batch: 0
             return
         device = next(model.module.parameters()).device
-        with stored, replaced_prefix(model.module, model.layout, cut, stored.size) as use:
+        with stored.file, replaced_prefix(model.module, model.layout, cut, stored.size) as use:
 
             def feed(batch: Batch) -> int:
                 use(states := stored.padded(batch, device))
@@ -138,65 +129,63 @@ class PrefixCache:
 
             yield feed
 
-    def _pays(self, model: Model, cut: int) -> bool:
+    def _pays(self, prefix: _Prefix) -> bool:
         """Whether each text is used more than once while its states stay what they are."""
-        if self._policy.always or self._policy.epochs > 1:
+        if self._training.cache == "on" or self._training.epochs > 1:
             return True
-        return not model.is_changed(prefix_names(model.layout, cut))  # later rounds find them again
+        return not prefix.model.is_changed(prefix.names)  # later rounds find them again
 
-    def _stored(
-        self, model: Model, cut: int, batches: Callable[[], Iterable[Batch]], run: Run, arithmetic: str
-    ) -> _Stored | None:
+    def _stored(self, prefix: _Prefix, arithmetic: str) -> _Stored | None:
         """Returns the states of these texts, from the file if it holds them; none if they cannot be kept."""
-        lengths = _lengths(batches())
+        lengths = prefix.lengths
         if not lengths:
             self._report({"used": False, "reason": "its batches are not ids padded on the right"})
             return None
-        key = self._key(model, cut, lengths, arithmetic)
+        key = self._key(prefix, arithmetic)
         stored = _open(self._path, key, lengths)
         if stored is None:
-            reason = self._fill(_Filling(model, cut, batches, run, lengths), key)
+            reason = self._fill(prefix, key)
             stored = _open(self._path, key, lengths) if reason is None else None
             if stored is None:
                 self._report({"used": False, "reason": reason or "the file just written cannot be read back"})
         self.serving = key if stored is not None else None
         return stored
 
-    def _key(self, model: Model, cut: int, lengths: Mapping[bytes, int], arithmetic: str) -> str:
-        config: Any = transformers_model(model.module).config
+    def _key(self, prefix: _Prefix, arithmetic: str) -> str:
+        config: Any = transformers_model(prefix.model.module).config
         facts = [
             _VERSION,
-            cut,
-            self._policy.dtype,
+            prefix.cut,
+            self._training.cache_dtype,
             arithmetic,
             config._attn_implementation,
             config.to_json_string(use_diff=False),
             torch.__version__,
             transformers.__version__,
-            model.fingerprint(prefix_names(model.layout, cut)),
+            prefix.model.fingerprint(prefix.names),
         ]
         digest = hashlib.sha256(json.dumps(facts).encode())
-        for text in lengths:
+        for text in prefix.lengths:
             digest.update(text)
         return digest.hexdigest()
 
-    def _fill(self, filling: _Filling, key: str) -> str | None:
+    def _fill(self, prefix: _Prefix, key: str) -> str | None:
         """Writes the file; returns the reason if that cannot be."""
         started = time.perf_counter()
-        reason = filling.check()
+        reason = prefix.check()
         if reason is not None:
             return reason
-        dtype = filling.output.states.dtype
-        if self._policy.dtype != "auto":
-            dtype = getattr(torch, self._policy.dtype)
-        needed = estimate_bytes(filling.lengths.values(), filling.output.states.shape[-1], dtype)
+        dtype = prefix.output.states.dtype
+        if self._training.cache_dtype != "auto":
+            dtype = getattr(torch, self._training.cache_dtype)
+        needed = estimate_bytes(prefix.lengths.values(), prefix.output.states.shape[-1], dtype)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._path.unlink(missing_ok=True)  # its room is needed
-            left, limit = self._policy.budget()
+            left, limit = self._budget()
             if needed > left:
                 return f"{needed / 1e9:.3g} GB are needed, and {limit} leaves {max(0, left) / 1e9:.3g} GB"
-            write_atomically(self._path, filling.pieces(key, dtype))
+            write_atomically(self._path, prefix.pieces(key, dtype))
         except OSError as error:
             return f"writing {needed / 1e9:.3g} GB failed: {error.strerror}"
         seconds = time.perf_counter() - started
@@ -204,21 +193,27 @@ class PrefixCache:
         return None
 
 
-class _Filling:
-    """One run of the frozen blocks over all texts."""
+@dataclass
+class _Prefix:
+    """The frozen blocks of a model, and the texts that they run over; see `PrefixCache.serve`."""
 
-    def __init__(
-        self,
-        model: Model,
-        cut: int,
-        batches: Callable[[], Iterable[Batch]],
-        run: Run,
-        lengths: Mapping[bytes, int],
-    ) -> None:
-        self.lengths = lengths
-        self.output: BlockOutput  # of no text: what `check` learnt of dtype, width and form
-        self._model, self._cut, self._batches, self._run = model, cut, batches, run
-        model.module.train(False)
+    model: Model
+    cut: int
+    batches: Callable[[], Iterable[Batch]]
+    run: Run
+    output: BlockOutput = field(init=False)  # of no text: what `check` learnt of dtype, width and form
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters on which the output depends."""
+        return prefix_names(self.model.layout, self.cut)
+
+    @cached_property
+    def lengths(self) -> dict[bytes, int]:
+        """The length of each distinct text, in order; empty if a batch is of another kind."""
+        all_texts = [_texts(batch) for batch in self.batches()]
+        known = [texts for texts in all_texts if texts is not None]
+        return dict(chain.from_iterable(known)) if len(known) == len(all_texts) else {}
 
     @torch.no_grad()
     def check(self) -> str | None:
@@ -227,19 +222,19 @@ class _Filling:
         The loss must be the same with the states in place of the blocks, here without a new padding: an
         architecture whose upper blocks read more of the lower ones than their last output gives another one.
         """
-        module, layout = self._model.module, self._model.layout
-        batch = next(iter(self._batches()))
+        module, layout = self.model.module.train(False), self.model.layout
+        batch = next(iter(self.batches()))
         losses: list[float] = []
         output = run_prefix(
-            module, layout, self._cut, lambda: losses.append(float(self._run(batch))), stop=False
+            module, layout, self.cut, lambda: losses.append(float(self.run(batch))), stop=False
         )
         if output is None or output.states.shape[:2] != batch["input_ids"].shape:
             return "the blocks of this model do not give one vector a token"
         self.output = BlockOutput(output.states.new_empty(0, output.states.shape[-1]), output.size)
         expected = losses[0]
-        with replaced_prefix(module, layout, self._cut, output.size) as use:
+        with replaced_prefix(module, layout, self.cut, output.size) as use:
             use(output.states)
-            found = float(self._run(batch))
+            found = float(self.run(batch))
         if not math.isclose(found, expected, rel_tol=1e-5, abs_tol=1e-7):
             return f"from stored states the loss of this model is {found:.6g} instead of {expected:.6g}"
         return None
@@ -251,66 +246,59 @@ class _Filling:
         values: dict[str, JSON] = {
             "key": key,
             "size": self.output.size,
-            "given": _name(self.output.states.dtype),
+            "given": str(self.output.states.dtype).removeprefix("torch."),
         }
         shapes = {
             "offsets": (offsets.dtype, tuple(offsets.shape)),
             "states": (dtype, (int(offsets[-1]), width)),
         }
         yield frame.head(shapes, values)
-        yield _bytes(offsets)
+        yield frame.bytes_of(offsets)
         seen: set[bytes] = set()
-        for batch in self._batches():
+        for batch in self.batches():
             texts = [text for text, _ in _texts(batch) or ()]
             fresh = [row for row, text in enumerate(texts) if text not in seen and text not in texts[:row]]
             seen.update(texts)
             if fresh:
-                yield _bytes(self._unpadded(batch, fresh).to(dtype))
+                yield frame.bytes_of(self._unpadded(batch, fresh).to(dtype))
 
     @torch.no_grad()
     def _unpadded(self, batch: Batch, rows: Sequence[int]) -> Tensor:
         """Returns the states of some rows of a batch one after the other, (tokens, hidden)."""
-        model = self._model
-        output = run_prefix(model.module, model.layout, self._cut, lambda: self._run(batch))
+        output = run_prefix(self.model.module, self.model.layout, self.cut, lambda: self.run(batch))
         assert output is not None  # noqa: S101 - the first batch came there, and all take one way
         mask = batch["attention_mask"][list(rows)].to(output.states.device).bool()
         return output.states[list(rows)][mask]
 
 
+@dataclass
 class _Stored:
     """An open file of states.
 
-    Args:
+    Attributes:
         path: The file.
         rows: Number of each text in the file.
         offsets: As in the file.
-        states: Dtype and width of its states.
+        dtype: Of its states.
+        width: Of its states.
         size: As in `BlockOutput`.
         given: The dtype in which the model gave the states and gets them back.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        rows: Mapping[bytes, int],
-        offsets: Sequence[int],
-        states: tuple[torch.dtype, int],
-        size: int,
-        given: torch.dtype,
-    ) -> None:
-        self.size = size
-        self._rows, self._offsets, self._given = rows, offsets, given
-        self._dtype, self._width = states
-        self._bytes_per_token = self._width * self._dtype.itemsize
-        self._start = path.stat().st_size - offsets[-1] * self._bytes_per_token  # the states come last
-        self._file = path.open("rb", buffering=0)
+    path: Path
+    rows: Mapping[bytes, int]
+    offsets: Sequence[int]
+    dtype: torch.dtype
+    width: int
+    size: int
+    given: torch.dtype
+
+    def __post_init__(self) -> None:
+        self._bytes_per_token = self.width * self.dtype.itemsize
+        states = self.offsets[-1] * self._bytes_per_token
+        self._start = self.path.stat().st_size - states  # the states come last
+        self.file = self.path.open("rb", buffering=0)
         self._buffer = np.empty(0, dtype=np.uint8)
-
-    def __enter__(self) -> _Stored:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
 
     def padded(self, batch: Batch, device: torch.device) -> Tensor | None:
         """Returns the states of a batch, (rows, tokens, hidden), zero where it is padded.
@@ -318,18 +306,18 @@ class _Stored:
         They share one buffer: the next call overwrites them. None if a text of the batch is not stored.
         """
         texts = _texts(batch)
-        if texts is None or not all(text in self._rows for text, _ in texts):
+        if texts is None or not all(text in self.rows for text, _ in texts):
             return None
-        shape = (*batch["input_ids"].shape, self._width)
-        self._reserve(math.prod(shape) * self._dtype.itemsize, device)
+        shape = (*batch["input_ids"].shape, self.width)
+        self._reserve(math.prod(shape) * self.dtype.itemsize, device)
         stride = shape[1] * self._bytes_per_token
         for row, (text, length) in enumerate(texts):
             begin, size = row * stride, length * self._bytes_per_token
-            self._file.seek(self._start + self._offsets[self._rows[text]] * self._bytes_per_token)
+            self.file.seek(self._start + self.offsets[self.rows[text]] * self._bytes_per_token)
             self._read(memoryview(self._buffer)[begin : begin + size])  # type: ignore[arg-type]
             self._buffer[begin + size : begin + stride] = 0
-        states = torch.from_numpy(self._buffer[: len(texts) * stride]).view(self._dtype).view(shape)
-        return states.to(device).to(self._given)
+        states = torch.from_numpy(self._buffer[: len(texts) * stride]).view(self.dtype).view(shape)
+        return states.to(device).to(self.given)
 
     def _reserve(self, size: int, device: torch.device) -> None:
         """Makes the buffer large enough; for a GPU in memory that it can copy from directly."""
@@ -339,9 +327,9 @@ class _Stored:
 
     def _read(self, target: memoryview) -> None:
         while target:
-            count = self._file.readinto(target)
+            count = self.file.readinto(target)
             if not count:
-                raise FedstrataError(f"{self._file.name} was cut short while it was in use")
+                raise FedstrataError(f"{self.file.name} was cut short while it was in use")
             target = target[count:]
 
 
@@ -359,14 +347,7 @@ def _open(path: Path, key: str, lengths: Mapping[bytes, int]) -> _Stored | None:
     if values["key"] != key or offsets != [0, *accumulate(lengths.values())] or tokens != offsets[-1]:
         return None
     rows = {text: number for number, text in enumerate(lengths)}
-    return _Stored(path, rows, offsets, (frame.dtype_of(dtype), width), size, given)
-
-
-def _lengths(batches: Iterable[Batch]) -> dict[bytes, int]:
-    """Returns the length of each distinct text, in order; empty if a batch is of another kind."""
-    all_texts = [_texts(batch) for batch in batches]
-    known = [texts for texts in all_texts if texts is not None]
-    return dict(chain.from_iterable(known)) if len(known) == len(all_texts) else {}
+    return _Stored(path, rows, offsets, frame.dtype_of(dtype), width, size, given)
 
 
 def _texts(batch: Batch) -> list[tuple[bytes, int]] | None:
@@ -379,20 +360,8 @@ def _texts(batch: Batch) -> list[tuple[bytes, int]] | None:
     if not np.array_equal(mask, np.arange(mask.shape[1]) < lengths[:, None]):
         return None
     inputs = [batch[name].numpy() for name in _INPUTS if name in batch and batch[name].shape == ids.shape]
-    return [
-        (_digest([each[row, :length].tobytes() for each in inputs]), length)
+    rows = (
+        (b"".join(each[row, :length].tobytes() for each in inputs), length)
         for row, length in enumerate(lengths.tolist())
-    ]
-
-
-def _digest(parts: Iterable[bytes]) -> bytes:
-    return hashlib.blake2b(b"".join(parts), digest_size=16).digest()
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    array: Any = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return memoryview(array)
+    )
+    return [(hashlib.blake2b(text, digest_size=16).digest(), length) for text, length in rows]

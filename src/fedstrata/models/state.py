@@ -21,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 
 from fedstrata.core.errors import FedstrataError, FrameError, did_you_mean
 from fedstrata.models.blocks import Layout, block_modules, find_layout, numbers_in, transformers_model
+from fedstrata.wire import frame
 
 FIRST_VALUES = ".original_module."
 """What is in the names of the first values that PEFT keeps of a task head which trains with an adapter."""
@@ -360,8 +361,7 @@ class Model:
 
 def _digest(tensor: Tensor) -> bytes:
     digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-    data: Any = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    digest.update(data)
+    digest.update(frame.bytes_of(tensor))
     return digest.digest()
 
 

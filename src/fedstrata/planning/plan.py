@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,10 +118,6 @@ class RunPlan:
     energy_joules: None
     rehearsal: dict[str, float]
     warnings: tuple[str, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns the plan as JSON values."""
-        return asdict(self)
 
 
 def make_plan(source: Source, *, folder: Path = Path(), seconds: float = SECONDS) -> RunPlan:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import reduce
+from typing import Any, Literal, cast
 
 from fedstrata.record.words import duration
 
@@ -36,70 +37,56 @@ class Column:
         return f"{value * self.factor:.{self.digits}f}"
 
 
+def _at(path: str) -> Callable[[Summary], float | None]:
+    """Returns what finds a figure by its dotted path in a summary; none where the summary has it not."""
+    return lambda summary: reduce(
+        lambda section, key: section.get(key), path.split("."), cast("Any", summary)
+    )
+
+
+def _megabytes(path: str) -> Callable[[Summary], float | None]:
+    """Returns what finds a number of bytes, as `_at` does."""
+    find = _at(path)
+    return lambda summary: None if (size := find(summary)) is None else size * 1e-6
+
+
 def _megabytes_sent(summary: Summary) -> float | None:
     sent = summary["communication"]
     return None if sent["bytes_up"] is None else (sent["bytes_up"] + sent["bytes_down"]) / 1e6
 
 
-def _megabytes(direction: str) -> Callable[[Summary], float | None]:
-    return lambda summary: _scaled(summary["communication"][direction], 1e-6)
-
-
-def _per_round(summary: Summary, seconds: float) -> float | None:
-    return seconds / summary["rounds"] if summary["rounds"] else None
+def _per_round(key: str) -> Callable[[Summary], float | None]:
+    """Returns what finds the seconds of a round that went to one purpose; none without rounds."""
+    return lambda summary: summary["time"].get(key, 0.0) / summary["rounds"] if summary["rounds"] else None
 
 
 COSTS: dict[str, tuple[Column, Callable[[Summary], float | None]]] = {
     "percent_of_full_model": (
         Column("update, % of model", "lower"),
-        lambda summary: summary["communication"]["percent_of_full_model"],
+        _at("communication.percent_of_full_model"),
     ),
     "megabytes_sent": (Column("sent, MB", "lower"), _megabytes_sent),
-    "megabytes_up": (Column("up, MB", "lower"), _megabytes("bytes_up")),
-    "megabytes_down": (Column("down, MB", "lower"), _megabytes("bytes_down")),
-    "train_seconds_per_round": (
-        Column("training, s a round", "lower"),
-        lambda summary: _per_round(summary, summary["time"]["train_seconds"]),
-    ),
-    "serve_seconds_per_round": (
-        Column("server's part, s a round", "lower"),
-        lambda summary: _per_round(summary, summary["time"].get("serve_seconds", 0.0)),
-    ),
-    "rounds_to_90_percent": (
-        Column("rounds to 90 %", "lower"),
-        lambda summary: summary["convergence"]["rounds_to_90_percent"],
-    ),
+    "megabytes_up": (Column("up, MB", "lower"), _megabytes("communication.bytes_up")),
+    "megabytes_down": (Column("down, MB", "lower"), _megabytes("communication.bytes_down")),
+    "train_seconds_per_round": (Column("training, s a round", "lower"), _per_round("train_seconds")),
+    "serve_seconds_per_round": (Column("server's part, s a round", "lower"), _per_round("serve_seconds")),
+    "rounds_to_90_percent": (Column("rounds to 90 %", "lower"), _at("convergence.rounds_to_90_percent")),
     "peak_memory_megabytes": (
         Column("peak memory, MB", "lower", digits=0),
         lambda summary: summary["memory"]["peak_rss_bytes"] / 1e6,
     ),
     "peak_gpu_megabytes": (
         Column("peak GPU memory, MB", "lower", digits=0),
-        lambda summary: _scaled(summary["memory"]["peak_gpu_bytes"], 1e-6),
+        _megabytes("memory.peak_gpu_bytes"),
     ),
-    "total_seconds": (
-        Column("in all, s", "lower", digits=0),
-        lambda summary: summary["time"]["total_seconds"],
-    ),
-    "trainable_parameters": (
-        Column("parameters trained", None, digits=0),
-        lambda summary: summary["trainable_parameters"],
-    ),
-    "simulated_seconds": (
-        Column("simulated time", "lower", time=True),
-        lambda summary: summary["time"].get("simulated_seconds"),
-    ),
-    "energy_joules": (
-        Column("energy, kJ", "lower", factor=1e-3),
-        lambda summary: summary.get("energy_joules"),
-    ),
-    "device_memory_megabytes": (
-        Column("device memory, MB", "lower"),
-        lambda summary: _scaled(summary["memory"].get("device_mean_bytes"), 1e-6),
-    ),
+    "total_seconds": (Column("in all, s", "lower", digits=0), _at("time.total_seconds")),
+    "trainable_parameters": (Column("parameters trained", None, digits=0), _at("trainable_parameters")),
+    "simulated_seconds": (Column("simulated time", "lower", time=True), _at("time.simulated_seconds")),
+    "energy_joules": (Column("energy, kJ", "lower", factor=1e-3), _at("energy_joules")),
+    "device_memory_megabytes": (Column("device memory, MB", "lower"), _megabytes("memory.device_mean_bytes")),
     "device_peak_memory_megabytes": (
         Column("device peak memory, MB", "lower"),
-        lambda summary: _scaled(summary["memory"].get("device_peak_bytes"), 1e-6),
+        _megabytes("memory.device_peak_bytes"),
     ),
 }
 """Figures that every run has beside its scores: how to show them, and where a summary holds them."""
@@ -118,7 +105,3 @@ SHOWN_COSTS = (
     "rounds_to_90_percent",
     "peak_memory_megabytes",
 )
-
-
-def _scaled(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -13,14 +14,15 @@ from fedstrata.record.log import committed_rounds, read_events
 from fedstrata.record.summary import headline, summarise
 
 State = Literal["finished", "unfinished", "failed", "interrupted"]
-_UNSCORED: Mapping[str, Any] = {
+_NO_END: Mapping[str, Any] = {
+    "event": "final",
     "global": None,
     "clients": {},
     "mean_client": None,
     "external": {},
     "seconds": 0.0,
 }
-_UNMEASURED = {"peak_rss_bytes": None, "peak_gpu_bytes": None}
+"""Stands for the end of a run that has none yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +72,7 @@ def read_history(folder: Path) -> History:
     final = finals[-1] if finals else None
     summary = None
     if start is not None:
-        counted = [*events, *([] if final else [{"event": "final", **_UNSCORED, **_UNMEASURED}])]
-        summary = summarise(counted)
+        summary = summarise([*events, *([] if final else [_NO_END])])
     return History(
         folder=folder,
         configuration=(folder / "config.yaml").read_text(encoding="utf-8"),
@@ -151,11 +152,10 @@ def extremes(scores: Mapping[str, float], *, falling: bool = False) -> tuple[str
 
 def group_bytes(rounds: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Returns the bytes that clients sent of each tensor group, over all rounds."""
-    totals: dict[str, int] = {}
+    totals: Counter[str] = Counter()
     for event in rounds:
-        for group, size in event.get("groups_up", {}).items():
-            totals[group] = totals.get(group, 0) + size
-    return totals
+        totals.update(event.get("groups_up", {}))
+    return dict(totals)
 
 
 def time_parts(history: History) -> dict[str, float]:

@@ -25,7 +25,7 @@ from fedstrata.record.score_columns import (
     scores_of,
 )
 from fedstrata.record.scores import headings
-from fedstrata.record.target import TARGETS, Point, Target, common_targets
+from fedstrata.record.target import TARGETS, Curve, Target, common_target
 from fedstrata.record.words import COUNTED
 
 
@@ -39,7 +39,7 @@ class CellResult:
         summary: Its summary; none if it failed.
         run: The `run` event of its record; none if it failed before there was one.
         message: Why it failed.
-        curve: What it scored on the validation split, round by round.
+        curve: What it had come to, round by round.
     """
 
     seed: int
@@ -47,7 +47,7 @@ class CellResult:
     summary: Summary | None = None
     run: Mapping[str, Any] | None = None
     message: str = ""
-    curve: tuple[Point, ...] = ()
+    curve: Curve = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +56,13 @@ class Trial:
 
     Attributes:
         value: The value.
-        score: Its score on the validation split after the last round; none if the run failed.
-        message: Why it failed.
+        validation: Its score on the validation split after the last round; none if the run failed.
+        message: Why it failed; none if it did not.
     """
 
     value: Any
-    score: float | None
-    message: str = ""
+    validation: float | None
+    message: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +71,17 @@ class Tuning:
 
     Attributes:
         setting: Dotted path of the setting.
+        chosen: The value with the best score, the first of equals; none if every trial failed.
         metric: The score of the validation split that decided.
         seed: The seed of the runs that decided.
-        trials: Every value that was tried.
-        chosen: The value with the best score, the first of equals; none if every trial failed.
+        tried: Every value that was tried.
     """
 
     setting: str
+    chosen: Any
     metric: str
     seed: int
-    trials: tuple[Trial, ...]
-    chosen: Any
+    tried: list[Trial]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +139,13 @@ def tabulate(
     metric = runs[0]["metric"] if runs else None
     described = _columns(rows)
     others = _on_other_documents(rows)
-    targets = _targets(rows, metric, {*floors, *(() if different_data else others)})
+    target = _target(rows, metric, {*floors, *(() if different_data else others)})
     table: dict[str, Any] = {
         "name": name,
         "seeds": [cell.seed for cell in rows[0].cells],
         "metric": metric,
         "lower_is_better": sorted(_falling(rows)),
-        "target": _described(targets),
+        "target": target and asdict(target),
         "columns": {key: asdict(column) for key, column in described.items()},
         "shown": list(columns)
         if columns is not None
@@ -158,8 +158,8 @@ def tabulate(
                 "competes": all(cell.summary for cell in row.cells)
                 and row.name not in floors
                 and (different_data or row.name not in others),
-                "tuning": row.tuning and _tuning(row.tuning),
-                "values": {key: _statistics(row, key, targets) for key in described},
+                "tuning": row.tuning and asdict(row.tuning),
+                "values": {key: _statistics(row, key, target) for key in described},
             }
             for row in rows
         ],
@@ -186,23 +186,14 @@ def _columns(rows: Sequence[RowResult]) -> dict[str, Column]:
     return {**described, **{key: column for key, (column, _) in COSTS.items()}, **TARGETS}
 
 
-def _targets(rows: Sequence[RowResult], metric: str | None, others: Collection[str]) -> dict[int, Target]:
-    """Returns the score that all finished runs of a seed reach, but for those on other documents, by seed."""
-    curves: dict[int, list[tuple[Point, ...]]] = {}
+def _target(rows: Sequence[RowResult], metric: str | None, others: Collection[str]) -> Target | None:
+    """Returns the score that all finished runs of a seed reach, but for those on other documents."""
+    curves: dict[int, list[Curve]] = {}
     for row in rows:
         for cell in row.cells if row.name not in others else ():
             if cell.summary is not None:
                 curves.setdefault(cell.seed, []).append(cell.curve)
-    return common_targets(curves, falling=metric in _falling(rows))
-
-
-def _described(targets: Mapping[int, Target]) -> dict[str, Any] | None:
-    """Returns what `table.json` says of the targets; null where there are none."""
-    if not targets:
-        return None
-    one = next(iter(targets.values()))
-    scores = {str(seed): target.score for seed, target in targets.items()}
-    return {"of": one.of, "falling": one.falling, "by_seed": scores}
+    return common_target(curves, falling=metric in _falling(rows))
 
 
 def _falling(rows: Sequence[RowResult]) -> set[str]:
@@ -224,32 +215,29 @@ def _default_columns(described: Mapping[str, Column], metric: str | None, *, emu
 def _emulated(rows: Sequence[RowResult]) -> bool:
     """Whether any run was on emulated devices."""
     return any(
-        cell.summary is not None and _value(cell, key, {}) is not None
+        cell.summary is not None and _value(cell, key, None) is not None
         for row in rows
         for cell in row.cells
         for key in EMULATED_COSTS
     )
 
 
-def _value(cell: CellResult, key: str, targets: Mapping[int, Target]) -> float | None:
+def _value(cell: CellResult, key: str, target: Target | None) -> float | None:
     """Returns one figure of a run; none where it has it not, or has failed."""
     summary = cell.summary
     if summary is None:
         return None
     if key in TARGETS:
         sends = summary["communication"]["bytes_up"] is not None or key != "megabytes_to_target"
-        target = targets.get(cell.seed)
-        return target.reached(cell.curve)[key] if target and sends else None
+        return target.reached(cell.seed, cell.curve)[key] if target and sends else None
     if key in COSTS:
         return COSTS[key][1](summary)
     return score_of(summary, key)
 
 
-def _statistics(row: RowResult, key: str, targets: Mapping[int, Target]) -> dict[str, Any] | None:
+def _statistics(row: RowResult, key: str, target: Target | None) -> dict[str, Any] | None:
     """Returns a row's values of one column with their mean and spread; none if no run has any."""
-    values = {
-        str(cell.seed): value for cell in row.cells if (value := _value(cell, key, targets)) is not None
-    }
+    values = {str(cell.seed): value for cell in row.cells if (value := _value(cell, key, target)) is not None}
     if not values:
         return None
     numbers = list(values.values())
@@ -325,17 +313,4 @@ def _cell(cell: CellResult) -> dict[str, Any]:
         "finished": cell.summary is not None,
         "message": cell.message or None,
         **{key: run.get(key) for key in ("data", "device", "threads", "versions")},
-    }
-
-
-def _tuning(tuning: Tuning) -> dict[str, Any]:
-    return {
-        "setting": tuning.setting,
-        "chosen": tuning.chosen,
-        "metric": tuning.metric,
-        "seed": tuning.seed,
-        "tried": [
-            {"value": trial.value, "validation": trial.score, "message": trial.message or None}
-            for trial in tuning.trials
-        ],
     }

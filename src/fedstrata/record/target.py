@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from fedstrata.record.costs import Column
-from fedstrata.record.history import bytes_sent
 
 TARGETS: Mapping[str, Column] = {
     "seconds_to_target": Column("time to target", "lower", time=True),
@@ -23,92 +22,59 @@ TARGETS: Mapping[str, Column] = {
     "megabytes_to_target": Column("sent to target, MB", "lower"),
 }
 """The columns of time to accuracy."""
-ALL_DOCUMENTS, MEAN_OF_CLIENTS = "global", "mean_client"
+MEAN_OF_CLIENTS = "mean_client"
+WHOSE: Mapping[str, str] = {"global": "global", MEAN_OF_CLIENTS: "mean"}
+"""Whose score may be compared, the first that all runs have, and its name in `record.history.round_rows`."""
 
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """What a run had come to after a round in which it was scored.
-
-    Attributes:
-        round: The round, counted from 1.
-        scores: The score of all documents (`global`) and the mean of the clients' (`mean_client`); methods
-            with a model for every client have only the second.
-        seconds: What the rounds up to this one took on the simulated clock; none without emulated devices.
-        megabytes: What had travelled by then, up and down over all clients.
-    """
-
-    round: int
-    scores: Mapping[str, float]
-    seconds: float | None
-    megabytes: float
+Curve: TypeAlias = Sequence[Mapping[str, Any]]
+"""What a run had come to after each round, as `record.history.round_rows` gives it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The score that all compared runs of a seed reach.
+    """The scores that all compared runs of a seed reach.
 
     Attributes:
-        score: The score.
-        of: Whose it is: `global`, or `mean_client` where not every run has the first.
-        falling: Whether less of it is better.
+        of: Whose they are: `global`, or `mean_client` where not every run has the first: methods with a model
+            for every client have only the second.
+        falling: Whether less of them is better.
+        by_seed: The score of each seed.
     """
 
-    score: float
     of: str
     falling: bool
+    by_seed: Mapping[str, float]
 
-    def reached(self, curve: Sequence[Point]) -> dict[str, float | None]:
-        """Returns the columns of a run: when it first had the score; none if it never did."""
-        sign = -1.0 if self.falling else 1.0
-        for point in curve:
-            if self.of in point.scores and sign * point.scores[self.of] >= sign * self.score:
+    def reached(self, seed: int, curve: Curve) -> dict[str, float | None]:
+        """Returns the columns of a run: when it first had the score of its seed; none if it never did."""
+        sign, score, key = -1.0 if self.falling else 1.0, self.by_seed.get(str(seed)), WHOSE[self.of]
+        for row in curve:
+            if score is not None and row[key] is not None and sign * row[key] >= sign * score:
                 return {
-                    "seconds_to_target": point.seconds,
-                    "rounds_to_target": point.round,
-                    "megabytes_to_target": point.megabytes,
+                    "seconds_to_target": row["simulated"],
+                    "rounds_to_target": row["round"],
+                    "megabytes_to_target": row["bytes"] / 1e6,
                 }
         return dict.fromkeys(TARGETS)
 
 
-def learning_curve(rounds: Sequence[Mapping[str, Any]], metric: str) -> tuple[Point, ...]:
-    """Returns what a run scored, round by round.
-
-    Args:
-        rounds: Its `round` events, of committed rounds in order.
-        metric: The score.
-    """
-    points, seconds = [], 0.0
-    for event, sent in zip(rounds, bytes_sent(rounds), strict=True):
-        own = event.get("simulated_seconds")
-        seconds += own or 0.0
-        groups = {name: event.get(name) or {} for name in (ALL_DOCUMENTS, MEAN_OF_CLIENTS)}
-        scores = {name: float(group[metric]) for name, group in groups.items() if metric in group}
-        if scores:
-            points.append(Point(event["round"], scores, None if own is None else seconds, sent / 1e6))
-    return tuple(points)
-
-
-def common_targets(curves: Mapping[int, Sequence[Sequence[Point]]], *, falling: bool) -> dict[int, Target]:
+def common_target(curves: Mapping[int, Sequence[Curve]], *, falling: bool) -> Target | None:
     """Returns, for each seed, the best score that every run reaches: the worst of the runs' own best ones.
 
     Args:
-        curves: The learning curves of the runs of each seed.
+        curves: Those of the runs of each seed.
         falling: Whether less of the score is better.
 
     Returns:
-        The targets by seed, all of the same documents. None if any run was never scored.
+        The target, of the same documents for all seeds. None if any run was never scored.
     """
     choose, worst = (min, max) if falling else (max, min)
-    for group in (ALL_DOCUMENTS, MEAN_OF_CLIENTS):
+    for of, key in WHOSE.items():
         scored = {
-            seed: [[point.scores[group] for point in curve if group in point.scores] for curve in own]
+            str(seed): [[row[key] for row in curve if row[key] is not None] for curve in own]
             for seed, own in curves.items()
             if own
         }
         if scored and all(all(own) for own in scored.values()):
-            return {
-                seed: Target(worst(choose(scores) for scores in own), group, falling)
-                for seed, own in scored.items()
-            }
-    return {}
+            return Target(of, falling, {seed: worst(map(choose, own)) for seed, own in scored.items()})
+    return None

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from jinja2 import StrictUndefined, Template
 from rich.filesize import decimal
 
 from fedstrata.core.settings.model import TrainedTokenizer
@@ -26,57 +27,6 @@ PIPELINES = {
     "causal-lm": "text-generation",
 }
 """The transformers pipeline of each kind of model."""
-
-TEXT = "The patient has chest pain and takes aspirin."
-CODE = {
-    "token-classification": f"""from transformers import pipeline
-
-tagger = pipeline("token-classification", model=".", aggregation_strategy="simple")
-mentions = tagger("{TEXT}")""",
-    "sequence-classification": f"""from transformers import pipeline
-
-classifier = pipeline("text-classification", model=".", top_k=None)
-labels = classifier("{TEXT}")""",
-    "causal-lm": """from transformers import pipeline
-
-generator = pipeline("text-generation", model=".")
-text = generator("The patient has", max_new_tokens=40)[0]["generated_text"]""",
-}
-
-AUTO = {
-    "token-classification": "AutoModelForTokenClassification",
-    "sequence-classification": "AutoModelForSequenceClassification",
-    "causal-lm": "AutoModelForCausalLM",
-}
-"""The transformers class of each kind of model."""
-
-FORMAT_NAMES = {
-    "i2b2": "in i2b2-2010 form",
-    "brat": "in BRAT form",
-    "conll": "in CoNLL form",
-    "jsonl": "as JSON lines",
-    "pubtator": "in PubTator form",
-    "mtsamples": "in the form of MTSamples",
-    "mimic": "in the form of MIMIC-III",
-    "datasets": "in tables",
-    "conllu": "in CoNLL-U form",
-    "text": "as plain text",
-    "ag_news": "in the form of AG News",
-    "glue": "in the form of GLUE",
-    "superglue": "in the form of SuperGLUE",
-    "mts_dialog": "in the form of MTS-Dialog",
-}
-
-SCORED_AS = (
-    "; a mention counts as found if its type and both its ends are right (`lenient`: if its type is, and it "
-    "overlaps; `untyped`: whatever its type)"
-)
-"""What the scores of mentions mean."""
-RELATIONS_SCORED_AS = (
-    "; a relation counts as found if its type and both its mentions are right (`lenient`: if its type is, "
-    "and both overlap; `untyped`: whatever its type)"
-)
-"""What the scores of relations mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,32 +61,28 @@ def is_path(name: str) -> bool:
 
 
 def card_of(facts: Facts) -> ModelCard:
-    """Returns the model card."""
-    template = (files("fedstrata.results") / "model_card.md").read_text(encoding="utf-8")
-    card: ModelCard = ModelCard.from_template(
-        _metadata(facts),
-        template_str=template,
+    """Returns the model card: what is said in it, and when, stands in `model_card.md`."""
+    result, metrics = facts.result, facts.result.summary["metrics"]
+    tested = [result.client] if result.client is not None else list(metrics["clients"])
+    held_out = metrics.get("external") or {}
+    text = (files("fedstrata.results") / "model_card.md").read_text(encoding="utf-8")
+    card = Template(text, undefined=StrictUndefined).render(
+        card_data=_metadata(facts).to_yaml(),
         name=facts.name,
-        code=_code(facts),
-        **_description(facts),
-        **_making(facts),
-        **_scores(facts),
+        facts=facts,
+        result=result,
+        summary=result.summary,
+        task=result.task,
+        words=result.task.card_words(),
+        source=method_source(result),
+        trained_tokenizer=isinstance(result.settings.model.tokenizer, TrainedTokenizer),
+        test_documents=sum(result.start["clients"][client]["test"] for client in tested),
+        score_tables=score_tables(result.scores),
+        held_out=compared({facts.clients[site]: own for site, own in held_out.items()}),
+        is_path=is_path,
+        decimal=decimal,
     )
-    return card
-
-
-def _code(facts: Facts) -> str:
-    """Returns how to use the folder."""
-    kind, task = facts.result.task.kind, facts.result.task
-    if facts.adapter is None:
-        return task.card_words().code or CODE[kind]
-    own = "import fedstrata.adapters.bottleneck\n" if facts.adapter.kind == "bottleneck" else ""
-    labels = "" if kind == "causal-lm" else f", num_labels={len(task.classes)}"
-    return f"""{own}from peft import PeftModel
-from transformers import {AUTO[kind]}, AutoTokenizer
-
-base = {AUTO[kind]}.from_pretrained(BASE{labels})  # the model this was trained from
-model = PeftModel.from_pretrained(base, ".")"""
+    return ModelCard(card)
 
 
 def _metadata(facts: Facts) -> ModelCardData:
@@ -175,128 +121,8 @@ def _metadata(facts: Facts) -> ModelCardData:
     )
 
 
-def _description(facts: Facts) -> dict[str, Any]:
-    """Returns the paragraphs of the card."""
-    result = facts.result
-    words = result.task.card_words()
-    what = words.what
-    limits = f"It was trained on windows of {result.task.max_length} tokens"
-    if words.around:
-        limits += f" around {words.around}"
-    if result.client is not None:
-        what += f" This is the model of one client, {facts.clients[result.client]}, made for its own notes."
-    return {
-        "what": what,
-        "use_text": f"To use it with {'PEFT' if facts.adapter else 'transformers'}, in this folder:",
-        "data": _data(facts),
-        "limits": f"{limits}. `fedstrata predict` {words.cut}; {words.beyond}.",
-        "privacy": _privacy(facts),
-        "licence_text": f"`{facts.licence}`."
-        if facts.licence
-        else "Not stated (`other`): state one in the head of this file before you hand the model on. The "
-        "licence of the starting point and the terms of the training data both bear on it.",
-    }
-
-
-def _data(facts: Facts) -> str:
-    """Says what kind of documents the model was trained on, and not where they lie."""
-    settings = facts.result.settings
-    if facts.result.served:
-        return "Documents of the clients, which only they have seen. Clients were processes of their own."
-    if facts.synthetic:
-        text = "Synthetic clinical notes that fedstrata generates; no text of a patient."
-    else:
-        kind = "Annotated documents" if facts.result.task.needs_annotations else "Documents"
-        text = f"{kind} {FORMAT_NAMES[settings.data.format]}. Where they lie is left out here."
-    clients = "are the sites" if settings.partition.by == "site" else f"were made `{settings.partition.by}`"
-    corrupt = facts.result.summary.get("corrupt")
-    if corrupt:
-        count = f"{len(corrupt['clients'])} of {facts.result.summary['clients']}"
-        text += (
-            f" On purpose {count} clients were corrupt (`{corrupt['kind']}`), so this model is an experiment."
-        )
-    return f"{text} Clients {clients}; they were simulated in one process, with every byte counted."
-
-
-def _privacy(facts: Facts) -> str:
-    """Says what is known of how much the model gives away."""
-    private = facts.result.summary["privacy"]
-    if private["epsilon"] is not None:
-        return (
-            f"Trained with differential privacy ({private['mechanism']}): epsilon {private['epsilon']:g} at "
-            f"delta {private['delta']:g}."
-        )
-    text = "Trained without differential privacy. "
-    if isinstance(facts.result.settings.model.tokenizer, TrainedTokenizer):
-        text += (
-            "The tokenizer was built from the training texts: its vocabulary shows which words occur there. "
-        )
-    if facts.synthetic:
-        return text + "Its training notes are synthetic, so it can give no patient away."
-    return text + (
-        "A model can give away text that it was trained on, and so can the updates that were sent: treat it "
-        "as you would treat the notes, until the owners of the data have agreed to more."
-    )
-
-
-def _making(facts: Facts) -> dict[str, Any]:
-    """Returns the rows of the tables on how the model was made."""
-    result, summary = facts.result, facts.result.summary
-    parameters, trained = summary["model"]["parameters"], summary["trainable_parameters"]
-    sent = summary["communication"]
-    moved = sent["bytes_up"] is not None
-    rule = result.method.robust_rule
-    merged_by = "" if rule is None else f", updates merged by `{rule}`"
-    rows = [{"name": facts.clients[client], **parts} for client, parts in result.start["clients"].items()]
-    return {
-        "method": f"`{result.method.name}`{merged_by}",
-        "source": method_source(result),
-        "travels": result.method.travels,
-        "base": _base(facts),
-        "trained": f"{trained:,} of {parameters:,} ({100 * trained / parameters:.1f} %)",
-        "rounds": summary["rounds"],
-        "client_count": summary["clients"],
-        "sent": f"{decimal(sent['bytes_up'])} up, {decimal(sent['bytes_down'])} down" if moved else None,
-        "update": f"{sent['percent_of_full_model']:.1f} %" if moved else None,
-        "seed": summary["seed"],
-        "versions": ", ".join(f"{name} {number}" for name, number in result.start["versions"].items()),
-        "clients": rows,
-    }
-
-
-def _base(facts: Facts) -> str:
-    """Says which model was fine-tuned."""
-    settings, blocks = facts.result.settings.model, facts.result.summary["model"]["blocks"]
-    if settings.init == "random":
-        family = settings.config.get("model_type", settings.name)
-        return f"random weights, {'a folder of its own' if is_path(family) else family} with {blocks} blocks"
-    if settings.name == "mini":
-        return f"`mini`, the small model that comes with fedstrata (Apache-2.0), {blocks} blocks"
-    if is_path(settings.name):
-        return f"a model in a folder of its own, {blocks} blocks"
-    if settings.name.startswith("package:"):
-        return f"the Python package `{settings.name.removeprefix('package:')}`, {blocks} blocks"
-    revision = f" at `{settings.revision}`" if settings.revision else ""
-    return f"[{settings.name}](https://huggingface.co/{settings.name}){revision}, {blocks} blocks"
-
-
 def method_source(result: Result) -> str:
     """Returns the paper of the method, as its own file names it."""
     text = sys.modules[type(result.method).__module__].__doc__ or ""
     found = re.search(r"^Source: (.*?)(?=^[A-Z][a-z ]*:|\Z)", text, flags=re.MULTILINE | re.DOTALL)
     return " ".join(found[1].split()).rstrip(".") if found else "not named"
-
-
-def _scores(facts: Facts) -> dict[str, Any]:
-    """Returns the tables of scores."""
-    result, scores = facts.result, facts.result.scores
-    held_out = result.summary["metrics"].get("external") or {}
-    tested = [result.client] if result.client is not None else list(result.summary["metrics"]["clients"])
-    rules = {"spans": SCORED_AS, "relations": RELATIONS_SCORED_AS}
-    return {
-        "score_tables": score_tables(scores),
-        "held_out": compared({facts.clients[site]: own for site, own in held_out.items()}),
-        "test_documents": sum(result.start["clients"][client]["test"] for client in tested),
-        "scored_as": "".join(rules.get(kind, "") for kind in result.task.gives),
-        "averaged": " Scores are means over the clients, weighted by documents." if result.served else "",
-    }

@@ -228,9 +228,13 @@ def _predicted(
     task = result.task
     expected: list[Document] = []
     answers: list[Any] = []
+
+    def ask(own: Task, texts: Sequence[Document]) -> list[Any]:
+        return answer(result.model, own, texts, result.settings.training)
+
     for chunk in _chunks(inputs.documents()):
         known = [_known(document, result, outcome) for _, document in chunk]
-        found = _answers(result, known)
+        found = task.answers_to(ask, known)  # modifiers are those of mentions it found itself
         if inputs.form != TEXT or not task.needs_annotations:  # else there is nothing to score against
             scored = [pair for pair in zip(known, found, strict=True) if task.scorable(pair[0])]
             expected += [document for document, _ in scored]
@@ -244,12 +248,6 @@ def _predicted(
         advance(len(chunk))
     if not task.needs_annotations or any(_count(document, task) for document in expected):
         outcome.scores = task.score(expected, answers)
-
-
-def _answers(result: Result, documents: Sequence[Document]) -> list[Any]:
-    """Returns the model's answer to every document; modifiers are those of mentions it found itself."""
-    model, settings = result.model, result.settings.training
-    return result.task.answers_to(lambda task, texts: answer(model, task, texts, settings), documents)
 
 
 def _count(document: Document, task: Task) -> int:

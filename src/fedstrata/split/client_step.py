@@ -10,7 +10,7 @@ the next. Weights change only when a step is complete, so the gradients are the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
@@ -27,12 +27,10 @@ from fedstrata.train.local import autocast, to_device
 if TYPE_CHECKING:
     from torch.nn import Parameter
 
-    from fedstrata.core.client import Client, Feed, Line
-    from fedstrata.core.cut import Cut
+    from fedstrata.core.client import Client, Line
     from fedstrata.core.types import JSON, Update
     from fedstrata.split.ends import Ends, Front
     from fedstrata.split.noise import Noise
-    from fedstrata.train.work import Tally
 
 
 ROUNDED = ("states_up", "states_down", "gradient_up", "gradient_down")
@@ -53,7 +51,6 @@ class Exchange:
 
     Attributes:
         ends: The client's side of the model.
-        cut: Where it was cut.
         line: The line to the server.
         form: How hidden states and gradients travel.
         noise: What is added to the hidden states that leave the client; none for nothing.
@@ -62,7 +59,6 @@ class Exchange:
     """
 
     ends: Ends
-    cut: Cut
     line: Line
     form: Form = "float32"
     noise: Noise | None = None
@@ -87,9 +83,6 @@ class Exchange:
         client: Client,
         batches: Sequence[Mapping[str, Tensor]],
         parameters: Sequence[Parameter],
-        feed: Feed | None = None,
-        leave_out: Callable[[], Collection[int] | None] | None = None,
-        tally: Tally | None = None,
     ) -> tuple[float, float]:
         """Leaves the gradient of all batches' mean loss behind, as `fedstrata.train.local.accumulate` does.
 
@@ -99,9 +92,6 @@ class Exchange:
             client: The client.
             batches: The batches of one step.
             parameters: What trains at the client.
-            feed: Nothing stands in for blocks here.
-            leave_out: No block is left out here.
-            tally: Nothing is counted here.
 
         Returns:
             The loss and its number of terms.
@@ -135,72 +125,69 @@ class Exchange:
         model.load(answer.tensors)
 
 
+@dataclass
 class _Step:
     """The batches of one step, each at its own point of the way."""
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        client: Client,
-        batches: Sequence[Mapping[str, Tensor]],
-        device: torch.device,
-    ) -> None:
-        self._exchange, self._client, self._device = exchange, client, device
-        self._batches = batches
-        self._fronts: dict[int, Front] = {}
-        self.begun = self.finished = 0
-        self.losses: list[Tensor] = []
-        self.counts: list[Tensor] = []
+    exchange: Exchange
+    client: Client
+    batches: Sequence[Mapping[str, Tensor]]
+    device: torch.device
+    fronts: dict[int, Front] = field(default_factory=dict)
+    begun: int = 0
+    finished: int = 0
+    losses: list[Tensor] = field(default_factory=list)
+    counts: list[Tensor] = field(default_factory=list)
 
     def begin(self) -> None:
         """Runs A on the next batch and sends what it gives."""
-        exchange, index = self._exchange, self.begun
-        with autocast(self._client.training, self._device):
+        exchange, index = self.exchange, self.begun
+        with autocast(self.client.training, self.device):
             front = exchange.ends.front(self._call(index))
         states = front.states
         if exchange.noise is not None:
             states = exchange.noise.add(states, front.rows, exchange._steps, index)
-        self._fronts[index] = front
+        self.fronts[index] = front
         self.begun += 1
         values: dict[str, JSON] = {
             "batch": index,
             "rows": front.rows.to_json(),
-            "cut": [exchange.cut.front, exchange.cut.back],
+            "cut": [exchange.ends.cut.front, exchange.ends.cut.back],
             "wants_gradient": front.needs_gradient,
         }
         exchange.line.send(exchange.note(pack(STATES, states, exchange.form, values), "up"))
 
     def take(self, message: Message) -> None:
         """Goes on with the batch that the server answers to."""
-        kind, index = kind_of(self._exchange.note(message, "down")), number_in(message, "batch")
-        tensor = unpack(message, self._exchange.form)
-        if index not in self._fronts or kind == ENDS or (kind == STATES and tensor is None):
+        kind, index = kind_of(self.exchange.note(message, "down")), number_in(message, "batch")
+        tensor = unpack(message, self.exchange.form)
+        if index not in self.fronts or kind == ENDS or (kind == STATES and tensor is None):
             raise FrameError(f"the server says {kind} of batch {index}, which does not wait for it")
         if kind == STATES:
             self._turn_back(index, tensor)
             return
-        front = self._fronts.pop(index)
+        front = self.fronts.pop(index)
         if front.needs_gradient:
             if tensor is None:
                 raise FrameError(f"the server says no gradient of batch {index}, which waits for one")
-            front.backward(tensor.to(self._device))
+            front.backward(tensor.to(self.device))
         self.finished += 1
 
     def _turn_back(self, index: int, states: Any) -> None:
         """Runs C and the loss, and sends the gradient by what came from the server."""
-        exchange = self._exchange
-        with autocast(self._client.training, self._device):
-            (loss, count), leaf = exchange.ends.back(self._fronts[index], states, self._call(index))
+        exchange = self.exchange
+        with autocast(self.client.training, self.device):
+            (loss, count), leaf = exchange.ends.back(self.fronts[index], states, self._call(index))
         loss.backward()  # type: ignore[no-untyped-call]
         self.losses.append(loss.detach())
         self.counts.append(count)
         values: dict[str, JSON] = {
             "batch": index,
             "terms": float(count),
-            "last": len(self.losses) == len(self._batches),
+            "last": len(self.losses) == len(self.batches),
         }
         exchange.line.send(exchange.note(pack(GRADIENT, leaf.grad, exchange.form, values), "up"))
 
     def _call(self, index: int) -> Callable[[], tuple[Tensor, Tensor]]:
-        batch = to_device(self._batches[index], self._device)
-        return partial(self._client.task.loss, self._client.model.module, batch)
+        batch = to_device(self.batches[index], self.device)
+        return partial(self.client.task.loss, self.client.model.module, batch)

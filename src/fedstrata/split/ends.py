@@ -120,11 +120,12 @@ class Ends:
 
     Attributes:
         model: The model.
+        cut: Where it was cut.
         module: Its module, which a task calls.
     """
 
     def __init__(self, model: Model, cut: Cut) -> None:
-        self.model, self.module = model, model.module
+        self.model, self.cut, self.module = model, cut, model.module
         self._blocks = block_modules(self.module, model.layout)
         self._middle = cut.middle(len(self._blocks))
         empty = {index for index, block in enumerate(self._blocks) if is_empty(block)}
@@ -183,7 +184,7 @@ class Ends:
         Raises:
             SessionLostError: The server lost a session, and lost it again while it was being made up for.
         """
-        used = noise if noise is not None and noise.inference else None
+        used = noise if noise is not None and noise.settings.inference else None
         asking = _Asking(remote, f"{name}/{next(self._sessions)}", used)
         answer: list[Tensor] = []
 

@@ -16,6 +16,7 @@ A client that asks for `ends` is sent what was learnt of its part of the model, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from fedstrata.core.errors import FrameError, SessionLostError
@@ -66,8 +67,7 @@ class RemoteMiddle:
 
     def ends(self) -> Tensors:
         """Returns what was learnt of the client's own part of the model, by name."""
-        self._line.send(Message({}, {"kind": ENDS, "ask": "ends"}))
-        answer = self._line.receive()
+        answer = self._asked(Message({}, {"kind": ENDS, "ask": "ends"}))
         if kind_of(answer) != ENDS:
             raise FrameError(f"the server says {kind_of(answer)} in place of the client's part of the model")
         return answer.tensors
@@ -78,41 +78,39 @@ class RemoteMiddle:
 
     def _ask(self, ask: str, states: Tensor, values: dict[str, JSON]) -> Tensor:
         cut: list[JSON] = [self._cut.front, self._cut.back]
-        self._line.send(pack(STATES, states, self._form, {"ask": ask, "cut": cut, **values}))
-        answer = self._line.receive()
+        answer = self._asked(pack(STATES, states, self._form, {"ask": ask, "cut": cut, **values}))
         if answer.values.get("lost"):
             raise SessionLostError("the server no longer holds the session; open it again")
         if (found := unpack(answer, self._form)) is None:
             raise FrameError("the server answers without hidden states")
         return found
 
+    def _asked(self, question: Message) -> Message:
+        """Returns the server's answer."""
+        self._line.send(question)
+        return self._line.receive()
 
+
+@dataclass
 class Answering:
     """The server's half while clients score or generate; implements `core.cohort.Service`.
 
-    Args:
+    Attributes:
         sessions: The middle, with the keys and values of sessions.
         form: How hidden states travel.
         cut_of: Returns where a client's model is divided.
         ends_of: Returns what was learnt of the part of the model that is a client's; none where clients have
             it already.
-
-    Attributes:
         together: Clients ask at once, and each is answered at once.
         ordered: None waits for another.
     """
 
+    sessions: Sessions
+    form: Form
+    cut_of: Callable[[str], Cut]
+    ends_of: Callable[[str], Tensors] | None = None
     together: ClassVar[bool] = True
     ordered: ClassVar[bool] = False
-
-    def __init__(
-        self,
-        sessions: Sessions,
-        form: Form,
-        cut_of: Callable[[str], Cut],
-        ends_of: Callable[[str], Tensors] | None = None,
-    ) -> None:
-        self._sessions, self._form, self._cut_of, self._ends_of = sessions, form, cut_of, ends_of
 
     def hear(self, client: str, message: Message) -> Iterator[tuple[str, Message]]:
         """Answers a question.
@@ -127,36 +125,32 @@ class Answering:
             raise FrameError(f"a session's name has {len(session or '')} characters; it may have {_NAME}")
         name = (client, session)
         if ask == "close":
-            self._sessions.close(name)
+            self.sessions.close(name)
             return
-        if ask == "ends" and self._ends_of is not None:
-            yield client, Message(self._ends_of(client), {"kind": ENDS})
+        if ask == "ends" and self.ends_of is not None:
+            yield client, Message(self.ends_of(client), {"kind": ENDS})
             return
-        if (states := unpack(message, self._form)) is None:
+        if (states := unpack(message, self.form)) is None:
             raise FrameError(f"client {client!r} asks without hidden states")
         try:
-            yield client, pack(STATES, self._answer(ask, name, states, message), self._form, {})
+            yield client, pack(STATES, self._answer(ask, name, states, message), self.form, {})
         except SessionLostError:
             yield client, Message({}, {"kind": STATES, "lost": True})
 
     def leave(self, client: str, *, lost: bool = False) -> Iterator[tuple[str, Message]]:
         """Forgets the client's sessions."""
-        for name in self._sessions.names:
+        for name in self.sessions.names:
             if isinstance(name, tuple) and name[0] == client:
-                self._sessions.close(name)
+                self.sessions.close(name)
         yield from ()
 
     def _answer(self, ask: JSON, name: tuple[str, str | None], states: Tensor, message: Message) -> Tensor:
         if ask == "extend":
-            return self._sessions.extend(
-                name, states, number_in(message, "past"), numbers_in(message, "kept")
-            )
+            return self.sessions.extend(name, states, number_in(message, "past"), numbers_in(message, "kept"))
         rows = message.values.get("rows")
         if ask not in ("run", "open") or not isinstance(rows, dict):
             raise FrameError(f"a question is {ask!r} with rows {rows!r}, which is none that is known")
-        lengths, cut = Rows.from_json(rows), cut_in(message)
-        if cut != (agreed := self._cut_of(name[0])):
-            raise FrameError(f"states came of a model cut at {cut}, not {agreed} as agreed")
+        lengths, cut = Rows.from_json(rows), cut_in(message, self.cut_of(name[0]))
         if ask == "run":
-            return self._sessions.run(states, lengths, cut)
-        return self._sessions.open(name, states, lengths, cut)
+            return self.sessions.run(states, lengths, cut)
+        return self.sessions.open(name, states, lengths, cut)

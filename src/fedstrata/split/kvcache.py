@@ -103,11 +103,7 @@ class Sessions:
         if any(rows.padding) and rows.side == "right":
             raise FrameError("the rows of a session must be padded on the left: they go on at the right")
         self.close(session)
-        self._require_room(session, len(rows.padding) * rows.length * self._bytes_of_token(cut))
-        cache = self._cache()
-        output = self._run(states, rows, cut, cache)
-        self._keep(session, _Session(cache, rows, cut, cached_bytes(cache)))
-        return output
+        return self._go_on(session, states, rows, cut, self._cache())
 
     def extend(
         self, session: Hashable, states: Tensor, past: int, kept: Sequence[int] | None = None
@@ -138,31 +134,33 @@ class Sessions:
         self.close(session)  # what fails half-way must not be gone on from
         rows = held.rows.longer(past + states.shape[1])
         if kept is not None:
-            rows = _only(rows, kept)
+            rows = rows.only(kept)
             held.cache.batch_select_indices(torch.tensor(kept, device=self._middle.model.device))
-        more = len(rows.padding) * states.shape[1] * self._bytes_of_token(held.cut)
-        self._require_room(session, cached_bytes(held.cache) + more)
-        output = self._run(states, rows, held.cut, held.cache)
-        self._keep(session, _Session(held.cache, rows, held.cut, cached_bytes(held.cache)))
-        return output
+        return self._go_on(session, states, rows, held.cut, held.cache, past)
 
     def close(self, session: Hashable) -> None:
         """Forgets a session, if it is held."""
         self._sessions.pop(session, None)
+
+    def _go_on(
+        self, session: Hashable, states: Tensor, rows: Rows, cut: Cut | None, cache: Cache, past: int = 0
+    ) -> Tensor:
+        """Runs what comes behind `past` columns and keeps the session; the ones used long ago make room."""
+        more = len(rows.padding) * (rows.length - past) * self._bytes_of_token(cut)
+        self._require_room(session, cached_bytes(cache) + more)
+        output = self._run(states, rows, cut, cache)
+        size = cached_bytes(cache)
+        self._require_room(session, size)
+        self._sessions[session] = _Session(cache, rows, cut, size)
+        while self.size > self._limit or len(self._sessions) > _SESSIONS:
+            self.close(next(iter(self._sessions)))
+        return output
 
     def _run(self, states: Tensor, rows: Rows, cut: Cut | None, cache: Cache | None = None) -> Tensor:
         if self._training is None:
             return self._middle.run(states, rows, cut, cache)
         with autocast(self._training, self._middle.model.device):
             return self._middle.run(states, rows, cut, cache)
-
-    def _keep(self, session: Hashable, held: _Session) -> None:
-        """Makes a session the one used last, and forgets others until all fit."""
-        self.close(session)
-        self._require_room(session, held.size)
-        self._sessions[session] = held
-        while self.size > self._limit or len(self._sessions) > _SESSIONS:
-            self.close(next(iter(self._sessions)))
 
     def _require_room(self, session: Hashable, size: int) -> None:
         if size > self._limit:
@@ -183,17 +181,6 @@ class Sessions:
             self._run(torch.ones(1, 1, width), Rows(1, (0,)), cut, cache)
             self._token_bytes[cut] = cached_bytes(cache)
         return self._token_bytes[cut]
-
-
-def _only(rows: Rows, kept: Sequence[int]) -> Rows:
-    """Returns some of the rows.
-
-    Raises:
-        FrameError: Their indices are none of these rows, or not ascending.
-    """
-    if not kept or sorted({*kept}) != list(kept) or kept[0] < 0 or kept[-1] >= len(rows.padding):
-        raise FrameError(f"of {len(rows.padding)} rows {list(kept)} are to go on, which cannot be")
-    return rows.only(kept)
 
 
 def cached_bytes(cache: Cache) -> int:

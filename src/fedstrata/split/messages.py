@@ -179,14 +179,17 @@ def numbers_in(message: Message, name: str) -> list[int] | None:
     return value
 
 
-def cut_in(message: Message) -> Cut:
+def cut_in(message: Message, agreed: Cut) -> Cut:
     """Returns where the client that sent hidden states is cut.
 
     Raises:
-        FrameError: The message does not say.
+        FrameError: It is elsewhere than was agreed, or the message does not say.
     """
     match message.values.get("cut"):
         case [int(front), int(back)]:
-            return Cut(front, back)
+            cut = Cut(front, back)
         case other:
             raise FrameError(f"a message says cut={other!r}, which are no two numbers")
+    if cut != agreed:
+        raise FrameError(f"states came of a model cut at {cut}, not {agreed} as agreed")
+    return cut

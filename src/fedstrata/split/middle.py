@@ -5,7 +5,7 @@ Source: FL-LLaMA, section 3.1, equation 2; masks and positions are made here fro
 
 What comes in and goes out is plain tensors, `Rows` and a name for the step, so that any transport can stand
 between this and `fedstrata.split.ends`. Several steps may be under way: the graph of each is kept until its
-backward pass, until it is dropped, or until so many newer ones have come that its client must be gone. A step
+backward pass, or until it is dropped; how many there may be is for `fedstrata.split.protocol` to say. A step
 of the optimiser changes the weights that the graphs of other steps were made with; these are then lost, and a
 client is told so instead of getting a wrong gradient. So what may be under way at once is the batches of one
 optimiser step.
@@ -57,15 +57,13 @@ class Middle:
     Args:
         model: What `leave_middle` left, with or without an adapter.
         cut: Where it was cut.
-        steps: How many steps may wait for their backward pass; a further one takes the place of the oldest.
 
     Attributes:
         model: The model.
     """
 
-    def __init__(self, model: Model, cut: Cut, *, steps: int = 64) -> None:
-        self.model = model
-        self._cut, self._steps = cut, steps
+    def __init__(self, model: Model, cut: Cut) -> None:
+        self.model, self._cut = model, cut
         self._blocks = block_modules(model.module, model.layout)
         held = {index for index, block in enumerate(self._blocks) if not is_empty(block)}
         self._held = cut.middle(len(self._blocks))
@@ -114,7 +112,7 @@ class Middle:
     def forward(
         self, step: str, states: Tensor, rows: Rows, *, needs_gradient: bool = True, cut: Cut | None = None
     ) -> Tensor:
-        """Runs the middle in training mode and keeps the graph, unless nothing needs a gradient.
+        """Runs the middle in training mode and keeps the graph.
 
         Args:
             step: A name for the step, unlike that of any other client's; one that is waiting is replaced.
@@ -124,7 +122,7 @@ class Middle:
             cut: Where the client's model is cut, if elsewhere.
 
         Returns:
-            (rows, length, hidden). The step is among `waiting` if it is to be sent a gradient.
+            (rows, length, hidden).
 
         Raises:
             FrameError, ConfigurationError: As for `run`.
@@ -134,10 +132,7 @@ class Middle:
         leaf = self._accepted(states, rows, None).detach().requires_grad_(needs_gradient)
         with torch.enable_grad():
             output = self._run(leaf, rows, cut, None)
-        if output.requires_grad:
-            self._waiting[step] = _Step(leaf, output, self._version())
-            if len(self._waiting) > self._steps:
-                self.drop(next(iter(self._waiting)))
+        self._waiting[step] = _Step(leaf, output, self._version())
         return output.detach()
 
     def backward(self, step: str, gradient: Tensor) -> Tensor | None:
@@ -148,7 +143,8 @@ class Middle:
             gradient: Of the summed loss by what `forward` returned, (rows, length, hidden).
 
         Returns:
-            The gradient by the states that came, of the same shape; none if it was not wanted.
+            The gradient by the states that came, of the same shape; none if it was not wanted. Nothing is
+            done where nothing of the middle, nor below it, learns.
 
         Raises:
             StepLostError: The step is not waiting, or the weights have changed since.
@@ -163,6 +159,8 @@ class Middle:
                 f"{tuple(gradient.shape)}"
             )
         self.drop(step)
+        if not waiting.output.requires_grad:
+            return None
         if waiting.version != self._version():
             raise StepLostError(f"the server's weights have changed since step {step!r} began; run it again")
         train_mode(self.model)  # for what is computed again, should anything have run since

@@ -9,14 +9,13 @@ clients as one; `Hierarchical` has a copy of B for every client and averages the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 import torch
 
 from fedstrata.aggregate.mean import StreamingMean
-from fedstrata.core.cohort import Service
 from fedstrata.core.errors import FrameError, TrainingError
 from fedstrata.core.types import Message, Update
 from fedstrata.split.joint import Joint, mean_scales
@@ -26,17 +25,10 @@ from fedstrata.split.protocol import Course, Said
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fedstrata.core.types import Tensors
     from fedstrata.split.replica import Replica
 
 Answers = Iterator[tuple[str, Message]]
-
-
-class TrainingService(Service, Protocol):
-    """The server's half of a round of training."""
-
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        """What of B has been learnt, by name."""
 
 
 class Sequential:
@@ -178,7 +170,7 @@ class ClientBatch:
         self._replica.step(terms if self._by == "terms" else 1.0)
 
     def _averaged(self, said: Mapping[str, Said]) -> Answers:
-        mean = mean_of([said[client].ends for client in said], [self._weights[client] for client in said])
+        mean = mean_of({client: own.ends for client, own in said.items()}, self._weights)
         for client in said:
             self._courses[client].answered(said[client])
             yield client, Message(mean, {"kind": ENDS})
@@ -216,7 +208,7 @@ class ClientBatch:
         ]
         counts = [said[client].terms if client in said else 0 for client in self._joined]
         scales = mean_scales(counts) if self._by == "clients" else None
-        back = self._replica.backward("all", self._joint.join(own, scales))
+        back = self._replica.middle.backward("all", self._joint.join(own, scales))
         parts = [None] * len(own) if back is None else self._joint.split(back, scales)
         self._terms += sum(counts)
         self._stepped |= {client for client in said if said[client].last}
@@ -272,8 +264,7 @@ class Hierarchical:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The mean of what the copies have learnt, of each block over those that have it."""
-        copies = self._replicas
-        return mean_of([copies[each].tensors for each in copies], [self._weights[each] for each in copies])
+        return mean_of({client: copy.tensors for client, copy in self._replicas.items()}, self._weights)
 
     def hear(self, client: str, message: Message) -> Answers:
         """Answers at once, or once the copies have been averaged."""
@@ -312,7 +303,7 @@ class Hierarchical:
             yield from self._with_averaged_copies()
         if self._there and all(client in self._ends for client in self._there):
             said, self._ends = self._ends, {}
-            mean = mean_of([own.ends for own in said.values()], [self._weights[each] for each in said])
+            mean = mean_of({client: own.ends for client, own in said.items()}, self._weights)
             for client, own in said.items():
                 self._courses[client].answered(own)
                 yield client, Message({name: mean[name] for name in own.ends}, {"kind": ENDS})
@@ -328,22 +319,26 @@ class Hierarchical:
                 yield from self._answered(client, said)
 
 
-def mean_of(tensors: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
-    """Returns the weighted mean of each tensor over those who have it, float32."""
+Mode: TypeAlias = Sequential | ClientBatch | Hierarchical
+"""The server's half of a round of training."""
+
+
+def mean_of(tensors: Mapping[str, Tensors], weights: Mapping[str, float]) -> dict[str, Tensor]:
+    """Returns the mean of each tensor over the clients that have it, by their weights, float32."""
     mean = StreamingMean()
-    for own, weight in zip(tensors, weights, strict=True):
-        mean.add(Update(own, {}, weight=weight))
-    return mean.finish([]).tensors
+    for client, own in tensors.items():
+        mean.add(Update(own, {}, weight=weights[client]))
+    return mean.finish().tensors
 
 
 def _answered(replica: Replica, client: str, said: Said, course: Course) -> Message:
     """Returns what one copy of B makes of one client's message."""
-    name, values = f"{client}/{said.batch}", {"batch": said.batch}
+    name = f"{client}/{said.batch}"
     if said.kind == GRADIENT:
-        found = replica.backward(name, said.tensor)
+        found = replica.middle.backward(name, said.tensor)
     else:
         found = replica.forward(
             name, said.tensor, said.rows, batch=said.batch, wants_gradient=said.wants_gradient, cut=course.cut
         )
     course.answered(said)
-    return pack(said.kind, found, course.form, values)
+    return pack(said.kind, found, course.form, {"batch": said.batch})

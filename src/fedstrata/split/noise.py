@@ -48,19 +48,13 @@ class Noise:
     """How much noise is added, and where it comes from.
 
     Attributes:
-        scale: Its mean absolute value or its standard deviation; 0 adds nothing.
+        settings: How much; a scale of 0 adds nothing.
         seed: Where it is drawn from. Equal names give equal noise, so a step that is sent again looks the
             same.
-        kind: What the scale is: `mean_abs` or `std`.
-        relative: Whether the scale is in units of the hidden states.
-        inference: Whether it is also added when nothing is learnt.
     """
 
-    scale: float
+    settings: NoiseSettings
     seed: Seed
-    kind: Kind = "mean_abs"
-    relative: bool = False
-    inference: bool = False
 
     def add(self, states: Tensor, rows: Rows, *names: str | int) -> Tensor:
         """Returns the states with noise; the gradient by the sum is the gradient by the states.
@@ -70,18 +64,19 @@ class Noise:
             rows: The lengths of the rows; padding has no part in the units of `relative`.
             names: What it is drawn for: round, step, batch.
         """
-        if self.scale == 0:
+        if self.settings.scale == 0:
             return states
         noise = torch.randn(states.shape, generator=self.seed.child(*names).torch())
         return states + (noise.to(states.device) * self.deviation(states, rows)).to(states.dtype)
 
     def deviation(self, states: Tensor, rows: Rows) -> Tensor:
         """Returns the standard deviation of what is added to these states."""
-        deviation = self.scale * (math.sqrt(math.pi / 2) if self.kind == "mean_abs" else 1.0)
-        if not self.relative:
+        settings = self.settings
+        deviation = settings.scale * (math.sqrt(math.pi / 2) if settings.kind == "mean_abs" else 1.0)
+        if not settings.relative:
             return torch.tensor(deviation, device=states.device)
         mask = rows.mask(states.device)
         columns = states.shape[1]
         own = states if mask is None else states[mask[:, -columns:].bool()]
-        unit = own.float().abs().mean() if self.kind == "mean_abs" else own.float().std()
+        unit = own.float().abs().mean() if settings.kind == "mean_abs" else own.float().std()
         return deviation * unit.detach()

@@ -47,7 +47,6 @@ class Replica:
         model.train_only(self.names)
         self._parameters = model.parameters(self.names)
         self._training, self._rng = training, rng
-        self._one_way: set[str] = set()  # batches of which no gradient is to come back
         self._optimizer = optimizer_of(self._parameters, training) if self.names else None
         self._schedule = schedule_of(self._optimizer, training, max(steps, 1)) if self._optimizer else None
 
@@ -69,23 +68,12 @@ class Replica:
         """Runs B; see `Middle.forward`. Dropout goes by the steps taken, the name and the batch."""
         seeded = self._rng.child(self.steps, name, batch).everywhere()
         with seeded, autocast(self._training, self.middle.model.device):
-            output = self.middle.forward(name, states, rows, needs_gradient=wants_gradient, cut=cut)
-        if name not in self.middle.waiting:
-            self._one_way.add(name)
-        return output
-
-    def backward(self, name: str, gradient: Tensor) -> Tensor | None:
-        """Adds to the gradients of B; see `Middle.backward`. Nothing to do where nothing of B or A learns."""
-        if name in self._one_way:
-            self._one_way.remove(name)
-            return None
-        return self.middle.backward(name, gradient)
+            return self.middle.forward(name, states, rows, needs_gradient=wants_gradient, cut=cut)
 
     def discard(self) -> None:
         """Forgets the step that has begun: its gradients so far, and what waits for more."""
         for name in self.middle.waiting:
             self.middle.drop(name)
-        self._one_way.clear()
         if self._optimizer is not None:
             self._optimizer.zero_grad(set_to_none=True)
 

@@ -84,7 +84,13 @@ class Rows:
         return Rows(columns, self.padding, self.side)
 
     def only(self, kept: Sequence[int]) -> Rows:
-        """Returns the rows of these indices."""
+        """Returns some of the rows.
+
+        Raises:
+            FrameError: Their indices are none of these rows, or not ascending.
+        """
+        if not kept or sorted({*kept}) != list(kept) or kept[0] < 0 or kept[-1] >= len(self.padding):
+            raise FrameError(f"of {len(self.padding)} rows {list(kept)} are to go on, which cannot be")
         return Rows(self.length, tuple(self.padding[index] for index in kept), self.side)
 
     def mask(self, device: torch.device) -> Tensor | None:

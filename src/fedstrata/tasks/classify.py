@@ -30,13 +30,7 @@ from fedstrata.core.settings.source import Source, validate
 from fedstrata.core.task import CardWords
 from fedstrata.data.select import named_in_vain, others, unnamed
 from fedstrata.data.split import every
-from fedstrata.metrics.labels import (
-    CUTS,
-    SINGLE_LABEL,
-    multi_label_scores,
-    names_of,
-    single_label_scores,
-)
+from fedstrata.metrics.labels import CUTS, SINGLE_LABEL, label_scores, names_of
 from fedstrata.tasks.corrupt import shuffled_windows
 from fedstrata.tasks.labelled import LabelAnswer, LabelledDocument, pool
 from fedstrata.tasks.pairs import padded_types, text_windows
@@ -302,10 +296,10 @@ class DocumentClassification(WindowTask):
 
     def score(self, documents: Sequence[Document], answers: Sequence[LabelAnswer]) -> dict[str, float]:
         """Scores the labels of each document; see `fedstrata.metrics.labels`."""
-        scores = single_label_scores if self._one_each else multi_label_scores
         gold = self._indicators([document.labels for document in documents])
         given = self._indicators([answer.labels for answer in answers])
-        return scores(gold, given, np.stack([answer.probabilities for answer in answers]), self.classes)
+        probabilities = np.stack([answer.probabilities for answer in answers])
+        return label_scores(gold, given, probabilities, self.classes, one_each=self._one_each)
 
     def known(self, document: Document) -> Document:
         """Returns the document with its labels that the task knows, and nothing else."""

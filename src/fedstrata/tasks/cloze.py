@@ -27,10 +27,11 @@ from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.task import CardWords
 from fedstrata.data.choices import NONE_RIGHT, TASK, choices_of
 from fedstrata.data.split import every
-from fedstrata.metrics.labels import SINGLE_LABEL, choice_scores, names_of, single_label_scores
+from fedstrata.metrics.labels import SINGLE_LABEL, choice_scores, label_scores, names_of
 from fedstrata.metrics.text import answer_scores
+from fedstrata.tasks.causal import CausalTask
 from fedstrata.tasks.choice.continuations import log_likelihoods
-from fedstrata.tasks.choice.examples import ClozeExample, QuestionTokenizer, pad_questions
+from fedstrata.tasks.choice.examples import ClozeExample, pad_questions, question_examples
 from fedstrata.tasks.choice.questions import (
     ANSWER,
     FORMS,
@@ -42,7 +43,7 @@ from fedstrata.tasks.choice.questions import (
     template_of,
 )
 from fedstrata.tasks.corrupt import shuffled_windows
-from fedstrata.tasks.instruction.prompts import FIELDS_OF_TEMPLATE, TemplateTask
+from fedstrata.tasks.instruction.prompts import FIELDS_OF_TEMPLATE
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -69,7 +70,7 @@ class ClozeAnswer:
     probabilities: Mapping[str, float]
 
 
-class ClozeQuestions(TemplateTask):
+class ClozeQuestions(CausalTask):
     """Cloze questions: a causal language model says which of the answers is the likeliest to follow."""
 
     name: Literal["cloze"] = "cloze"
@@ -165,10 +166,10 @@ class ClozeQuestions(TemplateTask):
 
         Raises:
             ConfigurationError: A document has not what is asked for, or the questions do not go with the
-                tokenizer: see `fedstrata.tasks.choice.examples.QuestionTokenizer.examples`.
+                tokenizer: see `fedstrata.tasks.choice.examples.question_examples`.
         """
         asked = [each for index, own in enumerate(documents) for each in self._questions.of(index, own)]
-        return QuestionTokenizer(tokenizer, self._questions, self.max_length).examples(documents, asked)
+        return question_examples(documents, asked, tokenizer, self._questions, self.max_length)
 
     def training_examples(self, documents: Sequence[Document], tokenizer: Any) -> list[ClozeExample]:
         """Makes the questions of documents whose right answers are known."""
@@ -285,7 +286,7 @@ class ClozeQuestions(TemplateTask):
         given = np.array([[label in answer.labels for label in labels] for answer in answers])
         gold = np.array([[label in document.labels for label in labels] for document in documents])
         shares = np.array([[answer.probabilities[label] for label in labels] for answer in answers])
-        return single_label_scores(gold, given, shares, labels)
+        return label_scores(gold, given, shares, labels, one_each=True)
 
     def _question_of(self, documents: Sequence[Document]) -> str:
         """Returns the kind of question that is named, or that the documents are for."""

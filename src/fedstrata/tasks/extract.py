@@ -22,13 +22,13 @@ from fedstrata.core.documents import Relation, Span
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.task import CardWords, Task
 from fedstrata.data.split import every
-from fedstrata.metrics.relations import Triple, relation_scores, triples_of
-from fedstrata.metrics.spans import OVERALL, score_names, span_scores
-from fedstrata.tasks.instruction.examples import Example, InstructionTokenizer, answer_text
+from fedstrata.metrics.relations import Triple, match_relations, triples_of
+from fedstrata.metrics.spans import OVERALL, match_spans, score_names, scores_of
+from fedstrata.tasks.instruction.examples import Example, answer_text
 from fedstrata.tasks.instruction.extraction_types import types_in
-from fedstrata.tasks.instruction.instructions import AskingTask, TemplateFiles
+from fedstrata.tasks.instruction.instructions import AskingTask, InstructionTokenizer, TemplateFiles
 from fedstrata.tasks.instruction.markup import NO_FAULTS, Faults, read
-from fedstrata.tasks.instruction.question import Kind, Question
+from fedstrata.tasks.instruction.question import Kind
 from fedstrata.tasks.texts import require_single_texts
 
 if TYPE_CHECKING:
@@ -149,30 +149,15 @@ class Extraction(AskingTask):
 
     def training_examples(self, documents: Sequence[Document], tokenizer: Any) -> list[Example]:
         """Makes the instructions of documents; a sentence is also cut where a right answer is too long."""
-        return self._examples(documents, tokenizer, answered=True)
+        return self._examples(documents, tokenizer, learnt=True)
 
     def _examples(
-        self, documents: Sequence[Document], tokenizer: Any, *, answered: bool = False
+        self, documents: Sequence[Document], tokenizer: Any, *, learnt: bool = False
     ) -> list[Example]:
         """Makes the instructions of documents, and sees to the length of right answers if they are learnt."""
         require_single_texts(documents, self.name)
         types = [label for task in self.tasks for label in self._types[task]]
-        words = InstructionTokenizer(tokenizer, self, self.bare(), types)
-        asked: list[tuple[Question, Document]] = []
-        for index, document in enumerate(documents):
-
-            def fits(sentence: str, found: Sequence[Question], document: Document = document) -> bool:
-                right = [self.answer(each, document) for each in found] if answered else []
-                return words.fits(sentence, right)
-
-            own = self.questions(index, document, fits, whole=document.spans if answered else ())
-            asked += [(question, document) for question in own]
-        return words.examples(
-            [question for question, _ in asked],
-            [self.prompt(question, document.text) for question, document in asked],
-            [self.answer(question, document) for question, document in asked],
-            [document.text[question.start : question.end] for question, document in asked],
-        )
+        return InstructionTokenizer(tokenizer, self, types).examples(documents, learnt=learnt)
 
     def decode(
         self, documents: Sequence[Document], examples: Sequence[Example], predictions: Sequence[np.ndarray]
@@ -201,7 +186,7 @@ class Extraction(AskingTask):
         if "ner" not in self.tasks:
             spans = [set(self.known(document).spans) for document in documents]
         return [
-            Extracted(tuple(sorted(own, key=_order)), tuple(sorted(pairs, key=_triple_order)), fault)
+            Extracted(tuple(sorted(own)), tuple(sorted(pairs)), fault)
             for own, pairs, fault in zip(spans, relations, faults, strict=True)
         ]
 
@@ -214,7 +199,8 @@ class Extraction(AskingTask):
         scores: dict[str, float] = {}
         if "ner" in self.tasks:
             gold = [[span for span in each.spans if span.label in self._types["ner"]] for each in documents]
-            scores |= span_scores(gold, [each.spans for each in answers], self._types["ner"], "ner_")
+            mentions = match_spans(gold, [each.spans for each in answers])
+            scores |= scores_of(mentions, self._types["ner"], "ner_")
         if "re" in self.tasks:
             pairs = [
                 (self._triples(document), answer.relations)
@@ -222,8 +208,8 @@ class Extraction(AskingTask):
                 if not document.lacks_relations
             ]
             if pairs:
-                expected, found = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-                scores |= relation_scores(expected, found, self._types["re"], "re_")
+                expected, found = zip(*pairs, strict=True)
+                scores |= scores_of(match_relations(expected, found), self._types["re"], "re_")
         if len(self.tasks) > 1:
             there = [scores[name] for name in ("ner_f1", "re_f1") if name in scores]
             scores = {"f1": fmean(there), **scores}
@@ -254,14 +240,13 @@ class Extraction(AskingTask):
     def annotate(self, document: Document, answer: Extracted) -> Document:
         """Returns the document with these mentions, modifiers and relations, and nothing else."""
         modifiers = {replace(each.modifier, label=each.label) for each in answer.relations}
-        spans = sorted({*answer.spans, *modifiers, *(each.main for each in answer.relations)}, key=_order)
+        spans = sorted({*answer.spans, *modifiers, *(each.main for each in answer.relations)})
         places = {span: index for index, span in enumerate(spans)}
         relations = {
             Relation(places[each.main], places[replace(each.modifier, label=each.label)], each.label)
             for each in answer.relations
         }
-        ordered = sorted(relations, key=lambda each: (each.head, each.tail, each.label))
-        found = replace(document, spans=tuple(spans), relations=tuple(ordered), labels=())
+        found = replace(document, spans=tuple(spans), relations=tuple(sorted(relations)), labels=())
         return replace(found, lacks_relations="re" not in self.tasks)
 
     @property
@@ -340,11 +325,3 @@ class Extraction(AskingTask):
         """Returns the relations that are asked for."""
         asked = tuple(each for each in document.relations if self._asked(document, each))
         return list(triples_of(replace(document, relations=asked)))
-
-
-def _order(span: Span) -> tuple[int, int, str]:
-    return span.start, span.end, span.label
-
-
-def _triple_order(triple: Triple) -> tuple[tuple[int, int, str], tuple[int, int, str], str]:
-    return _order(triple.main), _order(triple.modifier), triple.label

@@ -27,7 +27,7 @@ from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.settings.base import Classes
 from fedstrata.core.task import CardWords
 from fedstrata.data.select import unknown_mentions
-from fedstrata.metrics.spans import span_scores
+from fedstrata.metrics.spans import match_spans, scores_of
 from fedstrata.tasks.corrupt import corrupted_targets
 from fedstrata.tasks.texts import require_single_texts
 from fedstrata.tasks.typed import TypedTask
@@ -158,8 +158,8 @@ class NamedEntityRecognition(TypedTask, WindowTask):
         return answers
 
     def score(self, documents: Sequence[Document], answers: Sequence[Sequence[Span]]) -> dict[str, float]:
-        """Scores the mentions of each document; see `fedstrata.metrics.spans.span_scores`."""
-        return span_scores([document.spans for document in documents], answers, self._types)
+        """Scores the mentions of each document; see `fedstrata.metrics.spans.scores_of`."""
+        return scores_of(match_spans([document.spans for document in documents], answers), self._types)
 
     def known(self, document: Document) -> Document:
         """Returns the document with its mentions of the task's types, and nothing else."""
@@ -209,9 +209,7 @@ class NamedEntityRecognition(TypedTask, WindowTask):
         starts = np.minimum.reduceat(offsets[counted, 0], first).tolist()
         ends = np.maximum.reduceat(offsets[counted, 1], first).tolist()
         labels = [self._types[number - 1] for number in types[counted][first].tolist()]
-        return tuple(
-            sorted(map(Span, starts, ends, labels), key=lambda span: (span.start, span.end, span.label))
-        )
+        return tuple(sorted(map(Span, starts, ends, labels)))
 
 
 def _begins(text: str, offsets: np.ndarray) -> np.ndarray:

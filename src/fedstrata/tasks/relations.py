@@ -38,7 +38,8 @@ from fedstrata.core.settings.base import Classes, Fraction
 from fedstrata.core.task import CardWords
 from fedstrata.data.select import unknown_relations
 from fedstrata.data.split import every
-from fedstrata.metrics.relations import relation_scores, triples_of
+from fedstrata.metrics.relations import match_relations, triples_of
+from fedstrata.metrics.spans import scores_of
 from fedstrata.tasks.corrupt import shuffled_windows
 from fedstrata.tasks.mention_pairs.candidates import candidate_pairs, related_types
 from fedstrata.tasks.mention_pairs.markers import PairMarker, code_of, markable, require_signs
@@ -258,19 +259,19 @@ class RelationClassification(TypedTask):
         for pair, logits in zip(examples, predictions, strict=True):
             if likeliest := int(logits.argmax()):
                 found[pair.document].append(Relation(pair.main, pair.modifier, self.classes[likeliest]))
-        return [tuple(sorted(own, key=lambda each: (each.head, each.tail))) for own in found]
+        return [tuple(sorted(own)) for own in found]
 
     def score(self, documents: Sequence[Document], answers: Sequence[Sequence[Relation]]) -> dict[str, float]:
         """Scores the relations of each document, as triples of main mention, modifier and type.
 
-        See `fedstrata.metrics.relations.relation_scores`.
+        See `fedstrata.metrics.relations`.
         """
         gold = [triples_of(document) for document in documents]
         found = [
             triples_of(replace(document, relations=tuple(own)))
             for document, own in zip(documents, answers, strict=True)
         ]
-        return relation_scores(gold, found, self._types)
+        return scores_of(match_relations(gold, found), self._types)
 
     def known(self, document: Document) -> Document:
         """Returns the document with its mentions, and its relations of the task's types."""

@@ -30,6 +30,7 @@ from fedstrata.tasks.instruction.prompts import (
     builtin,
     faults,
     fields_of,
+    read_template,
 )
 from fedstrata.tasks.texts import require_one_each
 
@@ -98,7 +99,7 @@ class Summarization(InstructionTask):
         documents = every(clients)
         common = set.intersection(*(set(document.metadata) for document in documents)) | {_TEXT}
         if self.template is not None:
-            template = self.template_text(self.template, _TEMPLATE)
+            template = read_template(self.template, _TEXT, _TEMPLATE)
         else:
             template = builtin("summarize_note" if SECTION in common else "summarize")
         problems = [Problem(_TEMPLATE, fault) for fault in faults(template, _TEXT, sorted(common))]

@@ -58,7 +58,10 @@ class Row:
     __slots__ = ()
 
     if TYPE_CHECKING:
-        input_ids: np.ndarray
+
+        @property
+        def input_ids(self) -> np.ndarray:
+            """Token ids, (tokens,) int32."""
 
     def __len__(self) -> int:
         return len(self.input_ids)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -34,33 +34,10 @@ if TYPE_CHECKING:
     from fedstrata.policies.dropout import LayerDropout
 
 
-class Gradients(Protocol):
-    """How the gradient of a step comes about; `accumulate` is the usual way."""
-
-    def __call__(
-        self,
-        client: Client,
-        batches: Sequence[Mapping[str, Tensor]],
-        parameters: Sequence[Parameter],
-        feed: Feed | None = None,
-        leave_out: Callable[[], Collection[int] | None] = lambda: None,
-        tally: Tally | None = None,
-        /,
-    ) -> tuple[float, float]:
-        """Leaves the gradient of the batches' mean loss behind; see `accumulate`."""
-
-
-@dataclass(frozen=True, slots=True)
-class FitResult:
-    """What a local training did.
-
-    Attributes:
-        loss: Mean loss over all terms (for token tasks: tokens) of the last epoch.
-        steps: Optimiser steps taken.
-    """
-
-    loss: float
-    steps: int
+Gradients: TypeAlias = (
+    "Callable[[Client, Sequence[Mapping[str, Tensor]], Sequence[Parameter]], tuple[float, float]]"
+)
+"""How the gradient of a step comes about: of these batches, by these parameters; see `accumulate`."""
 
 
 def update_of(client: Client, tensors: Tensors, values: Mapping[str, JSON] | None = None) -> Update:
@@ -79,7 +56,7 @@ def fit(
     dropout: LayerDropout | None = None,
     gradients: Gradients | None = None,
     segments: Sequence[Collection[str]] = (),
-) -> FitResult:
+) -> float:
     """Trains the named parameters of a client's model on its examples.
 
     The gradient of a step is that of the mean loss over all terms of its batches, however they are divided by
@@ -98,6 +75,9 @@ def fit(
         segments: The parts of the trainable names whose gradients are clipped each by its own norm; none: all
             by that of all.
 
+    Returns:
+        The mean loss over all terms (for token tasks: tokens) of the last epoch.
+
     Raises:
         TrainingError: The loss, the gradient or, at the end, a weight is not finite.
     """
@@ -107,17 +87,19 @@ def fit(
     parameters = model.parameters(trainable)
 
     def more() -> None:
-        if proximal:
-            _pull(parameters, [anchors[name] for name in trainable], proximal)
+        if proximal:  # the gradient of FedProx's proximal term, mu (w - w_0)
+            for name, parameter in zip(trainable, parameters, strict=True):
+                if parameter.grad is not None:  # what no batch reaches has not moved from its anchor either
+                    parameter.grad.add_(parameter.detach() - anchors[name], alpha=proximal)
         if penalty is not None:
             penalty()
 
-    result = _descend(client, trainable, rng, more, dropout, gradients or accumulate, segments)
+    loss = _descend(client, trainable, rng, more, dropout, gradients, segments)
     if corrupt:
         own = set(private() if callable(private) else private)
         sent = [name for name in trainable if name not in own]
         distort(model.tensors(sent), anchors, corrupt, rng.child("corrupt"))
-    return result
+    return loss
 
 
 def _descend(
@@ -126,9 +108,9 @@ def _descend(
     rng: Seed,
     more: Callable[[], None],
     dropout: LayerDropout | None,
-    gradients: Gradients,
+    gradients: Gradients | None,
     segments: Sequence[Collection[str]],
-) -> FitResult:
+) -> float:
     """Takes all steps of a local training; see `fit`."""
     settings, model = client.training, client.model
     model.train_only(trainable)
@@ -148,11 +130,13 @@ def _descend(
         _left_out(client, dropout) as leave_out,
     ):
         train_mode(model)
+        if gradients is None:
+            gradients = partial(accumulate, feed=feed, leave_out=leave_out, tally=tally)
         for _ in range(settings.epochs):
             loss_sum = term_count = 0.0
             for batches in _groups(loader, settings.accumulation):
                 step += 1
-                step_loss, terms = gradients(client, batches, parameters, feed, leave_out, tally)
+                step_loss, terms = gradients(client, batches, parameters)
                 if dropout:
                     dropout.observe(block_gradient_norms(blocks))
                 more()
@@ -168,7 +152,7 @@ def _descend(
                 client.report({"step": step, "steps": steps, "loss": loss})
         if not all(bool(torch.isfinite(parameter).all()) for parameter in parameters):
             raise _diverged(client, "weights are no longer finite", step, steps)
-    return FitResult(loss, steps)
+    return loss
 
 
 def autocast(settings: TrainingSettings, device: torch.device) -> torch.autocast:
@@ -355,13 +339,6 @@ def block_gradient_norms(blocks: Sequence[Sequence[Parameter]]) -> list[float | 
     norms = [torch.nn.utils.get_total_norm(own) for own in gradients if own]
     values = iter(torch.stack(norms).tolist() if norms else ())  # read back once, not block by block
     return [next(values) if own else None for own in gradients]
-
-
-def _pull(parameters: Sequence[Parameter], anchors: Sequence[Tensor], proximal: float) -> None:
-    """Adds the gradient of FedProx's proximal term, mu (w - w_0)."""
-    for parameter, anchor in zip(parameters, anchors, strict=True):
-        if parameter.grad is not None:  # what no batch reaches has not moved from its anchor either
-            parameter.grad.add_(parameter.detach() - anchor, alpha=proximal)
 
 
 def _diverged(client: Client, what: str, step: int, steps: int) -> TrainingError:

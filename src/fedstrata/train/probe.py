@@ -6,7 +6,6 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from fedstrata.core.errors import TrainingError
 from fedstrata.core.types import Plan, Update
@@ -24,22 +23,17 @@ NORMS = "block_gradient_norms"
 """The name of a probe's tensor in an update, and of its mean in a state."""
 
 
-def send_norms(client: Client, batches: int, rng: Seed) -> Update:
-    """Returns the update by which a client reports its `mean_gradient_norms`."""
-    return update_of(client, {NORMS: mean_gradient_norms(client, batches, rng)})
-
-
-def asked_norms(cohort: Cohort, handler: str = "probe") -> list[float]:
+def asked_norms(cohort: Cohort) -> list[float]:
     """Returns the weighted mean of what clients report by `send_norms`, lowest block first."""
-    norms: list[float] = cohort.mean(handler, lambda _: Plan()).tensors[NORMS].tolist()
+    norms: list[float] = cohort.mean("probe", lambda _: Plan()).tensors[NORMS].tolist()
     return norms
 
 
-def mean_gradient_norms(client: Client, batches: int, rng: Seed) -> Tensor:
-    """Returns the L2 norm of every block's gradient, averaged over batches: (blocks,) float32, lowest first.
+def send_norms(client: Client, batches: int, rng: Seed) -> Update:
+    """Returns the update by which a client reports the L2 norm of every block's gradient.
 
-    The gradient is that of each batch's mean loss, in evaluation mode, so that dropout adds no noise. Nothing
-    changes but which parameters train.
+    It is averaged over batches: (blocks,) float32, lowest first. The gradient is that of each batch's mean
+    loss, in evaluation mode, so that dropout adds no noise. Nothing changes but which parameters train.
 
     Args:
         client: The client.
@@ -64,4 +58,4 @@ def mean_gradient_norms(client: Client, batches: int, rng: Seed) -> Tensor:
     mean = torch.stack(norms).mean(dim=0).cpu()
     if not bool(torch.isfinite(mean).all()):
         raise TrainingError(f"client {client.id}: the gradient of the model it began with is not finite")
-    return mean
+    return update_of(client, {NORMS: mean})

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from fedstrata.core.client import Client, Feed
     from fedstrata.core.model import Model
-    from fedstrata.core.settings.training import TrainingSettings
     from fedstrata.core.types import Work
 
 
@@ -46,8 +45,10 @@ class Tally:
             (parameter, shares[name])
             for name, parameter in zip(trainable, model.parameters(trainable), strict=True)
         ]
-        states = _optimizer_states(client.training) if steps else 0
-        self._fixed = sum(weights.values()) + states * sum(weights[name] for name in trainable)
+        self._fixed = sum(weights.values())
+        if steps:  # the optimiser keeps so many numbers for each that trains
+            states = 2 if client.training.optimizer == "adamw" else int(client.training.momentum > 0)
+            self._fixed += states * sum(weights[name] for name in trainable)
 
     def watching(self) -> AbstractContextManager[None]:
         """Returns the context in which a batch goes forward."""
@@ -83,11 +84,6 @@ def counting(client: Client, trainable: Collection[str], *, steps: bool = True) 
         steps: Whether the optimiser takes steps.
     """
     return None if client.work is None else Tally(client, client.work, trainable, steps=steps)
-
-
-def _optimizer_states(settings: TrainingSettings) -> int:
-    """Returns how many numbers the optimiser keeps for each that trains."""
-    return 2 if settings.optimizer == "adamw" else int(settings.momentum > 0)
 
 
 def adapter_of(client: Client, rank: int, absent: Collection[str] = ()) -> None:

@@ -99,7 +99,7 @@ def encode(message: Message) -> Frame:
     Raises:
         FrameError: A dtype that safetensors does not know, or values that are not JSON (NaN included).
     """
-    return Frame(_head_of(message), tuple(_body(tensor) for tensor in message.tensors.values()))
+    return Frame(_head_of(message), tuple(bytes_of(tensor) for tensor in message.tensors.values()))
 
 
 def size(message: Message) -> int:
@@ -213,7 +213,8 @@ def _head_of(message: Message) -> bytes:
     return head({name: (each.dtype, tuple(each.shape)) for name, each in message.tensors.items()}, values)
 
 
-def _body(tensor: Tensor) -> memoryview:
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Returns the bytes of a tensor; they alias it where it is contiguous and on the CPU."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     array: Any = flat.view(torch.uint8).numpy() if flat.numel() else b""
     return memoryview(array)

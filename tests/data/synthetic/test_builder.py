@@ -16,8 +16,8 @@ from fedstrata.data.synthetic.style import HouseStyle, house_style
 
 
 def style(**changes: Any) -> HouseStyle:
-    plain = {"casing": "sentence", "width": 0, "slips": 0.0, "british": False, "clips": {}} | changes
-    drawn = house_style(Seed(0), 1, lexicon())
+    plain = {"casing": "sentence", "width": 0, "slips": 0.0, "replacements": {}, "clips": {}} | changes
+    drawn = house_style(Seed(0), 1)
     return dataclasses.replace(drawn, **plain, _weights={}, _rewritten={})
 
 
@@ -101,9 +101,8 @@ def test_long_lines_break_at_spaces_but_never_inside_a_span() -> None:
 def test_offsets_hold_whatever_the_style_does_to_the_text(
     pieces: list[tuple[str, str]], casing: str, british: bool, width: int, slips: float
 ) -> None:
-    note = builder(
-        casing=casing, british=british, width=width, slips=slips, clips={"chest": "ch", "left": "L"}
-    )
+    replacements = lexicon().british if british else {}
+    note = builder(casing=casing, replacements=replacements, width=width, slips=slips, clips=note_clips())
     for label, text in pieces:
         write(note, (label, text) if label else text, " ")
     text, spans, _ = note.finish()
@@ -114,7 +113,7 @@ def test_offsets_hold_whatever_the_style_does_to_the_text(
         assert found == found.strip()
         assert len(found.split()) == len(content.split())
         assert sorted(found.lower()) == sorted(
-            style(casing="lower", british=british, clips=note_clips()).rewrite(content)
+            style(casing="lower", replacements=replacements, clips=note_clips()).rewrite(content)
         )
 
 

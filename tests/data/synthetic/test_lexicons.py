@@ -7,7 +7,7 @@ import pytest
 
 from fedstrata.data.synthetic.facts import FACTS
 from fedstrata.data.synthetic.lexicons import AUDIENCES, Condition, Speciality, icd9_titles, lexicon
-from fedstrata.data.synthetic.template import parse, slots_of
+from fedstrata.data.synthetic.template import Annotation, Choice, Scope, Slot, Template, parse
 
 LEXICON = lexicon()
 ICD9 = re.compile(r"(\d{3}|V\d{2})(\.\d{1,2})?")
@@ -17,9 +17,27 @@ def by_name(speciality: Speciality) -> str:
     return speciality.name
 
 
+def slots_of(template: Template) -> set[str]:
+    """Returns the names of all slots of a template."""
+    names: set[str] = set()
+    for part in template:
+        match part:
+            case Slot(name):
+                names.add(name)
+            case Choice(options):
+                names.update(*(slots_of(option) for option in options))
+            case Scope(parts) | Annotation(_, parts):
+                names |= slots_of(parts)
+    return names
+
+
 def every_condition() -> list[Condition]:
     own = chain.from_iterable(speciality.conditions for speciality in LEXICON.specialities)
     return [*own, *LEXICON.comorbidities, *LEXICON.child_comorbidities]
+
+
+def test_slots_are_found_at_every_depth() -> None:
+    assert slots_of(parse("{a} ({b}|[<test:{c} {D}>])")) == {"a", "b", "c", "d"}
 
 
 def test_there_are_enough_specialities() -> None:

@@ -5,30 +5,28 @@ import pytest
 from fedstrata.data.synthetic.template import (
     Annotation,
     Choice,
-    Literal,
     Scope,
     Shorthand,
     Slot,
     parse,
-    slots_of,
     without,
 )
 
 
 def test_every_notation_is_read() -> None:
     assert parse("[<negation:no> {Sign}] (a|b) %history of%") == (
-        Scope((Annotation("negation", (Literal("no"),)), Literal(" "), Slot("sign"))),
-        Literal(" "),
-        Choice(((Literal("a"),), (Literal("b"),))),
-        Literal(" "),
+        Scope((Annotation("negation", ("no",)), " ", Slot("sign"))),
+        " ",
+        Choice((("a",), ("b",))),
+        " ",
         Shorthand("history of"),
     )
 
 
 def test_parentheses_without_a_bar_are_text() -> None:
     assert parse("x (3.5-5.0)") == (
-        Literal("x "),
-        Choice(((Literal("("), Literal("3.5-5.0"), Literal(")")),)),
+        "x ",
+        Choice((("(", "3.5-5.0", ")"),)),
     )
 
 
@@ -41,10 +39,6 @@ def test_an_option_may_be_empty_or_hold_annotations() -> None:
 def test_an_unbalanced_template_is_refused(source: str) -> None:
     with pytest.raises(ValueError, match="template"):
         parse(source)
-
-
-def test_slots_are_found_at_every_depth() -> None:
-    assert slots_of(parse("{a} ({b}|[<test:{c} {D}>])")) == {"a", "b", "c", "d"}
 
 
 def test_unsuitable_options_go_and_an_alternative_without_any_goes_too() -> None:

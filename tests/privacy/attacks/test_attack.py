@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from divided import Tiny, deeper
+from divided import Tiny, deeper, noised
 
 from fedstrata.core.cut import Cut
 from fedstrata.core.seeding import Seed
 from fedstrata.models.state import Model
 from fedstrata.privacy.attacks import inversion as attack_module
 from fedstrata.privacy.attacks.inversion import (
-    AttackSettings,
     Leakage,
     Observed,
     attack,
@@ -39,6 +38,12 @@ def observed(model: Model, front: int, texts: int, noise: Noise, first: int = 0)
     return found
 
 
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets a decoder learn in few epochs."""
+    monkeypatch.setattr(attack_module, "LEARNING_RATE", 1e-2)
+
+
 def leakage(
     tiny_model: Tiny, front: int, noise: Noise, weight: float = 1.0, sent: int = 1, **changes: str
 ) -> Leakage:
@@ -49,16 +54,16 @@ def leakage(
             if "_proj" in name:
                 parameter.mul_(weight)
     known, unseen = observed(model, front, 120, noise), observed(model, front, 12, noise, first=500)
-    settings = AttackSettings(blocks=front, epochs=15, learning_rate=1e-2, sent=sent)
+    unseen = [each.sent(Seed(3).child("sent", index), sent) for index, each in enumerate(unseen)]
     cut = Cut(front, 0)
     ends = Ends(divide(model, cut)[0], cut)
     ends.module.train(False)
-    return attack(known, unseen, ends, model, model.tokenizer, settings, Seed(3))
+    return attack(known, unseen, ends, model, 15, 16, Seed(3))
 
 
 @pytest.mark.parametrize("front", [0, 1, 2])
 def test_without_noise_a_few_random_blocks_hide_nothing(tiny_model: Tiny, front: int) -> None:
-    found = leakage(tiny_model, front, Noise(0.0, Seed(1)))
+    found = leakage(tiny_model, front, noised(0.0, Seed(1)))
     assert found.tokens > 0.95
     assert found.nearest == 1.0  # they leave a state where its embedding was
 
@@ -66,13 +71,13 @@ def test_without_noise_a_few_random_blocks_hide_nothing(tiny_model: Tiny, front:
 @pytest.mark.parametrize("front", [1, 2])
 def test_blocks_that_change_much_hide_the_embedding_but_not_the_text(tiny_model: Tiny, front: int) -> None:
     """Only a server that has somebody's texts to learn from reads others'; by chance it would name 5 %."""
-    found = leakage(tiny_model, front, Noise(0.0, Seed(1)), weight=8.0)
+    found = leakage(tiny_model, front, noised(0.0, Seed(1)), weight=8.0)
     assert found.nearest < 0.15
     assert found.tokens > 0.4
 
 
 def test_noise_hides_what_it_drowns(tiny_model: Tiny) -> None:
-    little, much = (leakage(tiny_model, 1, Noise(scale, Seed(1), relative=True)) for scale in (0.1, 30.0))
+    little, much = (leakage(tiny_model, 1, noised(scale, Seed(1), relative=True)) for scale in (0.1, 30.0))
     assert little.tokens > 0.9
     assert much.tokens < 0.3
     assert much.nearest < 0.3
@@ -80,7 +85,7 @@ def test_noise_hides_what_it_drowns(tiny_model: Tiny) -> None:
 
 
 def test_a_text_that_is_sent_often_is_read_through_its_noise(tiny_model: Tiny) -> None:
-    noise = Noise(4.0, Seed(1), relative=True)
+    noise = noised(4.0, Seed(1), relative=True)
     once, often = (leakage(tiny_model, 1, noise, sent=sent) for sent in (1, 100))
     assert often.nearest > once.nearest + 0.2
     assert often.tokens > once.tokens + 0.2
@@ -94,7 +99,7 @@ def test_whoever_has_a_reads_the_text_through_any_number_of_blocks(tiny_model: T
         for name, parameter in model.module.named_parameters():
             if "proj" in name or "c_" in name:
                 parameter.mul_(8.0)
-    texts = observed(model, 3, 3, Noise(0.0, Seed(1)))
+    texts = observed(model, 3, 3, noised(0.0, Seed(1)))
     cut = Cut(3, 0)
     ends = Ends(divide(model, cut)[0], cut)
     ends.module.train(False)
@@ -111,11 +116,11 @@ def test_what_sees_later_tokens_is_not_searched(tiny_model: Tiny) -> None:
 
 
 def test_the_attack_repeats_from_its_seed(tiny_model: Tiny) -> None:
-    assert leakage(tiny_model, 1, Noise(0.5, Seed(1))) == leakage(tiny_model, 1, Noise(0.5, Seed(1)))
+    assert leakage(tiny_model, 1, noised(0.5, Seed(1))) == leakage(tiny_model, 1, noised(0.5, Seed(1)))
 
 
 def test_a_model_of_few_bits_is_attacked_like_any_other(tiny_model: Tiny) -> None:
-    assert leakage(tiny_model, 1, Noise(0.0, Seed(1)), dtype="bfloat16").tokens > 0.95
+    assert leakage(tiny_model, 1, noised(0.0, Seed(1)), dtype="bfloat16").tokens > 0.95
 
 
 @pytest.mark.parametrize(
@@ -130,7 +135,7 @@ def test_below_the_first_block_a_server_that_knows_the_embedding_reads_everythin
         for name, parameter in model.module.named_parameters():
             if "embed" in name or "wpe" in name or "wte" in name:
                 parameter.normal_(generator=Seed(0).child(name).torch())
-    texts = observed(model, 0, 12, Noise(0.0, Seed(1)))
+    texts = observed(model, 0, 12, noised(0.0, Seed(1)))
     found = nearest(texts, embedding_of(model), 64)
     assert [guess.tolist() for guess in found] == [each.tokens.tolist() for each in texts]
 

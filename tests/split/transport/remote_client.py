@@ -134,13 +134,13 @@ def answer_prompts(
     address: str, client: str, folder: str, prompts: str, out: str, tokens: str, *overrides: str
 ) -> None:
     """Generates as `fedstrata split generate` does, and writes a JSON list of texts."""
-    from fedstrata.engine.generating import Drawing, Generating, read_prompts
+    from fedstrata.engine.generating import Generating, read_prompts
     from fedstrata.engine.prepare import prepare_prompts
     from fedstrata.split.transport.membership import Membership
 
     experiment = prepare_prompts(read_source(None, [*TINY, *overrides]), client)
     asked = read_prompts(Path(prompts))
-    own = Generating(experiment, client, Path(folder), Drawing(int(tokens)), asked)
+    own = Generating(experiment, client, Path(folder), asked, tokens=int(tokens))
     found = own.run(lambda: Membership(address, client, own.agreement, greeting=own.greeting))
     Path(out).write_text(json.dumps([document.text_pair for document in found]))
 

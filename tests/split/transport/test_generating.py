@@ -25,7 +25,7 @@ from fedstrata.core.types import JSON
 from fedstrata.engine import answering
 from fedstrata.engine.answering import Answers
 from fedstrata.engine.checkpoint import Checkpoints
-from fedstrata.engine.generating import Drawing, Generating, read_prompts
+from fedstrata.engine.generating import Generating, read_prompts
 from fedstrata.engine.prepare import prepare, prepare_client, prepare_prompts
 from fedstrata.engine.run_folder import open_run
 from fedstrata.models.state import Model
@@ -244,7 +244,7 @@ def test_bytes_of_a_token_do_not_depend_on_the_text_before_it(
     )
     prompts = [Document("short", "No fever"), Document("long", " ".join(["No fever"] * 250))]
     with server.serving():
-        own = Generating(experiment, "site-1", tmp_path, Drawing(6), prompts)
+        own = Generating(experiment, "site-1", tmp_path, prompts, tokens=6)
         own.run(session_of(own, server.address))
     assert min(counted) < 10
     assert max(counted) > 400
@@ -272,7 +272,7 @@ def test_a_client_goes_on_with_a_server_that_was_started_anew(
     experiment = prepare_prompts(read_source(None, [*TINY, *overrides]), "site-1")
     prompts = [Document(text, text) for text in PROMPTS["site-1"]]
     with server.serving():
-        own = Generating(experiment, "site-1", tmp_path, Drawing(TOKENS), prompts)
+        own = Generating(experiment, "site-1", tmp_path, prompts, tokens=TOKENS)
         found = own.run(session_of(own, server.address))
     expected = texts_of(whole_model(overrides, folder), PROMPTS["site-1"], TOKENS)
     assert [document.text_pair for document in found] == expected
@@ -288,7 +288,7 @@ def test_documents_are_scored_through_the_server_and_noise_is_added_where_it_is_
 
     def scores(*more: str) -> Any:
         source = read_source(None, [*TINY, *overrides, *more])
-        own = Generating(prepare_client(source, "site-1"), "site-1", tmp_path, Drawing())
+        own = Generating(prepare_client(source, "site-1"), "site-1", tmp_path, None)
         assert [document.metadata["perplexity"] for document in own.run(session_of(own, server.address))]
         return own.scores
 
@@ -312,10 +312,10 @@ def test_what_the_server_cannot_answer_costs_only_the_client_that_asks(
     server = Watched(folder, 4_000, monkeypatch)
     source = read_source(None, [*TINY, *overrides])
     prompts = [Document("one", "No fever")]
-    own = Generating(prepare_prompts(source, "site-1"), "site-1", tmp_path, Drawing(4), prompts)
+    own = Generating(prepare_prompts(source, "site-1"), "site-1", tmp_path, prompts, tokens=4)
     with server.serving():
         long = [Document("long", " ".join(["No fever"] * 100))]
-        other = Generating(prepare_prompts(source, "site-2"), "site-2", tmp_path, Drawing(4), long)
+        other = Generating(prepare_prompts(source, "site-2"), "site-2", tmp_path, long, tokens=4)
         with pytest.raises(RefusedError, match="all sessions together may have 4000"):
             other.run(session_of(other, server.address))
         for wrong, told in (
@@ -342,14 +342,14 @@ def test_what_cannot_be_answered_is_refused(run_of: RunOf, tmp_path: Path) -> No
     source = read_source(None, [*TINY, *overrides])
     experiment = prepare_prompts(source, "site-1")
     with pytest.raises(ConfigurationError, match="at most 1024, the positions the model knows"):
-        Generating(experiment, "site-1", tmp_path, Drawing(1024), [Document("one", "No fever")])
+        Generating(experiment, "site-1", tmp_path, [Document("one", "No fever")], tokens=1024)
     with pytest.raises(ConfigurationError, match="there is nothing to answer"):
-        Generating(experiment, "site-1", tmp_path, Drawing(), [])
+        Generating(experiment, "site-1", tmp_path, [])
     own = prepare_prompts(read_source(None, [*TINY, *overrides, "method.average_ends=never"]), "site-1")
     with pytest.raises(ConfigurationError, match=r"--home: .* holds nothing of client 'site-"):
-        Generating(own, "site-1", tmp_path, Drawing(), [Document("one", "No fever")])
+        Generating(own, "site-1", tmp_path, [Document("one", "No fever")])
     with pytest.raises(ConfigurationError, match="lm, which generates nothing"):
-        Generating(prepare_client(source, "site-1"), "site-1", tmp_path, Drawing(temperature=1.0))
+        Generating(prepare_client(source, "site-1"), "site-1", tmp_path, None, temperature=1.0)
     with pytest.raises(ConfigurationError, match="has no committed round"):
         empty = tmp_path / "empty"
         empty.mkdir()

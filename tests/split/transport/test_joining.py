@@ -50,7 +50,7 @@ AGREED = Agreement(
 
 def agree(client: str, greeting: Mapping[str, Any]) -> Agreement:
     """Refuses whoever has agreed to anything else."""
-    if different := AGREED.differences(greeting["facts"], mine="the server", other=f"client {client!r}"):
+    if different := AGREED.differences(greeting["facts"], client):
         raise RefusedError(different)
     return AGREED
 

@@ -5,19 +5,14 @@ it follows. A mode is one of a module's power modes (`nvpmodel`), by the name th
 its peak is that of float32 arithmetic on the CUDA cores, 2 x cores x clock (one fused multiply-add a core
 and cycle). The TOPS that Table 2 gives for the two Xaviers are those of int8 inference, which say little of
 training.
-
-Sources: NVIDIA Jetson Linux Developer Guide, release 32.7, chapters "Power Management for Jetson TX2 Series
-Devices" and "... for Jetson Xavier NX Series and Jetson AGX Xavier Series Devices", tables "Supported Modes
-and Power Efficiency" (https://docs.nvidia.com/jetson/archives/l4t-archived/l4t-3275/): GPU clock, GPU TPC and
-power budget. CUDA cores: the modules' data sheets (TX2: 256 of Pascal; Xavier NX: 384 and AGX Xavier: 512 of
-Volta, 128 a TPC). `MAXN` has no power budget in these tables; it is counted with the highest that the module
-is specified for, which is less than it may draw.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -37,38 +32,20 @@ class Mode(Settings):
     watts: Positive = Field(description="Power while it computes.")
 
 
-def _jetson(cores: int, megahertz: float, watts: float) -> Mode:
-    """Returns a mode of a module with so many CUDA cores switched on, at this clock."""
-    return Mode(teraflops=2.0 * cores * megahertz * 1e-6, watts=watts)
+def _jetson() -> dict[str, dict[str, Mode]]:
+    """Returns the power modes of each module, in their order in the file."""
+    table = tomllib.loads((files("fedstrata.core.settings") / "jetson.toml").read_text(encoding="utf-8"))
+    return {
+        profile: {
+            name: Mode(teraflops=2.0 * mode["cores"] * mode["megahertz"] * 1e-6, watts=mode["watts"])
+            for name, mode in modes.items()
+        }
+        for profile, modes in table.items()
+    }
 
 
-PROFILES: Mapping[str, Mapping[str, Mode]] = {
-    "tx2": {
-        "MAXN": _jetson(256, 1300, 15.0),
-        "MAXQ": _jetson(256, 850, 7.5),
-        "MAXP_CORE_ALL": _jetson(256, 1120, 15.0),
-        "MAXP_CORE_ARM": _jetson(256, 1120, 15.0),
-        "MAXP_CORE_DENVER": _jetson(256, 1120, 15.0),
-    },
-    "nx": {
-        "MODE_15W_2CORE": _jetson(384, 1100, 15.0),
-        "MODE_15W_4CORE": _jetson(384, 1100, 15.0),
-        "MODE_15W_6CORE": _jetson(384, 1100, 15.0),
-        "MODE_10W_2CORE": _jetson(384, 800, 10.0),
-        "MODE_10W_4CORE": _jetson(384, 800, 10.0),
-    },
-    "agx": {
-        "MAXN": _jetson(512, 1377, 30.0),
-        "MODE_10W": _jetson(256, 520, 10.0),  # two of the four TPC
-        "MODE_15W": _jetson(512, 670, 15.0),
-        "MODE_30W_ALL": _jetson(512, 900, 30.0),
-        "MODE_30W_6CORE": _jetson(512, 900, 30.0),
-        "MODE_30W_4CORE": _jetson(512, 900, 30.0),
-        "MODE_30W_2CORE": _jetson(512, 900, 30.0),
-        "MODE_15W_DESKTOP": _jetson(512, 670, 15.0),
-    },
-}
-"""The modes of Jetson TX2, Xavier NX and AGX Xavier; see the module's docstring for where they are from."""
+PROFILES: Mapping[str, Mapping[str, Mode]] = _jetson()
+"""The modes of Jetson TX2, Xavier NX and AGX Xavier; see `jetson.toml` for where they are from."""
 
 
 @dataclass(frozen=True, slots=True)

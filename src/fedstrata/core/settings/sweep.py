@@ -12,17 +12,32 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.settings.base import Settings
-from fedstrata.core.settings.source import COMMAND_LINE, Source, apply_override, assign, read_source, validate
+from fedstrata.core.settings.source import (
+    COMMAND_LINE,
+    Source,
+    apply_override,
+    assign,
+    flatten,
+    read_source,
+    validate,
+)
 
 SECTION = "sweep"
 LONGEST_NAME = 120
 """Characters of a row's name, which also names a folder."""
+
+
+def _distinct(values: list[Any]) -> list[Any]:
+    twice = [value for index, value in enumerate(values) if value in values[:index]]
+    if twice:
+        raise ValueError(f"must name each once; {', '.join(map(repr, twice))} is there again")
+    return values
 
 
 class TuneSettings(Settings):
@@ -56,7 +71,7 @@ class SweepSettings(Settings):
     )
     tune: TuneSettings | None = None
     columns: list[str] | None = Field(default=None, description="Columns to show; a good choice if null.")
-    floors: list[str] = Field(
+    floors: Annotated[list[str], AfterValidator(_distinct)] = Field(
         default_factory=list,
         description="Rows, as the table names them, that show what others must beat: never the best, and "
         "without a part in the target of time to accuracy.",
@@ -64,11 +79,6 @@ class SweepSettings(Settings):
     allow_different_data: bool = Field(
         default=False, description="Whether rows may differ in `data`, `partition` and `task`."
     )
-
-    @field_validator("floors")
-    @classmethod
-    def _no_floor_twice(cls, values: list[str]) -> list[str]:
-        return _distinct(values)
 
     @field_validator("seeds", "columns")
     @classmethod
@@ -227,14 +237,7 @@ def _row(base: Source, name: str, values: Mapping[str, Any], file: Source) -> Ro
 
 def _choices(grid: Mapping[str, Any], file: Source, problems: list[Problem]) -> dict[str, list[Any]]:
     """Returns the values to try by dotted path, whether the grid is written with dots or nested."""
-
-    def flat(section: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-        for key, value in section.items():
-            yield from (
-                flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [(prefix + key, value)]
-            )
-
-    choices = dict(flat(grid, ""))
+    choices = {path: values for path, values in flatten(grid) if values != {}}  # a section may be empty
     for path, values in choices.items():
         if not isinstance(values, list) or not values:
             message = f"must be a list of values to try, not {values!r}"
@@ -295,10 +298,3 @@ def _wrong_floors(settings: SweepSettings, rows: Sequence[Row], file: Source) ->
 
 def _copy(source: Source) -> Source:
     return Source(deepcopy(source.values), dict(source.origins))
-
-
-def _distinct(values: list[Any]) -> list[Any]:
-    twice = [value for index, value in enumerate(values) if value in values[:index]]
-    if twice:
-        raise ValueError(f"must name each once; {', '.join(map(repr, twice))} is there again")
-    return values

@@ -30,7 +30,7 @@ from fedstrata.data.readers import (
     superglue,
     texts,
 )
-from fedstrata.data.readers.files import Format, Source
+from fedstrata.data.readers.files import Format, Source, stem
 from fedstrata.data.readers.folders import TOLD, Unannotated, find_sources
 
 FORMATS: dict[str, Format] = {
@@ -69,20 +69,20 @@ def formats_of(settings: CorpusSettings) -> Mapping[str, Format]:
     }
 
 
-def _placed(document: Document, source: Source) -> Document:
-    """Gives a document its site, its split and an id that is unique in the corpus."""
+def _placed(document: Document, source: Source, numbered: str = "") -> Document:
+    """Gives a document its site, its split and a unique id, made of its own or else of its number."""
+    own_id = document.id or numbered
     for name, own, given in (
         ("site", document.site, source.site),
         ("split", document.metadata.get("split", ""), source.split),
     ):
         if own and given and own != given:
-            raise DataError(
-                source.path, f"document {document.id} names the {name} {own!r}", expected=repr(given)
-            )
+            message = f"document {own_id} names the {name} {own!r}"
+            raise DataError(source.path, message, expected=repr(given))
     split = {"split": source.split} if source.split else {}
     return replace(
         document,
-        id=document.id if document.site else f"{source.prefix}{document.id}",
+        id=own_id if document.site else f"{source.prefix}{own_id}",
         site=document.site or source.site,
         metadata={**document.metadata, **split},
     )
@@ -94,8 +94,10 @@ def documents_of(source: Source, format: Format) -> Iterator[Document]:
     Raises:
         DataError: The file does not follow the format.
     """
-    for document in format.read(source):
-        yield _placed(document, source)
+    name = stem(source.path, format.suffixes)
+    # The whole source first: of one that does not follow the format there are no documents.
+    for number, document in enumerate(list(format.read(source)), start=1):
+        yield _placed(document, source, f"{name}-{number}")
 
 
 def read(

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
-from fedstrata.data.readers.files import Format, Source, numbered_lines, read_text, stem
+from fedstrata.data.readers.files import Format, Source, filled_lines
 from fedstrata.data.readers.records import read_records
 from fedstrata.data.readers.tables import read_rows
 
@@ -38,7 +38,7 @@ def _class_names(folder: Path) -> Sequence[str]:
     path = folder / _CLASS_NAMES
     if not path.is_file():
         return CLASSES
-    names = [line.strip() for _, line in numbered_lines(read_text(path)) if line.strip()]
+    names = [line.strip() for _, line in filled_lines(path)]
     if not names or len(set(names)) < len(names):
         raise DataError(path, "names no classes, or one twice", expected="a name on each line")
     return names
@@ -78,16 +78,15 @@ def read(source: Source) -> list[Document]:
         source: The file; `.gz` is decompressed.
 
     Returns:
-        A document for each row, called after the file and the number of the row if it has no name of its own;
-        its label is the name of its class.
+        A document for each row, with its own id if it has one; its label is the name of its class.
 
     Raises:
         DataError: It cannot be read, or a class has no name.
     """
-    name, names = stem(source.path, _SUFFIXES), _class_names(source.path.parent)
+    names = _class_names(source.path.parent)
     return [
-        Document(own or f"{name}-{number}", text.replace("\\", "\n").strip(), labels=(label,))
-        for number, (own, text, label) in enumerate(_rows(source.path, names), start=1)
+        Document(own, text.replace("\\", "\n").strip(), labels=(label,))
+        for own, text, label in _rows(source.path, names)
     ]
 
 

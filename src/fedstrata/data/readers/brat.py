@@ -29,14 +29,7 @@ from pathlib import Path
 
 from fedstrata.core.documents import Document, Relation, Span
 from fedstrata.core.errors import DataError
-from fedstrata.data.readers.files import (
-    BYTE_ORDER_MARK,
-    Format,
-    Source,
-    numbered_lines,
-    read_text,
-    stem,
-)
+from fedstrata.data.readers.files import BYTE_ORDER_MARK, Format, Source, filled_lines, read_text, stem
 from fedstrata.data.readers.labels import label_from_file
 
 _TEXT_BOUND = re.compile(r"(\S+) ([0-9]{1,12} [0-9]{1,12}(?:;[0-9]{1,12} [0-9]{1,12})*)")
@@ -77,18 +70,8 @@ class _TextBound:
 
 
 @dataclass(frozen=True, slots=True)
-class _Link:
-    """Two identifiers that a line relates."""
-
-    line: int
-    label: str
-    head: str
-    tail: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Set:
-    """Identifiers that a line relates to each other."""
+class _Related:
+    """Identifiers that a line relates: a head and its tail, or all members of a set to each other."""
 
     line: int
     label: str
@@ -102,8 +85,8 @@ class _AnnotationFile:
     path: Path
     text_bound: dict[str, _TextBound] = field(default_factory=dict)
     triggers: dict[str, tuple[int, str]] = field(default_factory=dict)
-    links: list[_Link] = field(default_factory=list)
-    sets: list[_Set] = field(default_factory=list)
+    links: list[_Related] = field(default_factory=list)
+    sets: list[_Related] = field(default_factory=list)
     references: list[tuple[int, str]] = field(default_factory=list)
     ids: set[str] = field(default_factory=set)
 
@@ -176,7 +159,7 @@ class _AnnotationFile:
         for role, target in arguments:
             numbered = _NUMBERED.fullmatch(role)
             shared = numbered[1] if numbered and numbered[1] in roles else role
-            self.links.append(_Link(line, label_from_file(shared), head=name, tail=target))
+            self.links.append(_Related(line, label_from_file(shared), (name, target)))
 
     def _take_relation(self, line: int, words: list[str]) -> None:
         arguments = self._arguments(line, "R", words[1:])
@@ -185,13 +168,13 @@ class _AnnotationFile:
         if [role for role, _ in arguments] == ["Arg2", "Arg1"]:
             arguments.reverse()
         (_, tail), (_, head) = arguments
-        self.links.append(_Link(line, label_from_file(words[0]), head=head, tail=tail))
+        self.links.append(_Related(line, label_from_file(words[0]), (head, tail)))
 
     def _take_set(self, line: int, words: list[str]) -> None:
         name, *members = words
         if not all(_MEMBER.fullmatch(member) for member in members):
             raise self._malformed(line, "*")
-        self.sets.append(_Set(line, label_from_file(name), tuple(members)))
+        self.sets.append(_Related(line, label_from_file(name), tuple(members)))
 
     def _arguments(self, line: int, kind: str, words: list[str]) -> list[tuple[str, str]]:
         """Returns the role and the identifier of each `ROLE:ID` word."""
@@ -215,7 +198,7 @@ class _AnnotationFile:
         A set may name one span several times: by its own identifier and by that of an event.
         """
         for link in self.links:
-            head, tail = (index[self.resolve(link.line, name)] for name in (link.head, link.tail))
+            head, tail = (index[self.resolve(link.line, name)] for name in link.members)
             yield Relation(head, tail, link.label)
         in_sets = dict[Relation, None]()
         for own in self.sets:
@@ -286,9 +269,8 @@ def read(source: Source) -> list[Document]:
     if source.annotations is None:
         return [Document(document_id, decoded.removeprefix(BYTE_ORDER_MARK))]
     annotations = _AnnotationFile(source.annotations)
-    for number, line in numbered_lines(read_text(source.annotations)):
-        if line.strip():
-            annotations.take(number, line)
+    for number, line in filled_lines(source.annotations):
+        annotations.take(number, line)
     annotations.check_references()
     text = _counted_text(decoded, annotations)
     spans = {name: annotation.span(text) for name, annotation in annotations.text_bound.items()}

@@ -10,12 +10,13 @@ The text is made from the tokens: single blanks between them, line feeds between
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
-from fedstrata.data.readers.files import Format, Source, numbered_lines, read_text, stem
+from fedstrata.data.readers.files import Format, Source, blocks
 from fedstrata.data.readers.tags import TAG, invalid_transition, tagged_document
 
 _DOCUMENT_START = re.compile(r"-DOCSTART-(?:\s.*)?")
@@ -31,56 +32,28 @@ class _Sentence:
     lines: list[int] = field(default_factory=list)
 
 
+_Group = tuple[str, list[_Sentence]]
+"""The id of a document, empty if it has none, and its sentences."""
+
+
+def _is_comment(content: str) -> bool:
+    """Tells a comment from a token that begins with `#`, which has a tag at its end."""
+    if not content.startswith("#") or "\t" in content:
+        return False
+    comment = _DOCUMENT_COMMENT.fullmatch(content) or _COMMENT.fullmatch(content)
+    return bool(comment) or not TAG.fullmatch(content.rsplit(maxsplit=1)[-1])
+
+
 @dataclass(slots=True)
-class _Group:
-    """The sentences of one document."""
-
-    id: str
-    sentences: list[_Sentence] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _ColumnFile:
-    """The lines of one file, as they are read."""
+class _Columns:
+    """The columns of one file, as its first token line has them."""
 
     path: Path
-    groups: list[_Group] = field(default_factory=list)
-    marked: bool = False
     tabs: bool = False
     columns: int = 0
     first_line: int = 0
-    inside: bool = False
 
-    def take(self, line: int, content: str) -> None:
-        """Takes in one line of the file."""
-        if not content.strip():
-            self.inside = False
-            return
-        if (start := _DOCUMENT_START.fullmatch(content)) or self._is_comment(content):
-            named = None if start else _DOCUMENT_COMMENT.fullmatch(content)
-            if start or named:
-                self.marked, self.inside = True, False
-                self.groups.append(_Group(named[1].strip() if named else ""))
-            return
-        token, tag = self._split(line, content)
-        if not self.groups:
-            self.groups.append(_Group(""))
-        if not self.inside:
-            self.groups[-1].sentences.append(_Sentence())
-            self.inside = True
-        sentence = self.groups[-1].sentences[-1]
-        sentence.tokens.append(token)
-        sentence.tags.append(tag)
-        sentence.lines.append(line)
-
-    def _is_comment(self, content: str) -> bool:
-        """Tells a comment from a token that begins with `#`, which has a tag at its end."""
-        if not content.startswith("#") or "\t" in content:
-            return False
-        comment = _DOCUMENT_COMMENT.fullmatch(content) or _COMMENT.fullmatch(content)
-        return bool(comment) or not TAG.fullmatch(content.rsplit(maxsplit=1)[-1])
-
-    def _split(self, line: int, content: str) -> tuple[str, str]:
+    def split(self, line: int, content: str) -> tuple[str, str]:
         """Returns the first and the last column."""
         if not self.columns:
             self.tabs = "\t" in content
@@ -102,19 +75,38 @@ class _ColumnFile:
             raise DataError(self.path, "the last column is no tag", line=line, expected=expected)
         return token, tag
 
-    def documents(self) -> list[_Group]:
-        """Returns the documents, after checking the tags of the whole file."""
-        sentences = [sentence for group in self.groups for sentence in group.sentences]
-        broken = invalid_transition([sentence.tags for sentence in sentences])
-        if broken is not None:
-            number, position, expected = broken
-            line = sentences[number].lines[min(position, len(sentences[number].lines) - 1)]
-            tags = ["the start of its sentence", *sentences[number].tags, "the end of its sentence"]
-            message = f"{tags[position + 1]} cannot follow {tags[position]}"
-            raise DataError(self.path, message, line=line, expected=expected)
-        if self.marked:
-            return self.groups
-        return [_Group("", [sentence]) for sentence in sentences]
+
+def _groups(path: Path) -> list[_Group]:
+    """Returns what follows each mark of a document, after what comes before the first one."""
+    columns = _Columns(path)
+    groups: list[_Group] = [("", [])]
+    for block in blocks(path):
+        sentence = _Sentence()
+        for line, content in block:
+            if (start := _DOCUMENT_START.fullmatch(content)) or _is_comment(content):
+                named = None if start else _DOCUMENT_COMMENT.fullmatch(content)
+                if start or named:
+                    groups.append((named[1].strip() if named else "", []))
+                    sentence = _Sentence()
+                continue
+            token, tag = columns.split(line, content)
+            if not sentence.tokens:
+                groups[-1][1].append(sentence)
+            sentence.tokens.append(token)
+            sentence.tags.append(tag)
+            sentence.lines.append(line)
+    return groups
+
+
+def _check_tags(path: Path, sentences: Sequence[_Sentence]) -> None:
+    """Checks the tags of a whole file."""
+    broken = invalid_transition([sentence.tags for sentence in sentences])
+    if broken is not None:
+        number, position, expected = broken
+        line = sentences[number].lines[min(position, len(sentences[number].lines) - 1)]
+        tags = ["the start of its sentence", *sentences[number].tags, "the end of its sentence"]
+        message = f"{tags[position + 1]} cannot follow {tags[position]}"
+        raise DataError(path, message, line=line, expected=expected)
 
 
 def read(source: Source) -> list[Document]:
@@ -124,21 +116,20 @@ def read(source: Source) -> list[Document]:
         source: The file; `.gz` is decompressed.
 
     Returns:
-        Its documents in order, each with its own id, or the file's name and its number.
+        Its documents in order, each with its own id if it has one.
 
     Raises:
         DataError: The number of columns changes, or a tag is malformed or cannot follow the one before.
     """
-    file = _ColumnFile(source.path)
-    for number, line in numbered_lines(read_text(source.path)):
-        file.take(number, line)
-    name = stem(source.path, FORMAT.suffixes)
+    unmarked, *groups = _groups(source.path)
+    sentences = [sentence for _, own in (unmarked, *groups) for sentence in own]
+    _check_tags(source.path, sentences)
+    if not groups:
+        groups = [("", [sentence]) for sentence in sentences]
+    elif unmarked[1]:
+        groups.insert(0, unmarked)
     return [
-        tagged_document(
-            group.id or f"{name}-{number}",
-            ((sentence.tokens, sentence.tags) for sentence in group.sentences),
-        )
-        for number, group in enumerate(file.documents(), start=1)
+        tagged_document(name, ((sentence.tokens, sentence.tags) for sentence in own)) for name, own in groups
     ]
 
 

@@ -13,13 +13,13 @@ that `partition.by` can go by it.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
-from fedstrata.data.readers.files import Format, Source, numbered_lines, read_text, stem
+from fedstrata.data.readers.files import Format, Source, blocks
 
 _COMMENT = re.compile(r"#\s*(newdoc|text)\b\s*(?:id\b\s*)?(?:=\s*(.*))?")
 _WORD = re.compile(r"[1-9]\d*")
@@ -30,82 +30,50 @@ _COLUMNS = 10
 Text = Literal["original", "tokens"]
 
 
-@dataclass(slots=True)
-class _Sentence:
-    line: int
-    text: str | None = None
-    tokens: list[str] = field(default_factory=list)
-    spelt: int = 0  # the last word that a range has spelt already
-
-
-@dataclass(slots=True)
-class _Group:
-    """The sentences of one document."""
-
-    id: str
-    texts: list[str] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Treebank:
-    """The lines of one file, as they are read."""
-
-    path: Path
-    kind: Text
-    groups: list[_Group] = field(default_factory=list)
-    sentence: _Sentence | None = None
-
-    def take(self, line: int, content: str) -> None:
-        """Takes in one line of the file."""
-        if not content.strip():
-            self.close()
-            return
-        if self.sentence is None:
-            self.sentence = _Sentence(line)
-        if content.startswith("#"):
-            self._comment(self.sentence, content)
-        else:
-            self._word(self.sentence, line, content)
-
-    def close(self) -> None:
-        """Ends the sentence under way, if there is one."""
-        sentence, self.sentence = self.sentence, None
-        if sentence is None or not (sentence.tokens or sentence.text):
-            return  # comments alone
-        text = " ".join(sentence.tokens) if self.kind == "tokens" else sentence.text
-        if text is None:
-            message = "a sentence without its text"
-            wanted = "a comment `# text = ...`; or set data.conllu.text to tokens"
-            raise DataError(self.path, message, line=sentence.line, expected=wanted)
-        if not self.groups:
-            self.groups.append(_Group(""))
-        self.groups[-1].texts.append(text)
-
-    def _comment(self, sentence: _Sentence, content: str) -> None:
-        found = _COMMENT.fullmatch(content)
-        if found is None:
-            return
-        value = (found[2] or "").strip()
-        if found[1] == "newdoc":
-            self.groups.append(_Group(value))
-        else:
-            sentence.text = value
-
-    def _word(self, sentence: _Sentence, line: int, content: str) -> None:
+def _tokens(path: Path, words: Iterable[tuple[int, str]]) -> list[str]:
+    """Returns the surface tokens of a sentence, given its numbered lines without the comments."""
+    tokens: list[str] = []
+    spelt = 0  # the last word that a range has spelt already
+    for line, content in words:
         cells = content.split("\t")
         if len(cells) != _COLUMNS:
             message = f"{len(cells)} columns set apart by tabs"
-            raise DataError(self.path, message, line=line, expected=f"{_COLUMNS}, or a blank line")
+            raise DataError(path, message, line=line, expected=f"{_COLUMNS}, or a blank line")
         place, form = cells[:2]
         if joined := _RANGE.fullmatch(place):
-            sentence.tokens.append(form)
-            sentence.spelt = int(joined[2])
+            tokens.append(form)
+            spelt = int(joined[2])
         elif _WORD.fullmatch(place):
-            if int(place) > sentence.spelt:
-                sentence.tokens.append(form)
+            if int(place) > spelt:
+                tokens.append(form)
         elif not _EMPTY_NODE.fullmatch(place):
             message = "the first column is no number of a word"
-            raise DataError(self.path, message, line=line, expected="for example 3, 3-4 or 3.1")
+            raise DataError(path, message, line=line, expected="for example 3, 3-4 or 3.1")
+    return tokens
+
+
+def _groups(path: Path, kind: Text) -> list[tuple[str, list[str]]]:
+    """Returns the id of each document, empty if it has none, and the texts of its sentences."""
+    groups: list[tuple[str, list[str]]] = []
+    for block in blocks(path):
+        text = None
+        for comment in filter(None, (_COMMENT.fullmatch(content) for _, content in block)):
+            value = (comment[2] or "").strip()
+            if comment[1] == "newdoc":
+                groups.append((value, []))
+            else:
+                text = value
+        tokens = _tokens(path, (item for item in block if not item[1].startswith("#")))
+        if not (tokens or text):
+            continue  # comments alone
+        written = " ".join(tokens) if kind == "tokens" else text
+        if written is None:
+            wanted = "a comment `# text = ...`; or set data.conllu.text to tokens"
+            raise DataError(path, "a sentence without its text", line=block[0][0], expected=wanted)
+        if not groups:
+            groups.append(("", []))
+        groups[-1][1].append(written)
+    return groups
 
 
 def read(source: Source, text: Text = "original") -> list[Document]:
@@ -116,31 +84,18 @@ def read(source: Source, text: Text = "original") -> list[Document]:
         text: What the text of a sentence is.
 
     Returns:
-        Its documents in order, each with its own id, or the file's name and its number.
+        Its documents in order, each with its own id if it has one.
 
     Raises:
         DataError: A line has not ten columns, or a sentence has no text.
     """
-    treebank = _Treebank(source.path, text)
-    for number, line in numbered_lines(read_text(source.path)):
-        treebank.take(number, line)
-    treebank.close()
-    name = stem(source.path, FORMAT.suffixes)
-    return [
-        _document(group, f"{name}-{number}", has_site=bool(source.site))
-        for number, group in enumerate(treebank.groups, start=1)
-    ]
-
-
-def _document(group: _Group, name: str, *, has_site: bool) -> Document:
-    genre, hyphen, _ = group.id.partition("-")
-    genre = genre if hyphen else ""
-    return Document(
-        group.id or name,
-        "\n".join(group.texts),
-        labels=(genre,) if genre else (),
-        site="" if has_site else genre,
-    )
+    documents = []
+    for name, texts in _groups(source.path, text):
+        genre, hyphen, _ = name.partition("-")
+        labels = (genre,) if genre and hyphen else ()
+        site = genre if labels and not source.site else ""
+        documents.append(Document(name, "\n".join(texts), labels=labels, site=site))
+    return documents
 
 
 FORMAT = Format(read, suffixes=(".conllu", ".conllu.gz"))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 
 from fedstrata.core.documents import Document
@@ -44,7 +45,8 @@ class Format:
     """A file format: its reader, and how its files are laid out in a folder.
 
     Attributes:
-        read: Reads one source; the ids it gives are unique within that source.
+        read: Reads one source. The ids it gives are unique within that source; a document without one is
+            called after the file, and its number in it.
         suffixes: How the names of the files that hold text end, in lower case.
         annotation_suffix: How the names of the annotation files end; empty if the text file holds them.
         further_suffixes: How the names of files with annotations of other kinds end, which a text may have or
@@ -61,7 +63,7 @@ class Format:
             none; not given where all have.
     """
 
-    read: Callable[[Source], list[Document]]
+    read: Callable[[Source], Iterable[Document]]
     suffixes: tuple[str, ...]
     annotation_suffix: str = ""
     further_suffixes: tuple[str, ...] = ()
@@ -156,3 +158,15 @@ def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
     r"""Yields each line and its number, from 1; a line ends at `\n` or `\r\n` and nowhere else."""
     for number, line in enumerate(text.split("\n"), start=1):
         yield number, line.removesuffix("\r")
+
+
+def filled_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields the lines of a file that are not blank, each with its number; `.gz` is decompressed."""
+    return (item for item in numbered_lines(read_text(path)) if item[1].strip())
+
+
+def blocks(path: Path) -> Iterator[list[tuple[int, str]]]:
+    """Yields the lines between blank lines together, each with its number; `.gz` is decompressed."""
+    for filled, lines in groupby(numbered_lines(read_text(path)), key=lambda item: bool(item[1].strip())):
+        if filled:
+            yield list(lines)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -93,20 +93,12 @@ def _splits_beside(names: Iterable[str]) -> dict[str, str]:
 Unannotated = Literal["refuse", "skip", "keep"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a folder stands in the corpus."""
-
-    site: str = ""
-    split: str = ""
-    prefix: str = ""
-
-    def enter(self, name: str, split: str) -> _Place:
-        """Returns the place of a sub-folder, whose name means this split."""
-        prefix = f"{self.prefix}{name}/"
-        if split and not self.split:
-            return replace(self, split=split, prefix=prefix)
-        return replace(self, site=f"{self.site}/{name}" if self.site else name, prefix=prefix)
+def _entered(place: Source, folder: Path, split: str) -> Source:
+    """Returns the place of a sub-folder, whose name means this split, from that of the folder it lies in."""
+    inside = replace(place, path=folder, prefix=f"{place.prefix}{folder.name}/")
+    if split and not place.split:
+        return replace(inside, split=split)
+    return replace(inside, site=f"{place.site}/{folder.name}" if place.site else folder.name)
 
 
 def _listing(folder: Path) -> list[Path]:
@@ -159,18 +151,18 @@ def _annotations(text_folder: Path, layout: Format) -> dict[str, dict[str, Path]
     }
 
 
-def _source(path: Path, annotations: dict[str, dict[str, Path]], layout: Format) -> Source:
+def _source(text: Source, annotations: dict[str, dict[str, Path]], layout: Format) -> Source:
     """Returns a text with its annotations, which are taken out of those of its folder."""
-    name = stem(path, layout.suffixes)
+    name = stem(text.path, layout.suffixes)
     own = {suffix: found.pop(name) for suffix, found in annotations.items() if name in found}
-    return Source(path, own.pop(layout.annotation_suffix, None), own)
+    return replace(text, annotations=own.pop(layout.annotation_suffix, None), further=own)
 
 
-def _paired(text_folder: Path, layout: Format) -> list[Source]:
+def _paired(place: Source, text_folder: Path, layout: Format) -> list[Source]:
     """Returns the texts of one folder, each with its annotations if it has any."""
     annotations = _annotations(text_folder, layout)
     texts = _files(text_folder, layout.suffixes, layout.table, layout.passed_over)
-    sources = [_source(path, annotations, layout) for path in texts]
+    sources = [_source(replace(place, path=path), annotations, layout) for path in texts]
     for found in annotations.values():
         for name, path in found.items():
             wanted = f"{name}{layout.suffixes[0]} in {text_folder}"
@@ -178,11 +170,11 @@ def _paired(text_folder: Path, layout: Format) -> list[Source]:
     return sources
 
 
-def _own_documents(folder: Path, place: _Place, layout: Format) -> list[Source]:
+def _own_documents(place: Source, layout: Format) -> list[Source]:
     """Returns the documents that lie in the folder itself, or in its sub-folder of texts."""
+    folder = place.path
     apart = bool(layout.text_folder) and (folder / layout.text_folder).is_dir()
-    sources = _paired(folder / layout.text_folder if apart else folder, layout)
-    sources = [replace(source, site=place.site, split=place.split, prefix=place.prefix) for source in sources]
+    sources = _paired(place, folder / layout.text_folder if apart else folder, layout)
     if layout.annotation_suffix or place.split:
         return sources
     named = split_named if layout.one_a_file else split_within  # a note may be called lab-test-2
@@ -213,15 +205,16 @@ def _loops(folder: Path) -> bool:
     return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
 
 
-def _walk(folder: Path, place: _Place, layout: Format) -> list[Source]:
-    own = _own_documents(folder, place, layout)
+def _walk(place: Source, layout: Format) -> list[Source]:
+    """Returns the documents of a folder and its sub-folders, given the folder as a source of documents."""
+    folder, own = place.path, _own_documents(place, layout)
     if layout.text_folder and (folder / layout.text_folder).is_dir():
         return own
     below: dict[str, list[Source]] = {}
     folders = [child for child in _listing(folder) if child.is_dir() and not _loops(child)]
     splits = _splits_beside(child.name for child in folders)
     for child in folders:
-        if sources := _walk(child, place.enter(child.name, splits[child.name]), layout):
+        if sources := _walk(_entered(place, child, splits[child.name]), layout):
             below[child.name] = sources
     annotated_below = any(source.annotations for sources in below.values() for source in sources)
     if annotated_below and not any(source.annotations for source in own):
@@ -252,7 +245,7 @@ def _one_file(path: Path, layout: Format) -> Source:
     annotations = _annotations(path.parent, layout)
     others = {suffix for suffix in layout.further_suffixes if annotations[suffix]}
     is_annotated = bool(annotations[layout.annotation_suffix])
-    source = _source(path, annotations, layout)
+    source = _source(Source(path), annotations, layout)
     if is_annotated:
         _refuse_unannotated([source], layout)
     return _lacking(source, others)
@@ -316,7 +309,7 @@ def find_sources(path: Path, layout: Format, *, unannotated: Unannotated = "refu
         return [_one_file(path, layout)]
     if not path.is_dir():
         raise DataError(path, "no such file or folder", expected=layout.looked_for)
-    sources = _walk(path, _Place(), layout)
+    sources = _walk(Source(path), layout)
     if not sources:
         wanted = f"{layout.looked_for}, in the folder itself or in one sub-folder a site"
         raise DataError(path, "holds no documents", expected=wanted)

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from fedstrata.core.documents import Document, Relation, Span
 from fedstrata.core.errors import DataError
-from fedstrata.data.readers.files import Format, Source, numbered_lines, read_text, stem
+from fedstrata.data.readers.files import Format, Source, filled_lines, read_text, stem
 
 CONCEPTS_SUFFIX, ASSERTIONS_SUFFIX, RELATIONS_SUFFIX = ".con", ".ast", ".rel"
 ASSERTIONS = (
@@ -85,12 +85,11 @@ def _tokens(text: str, pattern: re.Pattern[str]) -> Lines:
 
 def _rows(path: Path, pattern: re.Pattern[str], what: str, shape: str) -> Iterator[tuple[int, Sequence[str]]]:
     """Yields the number and the parts of each line of a file that is not blank."""
-    for number, line in numbered_lines(read_text(path)):
-        if line.strip():
-            match = pattern.fullmatch(line.strip())
-            if match is None:
-                raise DataError(path, f"malformed {what} line", line=number, expected=shape)
-            yield number, match.groups()
+    for number, line in filled_lines(path):
+        match = pattern.fullmatch(line.strip())
+        if match is None:
+            raise DataError(path, f"malformed {what} line", line=number, expected=shape)
+        yield number, match.groups()
 
 
 def _mention(path: Path, number: int, parts: Sequence[str], label: str = "") -> _Mention:

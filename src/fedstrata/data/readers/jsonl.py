@@ -11,7 +11,6 @@ stands for, which then prefixes the id. Unknown keys are refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Self, TypeVar
 
@@ -19,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fedstrata.core.documents import Document, Relation, Span
 from fedstrata.core.errors import DataError, did_you_mean
-from fedstrata.data.readers.files import Format, Source, numbered_lines, read_text, stem
+from fedstrata.data.readers.files import Format, Source, filled_lines
 
 Offset = Annotated[int, Field(ge=0)]
 Name = Annotated[str, Field(min_length=1)]
@@ -93,19 +92,16 @@ class DocumentRecord(_Strict):
             raise ValueError(f"lacks_relations is true, and there are {len(self.relations)} relations")
         return self
 
-    def document(self, name: str) -> Document:
-        """Returns the document, its spans sorted; `name` is its id if it has none of its own."""
-        order = sorted(
-            range(len(self.spans)),
-            key=lambda item: (self.spans[item].start, self.spans[item].end, self.spans[item].label),
-        )
-        index = {item: position for position, item in enumerate(order)}
-        spans = (self.spans[item] for item in order)
+    def document(self) -> Document:
+        """Returns the document, its spans sorted."""
+        ordered = sorted(enumerate(self.spans), key=lambda item: (item[1].start, item[1].end, item[1].label))
+        index = {number: position for position, (number, _) in enumerate(ordered)}
         return Document(
-            id=self.id or name,
+            id=self.id or "",
             text=self.text,
             spans=tuple(
-                Span(span.start, span.end, span.label, span.fragments, span.assertion or "") for span in spans
+                Span(span.start, span.end, span.label, span.fragments, span.assertion or "")
+                for _, span in ordered
             ),
             relations=tuple(
                 Relation(index[item.head], index[item.tail], item.label) for item in self.relations
@@ -145,11 +141,6 @@ def parse_line(record: type[Record], path: Path, number: int, line: str) -> Reco
         raise DataError(path, message, line=number, expected=f"one object of {keys}") from None
 
 
-def filled_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields the lines of a file that are not blank, each with its number; `.gz` is decompressed."""
-    return (item for item in numbered_lines(read_text(path)) if item[1].strip())
-
-
 def read(source: Source) -> list[Document]:
     """Reads one file of JSON lines.
 
@@ -157,15 +148,14 @@ def read(source: Source) -> list[Document]:
         source: The file; `.gz` is decompressed.
 
     Returns:
-        Its documents in order, each with its own id, or the file's name and its number.
+        Its documents in order, each with its own id if it has one.
 
     Raises:
         DataError: A line is no JSON, or not an object of the form above.
     """
-    name = stem(source.path, FORMAT.suffixes)
     return [
-        parse_line(DocumentRecord, source.path, number, line).document(f"{name}-{count}")
-        for count, (number, line) in enumerate(filled_lines(source.path), start=1)
+        parse_line(DocumentRecord, source.path, number, line).document()
+        for number, line in filled_lines(source.path)
     ]
 
 

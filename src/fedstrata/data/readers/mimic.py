@@ -60,7 +60,6 @@ class Admission:
 class _Note:
     """One row of NOTEEVENTS; `order` is what an admission's notes are sorted by."""
 
-    line: int
     row_id: str
     order: tuple[str, bool, int]
     text: str
@@ -125,7 +124,10 @@ def _owners(folder: Path) -> dict[str, str] | None:
     path = find_table(folder, "admissions", _SUFFIXES)
     if path is None:
         return None
-    patients = _patients(folder)
+    patients = None
+    if (listed := find_table(folder, "patients", _SUFFIXES)) is not None:
+        rows = read_rows(listed, required=["subject_id"], fold_case=True)
+        patients = {_number(listed, line, "subject_id", row["subject_id"]) for line, row in rows}
     owners: dict[str, str] = {}
     required = ("subject_id", "hadm_id")
     for line, row in read_rows(path, required=required, fold_case=True):
@@ -138,37 +140,12 @@ def _owners(folder: Path) -> dict[str, str] | None:
     return owners
 
 
-def _patients(folder: Path) -> set[str] | None:
-    path = find_table(folder, "patients", _SUFFIXES)
-    if path is None:
-        return None
-    rows = read_rows(path, required=["subject_id"], fold_case=True)
-    return {_number(path, line, "subject_id", row["subject_id"]) for line, row in rows}
-
-
-def _check_patient(
-    path: Path,
-    line: int,
-    patient: str,
-    admission: str,
-    diagnosed: Admission,
-    owners: Mapping[str, str] | None,
-) -> None:
-    """Checks that all tables say the same about whose note it is."""
-    if diagnosed.patient != patient:
-        message = "the note's SUBJECT_ID is not the one its admission has in DIAGNOSES_ICD"
-        raise DataError(path, message, line=line)
-    if owners is not None and owners.get(admission) != patient:
-        message = "the note's SUBJECT_ID and HADM_ID stand together in no row of ADMISSIONS"
-        raise DataError(path, message, line=line)
-
-
 def _note(path: Path, line: int, row: Mapping[str, str]) -> _Note:
     """Keeps what is needed of a row; the columns it goes by may be missing in a table cut down to a few."""
     row_id = _number(path, line, "row_id", row.get("row_id", ""))
     time = row.get("charttime", "").strip() or row.get("chartdate", "").strip()
     addendum = row.get("description", "").strip().lower() == "addendum"
-    return _Note(line, row_id, (time, addendum, int(row_id or line)), row["text"])
+    return _Note(row_id, (time, addendum, int(row_id or line)), row["text"])
 
 
 def _notes(
@@ -178,7 +155,7 @@ def _notes(
     owners: Mapping[str, str] | None,
     left_out: Counter[str],
 ) -> dict[str, list[_Note]]:
-    """Returns the notes that are kept, by admission."""
+    """Returns the notes that are kept, by admission; all tables say the same about whose they are."""
     notes: dict[str, list[_Note]] = {}
     required = _NOTE_COLUMNS if wanted is None else (*_NOTE_COLUMNS, "category")
     for line, row in read_rows(path, required=required, fold_case=True):
@@ -188,17 +165,20 @@ def _notes(
             left_out["notes marked as errors"] += 1
             continue
         patient, admission = (_number(path, line, name, row[name]) for name in ("subject_id", "hadm_id"))
-        if not admission:
-            left_out[WITHOUT_ADMISSION] += 1
-        elif admission not in admissions:
-            left_out[WITHOUT_CODES] += 1
-        else:
-            _check_patient(path, line, patient, admission, admissions[admission], owners)
-            note = _note(path, line, row)
-            others = notes.setdefault(admission, [])
-            if note.row_id and any(other.row_id == note.row_id for other in others):
-                raise DataError(path, "a second row of the same ROW_ID", line=line)
-            others.append(note)
+        if admission not in admissions:
+            left_out[WITHOUT_CODES if admission else WITHOUT_ADMISSION] += 1
+            continue
+        if admissions[admission].patient != patient:
+            message = "the note's SUBJECT_ID is not the one its admission has in DIAGNOSES_ICD"
+            raise DataError(path, message, line=line)
+        if owners is not None and owners.get(admission) != patient:
+            message = "the note's SUBJECT_ID and HADM_ID stand together in no row of ADMISSIONS"
+            raise DataError(path, message, line=line)
+        note = _note(path, line, row)
+        others = notes.setdefault(admission, [])
+        if note.row_id and any(other.row_id == note.row_id for other in others):
+            raise DataError(path, "a second row of the same ROW_ID", line=line)
+        others.append(note)
     return notes
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
-from fedstrata.data.readers.files import Format, Source, stem
+from fedstrata.data.readers.files import Format, Source
 from fedstrata.data.readers.tables import read_rows
 
 SECTION = "section"
@@ -25,19 +25,19 @@ def read(source: Source) -> list[Document]:
         source: The file; `.gz` is decompressed.
 
     Returns:
-        A document for each row, called by its `ID` or else after the file and the number of the row.
+        A document for each row, called by its `ID` if it has one.
 
     Raises:
         DataError: The table is malformed, or a row has no dialogue.
     """
-    name, documents = stem(source.path, FORMAT.suffixes), []
-    for number, (line, row) in enumerate(read_rows(source.path, required=["dialogue"], fold_case=True), 1):
+    documents = []
+    for line, row in read_rows(source.path, required=["dialogue"], fold_case=True):
         if not row["dialogue"].strip():
             raise DataError(source.path, "a row without a dialogue", line=line)
         section = row.get("section_header", "").strip()
         documents.append(
             Document(
-                row.get("id", "").strip() or f"{name}-{number}",
+                row.get("id", "").strip(),
                 row["dialogue"],
                 labels=(section,) if section else (),
                 metadata={SECTION: section} if section else {},

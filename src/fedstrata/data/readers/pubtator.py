@@ -21,7 +21,7 @@ from pathlib import Path
 
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import DataError
-from fedstrata.data.readers.files import Format, Source, numbered_lines, read_text
+from fedstrata.data.readers.files import Format, Source, blocks
 
 _PASSAGE = re.compile(r"([^|\t]+)\|([ta])\|(.*)")
 _OFFSET = re.compile(r"[0-9]{1,12}")
@@ -102,19 +102,17 @@ def _quotes(text: str, mention: _Mention) -> bool:
 
 def _articles(path: Path) -> list[_Article]:
     articles: list[_Article] = []
-    inside = False
-    for number, line in numbered_lines(read_text(path)):
-        if not line.strip():
-            inside = False
-            continue
-        passage = _PASSAGE.fullmatch(line)
-        if passage and passage[2] == "t":
-            articles.append(_Article(path, passage[1].strip(), number, passage[3]))
-            inside = True
-        elif inside:
-            articles[-1].take(number, line)
-        else:
-            raise DataError(path, "a document does not begin here", line=number, expected="ID|t|TITLE")
+    for block in blocks(path):
+        article = None
+        for number, line in block:
+            passage = _PASSAGE.fullmatch(line)
+            if passage and passage[2] == "t":
+                article = _Article(path, passage[1].strip(), number, passage[3])
+                articles.append(article)
+            elif article is not None:
+                article.take(number, line)
+            else:
+                raise DataError(path, "a document does not begin here", line=number, expected="ID|t|TITLE")
     return articles
 
 

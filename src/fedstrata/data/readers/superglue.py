@@ -43,8 +43,8 @@ from pydantic import BaseModel, ConfigDict
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
 from fedstrata.data.choices import NONE_RIGHT, PRONOUN, TASK, named
-from fedstrata.data.readers.files import Format, Source, stem
-from fedstrata.data.readers.jsonl import filled_lines, parse_line
+from fedstrata.data.readers.files import Format, Source, filled_lines, stem
+from fedstrata.data.readers.jsonl import parse_line
 
 _SUFFIXES = (".jsonl", ".jsonl.gz")
 _NAMES: Mapping[str, tuple[str, ...]] = {
@@ -291,12 +291,6 @@ def task_of(path: Path) -> str:
     raise DataError(path, "is of no task that is known", expected=expected)
 
 
-def _documents(path: Path) -> Iterator[Document]:
-    task, name = task_of(path), stem(path, _SUFFIXES)
-    for number, document in enumerate(TASKS[task](task, path, filled_lines(path)), start=1):
-        yield replace(document, id=f"{name}-{number}", metadata={TASK: task, **document.metadata})
-
-
 def has_labels(source: Source) -> bool:
     """Whether the questions of a file have right answers, judged by the first ones.
 
@@ -306,22 +300,24 @@ def has_labels(source: Source) -> bool:
     Raises:
         DataError: It cannot be read.
     """
-    return any(document.labels for document in islice(_documents(source.path), 100))
+    return any(document.labels for document in islice(read(source), 100))
 
 
-def read(source: Source) -> list[Document]:
+def read(source: Source) -> Iterator[Document]:
     """Reads one file.
 
     Args:
         source: The file; `.gz` is decompressed.
 
-    Returns:
-        A document for each question, called after the file and its number.
+    Yields:
+        A document for each question.
 
     Raises:
         DataError: It is of no task that is known, or a line is not what the task's lines are.
     """
-    return list(_documents(source.path))
+    task = task_of(source.path)
+    for document in TASKS[task](task, source.path, filled_lines(source.path)):
+        yield replace(document, metadata={TASK: task, **document.metadata})
 
 
 FORMAT = Format(read, suffixes=_SUFFIXES, has_labels=has_labels)

@@ -61,22 +61,21 @@ def read(source: Source, documents: Documents = "files") -> list[Document]:
         documents: What a document is.
 
     Returns:
-        Its documents without annotations. The id of a file's only one is the file's name without the suffix;
-        of several, that and their numbers. Blank documents are left out where they are parts of a file.
+        Its documents without annotations. The id of a file's only one is the file's name without the suffix.
+        Blank documents are left out where they are parts of a file.
 
     Raises:
         DataError: It cannot be read or is not UTF-8.
     """
-    name, text = stem(source.path, _SUFFIXES), read_text(source.path)
+    text = read_text(source.path)
     if documents == "files":
-        return [Document(name, text)]
+        return [Document(stem(source.path, _SUFFIXES), text)]
     if documents == "paragraphs":
         parts = _BLANK_LINES.split(text)
     else:
         cuts = [0, *(match.start() for match in _HEADING.finditer(text)), len(text)]
         parts = [text[start:end] for start, end in pairwise(cuts)]
-    texts = [part.strip("\r\n") for part in parts if part.strip()]
-    return [Document(f"{name}-{number}", part) for number, part in enumerate(texts, start=1)]
+    return [Document("", part.strip("\r\n")) for part in parts if part.strip()]
 
 
 FORMAT = Format(read, _SUFFIXES, passed_over=("readme", "license", "licence"), one_a_file=True)

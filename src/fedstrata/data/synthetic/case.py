@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedstrata.core.seeding import Seed
 from fedstrata.data.synthetic.draw import Draw
-from fedstrata.data.synthetic.lexicons import Condition, Lexicon, Speciality
+from fedstrata.data.synthetic.lexicons import Condition, Speciality, lexicon
 from fedstrata.data.synthetic.style import HouseStyle
 
 CHILD_AGE = 17
@@ -68,20 +68,19 @@ class Case:
     absent: tuple[Condition, ...]
 
 
-def draw_patient(seed: Seed, number: int, style: HouseStyle, lexicon: Lexicon) -> Patient:
+def draw_patient(seed: Seed, number: int, style: HouseStyle) -> Patient:
     """Draws a patient of a site.
 
     Args:
         seed: The patient's own seed.
         number: The patient's number.
         style: The site's style, which holds its speciality mix.
-        lexicon: The lexicons.
     """
-    draw = Draw(seed)
-    speciality = lexicon.specialities[draw.index(style.specialities)]
+    draw, words = Draw(seed), lexicon()
+    speciality = words.specialities[draw.index(style.specialities)]
     sex = speciality.sex or draw.pick(("male", "female"))
     age = draw.between(*speciality.ages)
-    pool = lexicon.child_comorbidities if age < CHILD_AGE else lexicon.comorbidities
+    pool = words.child_comorbidities if age < CHILD_AGE else words.comorbidities
     chronic = draw.shuffled(pool)[: draw.between(0, 1 if age < CHILD_AGE else 3)]
     return Patient(number, speciality, sex, age, draw.between(0, 11), draw.between(*YEARS), tuple(chronic))
 

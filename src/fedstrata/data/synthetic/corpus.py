@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.seeding import Seed
 from fedstrata.data.synthetic.case import draw_case, draw_patient
 from fedstrata.data.synthetic.draw import Draw
-from fedstrata.data.synthetic.lexicons import Lexicon, lexicon
 from fedstrata.data.synthetic.notes import write_note
 from fedstrata.data.synthetic.style import HouseStyle, house_style
 
@@ -56,12 +55,12 @@ def generate(*, seed: int, sites: int, notes: int, imbalance: float | None = Non
         problems.append(Problem("imbalance", f"{imbalance:g}; it must be 0 or more, and finite"))
     if problems:
         raise ConfigurationError(problems)
-    root, loaded = Seed(seed).child("synthetic"), lexicon()
-    return [
-        document
-        for site, count in enumerate(_site_sizes(root, sites, notes, imbalance), start=1)
-        for document in _site_documents(root, site, count, loaded)
-    ]
+    root = Seed(seed).child("synthetic")
+    documents = []
+    for site, count in enumerate(_site_sizes(root, sites, notes, imbalance), start=1):
+        style = house_style(root, site)
+        documents += [_document(root, site, index, style) for index in range(count)]
+    return documents
 
 
 def _site_sizes(root: Seed, sites: int, notes: int, imbalance: float | None) -> list[int]:
@@ -69,7 +68,10 @@ def _site_sizes(root: Seed, sites: int, notes: int, imbalance: float | None) -> 
     numbers = range(1, sites + 1)
     if imbalance is not None:
         return _apportion(notes, [site**-imbalance for site in numbers], least=1)
-    shares = [math.exp(SIZE_SPREAD * Draw(root.child("site", site, "size")).normal()) for site in numbers]
+    shares = [
+        math.exp(SIZE_SPREAD * Draw(root.child("site", site, "size")).normalvariate(0.0, 1.0))
+        for site in numbers
+    ]
     return _apportion(notes, shares, least=max(1, notes // (2 * sites)))
 
 
@@ -84,32 +86,23 @@ def _apportion(notes: int, shares: Sequence[float], *, least: int) -> list[int]:
     return sizes
 
 
-def _site_documents(root: Seed, site: int, count: int, loaded: Lexicon) -> Iterator[Document]:
-    style = house_style(root, site, loaded)
-    for index in range(count):
-        yield _document(root, site, index, style, loaded)
-
-
-def _document(root: Seed, site: int, index: int, style: HouseStyle, loaded: Lexicon) -> Document:
+def _document(root: Seed, site: int, index: int, style: HouseStyle) -> Document:
     owner = _owner(root, site, index)
     number = site * NUMBERS_PER_SITE
-    patient = draw_patient(root.child("site", site, "patient", owner), number + owner + 1, style, loaded)
+    patient = draw_patient(root.child("site", site, "patient", owner), number + owner + 1, style)
     seed = root.child("site", site, "note", index)
     case = draw_case(seed.child("case"), patient, visit=index - owner)
-    note = write_note(case, style, loaded, seed)
-    return Document(
+    note = write_note(case, style, seed)
+    return replace(
+        note,
         id=f"site-{site}-{index + 1:04d}",
-        text=note.text,
-        spans=note.spans,
-        relations=note.relations,
-        labels=tuple(note.evidence),
         site=f"site-{site}",
         metadata={
             "speciality": patient.speciality.name,
-            "kind": note.kind,
+            "kind": note.metadata["kind"],
             "patient": str(patient.number),
             "admission": str(number + index + 1),
-            "evidence": json.dumps(note.evidence),
+            "evidence": note.metadata["evidence"],
         },
     )
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from fedstrata.data.synthetic.draw import Draw
-from fedstrata.data.synthetic.lexicons import Condition, Drug, Lab
+from fedstrata.data.synthetic.lexicons import Condition, Drug, Lab, lexicon
 from fedstrata.data.synthetic.scene import Fact, Scene
 from fedstrata.data.synthetic.style import invented_brand
 from fedstrata.data.synthetic.template import Template, parse
@@ -141,7 +140,7 @@ def _size(scene: Scene) -> str:
 
 # ---- tests and procedures ----------------------------------------------------------------------------
 def _choose_lab(scene: Scene, names: Sequence[str]) -> Lab:
-    scene.lab = scene.lexicon.labs[scene.draw.pick(names)]
+    scene.lab = lexicon().labs[scene.draw.pick(names)]
     low, high = scene.lab.reference
     least, most = scene.lab.stray
     below, above = least < low, most > high
@@ -206,19 +205,16 @@ def _report(scene: Scene) -> Template:
 
 
 def _vital(scene: Scene) -> Template:
-    scene.vital = scene.draw.pick(tuple(scene.lexicon.vitals))
-    return _surface(scene, scene.lexicon.vitals[scene.vital]["names"])
-
-
-def _adult_pressure(draw: Draw) -> str:
-    return f"{draw.between(84, 192)}/{draw.between(46, 108)}"
+    scene.vital = scene.draw.pick(tuple(lexicon().vitals))
+    return _surface(scene, lexicon().vitals[scene.vital]["names"])
 
 
 def _vital_value(scene: Scene) -> str:
-    entry, draw = scene.lexicon.vitals[scene.vital], scene.draw
+    entry, draw = lexicon().vitals[scene.vital], scene.draw
     child, age = scene.case.patient.is_child, scene.case.age
     if entry["form"] == "pressure":
-        value = f"{draw.between(68, 118)}/{draw.between(36, 76)}" if child else _adult_pressure(draw)
+        systolic, diastolic = ((68, 118), (36, 76)) if child else ((84, 192), (46, 108))
+        value = f"{draw.between(*systolic)}/{draw.between(*diastolic)}"
     elif child and entry["form"] == "mass":
         value = str(round((4 + 2.6 * age) * draw.uniform(0.8, 1.4)))
     elif entry["form"] == "degree":
@@ -235,9 +231,9 @@ def _vital_value(scene: Scene) -> str:
 def _choose_drug(scene: Scene) -> str:
     draw, case = scene.draw, scene.case
     names = draw.pick(case.present).drugs if draw.chance(0.6) else case.patient.speciality.drugs
-    scene.drug = scene.lexicon.drugs[draw.pick(names)]
+    scene.drug = lexicon().drugs[draw.pick(names)]
     if draw.chance(0.22):
-        return invented_brand(draw, scene.lexicon) if draw.chance(0.4) else draw.pick(scene.style.brands)
+        return invented_brand(draw) if draw.chance(0.4) else draw.pick(scene.style.brands)
     return draw.pick(scene.drug.names) if draw.chance(0.4) else scene.drug.names[0]
 
 
@@ -249,13 +245,13 @@ def _drug(scene: Scene) -> str:
 
 def _dual_drug(scene: Scene) -> str:
     name = scene.draw.pick(scene.case.patient.speciality.dual_labs)
-    scene.drug, scene.lab = scene.lexicon.drugs[name], scene.lexicon.labs[name]
+    scene.drug, scene.lab = lexicon().drugs[name], lexicon().labs[name]
     return name
 
 
 def _same_substance(scene: Scene) -> str:
     name = _chosen_lab(scene).names[0]
-    scene.drug = scene.lexicon.drugs[name]
+    scene.drug = lexicon().drugs[name]
     return name
 
 

@@ -81,10 +81,10 @@ class Lab:
 
     names: tuple[str, ...]
     unit: str
-    reference: tuple[float, float]
-    stray: tuple[float, float]
+    reference: Sequence[float]
+    stray: Sequence[float]
     decimals: int
-    is_drug: bool
+    is_drug: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,6 +132,7 @@ class Lexicon:
     annotated_rules: frozenset[str]
     sections: Mapping[str, Mapping[str, Any]]
     kinds: Mapping[str, Any]
+    styles: Mapping[str, Any]
 
 
 def icd9_titles() -> dict[str, str]:
@@ -150,7 +151,7 @@ def lexicon() -> Lexicon:
     words, notes = _load("shared/words.yaml"), _load("shared/notes.yaml")
     tests = _load("shared/tests.yaml")
     grammar = {**_load("shared/grammar.yaml"), **_load("shared/asides.yaml")}
-    labs = {name: _lab(name, entry) for name, entry in tests["labs"].items()}
+    labs = {name: Lab((name, *_items(entry.pop("also"))), **entry) for name, entry in tests["labs"].items()}
     general = {**{name: _items(text) for name, text in words["rules"].items()}, **grammar}
     folder = files(__package__) / "lexicon"
     names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".yaml"))
@@ -174,6 +175,7 @@ def lexicon() -> Lexicon:
         annotated_rules=frozenset(grammar),
         sections=notes["sections"],
         kinds=notes["kinds"],
+        styles=_load("shared/styles.yaml"),
     )
 
 
@@ -185,18 +187,6 @@ def _load(name: str) -> dict[str, Any]:
 def _items(text: str) -> tuple[str, ...]:
     """Splits a list written on one line."""
     return tuple(item.strip() for item in text.split(";"))
-
-
-def _lab(name: str, entry: Mapping[str, Any]) -> Lab:
-    (low, high), (least, most) = entry["range"], entry["stray"]
-    return Lab(
-        (name, *_items(entry["also"])),
-        entry["unit"],
-        (low, high),
-        (least, most),
-        entry["decimals"],
-        entry.get("drug", False),
-    )
 
 
 def _drugs(table: Mapping[str, Any]) -> dict[str, Drug]:

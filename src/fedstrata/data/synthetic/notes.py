@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
 from typing import Any
 
-from fedstrata.core.documents import Relation, Span
+from fedstrata.core.documents import Document
 from fedstrata.core.seeding import Seed
 from fedstrata.data.synthetic.builder import NoteBuilder
 from fedstrata.data.synthetic.case import Case
 from fedstrata.data.synthetic.draw import Draw
 from fedstrata.data.synthetic.facts import FACTS
-from fedstrata.data.synthetic.lexicons import Lexicon
+from fedstrata.data.synthetic.lexicons import lexicon
 from fedstrata.data.synthetic.scene import Scene
 from fedstrata.data.synthetic.style import HouseStyle
 
@@ -21,53 +21,36 @@ TARGET_LENGTH = 3000
 """Characters after which no further section is begun, so that a note stays under about 600 words."""
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
-    """A written note.
-
-    Attributes:
-        text: The text.
-        spans: What is annotated, in order.
-        relations: Between the spans.
-        evidence: For each code, main diagnosis first, the offsets of the mentions that state it.
-        kind: Discharge summary, progress note or transcription.
-    """
-
-    text: str
-    spans: tuple[Span, ...]
-    relations: tuple[Relation, ...]
-    evidence: Mapping[str, Sequence[tuple[int, int]]]
-    kind: str
-
-
-def write_note(case: Case, style: HouseStyle, lexicon: Lexicon, seed: Seed) -> Note:
+def write_note(case: Case, style: HouseStyle, seed: Seed) -> Document:
     """Writes one note.
 
     Args:
         case: What it is about.
         style: How the site writes.
-        lexicon: The lexicons.
         seed: The note's own seed.
+
+    Returns:
+        The note, without an id and a site. `labels` are its codes, the main diagnosis first; `metadata` has
+        its `kind` (discharge summary, progress note or transcription), and as `evidence` a JSON object from
+        each code to the `[start, end]` offsets of the mentions that state it.
     """
-    draw = Draw(seed.child("words"))
+    words, draw = lexicon(), Draw(seed.child("words"))
     builder = NoteBuilder(style, Draw(seed.child("slips")))
-    scene = Scene(case, style, lexicon, draw, builder, FACTS)
-    kind = tuple(lexicon.kinds)[draw.index(style.kinds)]
-    for name, probability in _outline(lexicon.kinds[kind], draw):
+    scene = Scene(case, style, draw, builder, FACTS)
+    kind = tuple(words.kinds)[draw.index(style.kinds)]
+    outline = words.kinds[kind]
+    if isinstance(outline, Mapping):  # a kind may have several forms
+        outline = draw.pick(tuple(outline.values()))
+    for name, probability in outline:
         if draw.chance(probability) and len(builder) < TARGET_LENGTH:
-            _write_section(scene, name, lexicon.sections[name])
+            _write_section(scene, name, words.sections[name])
     if case.principal.code not in scene.evidence:
-        _write_section(scene, "diagnoses", lexicon.sections["diagnoses"])
+        _write_section(scene, "diagnoses", words.sections["diagnoses"])
     text, spans, relations = builder.finish()
     order = sorted(scene.evidence, key=lambda code: code != case.principal.code)
     evidence = {code: builder.locate(scene.evidence[code]) for code in order}
-    return Note(text, spans, relations, evidence, kind)
-
-
-def _outline(kind: Any, draw: Draw) -> Sequence[tuple[str, float]]:
-    """Returns the sections of a kind of note; a kind may have several forms."""
-    sections = draw.pick(tuple(kind.values())) if isinstance(kind, Mapping) else kind
-    return [(name, probability) for name, probability in sections]
+    metadata = {"kind": kind, "evidence": json.dumps(evidence)}
+    return Document("", text, spans, relations, labels=tuple(evidence), metadata=metadata)
 
 
 def _write_section(scene: Scene, name: str, section: Mapping[str, Any]) -> None:

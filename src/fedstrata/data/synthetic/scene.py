@@ -9,9 +9,9 @@ from fedstrata.core.documents import MENTION_TYPES
 from fedstrata.data.synthetic.builder import NoteBuilder
 from fedstrata.data.synthetic.case import Case
 from fedstrata.data.synthetic.draw import Draw
-from fedstrata.data.synthetic.lexicons import Condition, Drug, Lab, Lexicon
+from fedstrata.data.synthetic.lexicons import Condition, Drug, Lab, lexicon
 from fedstrata.data.synthetic.style import HouseStyle
-from fedstrata.data.synthetic.template import Annotation, Choice, Literal, Scope, Shorthand, Slot, Template
+from fedstrata.data.synthetic.template import Annotation, Choice, Scope, Shorthand, Slot, Template
 
 Fact = Callable[["Scene"], "str | Template"]
 """What fills a slot that no rule fills: plain text, or a template to be written in turn."""
@@ -27,7 +27,6 @@ class Scene:
     Attributes:
         case: The patient and the illness.
         style: The house style.
-        lexicon: The lexicons.
         draw: Where every choice of words comes from.
         builder: The text so far.
         facts: Slots that no rule fills, by name.
@@ -44,7 +43,6 @@ class Scene:
 
     case: Case
     style: HouseStyle
-    lexicon: Lexicon
     draw: Draw
     builder: NoteBuilder
     facts: Mapping[str, Fact]
@@ -69,7 +67,7 @@ class Scene:
         """
         patient = self.case.patient
         alternatives = patient.speciality.rules[patient.sex, patient.is_child][name]
-        if name not in self.lexicon.annotated_rules:
+        if name not in lexicon().annotated_rules:
             chosen = self.draw.between(0, len(alternatives) - 1)
             if chosen == self._last.get(name):
                 chosen = self.draw.between(0, len(alternatives) - 1)
@@ -84,16 +82,14 @@ class Scene:
                 break
             chosen = self.draw.index(weights)
         used.add(chosen)
-        self.builder.push()
-        self.write(alternatives[chosen])
-        self.builder.pop()
+        self.write((Scope(alternatives[chosen]),))
 
     def write(self, template: Template) -> None:
         """Writes a template."""
         for part in template:
             match part:
-                case Literal(text):
-                    self.builder.text(text)
+                case str():
+                    self.builder.text(part)
                 case Slot(name):
                     self._fill(name)
                 case Annotation(label, parts):

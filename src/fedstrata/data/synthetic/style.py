@@ -6,30 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
 from fedstrata.core.seeding import Seed
-from fedstrata.data.synthetic.draw import Draw, T
-from fedstrata.data.synthetic.lexicons import Lexicon
+from fedstrata.data.synthetic.draw import Draw
+from fedstrata.data.synthetic.lexicons import lexicon
 
-# Categories are repeated here as often as they should be met.
-CASINGS = ("sentence", "lower", "sentence", "upper", "sentence", "sentence", "lower", "sentence")
-HEADINGS = ("{}:", "## {}", "{} -", "<{}>", "{}", "[{}]", "{}.", "** {} **", "{}:", "{} :-")
-HEADING_CASES = ("upper", "title", "lower", "title")
-MARKERS = ("- ", "{}. ", "* ", "", "{}) ", "", "#{} ", ", ", "; ")
-DATES = (
-    "{y}-{m:02d}-{d:02d}",
-    "{m:02d}/{d:02d}/{y}",
-    "{d} {b} {y}",
-    "{y}/{m:02d}/{d:02d}",
-    "{m}/{d}",
-    "{b} {d}, {y}",
-)
-AGES = ("{} year-old", "{}-year-old", "{}yo", "{} y/o", "{} year old", "{} y.o", "{}Y")
-INFANT_AGES = ("{} month-old", "{}-month-old", "{}mo", "{} m/o", "{} month old", "{} mo old", "{}M")
-WIDTHS = (0, 78, 0, 0, 66, 0, 0)
-LISTING = (0.95, 0.35, 0.7, 0.1, 0.6)
-ABBREVIATION = (0.2, 0.75, 0.45, 0.9, 0.05)
 BRANDS = 40
+"""How many trade names are invented for a site, at most."""
 MAIN_SPECIALITIES = (0.5, 0.2, 0.1)
 """Shares of a site's three main specialities."""
 RULE_SHAPE = 0.9
@@ -53,13 +37,12 @@ class HouseStyle:
         infant_age: Format of ages in months.
         width: Column at which lines break; 0 for never.
         slips: Typing errors per piece of text.
-        british: Whether spelling is British.
         clips: Words always clipped, and their clipped forms.
         shorthand: The short form of each wording.
         brands: Trade names of the local formulary, invented.
         specialities: Running sums of the speciality mix.
         kinds: Running sums of the mix of kinds of note.
-        replacements: Spelling changes.
+        replacements: Spelling changes; none where spelling is American.
     """
 
     seed: Seed
@@ -74,7 +57,6 @@ class HouseStyle:
     infant_age: str
     width: int
     slips: float
-    british: bool
     clips: Mapping[str, str]
     shorthand: Mapping[str, str]
     brands: Sequence[str]
@@ -89,7 +71,9 @@ class HouseStyle:
         key = f"{rule} {count}"
         if key not in self._weights:
             draw = Draw(self.seed.child("rule", rule))
-            self._weights[key] = list(accumulate(0.05 + draw.gamma(RULE_SHAPE) for _ in range(count)))
+            self._weights[key] = list(
+                accumulate(0.05 + draw.gammavariate(RULE_SHAPE, 1.0) for _ in range(count))
+            )
         return self._weights[key]
 
     def favourite(self, name: str, count: int) -> int:
@@ -111,13 +95,12 @@ class HouseStyle:
     def _rewrite(self, text: str) -> str:
         words = re.split(r"(?<=[A-Za-z])(?=[^A-Za-z-])|(?<=[^A-Za-z-])(?=[A-Za-z])", text)
         text = "".join(self.clips.get(word.lower(), word) for word in words)
-        if self.british:
-            for american, british in self.replacements.items():
-                text = text.replace(american, british)
+        for american, british in self.replacements.items():
+            text = text.replace(american, british)
         return {"lower": text.lower(), "upper": text.upper()}.get(self.casing, text)
 
 
-def house_style(seed: Seed, site: int, lexicon: Lexicon) -> HouseStyle:
+def house_style(seed: Seed, site: int) -> HouseStyle:
     """Draws the style of a site.
 
     Categories are dealt out in turn from an order that the seed shuffles, so that neighbouring sites differ.
@@ -125,50 +108,42 @@ def house_style(seed: Seed, site: int, lexicon: Lexicon) -> HouseStyle:
     Args:
         seed: The seed of the corpus.
         site: Its number, from 1.
-        lexicon: What there is to have habits about.
     """
-    own = seed.child("site", site, "style")
+    own, words = seed.child("site", site, "style"), lexicon()
     draw = Draw(own)
-
-    def deal(name: str, options: Sequence[T]) -> T:
-        return Draw(seed.child("deal", name)).shuffled(options)[site % len(options)]
-
-    age = draw.between(0, len(AGES) - 1)
-    casing = deal("casing", CASINGS)
+    dealt: dict[str, Any] = {
+        name.replace(" ", "_"): Draw(seed.child("deal", name)).shuffled(options)[site % len(options)]
+        for name, options in words.styles["dealt"].items()
+    }
+    age, infant_age = draw.pick(words.styles["ages"])
     clipping = draw.uniform(0.0, 0.75)
     return HouseStyle(
+        **dealt,
         seed=own,
-        casing=casing,
-        heading=deal("heading", HEADINGS),
-        heading_case=deal("heading case", HEADING_CASES),
-        marker=deal("marker", MARKERS),
-        listing=deal("listing", LISTING),
-        abbreviation=deal("abbreviation", ABBREVIATION),
-        date=deal("date", DATES),
-        age=AGES[age],
-        infant_age=INFANT_AGES[age],
-        width=deal("width", WIDTHS),
+        age=age,
+        infant_age=infant_age,
         slips=draw.uniform(0.0, 0.006),
-        british=draw.chance(0.4),
-        clips={word: draw.pick(forms) for word, forms in lexicon.clips.items() if draw.chance(clipping)},
-        shorthand={wording: draw.pick(forms) for wording, forms in lexicon.shorthand.items()},
-        brands=tuple(dict.fromkeys(invented_brand(draw, lexicon) for _ in range(BRANDS))),
-        specialities=_speciality_mix(seed, site, len(lexicon.specialities), draw),
-        kinds=list(accumulate(0.15 + draw.gamma(1.0) for _ in lexicon.kinds)),
-        replacements=lexicon.british,
+        replacements=words.british if draw.chance(0.4) else {},
+        clips={word: draw.pick(forms) for word, forms in words.clips.items() if draw.chance(clipping)},
+        shorthand={wording: draw.pick(forms) for wording, forms in words.shorthand.items()},
+        brands=tuple(dict.fromkeys(invented_brand(draw) for _ in range(BRANDS))),
+        specialities=_speciality_mix(seed, site, len(words.specialities), draw),
+        kinds=list(accumulate(0.15 + draw.gammavariate(1.0, 1.0) for _ in words.kinds)),
     )
 
 
-def invented_brand(draw: Draw, lexicon: Lexicon) -> str:
+def invented_brand(draw: Draw) -> str:
     """Returns a trade name that no drug has, built as trade names are."""
-    middle = "".join(draw.pick(lexicon.syllables["middle"]) for _ in range(draw.between(0, 1)))
-    return draw.pick(lexicon.syllables["first"]) + middle + draw.pick(lexicon.syllables["stem"])
+    syllables = lexicon().syllables
+    middle = "".join(draw.pick(syllables["middle"]) for _ in range(draw.between(0, 1)))
+    return draw.pick(syllables["first"]) + middle + draw.pick(syllables["stem"])
 
 
 def _speciality_mix(seed: Seed, site: int, count: int, draw: Draw) -> list[float]:
     """Returns running sums of a mix: a main, a second, a third speciality, and some of everything else."""
     order = Draw(seed.child("deal", "speciality")).shuffled(range(count))
-    weights = [draw.gamma(0.5) for _ in range(count)]
+    # Normalised, gamma variates follow a Dirichlet distribution.
+    weights = [draw.gammavariate(0.5, 1.0) for _ in range(count)]
     rest = (1 - sum(MAIN_SPECIALITIES)) / sum(weights)
     weights = [weight * rest for weight in weights]
     start = (site * len(MAIN_SPECIALITIES)) % count

@@ -10,17 +10,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import TypeAlias
-
-
-@dataclass(frozen=True, slots=True)
-class Literal:
-    """Plain text."""
-
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +52,11 @@ class Annotation:
     parts: Template
 
 
-Part: TypeAlias = Literal | Slot | Shorthand | Choice | Scope | Annotation
+Part: TypeAlias = str | Slot | Shorthand | Choice | Scope | Annotation
+"""Plain text, or a place in it that is filled."""
 Template: TypeAlias = tuple[Part, ...]
 
+_NOTHING = "\0"
 _TOKEN = re.compile(r"\{[^{}]+\}|<[a-z ]+:|%[^%]+%|[>\[\]()|]|[^{}<>%\[\]()|]+")
 
 
@@ -78,52 +73,44 @@ def parse(source: str) -> Template:
     tokens = _TOKEN.findall(source)
     if "".join(tokens) != source:
         raise ValueError(f"cannot read the template {source!r}")
-    parts, end = _sequence(tokens, 0, closing="")
-    if end != len(tokens):
-        raise ValueError(f"unexpected {tokens[end]!r} in the template {source!r}")
-    return parts
+    try:
+        return _sequence(iter([*tokens, ""]), "")[0]
+    except ValueError as error:
+        raise ValueError(f"{error} in the template {source!r}") from None
 
 
-def _sequence(tokens: Sequence[str], at: int, closing: str) -> tuple[Template, int]:
+def _sequence(tokens: Iterator[str], *closing: str) -> tuple[Template, str]:
+    """Reads the parts up to the first of some tokens; returns them, and which one it was."""
     parts: list[Part] = []
-    while at < len(tokens) and tokens[at] not in closing.split():
-        part, at = _part(tokens, at)
-        parts.append(part)
-    if closing and at == len(tokens):
-        raise ValueError(f"missing one of {closing!r} in the template {''.join(tokens)!r}")
-    return tuple(parts), at
+    while (token := next(tokens)) not in closing:
+        parts.append(_part(token, tokens))
+    return tuple(parts), token
 
 
-def _part(tokens: Sequence[str], at: int) -> tuple[Part, int]:
-    token = tokens[at]
-    if token[0] == "(":
-        return _choice(tokens, at + 1)
-    if token[0] == "[":
-        parts, end = _sequence(tokens, at + 1, closing="]")
-        return Scope(parts), end + 1
-    if token[0] == "<":
-        parts, end = _sequence(tokens, at + 1, closing=">")
-        return Annotation(token[1:-1], parts), end + 1
-    if token in (">", "]", ")", "|"):
-        raise ValueError(f"unexpected {token!r} in the template {''.join(tokens)!r}")
-    if token[0] == "{":
-        return Slot(token[1:-1].lower()), at + 1
-    if token[0] == "%":
-        return Shorthand(token[1:-1]), at + 1
-    return Literal(token), at + 1
-
-
-def _choice(tokens: Sequence[str], at: int) -> tuple[Part, int]:
-    options: list[Template] = []
-    while True:
-        parts, at = _sequence(tokens, at, closing="| )")
-        options.append(parts)
-        if tokens[at] == ")":
-            break
-        at += 1
-    if len(options) == 1:  # parentheses in the text itself
-        return Choice(((Literal("("), *options[0], Literal(")")),)), at + 1
-    return Choice(tuple(options)), at + 1
+def _part(token: str, tokens: Iterator[str]) -> Part:
+    """Reads the part that begins with a token; the text ends with an empty one."""
+    match token[:1]:
+        case "(":
+            options, end = [], "|"
+            while end == "|":
+                option, end = _sequence(tokens, "|", ")")
+                options.append(option)
+            if len(options) == 1:  # parentheses in the text itself
+                options = [("(", *options[0], ")")]
+            return Choice(tuple(options))
+        case "[":
+            return Scope(_sequence(tokens, "]")[0])
+        case "<":
+            return Annotation(token[1:-1], _sequence(tokens, ">")[0])
+        case "{":
+            return Slot(token[1:-1].lower())
+        case "%":
+            return Shorthand(token[1:-1])
+        case ">" | "]" | ")" | "|":
+            raise ValueError(f"unexpected {token!r}")
+        case "":
+            raise ValueError("missing bracket")
+    return token
 
 
 def without(source: str, words: Collection[str]) -> str:
@@ -143,19 +130,3 @@ def without(source: str, words: Collection[str]) -> str:
 
     pruned = re.sub(r"\(([^()]*\|[^()]*)\)", prune, source)
     return "" if _NOTHING in pruned or any(word in pruned for word in words) else pruned
-
-
-_NOTHING = "\0"
-
-
-def slots_of(template: Template) -> set[str]:
-    """Returns the names of all slots of a template."""
-    names: set[str] = set()
-    for part in template:
-        if isinstance(part, Slot):
-            names.add(part.name)
-        elif isinstance(part, Choice):
-            names.update(*(slots_of(option) for option in part.options))
-        elif isinstance(part, Scope | Annotation):
-            names |= slots_of(part.parts)
-    return names

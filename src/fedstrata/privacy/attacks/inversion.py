@@ -46,6 +46,10 @@ if TYPE_CHECKING:
     from fedstrata.models.state import Model
 
 IGNORED = -100
+BATCH_SIZE, LEARNING_RATE = 16, 1e-3
+"""Texts in a step of the decoder's training, and the rate of AdamW."""
+SEARCHES = 20
+"""Texts that are searched for, at most: each token costs a run of A on the whole vocabulary."""
 _TOKENS_AT_A_TIME = 1024
 _NUMBERS_AT_A_TIME = 2**24
 """Of a tensor that is only needed for a moment: 64 MiB of float32."""
@@ -73,29 +77,6 @@ class Observed:
             return self
         noise = torch.randn(self.states.shape, generator=seed.torch()).to(self.states.device)
         return Observed(self.states + noise * (self.deviation / math.sqrt(times)), self.tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class AttackSettings:
-    """How hard the attacker tries.
-
-    Attributes:
-        blocks: Blocks of its decoder.
-        epochs: How often it goes through the colluding client's texts.
-        batch_size: Texts in a step.
-        learning_rate: Of AdamW.
-        sent: How often each of the others' texts was sent.
-        searched: Tokens of a text that are searched for, from its beginning.
-        searches: Texts that are searched for, at most: each token costs a run of A on the whole vocabulary.
-    """
-
-    blocks: int
-    epochs: int = 20
-    batch_size: int = 16
-    learning_rate: float = 1e-3
-    sent: int = 1
-    searched: int = 16
-    searches: int = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,34 +132,33 @@ def attack(
     unseen: Sequence[Observed],
     ends: Ends,
     model: Model,
-    tokenizer: Any,
-    settings: AttackSettings,
+    epochs: int,
+    searched: int,
     seed: Seed,
 ) -> Leakage:
     """Trains the attacker on one client's texts and lets it read others'.
 
     Args:
         known: Texts of the colluding client with their states; at least one.
-        unseen: Those to be read back; at least one.
+        unseen: Those to be read back, as they were sent; at least one.
         ends: The client's side, in evaluation mode.
-        model: The model under attack, for its architecture and its embedding.
-        tokenizer: What made the tokens.
-        settings: How hard it tries.
+        model: The model under attack, for its architecture, its embedding and its tokenizer.
+        epochs: How often the attacker goes through the colluding client's texts.
+        searched: Tokens of a text that are searched for, from its beginning.
         seed: Of the decoder's weights and the order of the texts.
     """
     inner = transformers_model(model.module)
-    decoder = Decoder(inner.config, settings.blocks, seed.child("weights")).to(known[0].states.device)
-    train(decoder, known, settings, seed)
-    unseen = [each.sent(seed.child("sent", index), settings.sent) for index, each in enumerate(unseen)]
-    guesses = [guess for batch in _batches(unseen, settings.batch_size) for guess in read(decoder, batch)]
+    decoder = Decoder(inner.config, ends.cut.front, seed.child("weights")).to(known[0].states.device)
+    train(decoder, known, epochs, seed)
+    guesses = [guess for batch in _batches(unseen, BATCH_SIZE) for guess in read(decoder, batch)]
     vocabulary = inner.get_input_embeddings().num_embeddings
     closest = nearest(unseen, embedding_of(model), vocabulary)
     texts, truth = (
-        tokenizer.batch_decode(list(tokens), skip_special_tokens=True)
+        model.tokenizer.batch_decode(list(tokens), skip_special_tokens=True)
         for tokens in (guesses, [each.tokens for each in unseen])
     )
     overlap = overlap_scores(texts, truth, rouge=["rouge2"])
-    found = _searched(unseen, closest, ends, vocabulary, settings)
+    found = _searched(unseen, closest, ends, vocabulary, searched)
     return Leakage(
         _right(guesses, unseen),
         _right(closest, unseen),
@@ -199,29 +179,29 @@ def _searched(
     closest: Sequence[Tensor],
     ends: Ends,
     vocabulary: int,
-    settings: AttackSettings,
+    most: int,
 ) -> list[Tensor] | None:
     """Returns the first tokens of the first texts that a search finds; none where it cannot be done."""
-    chosen = unseen[: settings.searches]
-    if not settings.searched or not chosen:
+    chosen = unseen[:SEARCHES]
+    if not most or not chosen:
         return None
-    if not settings.blocks:  # A is what `nearest` compares with
-        return [found[: settings.searched] for found in closest[: len(chosen)]]
+    if not ends.cut.front:  # A is what `nearest` compares with
+        return [found[:most] for found in closest[: len(chosen)]]
     if not can_search(ends):
         return None
-    return search([each.states for each in chosen], ends, vocabulary, settings.searched)
+    return search([each.states for each in chosen], ends, vocabulary, most)
 
 
-def train(decoder: Decoder, known: Sequence[Observed], settings: AttackSettings, seed: Seed) -> None:
+def train(decoder: Decoder, known: Sequence[Observed], epochs: int, seed: Seed) -> None:
     """Trains the decoder to name the tokens behind hidden states, by cross entropy."""
     order, noise = seed.child("order").torch(), seed.child("noise")
-    optimizer = torch.optim.AdamW(decoder.parameters(), lr=settings.learning_rate, fused=True)
+    optimizer = torch.optim.AdamW(decoder.parameters(), lr=LEARNING_RATE, fused=True)
     decoder.train()
     with seed.child("dropout").everywhere():
-        for epoch in range(settings.epochs):
+        for epoch in range(epochs):
             loader: DataLoader[Any] = DataLoader(
                 [each.sent(noise.child(epoch, index)) for index, each in enumerate(known)],  # type: ignore[arg-type]
-                batch_size=settings.batch_size,
+                batch_size=BATCH_SIZE,
                 shuffle=True,
                 generator=order,
                 collate_fn=_padded,

@@ -19,10 +19,10 @@ from fedstrata.core.cut import Cut
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.files import write_atomically
 from fedstrata.core.seeding import Seed
-from fedstrata.privacy.attacks.inversion import AttackSettings, Leakage, Observed, attack
+from fedstrata.privacy.attacks.inversion import Leakage, Observed, attack
 from fedstrata.split.divide import ends_of
 from fedstrata.split.ends import Ends, Front
-from fedstrata.split.noise import Kind, Noise
+from fedstrata.split.noise import Kind, Noise, NoiseSettings
 from fedstrata.train.evaluate import batches_by_length
 from fedstrata.train.local import to_device
 
@@ -119,14 +119,13 @@ def leakage_table(
         size = settings.training.eval_batch_size
         fronts = [_fronts(ends, task, part, size) for part in (known, unseen)]
         for scale in target.noises:
-            noise = Noise(scale, seed, target.kind, target.relative)
-            seen, sent = (_observed(part, noise) for part in fronts)
-            how = AttackSettings(
-                front, epochs=target.epochs, sent=target.times(settings), searched=target.searched
-            )
-            found = attack(seen, sent, ends, model, model.tokenizer, how, seed.child(front))
-            numbers = [each.states.abs() for each in sent]
-            mean = sum(float(own.sum()) for own in numbers) / sum(own.numel() for own in numbers)
+            noise = NoiseSettings(scale=scale, kind=target.kind, relative=target.relative)
+            seen, clean = (_observed(part, Noise(noise, seed)) for part in fronts)
+            own, times = seed.child(front), target.times(settings)
+            sent = [each.sent(own.child("sent", index), times) for index, each in enumerate(clean)]
+            found = attack(seen, sent, ends, model, target.epochs, target.searched, own)
+            numbers = [each.states.abs() for each in clean]
+            mean = sum(float(each.sum()) for each in numbers) / sum(each.numel() for each in numbers)
             yield Attempt(front, scale, mean, found)
 
 

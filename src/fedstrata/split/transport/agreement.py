@@ -98,19 +98,22 @@ class Agreement:
         """Bytes that the header of a frame may have."""
         return _HEADER_BYTES + _ENTRY_BYTES * (len(self.ends) + self.rows)
 
-    def differences(self, theirs: Mapping[str, Any], *, mine: str, other: str) -> str:
-        """Returns what is not equal, with both values; empty if all is.
+    def differences(self, theirs: Mapping[str, Any], client: str) -> str:
+        """Returns what is not equal at the server, which this is, and a client, with both values.
 
         Args:
-            theirs: The facts of the other side.
-            mine: How this side is called in the message.
-            other: How the other is.
+            theirs: The facts of the client.
+            client: Its name.
+
+        Returns:
+            The text; empty if all is equal.
         """
         here = {name: json.loads(json.dumps(value)) for name, value in self.facts.items()}
         every = (*here, *sorted(theirs.keys() - here.keys()))
         names = [name for name in every if here.get(name) != theirs.get(name)]
         told = [
-            f"{name} is {_short(theirs.get(name))} at {other}, {_short(here.get(name))} at {mine}"
+            f"{name} is {_short(theirs.get(name))} at client {client!r}, "
+            f"{_short(here.get(name))} at the server"
             for name in names[:_SHOWN]
         ]
         more = [f"and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import torch
 
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.tasks.instruction.prompts import PromptTokenizer
-from fedstrata.tasks.windows import IGNORED, pad_labelled, padded
+from fedstrata.tasks.windows import IGNORED, Row, pad_labelled, padded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class ClozeExample:
+class ClozeExample(Row):
     """One question with its answers.
 
     Attributes:
@@ -43,9 +44,6 @@ class ClozeExample:
     right: int
     pad_id: int
 
-    def __len__(self) -> int:
-        return len(self.prompt) + (len(self.answers[self.right]) - 1 if self.right >= 0 else 0)
-
     @property
     def input_ids(self) -> np.ndarray:
         """The question, and the right answer as far as it is read; (tokens,) int32."""
@@ -61,66 +59,56 @@ class ClozeExample:
             targets[len(self.prompt) - 1 :] = self.answers[self.right]
         return targets
 
-    @property
-    def windows(self) -> tuple[np.ndarray, ...]:
-        """The rows of a batch this example fills: what is read in training."""
-        return (self.input_ids,)
 
-
-class QuestionTokenizer:
-    """A tokenizer for questions of a limited length.
+def question_examples(
+    documents: Sequence[Document],
+    asked: Sequence[Asked],
+    tokenizer: Any,
+    questions: Questions,
+    max_length: int,
+) -> list[ClozeExample]:
+    """Makes the examples of questions.
 
     Args:
+        documents: The documents.
+        asked: What is asked of them.
         tokenizer: A transformers tokenizer.
         questions: Words the questions.
         max_length: Tokens of a question with its longest answer. Where a text is too long for that, its end
             is cut off.
+
+    Raises:
+        ConfigurationError: Two words are the same tokens, an answer has none, a question is too long
+            without its text, or the template does not fit a document.
     """
+    words = PromptTokenizer(tokenizer, chats=False)
+    texts = [questions.prompt(documents[each.document], each) for each in asked]
+    rows = zip(asked, words.prompts(texts), _answers(asked, texts, questions, words), strict=True)
+    examples = []
+    for own, prompt, answers in rows:
+        document = documents[own.document]
+        fill = partial(questions.prompt, document, own)
+        spared = max(map(len, answers)) - 1  # the last token of an answer is not read
+        ids = words.shortened(prompt, document, fill, max_length=max_length, spared=spared)
+        facts = (np.array(ids, dtype=np.int32), answers, own.right, words.pad_id)
+        examples.append(ClozeExample(own.document, own.choice, own.names, *facts))
+    return examples
 
-    def __init__(self, tokenizer: Any, questions: Questions, max_length: int) -> None:
-        self._words = PromptTokenizer(tokenizer, chats=False)
-        self._questions, self._max_length = questions, max_length
 
-    def examples(self, documents: Sequence[Document], asked: Sequence[Asked]) -> list[ClozeExample]:
-        """Makes the examples of questions.
-
-        Args:
-            documents: The documents.
-            asked: What is asked of them.
-
-        Raises:
-            ConfigurationError: Two words are the same tokens, an answer has none, a question is too long
-                without its text, or the template does not fit a document.
-        """
-        texts = [self._questions.prompt(documents[each.document], each) for each in asked]
-        rows = zip(asked, self._words.prompts(texts), self._answers(asked, texts), strict=True)
-        return [self._example(documents[own.document], own, prompt, answers) for own, prompt, answers in rows]
-
-    def _example(
-        self, document: Document, asked: Asked, prompt: list[int], answers: tuple[np.ndarray, ...]
-    ) -> ClozeExample:
-        ids = self._words.shortened(
-            prompt,
-            document,
-            lambda text: self._questions.prompt(document, asked, text),
-            max_length=self._max_length,
-            spared=max(map(len, answers)) - 1,  # the last token of an answer is not read
-        )
-        facts = (np.array(ids, dtype=np.int32), answers, asked.right, self._words.pad_id)
-        return ClozeExample(asked.document, asked.choice, asked.names, *facts)
-
-    def _answers(self, asked: Sequence[Asked], texts: Sequence[str]) -> list[tuple[np.ndarray, ...]]:
-        """Returns the tokens of the answers to each question."""
-        ends = [text[-1:] for text in texts]
-        behind = [self._questions.answers(each) for each in asked]
-        pairs = list(dict.fromkeys((end, one) for end, own in zip(ends, behind, strict=True) for one in own))
-        rows = self._words.continuations([end for end, _ in pairs], [text for _, text in pairs])
-        ids = {pair: np.array(row, dtype=np.int32) for pair, row in zip(pairs, rows, strict=True)}
-        if not all(map(len, rows)):
-            raise ConfigurationError([Problem("model.tokenizer", "has no token for one of the answers")])
-        if self._questions.form in ("label", "each") and behind:
-            _require_distinct([(one, ids[ends[0], one]) for one in behind[0]])
-        return [tuple(ids[end, one] for one in own) for end, own in zip(ends, behind, strict=True)]
+def _answers(
+    asked: Sequence[Asked], texts: Sequence[str], questions: Questions, words: PromptTokenizer
+) -> list[tuple[np.ndarray, ...]]:
+    """Returns the tokens of the answers to each question."""
+    ends = [text[-1:] for text in texts]
+    behind = [questions.answers(each) for each in asked]
+    pairs = list(dict.fromkeys((end, one) for end, own in zip(ends, behind, strict=True) for one in own))
+    rows = words.continuations([end for end, _ in pairs], [text for _, text in pairs])
+    ids = {pair: np.array(row, dtype=np.int32) for pair, row in zip(pairs, rows, strict=True)}
+    if not all(map(len, rows)):
+        raise ConfigurationError([Problem("model.tokenizer", "has no token for one of the answers")])
+    if questions.form in ("label", "each") and behind:
+        _require_distinct([(one, ids[ends[0], one]) for one in behind[0]])
+    return [tuple(ids[end, one] for one in own) for end, own in zip(ends, behind, strict=True)]
 
 
 def _require_distinct(words: Sequence[tuple[str, np.ndarray]]) -> None:

@@ -10,23 +10,15 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from fedstrata.core.documents import Span
-from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.tasks.causal import end_id
+from fedstrata.tasks.causal import CausalTask, end_id
 from fedstrata.tasks.instruction.generate import generate
-from fedstrata.tasks.instruction.markup import mark, read
-from fedstrata.tasks.instruction.prompts import PromptTokenizer, TemplateTask
+from fedstrata.tasks.instruction.prompts import PromptTokenizer
 from fedstrata.tasks.windows import IGNORED, Row, pad_labelled
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from fedstrata.tasks.instruction.question import Question
-
-TOKENS_A_MENTION, MORE_MENTIONS = 4, 4
-"""An answer has room for a mention in so many tokens of its sentence, and for so many more."""
-SHORTEST = 16
-"""Tokens of a sentence for which there must be room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +53,7 @@ class Example(Row):
         return self.prompt + self.budget
 
 
-class InstructionTask(TemplateTask):
+class InstructionTask(CausalTask):
     """Base of the tasks in which a causal language model writes an answer to an instruction."""
 
     chat: Literal["auto", "never"] = Field(
@@ -88,27 +80,7 @@ class InstructionTask(TemplateTask):
 
     def predict(self, module: nn.Module, batch: Mapping[str, Tensor]) -> list[np.ndarray]:
         """Returns the generated answer to each instruction, (tokens,) int32; see `generate`."""
-        return generate(
-            module,
-            batch["input_ids"],
-            prompts=batch["prompt"],
-            budgets=batch["budget"],
-            end=int(batch["end_id"][0]),
-            pad=int(batch["pad_id"][0]),
-        )
-
-
-def budget_of(tokens: int, tag: int) -> int:
-    """Returns how many tokens an answer may have.
-
-    Args:
-        tokens: Those of its sentence.
-        tag: Those of the longest tags around a mention.
-
-    >>> budget_of(tokens=10, tag=9)
-    73
-    """
-    return tokens + tag * (-(-tokens // TOKENS_A_MENTION) + MORE_MENTIONS)
+        return generate(module, batch)
 
 
 def answered(
@@ -140,97 +112,6 @@ def answered(
         targets[: len(prompt) - 1] = IGNORED
     facts = (len(prompt), budget, words.pad_id, end, words.tokenizer)
     return Example(document, ids[:-1], targets, *facts, question=question)
-
-
-class InstructionTokenizer:
-    """A tokenizer for instructions about sentences, and answers, of a limited length.
-
-    Args:
-        tokenizer: The model's.
-        task: The task.
-        bare: The instructions without a sentence.
-        types: The types that answers mark.
-
-    Raises:
-        ConfigurationError: There is no token that ends an answer, the tokenizer does not give marked texts
-            back, or there is no room for a sentence.
-    """
-
-    def __init__(
-        self, tokenizer: Any, task: InstructionTask, bare: Sequence[str], types: Sequence[str]
-    ) -> None:
-        self._words = PromptTokenizer(tokenizer, chats=task.chats)
-        self._end = self._words.end(task.name)
-        self._on_prompts = task.loss_on == "full"
-        self._longest = task.max_length
-        self._tag = max(map(len, self._marked(types)))
-        self._room = task.max_length - max(map(len, self._words.prompts(bare)))
-        needed = SHORTEST + budget_of(SHORTEST, self._tag)
-        if self._room < needed:
-            message = (
-                f"{task.max_length} leaves {self._room} tokens besides the longest instruction; a "
-                f"sentence of {SHORTEST} with its answer needs {needed}: raise it, or give shorter "
-                "task.templates"
-            )
-            raise ConfigurationError([Problem("task.max_length", message)])
-
-    def examples(
-        self,
-        questions: Sequence[Question],
-        prompts: Sequence[str],
-        answers: Sequence[str],
-        sentences: Sequence[str],
-    ) -> list[Example]:
-        """Makes examples.
-
-        Args:
-            questions: What is asked.
-            prompts: The instruction of each.
-            answers: Its right answer.
-            sentences: The sentence it is about.
-        """
-        words = self._words
-        ids = zip(words.prompts(prompts), words.ids(answers), words.ids(sentences), strict=True)
-        return [
-            answered(
-                question.document,
-                prompt,
-                # One that is too long for its budget is never trained on; what fits says what it costs.
-                [*answer, self._end][: max(1, self._longest + 1 - len(prompt))],
-                words,
-                end=self._end,
-                budget=budget_of(len(sentence), self._tag),
-                on_prompts=self._on_prompts,
-                question=question,
-            )
-            for question, (prompt, answer, sentence) in zip(questions, ids, strict=True)
-        ]
-
-    def fits(self, sentence: str, answers: Sequence[str] = ()) -> bool:
-        """Whether an instruction about a sentence is short enough with the longest answer it may have.
-
-        Args:
-            sentence: The sentence.
-            answers: The right answers to what is asked of it, which must not be longer than that.
-        """
-        ids, *right = self._words.ids([sentence, *answers])
-        budget = budget_of(len(ids), self._tag)
-        return len(ids) + budget <= self._room and all(len(each) < budget for each in right)  # and the end
-
-    def _marked(self, types: Sequence[str]) -> list[list[int]]:
-        """Returns the tokens of a mention of each type, of one letter.
-
-        Raises:
-            ConfigurationError: They are not read as what they were.
-        """
-        texts = [mark("x", [Span(0, 1, label)]) for label in types]
-        rows = self._words.ids(texts)
-        for label, text, row in zip(types, texts, rows, strict=True):
-            again = self._words.tokenizer.decode(row, clean_up_tokenization_spaces=False)
-            if not read("x", again, [label])[0]:
-                message = f"does not give back the tags that task extract writes: {text} becomes {again!r}"
-                raise ConfigurationError([Problem("model.tokenizer", message)])
-        return rows
 
 
 def pad_examples(examples: Sequence[Example]) -> dict[str, Tensor]:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean
 from fedstrata.data.select import mention_types, relation_types, unknown_mentions, unknown_relations
 from fedstrata.data.split import every
-from fedstrata.tasks.instruction.definitions import DEFINITIONS
-from fedstrata.tasks.instruction.instructions import AskingTask
+from fedstrata.tasks.instruction.instructions import DEFINITIONS, AskingTask
 from fedstrata.tasks.instruction.markup import unusable_types
 from fedstrata.tasks.instruction.prompts import fields_of
 
@@ -51,7 +50,7 @@ def types_in(wanted: AskingTask, clients: Mapping[str, Split]) -> tuple[list[str
             problems += unknown_relations(scored, relation_types(train), part)
             _tell_of_other_pairs(scored, modifiers, part)
     if not problems and "ner" not in wanted.tasks:
-        problems += [_untaught(name) for name, own in clients.items() if _teaches_none(own, modifiers)]
+        problems += _untaught(clients, modifiers)
     if problems:
         raise ConfigurationError(problems)
     return mentions, modifiers
@@ -142,16 +141,11 @@ def _tell_of_other_pairs(
         logger.warning("task.modifiers: %s %s", what, why)
 
 
-def _teaches_none(own: Split, modifiers: Mapping[str, Sequence[str]]) -> bool:
-    """Whether a client trains and has no mention whose modifiers somebody looked for."""
-    return bool(own.train) and not any(
-        modifiers.get(span.label)
-        for document in own.train
-        if not document.lacks_relations
-        for span in document.spans
-    )
-
-
-def _untaught(client: str) -> Problem:
-    message = f"the training documents of {client} have no mention whose modifiers are annotated"
-    return Problem("task.tasks", f"{message}; with [ner, re] it learns mentions, and [re] leaves it nothing")
+def _untaught(clients: Mapping[str, Split], modifiers: Mapping[str, Sequence[str]]) -> Iterator[Problem]:
+    """Yields a problem for each client that trains and has no mention whose modifiers somebody looked for."""
+    why = "with [ner, re] it learns mentions, and [re] leaves it nothing"
+    for client, own in clients.items():
+        looked = (span for each in own.train if not each.lacks_relations for span in each.spans)
+        if own.train and not any(modifiers.get(span.label) for span in looked):
+            message = f"the training documents of {client} have no mention whose modifiers are annotated"
+            yield Problem("task.tasks", f"{message}; {why}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +17,7 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def generate(
-    module: nn.Module,
-    input_ids: Tensor,
-    *,
-    prompts: Tensor,
-    budgets: Tensor,
-    end: int,
-    pad: int,
-    temperature: float = 0.0,
-    seed: Seed | None = None,
+    module: nn.Module, batch: Mapping[str, Tensor], *, temperature: float = 0.0, seed: Seed | None = None
 ) -> list[np.ndarray]:
     """Continues each row with its likeliest tokens, or with drawn ones, with a key-value cache.
 
@@ -36,22 +28,21 @@ def generate(
 
     Args:
         module: A causal language model of transformers.
-        input_ids: (rows, tokens) int64, each beginning with its prompt.
-        prompts: The tokens of each prompt, at least one; (rows,) int64.
-        budgets: Tokens that each row may generate, at least one; (rows,) int64.
-        end: The token that ends an answer.
-        pad: What rows are padded with.
+        batch: `input_ids`, (rows, tokens) int64, each beginning with its prompt; and (rows,) int64 each
+            `prompt`, its tokens, at least one, `budget`, the tokens that may be generated, at least one,
+            `end_id`, the token that ends an answer, and `pad_id`, what rows are padded with.
         temperature: Logits are divided by it before a token is drawn; 0 takes the likeliest.
         seed: Where tokens are drawn from; needed unless the temperature is 0.
 
     Returns:
-        The generated tokens of each row, (tokens,) int32 each; the last one is `end` unless the row was cut
+        The generated tokens of each row, (tokens,) int32 each; the last one is the end unless the row was cut
         off at its budget.
     """
     from transformers import GenerationConfig  # noqa: PLC0415 - seconds to import, and every task is imported
 
     if temperature > 0 and seed is None:
         raise ValueError("a temperature above 0 needs a seed")
+    budgets, end, pad = batch["budget"], int(batch["end_id"][0]), int(batch["pad_id"][0])
     drawn = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     settings = GenerationConfig(
         eos_token_id=end,
@@ -60,7 +51,7 @@ def generate(
         return_dict_in_generate=True,
         **(drawn if temperature > 0 else {"do_sample": False}),
     )
-    rows, mask = left_padded(input_ids, prompts, pad)
+    rows, mask = left_padded(batch["input_ids"], batch["prompt"], pad)
     first, live = rows.shape[1], torch.arange(len(rows), device=rows.device)
     answers: list[np.ndarray] = [np.empty(0, np.int32)] * len(rows)
     known: dict[str, Any] = {}

@@ -10,9 +10,9 @@ Source: Fed-MedLoRA (Li et al.), section 5.1 and its annotation of modifiers: th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -20,15 +20,24 @@ from fedstrata.core.documents import Span
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.settings.base import Settings
 from fedstrata.data.sentences import lines, sentences
-from fedstrata.tasks.instruction.definitions import DEFINITIONS
-from fedstrata.tasks.instruction.examples import InstructionTask
-from fedstrata.tasks.instruction.markup import mark
-from fedstrata.tasks.instruction.prompts import builtin, faults, read_template
+from fedstrata.tasks.instruction.examples import Example, InstructionTask, answered
+from fedstrata.tasks.instruction.markup import mark, read
+from fedstrata.tasks.instruction.prompts import PromptTokenizer, builtin, faults, read_template
 from fedstrata.tasks.instruction.question import Kind, Question
 
 if TYPE_CHECKING:
     from fedstrata.core.documents import Document
 
+DEFINITIONS: Mapping[str, str] = dict(line.split(": ", 1) for line in builtin("definitions").splitlines())
+"""What the types of Fed-MedLoRA mean, in a line each, as an instruction tells a model.
+
+The paper's annotation guideline is not public; these definitions are ours, and a configuration may replace
+any of them (`task.definitions`).
+"""
+TOKENS_A_MENTION, MORE_MENTIONS = 4, 4
+"""An answer has room for a mention in so many tokens of its sentence, and for so many more."""
+SHORTEST = 16
+"""Tokens of a sentence for which there must be room."""
 INPUT = "input"
 """The field that every template names."""
 FIELDS: Mapping[str, tuple[str, ...]] = {
@@ -138,30 +147,15 @@ class AskingTask(InstructionTask):
         marked = mark(sentence, [question.within(main)] if main else [])
         return self._filled(question.kind, marked, main.label if main else "", self.asked_types(question))
 
-    def questions(
-        self,
-        index: int,
-        document: Document,
-        fits: Callable[[str, Sequence[Question]], bool],
-        *,
-        whole: Sequence[Span] = (),
-    ) -> Iterator[Question]:
-        """Yields what is asked of a document: sentence by sentence its mentions, then the modifiers of each.
+    def questions(self, index: int, document: Document, start: int, end: int) -> list[Question]:
+        """Returns what is asked about a stretch of a document: its mentions, then the modifiers of each.
 
         Args:
             index: The document's index.
             document: The document; its mentions are those whose modifiers are asked for.
-            fits: Whether a sentence is short enough, given it and what is asked of it. One that is not is cut
-                at the blank nearest to its middle.
-            whole: Mentions that are not to be cut where there is another blank.
+            start: Where the stretch begins.
+            end: One past where it ends.
         """
-        cut = sentences if self.unit == "sentence" else lines
-        about = partial(self._about, index, document)
-        for start, end in cut(document.text):
-            yield from _parts(document.text, about, start, end, fits, whole)
-
-    def _about(self, index: int, document: Document, start: int, end: int) -> list[Question]:
-        """Returns the questions about a stretch of a document."""
         stretch = Question(index, start, end)
         found = [stretch] if "ner" in self.template_texts else []
         if "re" not in self.template_texts or document.lacks_relations:
@@ -204,26 +198,132 @@ class AskingTask(InstructionTask):
         return self.template_texts[kind].format_map(values)
 
 
-def _parts(
-    whole_text: str,
-    about: Callable[[int, int], list[Question]],
-    start: int,
-    end: int,
-    fits: Callable[[str, Sequence[Question]], bool],
-    whole: Sequence[Span],
-) -> Iterator[Question]:
-    """Yields what is asked of a stretch, or where it is too long of its halves, without the blanks around."""
-    text = whole_text[start:end]
-    start, end = start + len(text) - len(text.lstrip()), start + len(text.rstrip())
-    if start >= end:
-        return
-    text, found = text.strip(), about(start, end)
-    if len(text) < 2 or fits(text, found):
-        yield from found
-        return
-    blanks = [place for place, character in enumerate(text) if character.isspace()]
-    between = [at for at in blanks if not any(span.start < start + at < span.end for span in whole)]
-    middle = len(text) // 2
-    at = start + min(between or blanks or [middle], key=lambda place: abs(place - middle))
-    yield from _parts(whole_text, about, start, at, fits, whole)
-    yield from _parts(whole_text, about, at, end, fits, whole)
+def budget_of(tokens: int, tag: int) -> int:
+    """Returns how many tokens an answer may have.
+
+    Args:
+        tokens: Those of its sentence.
+        tag: Those of the longest tags around a mention.
+
+    >>> budget_of(tokens=10, tag=9)
+    73
+    """
+    return tokens + tag * (-(-tokens // TOKENS_A_MENTION) + MORE_MENTIONS)
+
+
+class InstructionTokenizer:
+    """A tokenizer for instructions about sentences, and answers, of a limited length.
+
+    Args:
+        tokenizer: The model's.
+        task: The task.
+        types: The types that answers mark.
+
+    Raises:
+        ConfigurationError: There is no token that ends an answer, the tokenizer does not give marked texts
+            back, or there is no room for a sentence.
+    """
+
+    def __init__(self, tokenizer: Any, task: AskingTask, types: Sequence[str]) -> None:
+        self._task, self._words = task, PromptTokenizer(tokenizer, chats=task.chats)
+        self._end = self._words.end(task.name)
+        self._tag = max(map(len, self._marked(types)))
+        self._room = task.max_length - max(map(len, self._words.prompts(task.bare())))
+        needed = SHORTEST + budget_of(SHORTEST, self._tag)
+        if self._room < needed:
+            message = (
+                f"{task.max_length} leaves {self._room} tokens besides the longest instruction; a "
+                f"sentence of {SHORTEST} with its answer needs {needed}: raise it, or give shorter "
+                "task.templates"
+            )
+            raise ConfigurationError([Problem("task.max_length", message)])
+
+    def examples(self, documents: Sequence[Document], *, learnt: bool) -> list[Example]:
+        """Makes the examples of all that is asked of documents.
+
+        Args:
+            documents: The documents; their mentions are those whose modifiers are asked for.
+            learnt: Whether right answers are learnt. They must fit, too, and no mention is cut where there
+                is another blank.
+        """
+        task, words = self._task, self._words
+        asked = [
+            (question, document)
+            for index, document in enumerate(documents)
+            for question in self._questions(index, document, learnt=learnt)
+        ]
+        prompts = words.prompts([task.prompt(question, document.text) for question, document in asked])
+        answers = words.ids([task.answer(question, document) for question, document in asked])
+        sentences = words.ids([document.text[question.start : question.end] for question, document in asked])
+        return [
+            answered(
+                question.document,
+                prompt,
+                # One that is too long for its budget is never trained on; what fits says what it costs.
+                [*answer, self._end][: max(1, task.max_length + 1 - len(prompt))],
+                words,
+                end=self._end,
+                budget=budget_of(len(sentence), self._tag),
+                on_prompts=task.loss_on == "full",
+                question=question,
+            )
+            for (question, _), prompt, answer, sentence in zip(
+                asked, prompts, answers, sentences, strict=True
+            )
+        ]
+
+    def _questions(self, index: int, document: Document, *, learnt: bool) -> Iterator[Question]:
+        """Yields what is asked of a document, sentence by sentence.
+
+        A sentence that is too long is cut at the blank nearest to its middle.
+        """
+        cut = sentences if self._task.unit == "sentence" else lines
+        for start, end in cut(document.text):
+            yield from self._parts(index, document, start, end, learnt=learnt)
+
+    def _parts(
+        self, index: int, document: Document, start: int, end: int, *, learnt: bool
+    ) -> Iterator[Question]:
+        """Yields what is asked of a stretch, or where it is too long of its halves, without blanks around."""
+        text = document.text[start:end]
+        start, end = start + len(text) - len(text.lstrip()), start + len(text.rstrip())
+        if start >= end:
+            return
+        text, found = text.strip(), self._task.questions(index, document, start, end)
+        right = [self._task.answer(each, document) for each in found] if learnt else []
+        if len(text) < 2 or self._fits(text, right):
+            yield from found
+            return
+        whole = document.spans if learnt else ()
+        blanks = [place for place, character in enumerate(text) if character.isspace()]
+        between = [at for at in blanks if not any(span.start < start + at < span.end for span in whole)]
+        middle = len(text) // 2
+        at = start + min(between or blanks or [middle], key=lambda place: abs(place - middle))
+        yield from self._parts(index, document, start, at, learnt=learnt)
+        yield from self._parts(index, document, at, end, learnt=learnt)
+
+    def _fits(self, sentence: str, answers: Sequence[str]) -> bool:
+        """Whether an instruction about a sentence is short enough with the longest answer it may have.
+
+        Args:
+            sentence: The sentence.
+            answers: The right answers to what is asked of it, which must not be longer than that.
+        """
+        ids, *right = self._words.ids([sentence, *answers])
+        budget = budget_of(len(ids), self._tag)
+        return len(ids) + budget <= self._room and all(len(each) < budget for each in right)  # and the end
+
+    def _marked(self, types: Sequence[str]) -> list[list[int]]:
+        """Returns the tokens of a mention of each type, of one letter.
+
+        Raises:
+            ConfigurationError: They are not read as what they were.
+        """
+        texts = [mark("x", [Span(0, 1, label)]) for label in types]
+        rows = self._words.ids(texts)
+        for label, text, row in zip(types, texts, rows, strict=True):
+            again = self._words.tokenizer.decode(row, clean_up_tokenization_spaces=False)
+            if not read("x", again, [label])[0]:
+                message = f"does not give back the tags that task extract writes: {text} becomes {again!r}"
+                raise ConfigurationError([Problem("model.tokenizer", message)])
+        return rows

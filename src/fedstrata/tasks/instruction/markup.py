@@ -139,8 +139,8 @@ def read(
                 spans.add(Span(int(begin), int(stop), label))
                 continue
         unaligned += 1
-    ordered = tuple(sorted(spans, key=lambda span: (span.start, span.end, span.label)))
-    return ordered, Faults(broken=broken, unknown=len(found) - len(known), unaligned=unaligned)
+    faults = Faults(broken=broken, unknown=len(found) - len(known), unaligned=unaligned)
+    return tuple(sorted(spans)), faults
 
 
 class _Characters:

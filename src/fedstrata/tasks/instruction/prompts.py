@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.tasks.causal import CausalTask, end_id
+from fedstrata.tasks.causal import end_id
 from fedstrata.tasks.texts import padding_id, require_offsets, separator_id
 
 if TYPE_CHECKING:
@@ -23,17 +23,6 @@ TEXTS_PER_CALL = 1024
 _SAME_DAY = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}\n"
 """Stands before a chat template and writes nothing itself. One that writes today's date then writes this one,
 Llama 3's own where it is told none: a prompt is the same on every day."""
-
-
-class TemplateTask(CausalTask):
-    """Base of the tasks that ask by a template."""
-
-    template_field: ClassVar[str]
-    """The field that every template names."""
-
-    def template_text(self, given: str, path: str) -> str:
-        """Returns the template that a setting gives; see `read_template`."""
-        return read_template(given, self.template_field, path)
 
 
 class PromptTokenizer:
