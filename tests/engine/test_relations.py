@@ -20,8 +20,8 @@ from fedstrata.data.writers import write
 from fedstrata.engine.check import check_settings
 from fedstrata.engine.run_folder import resumable
 from fedstrata.planning.plan import make_plan
+from fedstrata.results.document_pairs import select_as
 from fedstrata.results.export import export
-from fedstrata.results.pairing import select_as
 from fedstrata.results.predict import check_input, check_output, open_inputs, predict_files
 from fedstrata.results.result import open_result
 from fedstrata.results.score import Draws, score_systems

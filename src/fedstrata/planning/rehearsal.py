@@ -26,7 +26,7 @@ from fedstrata.engine.rounds import Run
 from fedstrata.engine.simulate import SimulatedCohort
 from fedstrata.engine.sites import Site
 from fedstrata.planning.survey import Samples
-from fedstrata.planning.watching import WatchedTask
+from fedstrata.planning.watched_task import WatchedTask
 from fedstrata.record.log import read_events
 from fedstrata.wire import frame
 from fedstrata.wire.meter import Meter

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedstrata.core.documents import Document
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.partition import PartitionSettings
-from fedstrata.data.mixes import in_whole, settled
+from fedstrata.data.label_mixtures import in_whole, settled
 from fedstrata.data.partition import partition
 from fedstrata.data.split import PARTS, Split
 
