@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.stats import trim_mean
@@ -126,6 +126,7 @@ def naive_krum(rows: np.ndarray, f: int) -> np.ndarray:
 
 
 @given(st.integers(0, 10_000), st.integers(3, 12))
+@settings(max_examples=40)
 def test_every_rule_is_what_a_naive_reference_says(seed: int, clients: int) -> None:
     rows, weights = random_rows(seed, clients), (np.arange(clients) % 3 + 1.0).tolist()
     exact, n_k = rows.astype(np.float64), np.array(weights)
@@ -210,6 +211,7 @@ def test_opposite_changes_are_left_out_and_one_of_nothing_stays() -> None:
 
 @pytest.mark.parametrize("rule", ANY_RULE, ids=lambda rule: rule.rule)
 @given(order=st.permutations(range(7)), seed=st.integers(0, 999), tie=st.booleans())
+@settings(max_examples=30)
 def test_the_order_of_the_clients_decides_nothing(
     rule: RobustRule, order: list[int], seed: int, tie: bool
 ) -> None:

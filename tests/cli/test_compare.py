@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import in_terminal
+from support import Call, in_terminal
 
 BASE = """name: tiny
 threads: 1
@@ -116,6 +116,7 @@ def test_a_run_ends_with_whoever_started_it(tmp_path: Path) -> None:
     assert process.returncode == 130
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_every_run_and_a_failed_one_harms_no_other(tmp_path: Path) -> None:
     """In a pseudo-terminal, since the bars are for people only."""
     rows = (
@@ -147,6 +148,19 @@ def test_a_terminal_shows_every_run_and_a_failed_one_harms_no_other(tmp_path: Pa
     assert sound["cells"][0]["finished"]
     assert not broken["cells"][0]["finished"]
     assert not broken["competes"]
+
+
+def test_a_run_that_fails_is_told_and_has_no_scores_in_the_table(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "sweep.yaml").write_text(BASE)
+    broken = ["training={optimizer: sgd, learning_rate: 1e38, clip_norm: null}", "federation.rounds=1"]
+    done = call("compare", "sweep.yaml", *broken, "--seeds", "0", "--out", "out")
+    assert done.status == 1
+    assert (done.out + done.err).count("tiny, seed 0: failed: ") == 1
+    text = (tmp_path / "out" / "table.md").read_text()
+    assert "| tiny (failed: seed 0) | - |" in text
+    assert "training.learning_rate is 1e+38" in text
+    (row,) = json.loads((tmp_path / "out" / "table.json").read_text())["rows"]
+    assert not row["cells"][0]["finished"]
 
 
 @pytest.mark.parametrize(

@@ -136,10 +136,10 @@ def test_modifiers_are_asked_for_where_there_are_mentions(
 @pytest.mark.parametrize("method", ["fedmedlora", "fedmedlora_plus"])
 def test_fed_medlora_extracts(run_tiny: Any, tmp_path: Path, method: str) -> None:
     """Adapters and documents of the server's own, which are of both kinds of sites."""
-    data = write_corpus(tmp_path / "notes", {"both": True, "mentions": False}, copies=8)
+    data = write_corpus(tmp_path / "notes", {"both": True, "mentions": False}, copies=4)
     asked = (f"method={{name: {method}}}", "data.split.server=6", "adapter={kind: lora, rank: 4}")
     training = "training={learning_rate: 0.02, batch_size: 4, epochs: 4}"
-    run = run_tiny(*EXTRACT, data, *asked, training, "federation.rounds=2")
+    run = run_tiny(*EXTRACT, data, *asked, training, "federation={rounds: 2, evaluate_every: 2}")
     metrics = run.summary["metrics"]
     assert {"f1", "ner_f1", "re_f1"} <= metrics["global"].keys()
     (start,) = run.of("run")

@@ -64,11 +64,23 @@ def base(texts: Path, *overrides: str) -> tuple[str, ...]:
     return (*LM, f"data.path={texts}", GPT2, *overrides)
 
 
-@pytest.mark.parametrize("model", [GPT2, PLAIN, UNTIED], ids=["gpt2", "openai-gpt", "llama"])
+# Every model with its method; with those of the others only in the slow tests.
+FROM_SCRATCH = {
+    "gpt2": (GPT2, "{name: layer_skipping, top: 1}"),
+    "openai-gpt": (PLAIN, "{name: fedavg}"),
+    "llama": (UNTIED, "{name: fedprox, mu: 0.1}"),
+}
+
+
 @pytest.mark.parametrize(
-    "method",
-    ["{name: fedavg}", "{name: fedprox, mu: 0.1}", "{name: layer_skipping, top: 1}"],
-    ids=["fedavg", "fedprox", "layer_skipping"],
+    ("model", "method"),
+    [
+        pytest.param(
+            model, method, id=f"{name}, method of {other}", marks=[] if name == other else [pytest.mark.slow]
+        )
+        for name, (model, _) in FROM_SCRATCH.items()
+        for other, (_, method) in FROM_SCRATCH.items()
+    ],
 )
 def test_models_from_scratch_learn_to_predict(texts: Path, tmp_path: Path, model: str, method: str) -> None:
     done = run(tmp_path / "run", *base(texts, model, f"method={method}", "federation.rounds=3"))

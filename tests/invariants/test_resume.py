@@ -55,7 +55,7 @@ def test_resumed_is_uninterrupted(run_tiny: RunTiny, tmp_path: Path, method: str
     """Stopped twice: before a round is committed, and after two of them."""
     share = 1.0 if "fedadaopt" in method else 0.67  # which needs three clients in a round
     server = "data.split.server=2"  # which one of them needs
-    overrides = [f"method={method}", "federation.rounds=4", f"federation.sample={share}", server]
+    overrides = [f"method={method}", "federation.rounds=3", f"federation.sample={share}", server]
     whole = run_tiny(*overrides, out="whole")
     interrupt(tmp_path / "broken", overrides, after=0)
     interrupt(tmp_path / "broken", overrides, after=2, resume=True)

@@ -45,8 +45,17 @@ def test_one_client_trains_as_if_it_had_the_whole_model(
     assert_close(whole, divided)
 
 
-@pytest.mark.parametrize("settings", ["in_flight: 1", "in_flight: 2", "in_flight: 9", "front: 0", "back: 0"])
-@pytest.mark.parametrize("adapter", ["adapter=null", LORA])
+@pytest.mark.parametrize(
+    ("settings", "adapter"),
+    [
+        *(
+            (settings, "adapter=null")
+            for settings in ("in_flight: 1", "in_flight: 2", "in_flight: 9", "front: 0", "back: 0")
+        ),
+        *((settings, LORA) for settings in ("in_flight: 2", "front: 0", "back: 0")),
+        *(pytest.param(f"in_flight: {count}", LORA, marks=pytest.mark.slow) for count in (1, 9)),
+    ],
+)
 def test_batches_in_flight_cuts_and_adapters_change_nothing(
     run_tiny: RunTiny, run_once: RunTiny, settings: str, adapter: str
 ) -> None:

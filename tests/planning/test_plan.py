@@ -42,6 +42,10 @@ DRAWN = "droppeft"
 """Which blocks have run, so that they are sent, is drawn."""
 
 
+ALIKE = ("fedprox", "fedper", "fedmedlora")
+"""Methods of which a run is planned as that of FedAvg, or of another one of the list, is."""
+
+
 REPORTING = ("layer_skipping", "fedtlu", "fl_llama", "local_only", "flora")
 """Methods of which the report is written too, which takes as long as the run."""
 
@@ -50,7 +54,7 @@ REPORTING = ("layer_skipping", "fedtlu", "fl_llama", "local_only", "flora")
 def a_report(tmp_path_factory: pytest.TempPathFactory) -> int:
     """How many bytes the report of a run like those below has."""
     folder = tmp_path_factory.mktemp("report") / "run"
-    source = read_source(None, [*SMALL, "method={name: fedavg}", "federation.rounds=4"])
+    source = read_source(None, [*SMALL, "method={name: fedavg}", "federation.rounds=3"])
     open_run(source, folder, lambda event, facts: None, resume=False).execute()
     return (folder / "report.html").stat().st_size
 
@@ -71,7 +75,10 @@ def test_a_plan_says_that_it_cannot_know_which_blocks_run() -> None:
     "overrides",
     [
         *(
-            (f"method={{name: {name}}}", "data.split.server=2")
+            pytest.param(
+                (f"method={{name: {name}}}", "data.split.server=2"),
+                marks=[pytest.mark.slow] if name in ALIKE else [],
+            )
             for name in METHODS
             if name not in (*SIZES_VARY, DRAWN)
         ),
@@ -89,7 +96,7 @@ def test_any_run_is_planned_as_it_then_runs(
     run_tiny: RunTiny, a_report: int, overrides: tuple[str, ...]
 ) -> None:
     reports = any(name in overrides[0] for name in REPORTING)
-    overrides = (*overrides, "federation.rounds=4")
+    overrides = (*overrides, "federation.rounds=3")
     plan = plan_tiny(*overrides)
     run = run_tiny(*SMALL[len(TINY) :], *overrides, report=reports)
     assert plan.model == run.summary["model"]

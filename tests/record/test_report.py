@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import Markup
 from support import RunTiny
 
 from fedstrata.record.report import write_report
@@ -50,6 +51,13 @@ def report(*folders: Path) -> Page:
     file = folders[0].parent / "page.html"
     write_report(folders, file)
     return Page(file.read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that look at words and tables alone: drawing is nearly all of a report's time."""
+    for name in ("curves", "bars", "dots", "ranges", "stacks", "heat_map", "swatch"):
+        monkeypatch.setattr(f"fedstrata.record.report.plots.{name}", lambda *_, **__: Markup("<svg></svg>"))
 
 
 def rows(page: Page, table: int = 0) -> dict[str, list[str]]:
@@ -175,6 +183,7 @@ def test_figures_take_every_colour_from_the_page(write_run: Any, events: Any) ->
     assert {value for value in colours if not value.startswith("var(--")} == {"none"}
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_the_lowest_and_the_highest_client_are_marked(write_run: Any, events: Any) -> None:
     table = rows(report(write_run(events(clients={"a": 0.5, "b": 0.2, "c": 0.9, "d": 0.4}))))
     assert {"b ▼ lowest", "c ▲ highest", "a", "d"} < table.keys()
@@ -187,6 +196,7 @@ def falling(events: Any, clients: dict[str, float]) -> list[dict[str, Any]]:
     return events(clients=clients, lower_is_better=["f1"])
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_of_a_falling_score_the_highest_client_is_the_worst(write_run: Any, events: Any) -> None:
     page = report(write_run(falling(events, {"a": 12.5, "b": 8.25, "c": 30.0})))
     assert {"b ▼ lowest", "c ▲ highest", "a"} < rows(page).keys()
@@ -197,6 +207,7 @@ def test_of_a_falling_score_the_highest_client_is_the_worst(write_run: Any, even
     assert "The best / 0.9" in page.text
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_the_models_that_clients_trained_have_a_column_where_they_were_scored(
     write_run: Any, events: Any
 ) -> None:
@@ -210,6 +221,7 @@ def test_the_models_that_clients_trained_have_a_column_where_they_were_scored(
     assert [numbers[number][5] for number in "123"] == ["0.125", "0.250", "-"]
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_of_a_falling_score_the_lowest_run_is_the_best(write_run: Any, events: Any) -> None:
     one = write_run(falling(events, {"a": 10.0, "b": 90.0}), "one")
     two = write_run(falling(events, {"a": 50.0, "b": 70.0}), "two")
@@ -273,6 +285,7 @@ def test_a_record_of_an_older_version_has_a_report(write_run: Any, events: Any) 
     assert "What an update holds" not in report(write_run(record)).text
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_a_comparison_shows_the_best_and_what_differs(write_run: Any, events: Any) -> None:
     low = write_run(events(clients={"a": 0.1, "b": 0.9}), "low", "seed: 0\nmethod: {name: x, top: 2}\n")
     high = write_run(events(clients={"a": 0.5, "b": 0.7}), "high", "seed: 0\nmethod: {name: y}\nname: n\n")
@@ -287,6 +300,7 @@ def test_a_comparison_shows_the_best_and_what_differs(write_run: Any, events: An
     }
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_runs_on_other_documents_are_not_compared(write_run: Any, events: Any) -> None:
     one = write_run(events(clients={"a": 0.1, "b": 0.9}), "one")
     other = write_run(events(data="another"), "other")
@@ -306,6 +320,7 @@ def test_runs_of_other_tasks_are_listed_without_figures(write_run: Any, events: 
     assert not any(tag == "svg" for tag, _ in page.tags)
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_runs_of_one_name_are_told_apart(write_run: Any, events: Any) -> None:
     first, second = write_run(events(), "x/run"), write_run(events(), "y/run")
     assert {"x", "y"} < rows(report(first, second)).keys()
@@ -349,14 +364,15 @@ def test_scores_by_simulated_time_are_drawn_where_runs_have_it(write_run, events
     assert costs["plain"][-2:] == ["-", "-"]
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_what_each_client_counted_by_its_loss_is_a_table(run_tiny: RunTiny) -> None:
     run = run_tiny(
         "method={name: fedmedlora_plus, cap: 0.4}",
         "data.split.server=3",
         "data.synthetic.notes=18",
-        report=True,
     )
-    (table,) = [table for table in report(run.folder).tables if table[0][0] == "client"]
+    page = report(run.folder)
+    (table,) = [table for table in page.tables if table[0][0] == "client"]
     shown = {row[0]: row[1:] for row in table[1:]}
     rounds = [event["state"]["influence"] for event in run.of("round")]
     for client, last in rounds[-1].items():
@@ -366,4 +382,4 @@ def test_what_each_client_counted_by_its_loss_is_a_table(run_tiny: RunTiny) -> N
         assert shown[client][2:4] == [f"{100 * last['influence']:.1f} %", f"{100 * last['weight']:.1f} %"]
         assert shown[client][4:7] == expected
         assert shown[client][7] == str(sum(own[client]["capped"] for own in rounds))
-    assert "Server's own documents" in report(run.folder).text
+    assert "Server's own documents" in page.text

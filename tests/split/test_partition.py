@@ -262,6 +262,7 @@ def measured(large: tuple[Path, Path]) -> dict[str, tuple[int, int]]:
     return {take: (grown, held) for take, grown, held in rows}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is measured by Linux's /proc")
 @pytest.mark.parametrize("take", ENDS)
 def test_a_process_never_holds_the_other_sides_tensors(

@@ -154,6 +154,7 @@ def test_a_dictionary_of_training_mentions_is_far_from_enough(seed: int) -> None
     assert 0.30 <= unseen <= 0.48
 
 
+@pytest.mark.slow
 def test_what_stands_to_the_left_tells_more_than_the_wording() -> None:
     train, test = split(generate(seed=0, sites=4, notes=200))
     score = f1(LeftContextTagger(train), test)
