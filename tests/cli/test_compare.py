@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 import pytest
 from support import Call, in_terminal
@@ -101,6 +104,29 @@ def test_ctrl_c_stops_the_runs_and_exits_130(tmp_path: Path) -> None:
         assert not (out / f"seed-{seed}" / "summary.json").exists()
 
 
+def test_a_run_that_is_asked_to_watches_its_standard_input(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends the process when nothing more can come, and not before; `--until-eof` alone has it watch."""
+    statuses: SimpleQueue[int] = SimpleQueue()
+    monkeypatch.setattr("os._exit", statuses.put)
+    reading, writing = os.pipe()
+    with open(reading, "rb") as stdin:  # noqa: PTH123 - no path
+        monkeypatch.setattr("sys.stdin", stdin)
+        others = set(threading.enumerate())
+        assert call("run", tmp_path / "absent.yaml").status == 2
+        assert set(threading.enumerate()) <= others
+        assert call("run", tmp_path / "absent.yaml", "--until-eof").status == 2
+        (watching,) = set(threading.enumerate()) - others
+        os.write(writing, b"still here")
+        with pytest.raises(Empty):
+            statuses.get(timeout=0.2)
+        os.close(writing)
+        assert statuses.get(timeout=60) == 130
+        watching.join()
+
+
+@pytest.mark.slow
 def test_a_run_ends_with_whoever_started_it(tmp_path: Path) -> None:
     """Its standard input closes then, even after kill -9."""
     (tmp_path / "run.yaml").write_text(BASE + "seed: 3\n")

@@ -26,7 +26,8 @@ PHONES = (
 """A billion operations and a million bytes a second."""
 
 
-ONCE = ("devices={}", "federation.rounds=1", "training.batch_size=4", "data.synthetic.notes=24")
+FEW = ("devices={}", "federation.rounds=1", "training.batch_size=4")
+ONCE = (*FEW, "data.synthetic.notes=24")
 LORA = "adapter={kind: lora, rank: 2}"
 
 
@@ -142,11 +143,9 @@ def flops_of(run: Finished) -> dict[str, float]:
 
 
 def test_a_device_of_a_lower_rank_computes_at_that_rank(run_tiny: RunTiny, run_once: RunTiny) -> None:
-    cut = run_once("method={name: hetlora, ranks: [1]}", "adapter={kind: lora, rank: 8}", *ONCE)
-    own = run_tiny("method={name: fedlora}", "adapter={kind: lora, rank: 1}", *ONCE, out="own")
-    stacked = run_tiny(
-        "method={name: flora, ranks: [1]}", "adapter={kind: lora, rank: 8}", *ONCE, out="flora"
-    )
+    cut = run_once("method={name: hetlora, ranks: [1]}", "adapter={kind: lora, rank: 8}", *FEW)
+    own = run_tiny("method={name: fedlora}", "adapter={kind: lora, rank: 1}", *FEW, out="own")
+    stacked = run_tiny("method={name: flora, ranks: [1]}", "adapter={kind: lora, rank: 8}", *FEW, out="flora")
     assert flops_of(cut) == flops_of(own) == flops_of(stacked)
 
 
@@ -186,7 +185,7 @@ def memory_of(run: Finished) -> dict[str, float]:
     ("optimizer", "copies"),
     [
         ("training.optimizer=adamw", 4),
-        ("training={optimizer: sgd, momentum: 0.9}", 3),
+        pytest.param("training={optimizer: sgd, momentum: 0.9}", 3, marks=pytest.mark.slow),
         ("training={optimizer: sgd, momentum: 0.0}", 2),
     ],
 )
@@ -194,9 +193,9 @@ def test_the_memory_of_training_is_weights_gradients_states_and_activations(
     run_tiny: RunTiny, optimizer: str, copies: int
 ) -> None:
     """Of full fine-tuning every number has a gradient and the optimiser's; the rest are activations."""
-    run = run_tiny("method={name: fedavg}", optimizer, *ONCE, "training.batch_size=1000", "training.epochs=1")
+    run = run_tiny("method={name: fedavg}", optimizer, *FEW, "training.batch_size=1000", "training.epochs=1")
     shorter = run_tiny(
-        "method={name: fedavg}", optimizer, *ONCE, "training.batch_size=1", "training.epochs=1", out="shorter"
+        "method={name: fedavg}", optimizer, *FEW, "training.batch_size=1", "training.epochs=1", out="shorter"
     )
     weights = 4 * run.summary["model"]["parameters"]
     for client, memory in memory_of(run).items():
@@ -226,7 +225,7 @@ def test_blocks_that_sit_out_keep_no_activations(run_once: RunTiny) -> None:
 
 def test_a_device_of_a_lower_rank_holds_less(run_once: RunTiny) -> None:
     cut, whole = (
-        run_once(f"method={{name: hetlora, ranks: [{rank}]}}", "adapter={kind: lora, rank: 8}", *ONCE)
+        run_once(f"method={{name: hetlora, ranks: [{rank}]}}", "adapter={kind: lora, rank: 8}", *FEW)
         for rank in ("1", "8")
     )
     adapters = whole.summary["trainable_parameters"] - sum(
@@ -280,7 +279,7 @@ def test_the_clock_of_a_resumed_run_is_that_of_the_uninterrupted_one(
 
     Stopped twice: before a round is committed, and after two of them.
     """
-    overrides = ["devices={}", "federation.rounds=4", "federation.sample=0.67"]
+    overrides = ["devices={}", "federation.rounds=3", "federation.sample=0.67"]
     whole = run_tiny(*overrides, out="whole")
     source = read_source(None, [*TINY, *overrides])
     for after in (0, 2):
@@ -297,6 +296,7 @@ def test_the_clock_of_a_resumed_run_is_that_of_the_uninterrupted_one(
     assert resumed.summary["energy_joules"] == whole.summary["energy_joules"]
 
 
+@pytest.mark.slow
 def test_the_clock_of_a_run_given_more_rounds_is_that_of_one_that_had_them(
     run_tiny: RunTiny, run_once: RunTiny
 ) -> None:

@@ -64,7 +64,7 @@ def test_the_log_in_the_repository_is_that_of_this_model() -> None:
 
 
 @pytest.mark.parametrize(
-    "few", [("--shards", "1", "--notes", "500"), pytest.param((), marks=pytest.mark.slow)], ids=["few", "all"]
+    "few", [("--shards", "1", "--notes", "200"), pytest.param((), marks=pytest.mark.slow)], ids=["few", "all"]
 )
 def test_its_pretraining_notes_and_the_demos_never_overlap(few: tuple[str, ...]) -> None:
     """Of fewer notes to a shard each is one of those that there are of more."""

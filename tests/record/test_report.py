@@ -53,17 +53,29 @@ def report(*folders: Path) -> Page:
     return Page(file.read_text(encoding="utf-8"))
 
 
+def draw_only(monkeypatch: pytest.MonkeyPatch, *kinds: str) -> None:
+    """No figures but those: drawing is nearly all of a report's time."""
+    for name in {"curves", "bars", "dots", "ranges", "stacks", "heat_map", "swatch"} - set(kinds):
+        monkeypatch.setattr(f"fedstrata.record.report.plots.{name}", lambda *_, **__: Markup("<svg></svg>"))
+
+
 @pytest.fixture
 def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that look at words and tables alone: drawing is nearly all of a report's time."""
-    for name in ("curves", "bars", "dots", "ranges", "stacks", "heat_map", "swatch"):
-        monkeypatch.setattr(f"fedstrata.record.report.plots.{name}", lambda *_, **__: Markup("<svg></svg>"))
+    """For tests that look at words and tables alone."""
+    draw_only(monkeypatch)
+
+
+@pytest.fixture
+def curves_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of what stands in curves by round, by bytes or by time."""
+    draw_only(monkeypatch, "curves")
 
 
 def rows(page: Page, table: int = 0) -> dict[str, list[str]]:
     return {row[0]: row[1:] for row in page.tables[table]}
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_a_run_leaves_a_report_with_its_numbers(run_tiny: RunTiny) -> None:
     run = run_tiny("method={name: layer_skipping, top: 1}", report=True)
     page = Page((run.folder / "report.html").read_text(encoding="utf-8"))
@@ -81,8 +93,11 @@ def test_a_run_leaves_a_report_with_its_numbers(run_tiny: RunTiny) -> None:
     assert sent["block 2"] != "0 bytes"
 
 
-@pytest.mark.parametrize("update", ["targeted", "random"])
-def test_the_blocks_that_were_merged_are_shown_by_round(run_tiny: RunTiny, update: str) -> None:
+@pytest.mark.parametrize("update", ["targeted", pytest.param("random", marks=pytest.mark.slow)])
+def test_the_blocks_that_were_merged_are_shown_by_round(
+    run_tiny: RunTiny, update: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_only(monkeypatch, "heat_map")
     settings = f"method={{name: fedtlu, update: {update}, portion: 0.67}}"
     run = run_tiny(settings, "federation.rounds=3", "federation.evaluate_every=3", report=True)
     page = (run.folder / "report.html").read_text()
@@ -94,7 +109,7 @@ def test_the_blocks_that_were_merged_are_shown_by_round(run_tiny: RunTiny, updat
     cells = sum(len(event["state"].get("block_scores", [])) for event in run.of("round"))
     assert figure.count("opacity") >= cells == (9 if update == "targeted" else 0)
     assert ("darker: a higher score" in figure) == (update == "targeted")
-    tables = [table for table in report(run.folder).tables if table[0][0] == "tensor"]
+    tables = [table for table in Page(page).tables if table[0][0] == "tensor"]
     assert len(tables) == (update == "targeted")
     for name, last, mean, lowest, highest in (row for table in tables for row in table[1:]):
         scores = [event["state"]["tensor_scores"][name] for event in run.of("round")]
@@ -102,6 +117,7 @@ def test_the_blocks_that_were_merged_are_shown_by_round(run_tiny: RunTiny, updat
         assert [last, mean, lowest, highest] == [f"{score:.4g}" for score in expected]
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_where_no_block_is_ever_merged_there_is_no_figure_of_blocks(run_tiny: RunTiny) -> None:
     run = run_tiny("method={name: fedtlu, update: last}", "federation.rounds=1", report=True)
     assert "Blocks by round" not in (run.folder / "report.html").read_text()
@@ -119,6 +135,7 @@ def test_a_report_that_cannot_be_written_fails_no_run(
     assert not (run.folder / "report.html").exists()
 
 
+@pytest.mark.usefixtures("curves_alone")
 @pytest.mark.parametrize("method", ["local_only", "centralized"])
 def test_personal_and_pooled_methods_have_reports(run_tiny: RunTiny, method: str) -> None:
     run = run_tiny(f"method={{name: {method}}}", "federation.rounds=1", report=True)
@@ -145,12 +162,12 @@ def test_names_from_outside_are_text_and_nothing_else(write_run: Any, events: An
         write_run(record, "first", "name: <s>config</s>\n"),
         write_run([*record[:-1], failed], "<em>second</em>"),
     ]
-    for page in (report(folders[0]), report(folders[1]), report(*folders)):
+    pages = (report(folders[0]), report(folders[1]), report(*folders))
+    for page in pages:
         tags = {tag for tag, _ in page.tags}
         assert not tags & {"script", "b", "i", "u", "s", "em"}
         assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
-    page = report(folders[0])
-    assert all(name in page.text for name in [*NASTY, "<u>kind</u>", "<s>config</s>"])
+    assert all(name in pages[0].text for name in [*NASTY, "<u>kind</u>", "<s>config</s>"])
 
 
 def test_control_characters_in_names_are_shown_as_they_are_spelt(write_run: Any, events: Any) -> None:
@@ -231,7 +248,10 @@ def test_of_a_falling_score_the_lowest_run_is_the_best(write_run: Any, events: A
     assert "The lowest of each column is in bold." in text
 
 
-def test_many_clients_are_all_in_a_folded_table_and_the_ends_in_sight(write_run: Any, events: Any) -> None:
+def test_many_clients_are_all_in_a_folded_table_and_the_ends_in_sight(
+    write_run: Any, events: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_only(monkeypatch, "dots")
     page = report(write_run(events(clients={f"client-{number:03d}": number / 200 for number in range(150)})))
     everybody = {f"client-{number:03d}" for number in range(150)}
     first, folded = ({name.split()[0] for name in rows(page, table) if name} for table in (0, 1))
@@ -241,6 +261,7 @@ def test_many_clients_are_all_in_a_folded_table_and_the_ends_in_sight(write_run:
     assert drawn == {f"{number:03d}" for number in [*range(20), *range(130, 150)]}
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_a_failed_run_says_why_and_shows_its_last_scores(write_run: Any, events: Any) -> None:
     lost = [
         {
@@ -268,6 +289,7 @@ def test_a_run_without_a_single_round_has_a_report(write_run: Any, events: Any) 
     assert "before the first round" in report(write_run([failed], "early")).text
 
 
+@pytest.mark.usefixtures("curves_alone")
 def test_rounds_that_were_not_scored_are_left_out_of_the_curves(write_run: Any, events: Any) -> None:
     record = events(rounds=4)
     for event in record[1:4:2]:
@@ -277,6 +299,7 @@ def test_rounds_that_were_not_scored_are_left_out_of_the_curves(write_run: Any, 
     assert [row[2] for row in numbers[1:]] == ["-", "0.500", "-", "0.500"]
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_a_record_of_an_older_version_has_a_report(write_run: Any, events: Any) -> None:
     record = events()
     del record[0]["groups"]
@@ -330,10 +353,10 @@ def test_runs_of_one_name_are_told_apart(write_run: Any, events: Any) -> None:
     assert {"z/run", "x"} < rows(report(first, above)).keys()
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_held_out_sites_and_lost_clients_are_shown(run_tiny: RunTiny) -> None:
-    run = run_tiny(
-        "data.split.test_sites=[site-3]", "federation.dropout=0.5", "federation.rounds=4", report=True
-    )
+    federation = "federation={rounds: 4, dropout: 0.5, evaluate_every: 4}"
+    run = run_tiny("data.split.test_sites=[site-3]", federation, report=True)
     page = Page((run.folder / "report.html").read_text(encoding="utf-8"))
     held_out = run.summary["metrics"]["external"]["site-3"]["f1"]
     assert rows(page)["site-3 held out"][0] == f"{held_out:.3f}"
@@ -343,6 +366,7 @@ def test_held_out_sites_and_lost_clients_are_shown(run_tiny: RunTiny) -> None:
     assert "2 clients" in page.text
 
 
+@pytest.mark.usefixtures("curves_alone")
 def test_scores_by_simulated_time_are_drawn_where_runs_have_it(write_run, events) -> None:
     own = events(final=True)
     for event in own:

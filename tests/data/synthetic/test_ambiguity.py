@@ -144,7 +144,7 @@ def f1(tagger: LookUpTagger | LeftContextTagger, test: Sequence[Document]) -> fl
     return 2 * right / total
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_a_dictionary_of_training_mentions_is_far_from_enough(seed: int) -> None:
     train, test = split(generate(seed=seed, sites=4, notes=200))
     tagger = LookUpTagger(train)
