@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
+from hypothesis import settings
 
 from fedstrata.core.types import State
 from fedstrata.engine.checkpoint import Checkpoints
@@ -63,6 +64,11 @@ class Finished:
         return [
             {key: value for key, value in event.items() if key not in ignored} for event in self.of("round")
         ]
+
+
+def examples(count: int, **more: Any) -> settings:
+    """So many examples of a property in CI, and two fifths of them where a person waits."""
+    return settings(max_examples=count if os.environ.get("CI") else max(5, 2 * count // 5), **more)
 
 
 RunTiny = Callable[..., Finished]

@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from peft.tuners.tuners_utils import BaseTunerLayer
+from support import examples
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
@@ -140,7 +141,7 @@ def test_counts_are_those_of_torch(family: str, kind: str) -> None:
 BERT = cache(lambda: tiny("bert"))
 
 
-@settings(max_examples=10)
+@examples(100)
 @given(rows=st.integers(1, 5), tokens=st.integers(2, 40))
 def test_counts_are_those_of_torch_whatever_the_shape(rows: int, tokens: int) -> None:
     module = BERT()

@@ -4,11 +4,12 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from nervaluate import Evaluator
 from seqeval.metrics import f1_score, precision_score, recall_score
 from seqeval.scheme import IOB2
+from support import examples
 
 from fedstrata.core.documents import Span
 from fedstrata.metrics.counts import Counts
@@ -58,7 +59,7 @@ def strict_counts(gold: list[list[Span]], predicted: list[list[Span]]) -> dict[s
     return match_spans(gold, predicted).by_type()
 
 
-@settings(max_examples=40)
+@examples(100)
 @given(CORPUS)
 def test_scores_equal_seqeval_s_strict_mode(corpus: list[tuple[list[str], list[str]]]) -> None:
     gold, predicted = ([valid(pair[side]) for pair in corpus] for side in (0, 1))
@@ -72,7 +73,7 @@ def test_scores_equal_seqeval_s_strict_mode(corpus: list[tuple[list[str], list[s
             assert scores[f"{name}/{label}"] == pytest.approx(expected)
 
 
-@settings(max_examples=40)
+@examples(100)
 @given(CORPUS)
 def test_scores_equal_nervaluate_s_strict_scheme(corpus: list[tuple[list[str], list[str]]]) -> None:
     gold, predicted = ([spans(valid(pair[side])) for pair in corpus] for side in (0, 1))
@@ -190,7 +191,7 @@ def alone(gold: list[Span], predicted: list[Span]) -> bool:
     )
 
 
-@settings(max_examples=40)
+@examples(100)
 @given(CORPUS)
 def test_other_schemes_find_what_nervaluate_s_find_and_more_only_where_spans_overlap_several(
     corpus: list[tuple[list[str], list[str]]],
