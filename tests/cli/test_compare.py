@@ -176,6 +176,7 @@ def test_a_terminal_shows_every_run_and_a_failed_one_harms_no_other(tmp_path: Pa
     assert not broken["competes"]
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_told_and_has_no_scores_in_the_table(call: Call, tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text(BASE)
     broken = ["training={optimizer: sgd, learning_rate: 1e38, clip_norm: null}", "federation.rounds=1"]

@@ -151,6 +151,7 @@ def test_pooled_data_holds_the_corrupt_examples_and_no_update_is_distorted(
     assert labels.of("round")[0]["loss"] > plain.of("round")[0]["loss"]
 
 
+@pytest.mark.slow
 def test_resumed_is_uninterrupted_with_corrupt_clients(run_tiny: RunTiny) -> None:
     overrides = (FEDAVG, "federation.corrupt={share: 0.3, kind: gaussian}", FEW)
     whole = run_tiny(*overrides, out="whole")

@@ -149,6 +149,7 @@ def test_a_device_of_a_lower_rank_computes_at_that_rank(run_tiny: RunTiny, run_o
     assert flops_of(cut) == flops_of(own) == flops_of(stacked)
 
 
+@pytest.mark.slow
 def test_a_device_with_narrow_adapters_in_few_blocks_computes_no_others(run_tiny: RunTiny) -> None:
     grown, narrow = (
         flops_of(

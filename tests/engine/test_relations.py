@@ -189,6 +189,7 @@ def test_frozen_blocks_are_stored_and_training_gives_the_same(run_tiny: RunTiny,
     torch.testing.assert_close(runs[0].state.tensors, runs[1].state.tensors, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_uninterrupted_one(run_tiny: RunTiny, notes: Path, tmp_path: Path) -> None:
     overrides = [*of(notes), "task.negatives=0.5"]
     whole = run_tiny(*overrides, "federation.rounds=2", out="whole")

@@ -105,6 +105,7 @@ def test_fedtlu_merges_blocks_of_what_a_rule_makes(run_tiny: RunTiny) -> None:
         assert max(losses[4:]) < max(losses[:4])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rule", ["median", pytest.param("{rule: multi_krum, keep: 1}", marks=pytest.mark.slow)]
 )
@@ -125,6 +126,7 @@ def test_updates_that_are_not_finite_are_left_out_and_recorded(run_tiny: RunTiny
     assert all(bool(torch.isfinite(tensor).all()) for tensor in run.state.tensors.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["norm_clipping", pytest.param("multi_krum", marks=pytest.mark.slow)])
 def test_resumed_is_uninterrupted_and_memory_changes_nothing(run_tiny: RunTiny, rule: str) -> None:
     overrides = (fedavg(rule), "federation.corrupt={share: 0.2, kind: scale}", *FIVE)

@@ -40,6 +40,7 @@ def test_hetlora_with_equal_ranks_is_fedlora(run_tiny: RunTiny, run_once: RunTin
     assert plain.summary["metrics"] == equal.summary["metrics"]
 
 
+@pytest.mark.slow
 def test_fedpeptao_that_shares_all_without_momentum_is_fedavg_over_prefixes(
     run_tiny: RunTiny, run_once: RunTiny
 ) -> None:

@@ -316,6 +316,7 @@ def test_checkpointing_asks_for_no_gradient_below_the_adapters(run_tiny: RunTiny
     assert asked and not any(asked)
 
 
+@pytest.mark.slow
 def test_checkpointing_changes_nothing(run_tiny: RunTiny) -> None:
     method = ("method={name: droppeft, rates: 0.5, shared_blocks: 1.0}", LORA, "federation.rounds=1")
     plain = run_tiny(*method, out="plain")

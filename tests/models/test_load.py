@@ -337,6 +337,7 @@ def test_an_architecture_without_such_a_head(
     assert "no causal-lm model (it has: token-classification, sequence-classification)" in problem.message
 
 
+@pytest.mark.slow
 def test_a_slow_tokenizer(
     refusal: Callable[..., Problem], saved: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -92,7 +92,7 @@ def test_a_plan_says_that_it_cannot_know_which_blocks_run() -> None:
         pytest.param(("method={name: layer_skipping, top: auto}", "training.cache=off"), marks=SLOW),
         ("method={name: fedper}", "data.split.test_sites=[site-3]"),
         ("federation.sample=0.34",),
-        ("method={name: flora}", "federation.sample=0.67"),
+        pytest.param(("method={name: flora}", "federation.sample=0.67"), marks=SLOW),
     ],
     ids=str,
 )

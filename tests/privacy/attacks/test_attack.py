@@ -102,6 +102,7 @@ def test_noise_hides_what_it_drowns(tiny_model: Tiny) -> None:
     assert much.searched is not None and much.searched < 0.3
 
 
+@pytest.mark.slow
 def test_a_text_that_is_sent_often_is_read_through_its_noise(tiny_model: Tiny) -> None:
     noise = noised(4.0, Seed(1), relative=True)
     once, often = (leakage(tiny_model, 1, noise, sent=sent) for sent in (1, 100))

@@ -162,10 +162,9 @@ def processes() -> Iterator[list[ClientProcess]]:
         process.end()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize(
-    ("family", "width"), [("llama", 16), pytest.param("gpt2", 32, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("family", "width"), [("llama", 16), ("gpt2", 32)])
 def test_two_clients_at_once_say_what_the_whole_model_says_though_the_server_forgets(
     run_of: RunOf,
     clients: Clients,
