@@ -111,7 +111,7 @@ def test_a_corpus_without_test_documents_has_no_final_scores(run_tiny: RunTiny, 
 
 # ---- the synthetic corpus ------------------------------------------------------------------------------
 @examples(25)
-@given(st.integers(1, 12), st.integers(0, 30), st.floats(0, 10))
+@given(st.integers(1, 12), st.integers(0, 60), st.floats(0, 10))
 def test_unequal_sites_add_up_and_none_is_empty(sites: int, more: int, imbalance: float) -> None:
     documents = generate(seed=1, sites=sites, notes=sites + more, imbalance=imbalance)
     sizes = [sum(document.site == f"site-{site}" for document in documents) for site in range(1, sites + 1)]
