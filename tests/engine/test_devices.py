@@ -142,6 +142,7 @@ def flops_of(run: Finished) -> dict[str, float]:
     return dict(counts)
 
 
+@pytest.mark.slow
 def test_a_device_of_a_lower_rank_computes_at_that_rank(run_tiny: RunTiny, run_once: RunTiny) -> None:
     cut = run_once("method={name: hetlora, ranks: [1]}", "adapter={kind: lora, rank: 8}", *FEW)
     own = run_tiny("method={name: fedlora}", "adapter={kind: lora, rank: 1}", *FEW, out="own")
@@ -167,6 +168,7 @@ def test_a_device_with_narrow_adapters_in_few_blocks_computes_no_others(run_tiny
     assert all(narrow[client] < 0.6 * deep[client] for client in deep)
 
 
+@pytest.mark.slow
 def test_blocks_that_sit_out_cost_nothing_and_validation_does(run_once: RunTiny) -> None:
     everything, half, judged = (
         flops_of(run_once(f"method={{name: droppeft, rates: {rates}}}", LORA, *ONCE))
@@ -273,6 +275,7 @@ def clock_of(run: Finished) -> list[tuple[float, float, dict[str, float]]]:
     ]
 
 
+@pytest.mark.slow
 def test_the_clock_of_a_resumed_run_is_that_of_the_uninterrupted_one(
     run_tiny: RunTiny, tmp_path: Path
 ) -> None:
@@ -306,6 +309,7 @@ def test_the_clock_of_a_run_given_more_rounds_is_that_of_one_that_had_them(
     assert clock_of(run_tiny("federation.rounds=3", out="short", resume=True)) == clock_of(whole)
 
 
+@pytest.mark.slow
 def test_stored_states_are_paid_for_once(run_tiny: RunTiny, run_once: RunTiny) -> None:
     cached = run_once("devices={}", "federation.rounds=3")
     plain = run_tiny("devices={}", "federation.rounds=3", "training.cache=off", out="plain")

@@ -185,6 +185,7 @@ def test_a_model_that_knows_its_sentences_finds_everything_in_runs_and_predictio
     assert len([line for line in lines if line.startswith("R")]) == 2
 
 
+@pytest.mark.slow
 def test_sites_without_relations_learn_and_are_scored_by_mentions(run_tiny: Any, tmp_path: Path) -> None:
     data = write_corpus(tmp_path / "notes", {"both": True, "mentions": False})
     run = run_tiny(*EXTRACT, data, "federation.rounds=1")
@@ -261,6 +262,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(run_tiny: Any, tmp_path: Path) -
     assert whole.summary["metrics"] == halves.summary["metrics"]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_may_leave_open_again_what_it_found(run_tiny: Any, tmp_path: Path) -> None:
     """Types that are found in the data, and a template's file; not what gives something else now."""
     data, template = write_corpus(tmp_path / "notes", {"north": True}), tmp_path / "ner.txt"

@@ -48,7 +48,7 @@ LITTLE = ("federation.rounds=1", "training.learning_rate=0.0003")
     "method",
     [
         pytest.param("fedavg", marks=pytest.mark.slow),
-        "layer_skipping, top: 2, head: local",
+        pytest.param("layer_skipping, top: 2, head: local", marks=pytest.mark.slow),
         pytest.param("centralized", marks=pytest.mark.slow),
     ],
 )
@@ -86,6 +86,7 @@ def test_its_score_is_that_of_the_global_model(run_tiny: RunTiny, notes: Path) -
     assert run.summary["metrics"]["external"]["site-4"]["f1"] == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_with_models_of_their_own_its_score_is_their_mean(run_tiny: RunTiny, notes: Path) -> None:
     run = run_tiny(data(notes / "four", "site-4"), "method={name: local_only}", *LITTLE)
     scores = []

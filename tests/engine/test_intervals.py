@@ -43,7 +43,7 @@ def test_ends_of_intervals_and_held_out_sites_are_columns(run_tiny: Any) -> None
     assert is_of_one("external.site-2.f1", ["f1"], EXTERNAL) and not is_of_one("client.f1", ["f1"], CLIENT)
 
 
-@pytest.mark.parametrize("everywhere", [True, False])
+@pytest.mark.parametrize("everywhere", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_models_of_their_own_have_intervals_too(run_tiny: Any, everywhere: bool) -> None:
     """Around the scores that a comparison shows: means over models, of documents that are drawn for each."""
     settings = (

@@ -76,7 +76,7 @@ def predict(run: Path, source: Path, out: Path, form: str) -> Any:
     [
         pytest.param("rte", RTE, ["accuracy", "macro_f1"], marks=pytest.mark.slow),
         pytest.param("copa", COPA, ["accuracy"], marks=pytest.mark.slow),
-        ("multirc", MULTIRC, ["f1a", "exact_match"]),
+        pytest.param("multirc", MULTIRC, ["f1a", "exact_match"], marks=pytest.mark.slow),
     ],
 )
 def test_a_model_that_knows_its_questions_answers_them_in_runs_and_predictions(

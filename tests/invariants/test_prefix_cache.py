@@ -107,6 +107,7 @@ def test_a_run_that_ends_before_its_summary_has_removed_its_states(
     assert run_tiny(out="broken", resume=True).summary["metrics"] == run_once().summary["metrics"]
 
 
+@pytest.mark.slow
 def test_resumed_is_uninterrupted_and_uses_what_is_there(run_tiny: RunTiny, tmp_path: Path) -> None:
     """Stopped twice: before a round is committed, and after two of them."""
     overrides = ["federation.rounds=4", "federation.sample=0.67", "training.epochs=2"]

@@ -20,11 +20,11 @@ from fedstrata.engine.run_folder import open_run, resumable
 METHODS = [
     "{name: layer_skipping, top: 1, head: local}",
     "{name: fedtlu, portion: 0.34, selection: sketched}",
-    "{name: droppeft}",
     "{name: fl_llama, mode: client_batch, average_ends: never, noise: {scale: 0.1}}",
 ]
 """They keep the most unlike things between two rounds."""
 OTHER_METHODS = [
+    "{name: droppeft}",
     "{name: fedavg}",
     "{name: local_only}",
     "{name: fedtlu, portion: {portions: [0.67, 0.34], patience: 1, threshold: 0.9}}",

@@ -118,6 +118,7 @@ def test_ranks_that_a_round_lacks_stay_as_they_were(run_tiny: RunTiny) -> None:
             assert tensor[1:].any()
 
 
+@pytest.mark.slow
 def test_ranks_whose_norms_fall_are_given_up(run_tiny: RunTiny) -> None:
     method = "method={name: hetlora, ranks: [4], prune: {keep: 0.75, penalty: 1000.0}}"
     run = run_tiny(

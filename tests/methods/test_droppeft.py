@@ -243,6 +243,7 @@ def test_skipping_blocks_changes_what_is_learnt(run_tiny: RunTiny) -> None:
     )
 
 
+@pytest.mark.slow
 def test_every_device_and_every_round_draws_its_own_blocks(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,7 +43,7 @@ DRAWN = "droppeft"
 """Which blocks have run, so that they are sent, is drawn."""
 
 
-TELLING = ("layer_skipping", "fedtlu", "fl_llama", "centralized")
+TELLING = ("fedtlu", "fl_llama")
 """Methods with something of their own in a plan; a run of any other is planned as those of the fast cases."""
 
 
@@ -69,6 +69,7 @@ def test_a_plan_says_that_it_cannot_know_the_sizes_of_adapters(name: str) -> Non
     assert any("adapters of several sizes" in warning for warning in plan.warnings)
 
 
+@pytest.mark.slow
 def test_a_plan_says_that_it_cannot_know_which_blocks_run() -> None:
     plan = plan_tiny("method={name: droppeft}")
     assert any("only blocks that have run" in warning for warning in plan.warnings)

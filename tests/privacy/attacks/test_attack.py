@@ -91,6 +91,7 @@ def test_blocks_that_change_much_hide_the_embedding_but_not_the_text(tiny_model:
     assert found.tokens > 0.4
 
 
+@pytest.mark.slow
 def test_noise_hides_what_it_drowns(tiny_model: Tiny) -> None:
     little, much = (
         leakage(tiny_model, 1, noised(scale, Seed(1), relative=True), searched=searched)

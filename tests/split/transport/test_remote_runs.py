@@ -80,6 +80,7 @@ def test_a_run_between_processes_gives_the_weights_of_a_simulation(
     assert_same_run(server, server.run(2), simulated)
 
 
+@pytest.mark.slow
 def test_clients_that_keep_their_adapters_learn_what_they_would_in_a_simulation(
     run_tiny: RunTiny, serve: Serve
 ) -> None:
