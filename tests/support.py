@@ -12,11 +12,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from hypothesis import settings
 
 from fedstrata.core.types import State
 from fedstrata.engine.checkpoint import Checkpoints
+from fedstrata.engine.rounds import Run
 from fedstrata.record.log import read_events
 
 REPOSITORY = Path(__file__).parents[1]
@@ -35,6 +37,11 @@ TINY = (
     "federation.rounds=2",
 )
 """Overrides that make a run of seconds: three sites, a random model of three small blocks."""
+
+
+def report_nothing(patched: pytest.MonkeyPatch) -> None:
+    """Lets runs write no report, which would be half of the time of a tiny one."""
+    patched.setattr(Run, "_report", lambda run: None)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from support import Call, Finished, finished, in_terminal
 from fedstrata.core.settings.source import read_source
 from fedstrata.data.divide import divide
 from fedstrata.engine.check import check_settings
-from fedstrata.engine.rounds import Run
 from fedstrata.metrics.spans import match_spans, scores_of
 
 DEMO = Path(str(files("fedstrata.cli") / "demo.yaml"))
@@ -63,13 +62,13 @@ def assert_shows_progress_table_and_path(text: str, folder: Path) -> None:
     assert text.rstrip().endswith(str(folder))
 
 
+@pytest.mark.usefixtures("no_report")
 def test_it_shows_progress_and_ends_with_the_table_and_the_path(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if this were a terminal, since the bars are for people only."""
     for name, value in {"FORCE_COLOR": "1", "COLUMNS": "120", "TERM": "xterm"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(Run, "_report", lambda run: None)
     told = call(
         "run", "data.synthetic.notes=12", "federation.rounds=1", "threads=1", "--out", tmp_path / "run"
     )

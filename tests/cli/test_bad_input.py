@@ -11,7 +11,6 @@ from support import TINY, Call, Told
 
 from fedstrata.cli.options import configuration
 from fedstrata.engine.check import check_settings
-from fedstrata.engine.rounds import Run
 
 QUOTED = "Zebrafinch"
 """Stands in every note; no message may contain it."""
@@ -249,10 +248,8 @@ def test_a_loss_that_is_not_a_number_exits_1_and_is_recorded(fedstrata, tmp_path
     assert last["event"] == "failed"
 
 
-def test_a_checkpoint_cut_short_exits_1_and_is_named(
-    fedstrata, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Run, "_report", lambda run: None)
+@pytest.mark.usefixtures("no_report")
+def test_a_checkpoint_cut_short_exits_1_and_is_named(fedstrata, tmp_path: Path) -> None:
     arguments = ("run", config(tmp_path), *TINY, "federation.rounds=1", "--out", "run")
     assert fedstrata(*arguments)[0] == 0
     checkpoint = tmp_path / "run" / "checkpoints" / "round-00001.safetensors"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import TINY, RunTiny, assert_same_tensors
+from support import TINY, RunTiny, assert_same_tensors, report_nothing
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
@@ -42,7 +42,7 @@ def changes_of(folder: Path, *overrides: str) -> Changes:
     object.__setattr__(experiment, "method", Watching(**dict(experiment.method)))
     folder.mkdir()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Run, "_report", lambda run: None)  # half of the time
+        report_nothing(patched)
         Run(experiment, folder, lambda event, facts: None).execute()
     return sent
 

@@ -22,17 +22,12 @@ from fedstrata.core.types import State
 from fedstrata.engine.checkpoint import Checkpoints
 from fedstrata.engine.failures import Attendance, drop_outs
 from fedstrata.engine.prepare import prepare
-from fedstrata.engine.rounds import Run
 from fedstrata.engine.run_folder import open_run
 
 LOCAL_HEAD = "method={name: layer_skipping, top: 1, head: local}"
+pytestmark = pytest.mark.usefixtures("no_report")
+
 FEW = "data.synthetic.notes=6"
-
-
-@pytest.fixture(autouse=True)
-def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of a run's time, and nobody here reads it."""
-    monkeypatch.setattr(Run, "_report", lambda run: None)
 
 
 def test_drop_outs_get_the_plan_and_send_nothing(run_tiny: RunTiny) -> None:

@@ -29,13 +29,9 @@ from fedstrata.engine.rounds import Run
 from fedstrata.engine.run_folder import open_run
 
 LOCAL_HEAD = "method={name: layer_skipping, top: 1, head: local}"
+pytestmark = pytest.mark.usefixtures("no_report")
+
 FEW = "data.synthetic.notes=6"
-
-
-@pytest.fixture(autouse=True)
-def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of a run's time, and nobody here reads it."""
-    monkeypatch.setattr(Run, "_report", lambda run: None)
 
 
 def silent(event: str, facts: Any) -> None:

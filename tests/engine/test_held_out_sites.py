@@ -22,7 +22,7 @@ from fedstrata.data.split import hold_out
 from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
 from fedstrata.engine.prepare import prepare
-from fedstrata.engine.rounds import Run, sites_of
+from fedstrata.engine.rounds import sites_of
 from fedstrata.train.evaluate import predict
 
 
@@ -163,10 +163,10 @@ def test_pooled_data_lacks_it() -> None:
     assert {document.site for document in pool.documents.all} == {"site-1", "site-2"}
 
 
-def test_the_table_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("no_report")
+def test_the_table_names_it(tmp_path: Path) -> None:
     from fedstrata.engine.run_folder import open_run
 
-    monkeypatch.setattr(Run, "_report", lambda run: None)
     out = StringIO()
     display = Display(Console(file=out, width=200))
     source = read_source(None, [*TINY, "data.split.test_sites=[site-3]", "federation.rounds=1"])

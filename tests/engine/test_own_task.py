@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 import torch
 from pydantic import Field
-from support import finished
+from support import finished, report_nothing
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import read_source
-from fedstrata.engine.rounds import Run
 from fedstrata.engine.run_folder import open_run, resumable
 from fedstrata.planning.plan import make_plan
 from fedstrata.results.export import export
@@ -100,7 +99,7 @@ class Beginnings(CausalTask):
 @pytest.fixture(autouse=True)
 def own_task(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TASKS, "beginnings", Beginnings)
-    monkeypatch.setattr(Run, "_report", lambda run: None)  # half of a run's time
+    report_nothing(monkeypatch)
 
 
 def test_a_task_of_ones_own_runs_from_end_to_end(tmp_path: Path) -> None:

@@ -61,12 +61,6 @@ SUMMARY_KEYS = {
 TELLING = ("layer_skipping", "local_only", "fl_llama")
 
 
-@pytest.fixture
-def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of a run's time."""
-    monkeypatch.setattr(Run, "_report", lambda run: None)
-
-
 @pytest.mark.parametrize(
     "method", [pytest.param(name, marks=() if name in TELLING else pytest.mark.slow) for name in METHODS]
 )

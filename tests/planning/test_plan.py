@@ -16,7 +16,6 @@ from support import REPOSITORY, TINY, RunTiny, assert_same_tensors
 from fedstrata.core.errors import ConfigurationError, TrainingError
 from fedstrata.core.settings.source import read_source
 from fedstrata.engine.prepare import Experiment, prepare
-from fedstrata.engine.rounds import Run
 from fedstrata.engine.run_folder import open_run
 from fedstrata.methods import METHODS
 from fedstrata.planning.estimate import Estimate
@@ -192,10 +191,8 @@ def test_what_is_said_while_a_divided_model_trains_is_no_part_of_it() -> None:
     ]
 
 
-def test_steps_and_who_takes_part_are_those_of_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Run, "_report", lambda run: None)
+@pytest.mark.usefixtures("no_report")
+def test_steps_and_who_takes_part_are_those_of_the_run(tmp_path: Path) -> None:
     overrides = [
         *SMALL,
         "training={epochs: 2, batch_size: 4, accumulation: 3}",

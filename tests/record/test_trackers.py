@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import TINY, Finished, RunTiny
+from support import TINY, Finished, RunTiny, report_nothing
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import read_source
-from fedstrata.engine.rounds import Run
 from fedstrata.engine.run_folder import open_run
 from fedstrata.record.trackers import Trackers, require_trackers, round_values, score_values
 
@@ -173,7 +172,7 @@ def test_a_tracker_that_fails_is_given_up_with_one_message(
             raise AssertionError
 
     monkeypatch.setattr("fedstrata.record.trackers.TRACKERS", {"tensorboard": Failing})
-    monkeypatch.setattr(Run, "_report", lambda run: None)
+    report_nothing(monkeypatch)
     said: list[str] = []
     source = read_source(None, [*TINY, "report_to=[tensorboard]", "federation.rounds=3"])
     run = open_run(

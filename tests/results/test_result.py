@@ -13,7 +13,6 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from fedstrata.core.errors import ConfigurationError, DataError
 from fedstrata.core.settings.source import read_source
-from fedstrata.engine.rounds import Run
 from fedstrata.engine.run_folder import open_run
 from fedstrata.results.result import open_result
 
@@ -27,6 +26,7 @@ def logits_of(module: torch.nn.Module, tokenizer: object) -> torch.Tensor:
         return module(**batch).logits
 
 
+@pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -39,10 +39,7 @@ def logits_of(module: torch.nn.Module, tokenizer: object) -> torch.Tensor:
         ),
     ],
 )
-def test_the_saved_model_gives_the_logits_of_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]
-) -> None:
-    monkeypatch.setattr(Run, "_report", lambda run: None)
+def test_the_saved_model_gives_the_logits_of_the_run(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     source = read_source(None, [*TINY, "federation.rounds=1", *overrides])
     run = open_run(source, tmp_path / "run", lambda event, facts: None, resume=False)
     run.execute()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from divided import Divided, Tiny, deeper, divided, joined, noised, prompt_batch, with_lora
+from divided import Divided, Tiny, case, deeper, divided, joined, noised, prompt_batch, with_lora
 from torch import Tensor
 
 from fedstrata.core.cut import Cut
@@ -83,12 +83,7 @@ def causal(tiny_model: Tiny, family: str, blocks: int = 3, **changes: Any) -> Mo
 @pytest.mark.parametrize(
     ("family", "cut"),
     [
-        pytest.param(
-            family,
-            cut,
-            id=f"{family}-{cut.front}-{cut.back}",
-            marks=() if family in fast else pytest.mark.slow,
-        )
+        case(family, cut, fast=family in fast)
         for cut, fast in ((Cut(1, 1), DIFFERENT), (Cut(0, 0), ["llama"]))
         for family in DECODERS
     ],

@@ -16,6 +16,7 @@ from divided import (
     Tiny,
     assert_same_gradients,
     batch_of,
+    case,
     deeper,
     divided,
     gradients_of,
@@ -86,12 +87,7 @@ def test_loss_and_gradients_are_those_of_the_whole_model(tiny_model: Tiny, varia
 @pytest.mark.parametrize(
     ("family", "cut"),
     [
-        pytest.param(
-            family,
-            cut,
-            id=f"{family}-{cut.front}-{cut.back}",
-            marks=() if family == "llama" or (family in DIFFERENT and cut == Cut(0, 0)) else pytest.mark.slow,
-        )
+        case(family, cut, fast=family == "llama" or (family in DIFFERENT and cut == Cut(0, 0)))
         for family, cut in product(FAMILIES, CUTS)
     ],
 )
@@ -102,12 +98,7 @@ def test_any_cut_gives_the_same(tiny_model: Tiny, family: str, cut: Cut) -> None
 @pytest.mark.parametrize(
     ("family", "cut"),
     [
-        pytest.param(
-            family,
-            cut,
-            id=f"{family}-{cut.front}-{cut.back}",
-            marks=() if (family, cut) in SLIDING else pytest.mark.slow,
-        )
+        case(family, cut, fast=(family, cut) in SLIDING)
         for family, cut in product(
             ["gemma2", "gemma3_text", "gemma3", "qwen2"], [Cut(0, 1), Cut(1, 0), Cut(1, 1)]
         )
