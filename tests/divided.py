@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from stored_states import Regression, texts
 from tiny_models import CONFIGURATIONS, VARIANTS
@@ -42,6 +43,13 @@ def deeper(family: str, blocks: int = 3, **changes: Any) -> dict[str, Any]:
         text = CONFIGURATIONS[family]["text_config"]
         return {"text_config": {**text, "num_hidden_layers": blocks, **changes}}
     return {"n_layers" if family == "distilbert" else "num_hidden_layers": blocks, **still, **changes}
+
+
+def case(family: str, cut: Cut, *, fast: bool) -> Any:
+    """Returns a parameter of a test: a family and where it is divided, in the fast suite or the slow one."""
+    return pytest.param(
+        family, cut, id=f"{family}-{cut.front}-{cut.back}", marks=() if fast else pytest.mark.slow
+    )
 
 
 def batch_of(lengths: tuple[int, ...] = (5, 12, 1, 9)) -> dict[str, Tensor]:

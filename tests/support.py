@@ -12,10 +12,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import pytest
 import torch
+from hypothesis import settings
 
 from fedstrata.core.types import State
 from fedstrata.engine.checkpoint import Checkpoints
+from fedstrata.engine.run import Run
 from fedstrata.record.log import read_events
 
 REPOSITORY = Path(__file__).parents[1]
@@ -34,6 +37,11 @@ TINY = (
     "federation.rounds=2",
 )
 """Overrides that make a run of seconds: three sites, a random model of three small blocks."""
+
+
+def report_nothing(patched: pytest.MonkeyPatch) -> None:
+    """Lets runs write no report, which would be half of the time of a tiny one."""
+    patched.setattr(Run, "_report", lambda run: None)
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,11 @@ class Finished:
         return [
             {key: value for key, value in event.items() if key not in ignored} for event in self.of("round")
         ]
+
+
+def examples(count: int, **more: Any) -> settings:
+    """So many examples of a property in CI, and two fifths of them where a person waits."""
+    return settings(max_examples=count if os.environ.get("CI") else max(5, 2 * count // 5), **more)
 
 
 RunTiny = Callable[..., Finished]

@@ -146,6 +146,7 @@ def benchmark(file: str) -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_the_paper_s_adapter_has_its_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(REPOSITORY / "benchmarks" / "speed")
     shapes = benchmark("speed/llama_shapes.py")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from lookup import LookupTagger
-from support import Finished, finished, in_terminal
+from support import Call, Finished, finished, in_terminal
 
 from fedstrata.core.settings.source import read_source
 from fedstrata.data.divide import divide
@@ -47,12 +47,7 @@ def test_a_look_up_table_is_at_least_15_f1_points_below_the_centralised_model(tm
     assert model >= lookup + 0.15
 
 
-def test_a_terminal_shows_progress_and_ends_with_the_table_and_the_path(tmp_path: Path) -> None:
-    """In a pseudo-terminal, since the bars are for people only."""
-    small = ["data.synthetic.notes=12", "federation.rounds=2", "--out", str(tmp_path / "run")]
-    command = [sys.executable, "-m", "fedstrata", "run", *small]
-    status, text = in_terminal(command, columns=120)
-    assert status == 0
+def assert_shows_progress_table_and_path(text: str, folder: Path) -> None:
     for part in (
         "rounds",
         "clients",
@@ -64,4 +59,28 @@ def test_a_terminal_shows_progress_and_ends_with_the_table_and_the_path(tmp_path
         "site-4",
     ):
         assert part in text
-    assert text.rstrip().endswith(str(tmp_path / "run"))
+    assert text.rstrip().endswith(str(folder))
+
+
+@pytest.mark.usefixtures("no_report")
+def test_it_shows_progress_and_ends_with_the_table_and_the_path(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if this were a terminal, since the bars are for people only."""
+    for name, value in {"FORCE_COLOR": "1", "COLUMNS": "120", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+    told = call(
+        "run", "data.synthetic.notes=12", "federation.rounds=1", "threads=1", "--out", tmp_path / "run"
+    )
+    assert told.status == 0
+    assert_shows_progress_table_and_path(told.out, tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_terminal_shows_progress_and_ends_with_the_table_and_the_path(tmp_path: Path) -> None:
+    """In a pseudo-terminal, since the bars are for people only."""
+    small = ["data.synthetic.notes=12", "federation.rounds=2", "--out", str(tmp_path / "run")]
+    command = [sys.executable, "-m", "fedstrata", "run", *small]
+    status, text = in_terminal(command, columns=120)
+    assert status == 0
+    assert_shows_progress_table_and_path(text, tmp_path / "run")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_models import VARIANTS
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
@@ -22,6 +23,9 @@ LORA = LoraSettings(kind="lora", rank=2)
 BOTTLENECK = BottleneckSettings(kind="bottleneck", width=4)
 PREFIX = PrefixSettings(kind="prefix", tokens=3)
 WITHOUT_SUBLAYER_ENDS = {"mixtral", "mobilebert"}
+
+QUICK = {"llama", "gpt2", "bert", "mixtral", "distilbert"}
+"""Families whose linear layers are the most unlike."""
 
 Make = Callable[..., Model]
 
@@ -47,6 +51,14 @@ def shake(model: Model) -> None:
 
 
 @pytest.mark.parametrize("settings", [LORA, BOTTLENECK], ids=lambda settings: settings.kind)
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(one, id="-".join(one), marks=() if one[0] in QUICK else pytest.mark.slow)
+        for one in VARIANTS
+    ],
+    indirect=True,
+)
 def test_an_adapter_changes_nothing_and_alone_can_train(
     tiny_model: Make, variant: tuple[str, str], settings: Any
 ) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 import pytest
-from support import in_terminal
+from support import Call, in_terminal
 
 BASE = """name: tiny
 threads: 1
@@ -101,6 +104,29 @@ def test_ctrl_c_stops_the_runs_and_exits_130(tmp_path: Path) -> None:
         assert not (out / f"seed-{seed}" / "summary.json").exists()
 
 
+def test_a_run_that_is_asked_to_watches_its_standard_input(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends the process when nothing more can come, and not before; `--until-eof` alone has it watch."""
+    statuses: SimpleQueue[int] = SimpleQueue()
+    monkeypatch.setattr("os._exit", statuses.put)
+    reading, writing = os.pipe()
+    with open(reading, "rb") as stdin:  # noqa: PTH123 - no path
+        monkeypatch.setattr("sys.stdin", stdin)
+        others = set(threading.enumerate())
+        assert call("run", tmp_path / "absent.yaml").status == 2
+        assert set(threading.enumerate()) <= others
+        assert call("run", tmp_path / "absent.yaml", "--until-eof").status == 2
+        (watching,) = set(threading.enumerate()) - others
+        os.write(writing, b"still here")
+        with pytest.raises(Empty):
+            statuses.get(timeout=0.2)
+        os.close(writing)
+        assert statuses.get(timeout=60) == 130
+        watching.join()
+
+
+@pytest.mark.slow
 def test_a_run_ends_with_whoever_started_it(tmp_path: Path) -> None:
     """Its standard input closes then, even after kill -9."""
     (tmp_path / "run.yaml").write_text(BASE + "seed: 3\n")
@@ -116,6 +142,7 @@ def test_a_run_ends_with_whoever_started_it(tmp_path: Path) -> None:
     assert process.returncode == 130
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_every_run_and_a_failed_one_harms_no_other(tmp_path: Path) -> None:
     """In a pseudo-terminal, since the bars are for people only."""
     rows = (
@@ -147,6 +174,20 @@ def test_a_terminal_shows_every_run_and_a_failed_one_harms_no_other(tmp_path: Pa
     assert sound["cells"][0]["finished"]
     assert not broken["cells"][0]["finished"]
     assert not broken["competes"]
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_is_told_and_has_no_scores_in_the_table(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "sweep.yaml").write_text(BASE)
+    broken = ["training={optimizer: sgd, learning_rate: 1e38, clip_norm: null}", "federation.rounds=1"]
+    done = call("compare", "sweep.yaml", *broken, "--seeds", "0", "--out", "out")
+    assert done.status == 1
+    assert (done.out + done.err).count("tiny, seed 0: failed: ") == 1
+    text = (tmp_path / "out" / "table.md").read_text()
+    assert "| tiny (failed: seed 0) | - |" in text
+    assert "training.learning_rate is 1e+38" in text
+    (row,) = json.loads((tmp_path / "out" / "table.json").read_text())["rows"]
+    assert not row["cells"][0]["finished"]
 
 
 @pytest.mark.parametrize(

@@ -7,28 +7,23 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from support import TINY, RunTiny
+from support import RunTiny
 from typer.testing import CliRunner
 
 from fedstrata.cli.main import app
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError
-from fedstrata.core.settings.source import read_source
 from fedstrata.data.readers import read
 from fedstrata.data.writers import write
-from fedstrata.engine.run_folder import open_run
 
 QUOTED = "Zebrafinch"
 UNTRAINED = ("federation.rounds=1", "training.learning_rate=1e-9")
 
 
-@pytest.fixture(scope="module")
-def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def untrained(run_once: RunTiny) -> Path:
     """A finished run whose model finds a mention in every other word."""
-    folder = tmp_path_factory.mktemp("untrained") / "run"
-    source = read_source(None, [*TINY, *UNTRAINED])
-    open_run(source, folder, lambda event, facts: None, resume=False).execute()
-    return folder
+    return run_once(*UNTRAINED).folder
 
 
 def predict(*arguments: object) -> Result:
@@ -101,8 +96,8 @@ def test_documents_without_a_label_that_is_known_are_not_in_the_scores(
     assert len(read(tmp_path / "second", "jsonl")) == 4
 
 
-def test_the_model_of_a_client(run_tiny: RunTiny, tmp_path: Path) -> None:
-    done = run_tiny(*UNTRAINED, "method={name: local_only}")
+def test_the_model_of_a_client(run_once: RunTiny, tmp_path: Path) -> None:
+    done = run_once("federation.rounds=1", "method={name: local_only}")
     (tmp_path / "note.txt").write_text("chest pain")
     arguments = (done.folder, tmp_path / "note.txt", "--out", tmp_path / "out")
     shown = predict(*arguments)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from support import TINY, Finished, finished
+from support import TINY, Finished, RunTiny
 from typer.testing import CliRunner
 
 from fedstrata.cli.main import app
@@ -22,7 +22,6 @@ from fedstrata.data.divide import divide
 from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
 from fedstrata.engine.check import check_settings
-from fedstrata.engine.run_folder import open_run
 from fedstrata.metrics.relations import match_relations, triples_of
 from fedstrata.metrics.spans import match_spans, scores_of
 
@@ -285,15 +284,13 @@ def test_the_tables_fit_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "…" not in shown
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+@pytest.fixture
+def run(run_once: RunTiny) -> Finished:
     """A finished run whose model, hardly trained, finds a mention in every other word."""
-    folder = tmp_path_factory.mktemp("run") / "run"
-    source = read_source(None, [*TINY, "federation.rounds=1", "training.learning_rate=1e-9"])
-    return finished(folder, open_run(source, folder, lambda event, facts: None, resume=False).execute())
+    return run_once("federation.rounds=1", "training.learning_rate=1e-9")
 
 
-@pytest.mark.parametrize("form", ["brat", "jsonl"])
+@pytest.mark.parametrize("form", [pytest.param("brat", marks=pytest.mark.slow), "jsonl"])
 def test_the_numbers_are_those_of_the_run_that_predicted(run: Finished, tmp_path: Path, form: str) -> None:
     checked = check_settings(read_source(None, [*TINY]))
     assert not checked.problems

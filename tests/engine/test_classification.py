@@ -47,8 +47,8 @@ def single(folder: Path) -> str:
     return f"data={{format: jsonl, path: {folder}}}"
 
 
-def test_codes_of_synthetic_notes_are_learnt_and_scored(run_tiny: RunTiny) -> None:
-    run = run_tiny(*CODES)
+def test_codes_of_synthetic_notes_are_learnt_and_scored(run_once: RunTiny) -> None:
+    run = run_once(*CODES)
     summary = run.summary
     assert summary["task"] == "classify"
     assert summary["convergence"]["metric"] == "micro_f1"
@@ -74,7 +74,7 @@ def test_what_a_run_leaves_is_enough_to_use_its_model(run_tiny: RunTiny, one_eac
 def test_words_that_give_labels_away_are_learnt(run_tiny: RunTiny, one_each: Path) -> None:
     run = run_tiny(
         *CODES, single(one_each), "federation.rounds=4", "training.epochs=3", "training.learning_rate=0.01",
-        "task.max_length=32", "method={name: fedavg}",
+        "task.max_length=32", "method={name: fedavg}", "federation.evaluate_every=4",
     )  # fmt: skip
     assert run.summary["metrics"]["global"]["accuracy"] > 0.9
 
@@ -99,33 +99,43 @@ def test_storing_what_frozen_blocks_give_takes_no_more_windows_at_a_time_than_sc
 
 
 def test_frozen_output_of_several_windows_is_the_same_from_the_file(run_tiny: RunTiny) -> None:
-    common = [*CODES, "training.epochs=3", "method={name: layer_skipping, top: 1}", "model.dtype=float32"]
+    common = [
+        *CODES, "training.epochs=3", "method={name: layer_skipping, top: 1}", "model.dtype=float32",
+        "federation.rounds=1", "data.synthetic.notes=6",
+    ]  # fmt: skip
     runs = [run_tiny(*common, f"training.cache={cache}", out=cache) for cache in ("on", "off")]
+    assert any(facts["used"] for facts in runs[0].of("cache"))
     torch.testing.assert_close(runs[0].state.tensors, runs[1].state.tensors, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["{name: layer_skipping, top: 1, head: local}", "{name: centralized}"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "{name: layer_skipping, top: 1, head: local}",
+        pytest.param("{name: centralized}", marks=pytest.mark.slow),
+    ],
+)
 def test_a_resumed_run_is_the_uninterrupted_one(run_tiny: RunTiny, method: str) -> None:
-    overrides = [*CODES, f"method={method}"]
-    whole = run_tiny(*overrides, "federation.rounds=3", out="whole")
+    overrides = [*CODES, f"method={method}", "data.synthetic.notes=6"]
+    whole = run_tiny(*overrides, "federation.rounds=2", out="whole")
     run_tiny(*overrides, "federation.rounds=1", out="short")
-    resumed = run_tiny("federation.rounds=3", out="short", resume=True)
+    resumed = run_tiny("federation.rounds=2", out="short", resume=True)
     assert_same_tensors(whole.state.tensors, resumed.state.tensors)
     assert resumed.summary["metrics"] == whole.summary["metrics"]
 
 
 def test_a_run_can_be_resumed_with_the_file_that_left_the_kind_of_problem_open(
-    run_tiny: RunTiny, tmp_path: Path
+    run_once: RunTiny, tmp_path: Path
 ) -> None:
-    run_tiny(*CODES, "federation.rounds=1")
-    again = [*TINY, *CODES, "federation.rounds=2"]
-    source = resumable(tmp_path / "run", None, again)
+    folder = run_once(*CODES).folder
+    again = [*TINY, *CODES, "federation.rounds=3"]
+    source = resumable(folder, None, again)
     assert source.values["task"]["problem_type"] == "multi_label"
     (tmp_path / "open.yaml").write_text("{}\n")
-    source = resumable(tmp_path / "run", tmp_path / "open.yaml", again)
+    source = resumable(folder, tmp_path / "open.yaml", again)
     assert "problem_type" not in source.values["task"]
     with pytest.raises(ConfigurationError, match=r"task\.problem_type: is 'single_label'"):
-        resumable(tmp_path / "run", None, ["task.problem_type=single_label"])
+        resumable(folder, None, ["task.problem_type=single_label"])
 
 
 def test_a_run_cannot_go_on_with_other_labels(run_tiny: RunTiny, one_each: Path) -> None:

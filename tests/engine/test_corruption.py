@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import TINY, RunTiny, assert_same_tensors
+from support import TINY, RunTiny, assert_same_tensors, report_nothing
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
@@ -24,12 +24,15 @@ from fedstrata.engine.sites import corrupt_clients, sites_of
 FEDAVG = "method={name: fedavg}"
 CORRUPT = "site-2"
 """Who is drawn with the default seed."""
+FEW = "data.synthetic.notes=6"
+ONCE = ("federation.rounds=1", FEW)
+Changes = dict[str, dict[str, torch.Tensor]]
 
 
-def changes_of(folder: Path, *overrides: str) -> dict[str, dict[str, torch.Tensor]]:
+def changes_of(folder: Path, *overrides: str) -> Changes:
     """Runs one round and returns what each client sent, less what it was sent."""
-    experiment = prepare(read_source(None, [*TINY, "federation.rounds=1", *overrides]))
-    sent: dict[str, dict[str, torch.Tensor]] = {}
+    experiment = prepare(read_source(None, [*TINY, *ONCE, *overrides]))
+    sent: Changes = {}
 
     class Watching(type(experiment.method)):
         def train(self, plan: Plan, client, rng: Seed) -> Update:
@@ -39,19 +42,31 @@ def changes_of(folder: Path, *overrides: str) -> dict[str, dict[str, torch.Tenso
 
     object.__setattr__(experiment, "method", Watching(**dict(experiment.method)))
     folder.mkdir()
-    Run(experiment, folder, lambda event, facts: None, LocalEngine).execute()
+    with pytest.MonkeyPatch.context() as patched:
+        report_nothing(patched)
+        Run(experiment, folder, lambda event, facts: None, LocalEngine).execute()
     return sent
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Changes:
+    """What clients send when none of them is corrupt."""
+    return changes_of(tmp_path_factory.mktemp("honest") / "run", FEDAVG)
 
 
 @pytest.mark.parametrize(
     ("kind", "strength", "factor"),
-    [("sign_flip", "null", -1.0), ("sign_flip", "3.0", -3.0), ("scale", "null", 10.0), ("scale", "0.5", 0.5)],
+    [
+        pytest.param("sign_flip", "null", -1.0, marks=pytest.mark.slow),
+        ("sign_flip", "3.0", -3.0),
+        ("scale", "null", 10.0),
+        pytest.param("scale", "0.5", 0.5, marks=pytest.mark.slow),
+    ],
 )
 def test_a_corrupt_client_sends_a_multiple_of_its_change_and_the_others_theirs(
-    tmp_path: Path, kind: str, strength: str, factor: float
+    honest: Changes, tmp_path: Path, kind: str, strength: str, factor: float
 ) -> None:
     corrupt = f"federation.corrupt={{share: 0.3, kind: {kind}, strength: {strength}}}"
-    honest = changes_of(tmp_path / "honest", FEDAVG)
     found = changes_of(tmp_path / "corrupt", FEDAVG, corrupt)
     assert found.keys() == honest.keys()
     for client in set(honest) - {CORRUPT}:
@@ -60,37 +75,44 @@ def test_a_corrupt_client_sends_a_multiple_of_its_change_and_the_others_theirs(
         torch.testing.assert_close(found[CORRUPT][name], factor * change, rtol=1e-4, atol=1e-5)
 
 
-def test_noise_in_place_of_a_change_is_as_long_as_it_and_has_nothing_of_it(tmp_path: Path) -> None:
+def test_noise_in_place_of_a_change_is_as_long_as_it_and_has_nothing_of_it(
+    honest: Changes, tmp_path: Path
+) -> None:
     corrupt = "federation.corrupt={share: 0.3, kind: gaussian, strength: 2.0}"
-    honest = changes_of(tmp_path / "honest", FEDAVG)[CORRUPT]
+    real = honest[CORRUPT]
     noise = changes_of(tmp_path / "corrupt", FEDAVG, corrupt)[CORRUPT]
-    large = [name for name, tensor in honest.items() if tensor.numel() >= 1024]
+    large = [name for name, tensor in real.items() if tensor.numel() >= 1024]
     assert len(large) > 5
     for name in large:
-        size = float(noise[name].norm() / honest[name].norm())
-        assert size == pytest.approx(2.0, rel=5 / math.sqrt(2 * honest[name].numel()))
-        cosine = torch.nn.functional.cosine_similarity(noise[name].flatten(), honest[name].flatten(), dim=0)
-        assert abs(float(cosine)) < 5 / math.sqrt(honest[name].numel())
+        size = float(noise[name].norm() / real[name].norm())
+        assert size == pytest.approx(2.0, rel=5 / math.sqrt(2 * real[name].numel()))
+        cosine = torch.nn.functional.cosine_similarity(noise[name].flatten(), real[name].flatten(), dim=0)
+        assert abs(float(cosine)) < 5 / math.sqrt(real[name].numel())
 
 
 def test_what_stays_at_a_corrupt_client_is_what_it_trained(run_tiny: RunTiny) -> None:
     method = "method={name: layer_skipping, top: 1, head: local}"
-    honest = run_tiny(method, "federation.rounds=1", out="honest")
+    honest = run_tiny(method, *ONCE, out="honest")
     corrupt = "federation.corrupt={share: 0.3, kind: scale}"
-    found = run_tiny(method, "federation.rounds=1", corrupt, out="corrupt")
+    found = run_tiny(method, *ONCE, corrupt, out="corrupt")
     for client in ("site-1", CORRUPT, "site-3"):
         stores = [run.folder / "clients" / client / "store-00001.safetensors" for run in (honest, found)]
         assert stores[0].read_bytes() == stores[1].read_bytes()
     assert any(not torch.equal(t, found.state.tensors[name]) for name, t in honest.state.tensors.items())
 
 
+@pytest.fixture(scope="module")
+def honest_sites() -> list[Site]:
+    """The sites of a run without corrupt clients."""
+    return sites_of(prepare(read_source(None, TINY)))[0]
+
+
 @pytest.mark.parametrize("kind", ["shuffled_labels", "shuffled_tokens", "label_flips"])
-def test_only_the_training_examples_of_corrupt_clients_change(kind: str) -> None:
+def test_only_the_training_examples_of_corrupt_clients_change(honest_sites: list[Site], kind: str) -> None:
     overrides = [*TINY, f"federation.corrupt={{share: 0.3, kind: {kind}}}"]
     sites, trainers = sites_of(prepare(read_source(None, overrides)))
-    plain, _ = sites_of(prepare(read_source(None, TINY)))
     assert sites == trainers
-    for site, honest in zip(sites, plain, strict=True):
+    for site, honest in zip(sites, honest_sites, strict=True):
         assert site.documents == honest.documents
         pairs = list(zip(site.encode(), honest.encode(), strict=True))
         same = [(one.input_ids == two.input_ids).all() and (one.tags == two.tags).all() for one, two in pairs]
@@ -103,23 +125,25 @@ def test_only_the_training_examples_of_corrupt_clients_change(kind: str) -> None
 
 
 def test_the_record_and_the_summary_say_who_is_corrupt(run_tiny: RunTiny) -> None:
-    run = run_tiny("federation.corrupt={share: 0.5, kind: sign_flip}", "federation.rounds=1", report=True)
+    run = run_tiny("federation.corrupt={share: 0.5, kind: sign_flip}", *ONCE, report=True)
     expected = {"clients": ["site-1", "site-2"], "kind": "sign_flip", "strength": 1.0}
     assert run.of("run")[0]["corrupt"] == run.summary["corrupt"] == expected
     page = (run.folder / "report.html").read_text(encoding="utf-8")
     assert page.count('<span class="tag">corrupt</span>') == 2
 
 
-def test_a_share_of_nobody_is_the_run_without_the_setting(run_tiny: RunTiny) -> None:
-    plain = run_tiny("federation.rounds=1", out="plain")
-    named = run_tiny("federation.rounds=1", "federation.corrupt.kind=gaussian", out="named")
+def test_a_share_of_nobody_is_the_run_without_the_setting(run_tiny: RunTiny, run_once: RunTiny) -> None:
+    plain = run_once("federation.rounds=1")
+    named = run_tiny("federation.rounds=1", "federation.corrupt.kind=gaussian")
     assert_same_tensors(plain.state.tensors, named.state.tensors)
     assert named.of("run")[0]["corrupt"] is None
 
 
-def test_pooled_data_holds_the_corrupt_examples_and_no_update_is_distorted(run_tiny: RunTiny) -> None:
+def test_pooled_data_holds_the_corrupt_examples_and_no_update_is_distorted(
+    run_tiny: RunTiny, run_once: RunTiny
+) -> None:
     pooled = ("method={name: centralized}", "federation.rounds=1")
-    plain = run_tiny(*pooled, out="plain")
+    plain = run_once(*pooled)
     labels = run_tiny(*pooled, "federation.corrupt={share: 0.3, kind: label_flips}", out="labels")
     flipped = run_tiny(*pooled, "federation.corrupt={share: 0.3, kind: sign_flip}", out="flipped")
     assert_same_tensors(plain.state.tensors, flipped.state.tensors)
@@ -128,8 +152,9 @@ def test_pooled_data_holds_the_corrupt_examples_and_no_update_is_distorted(run_t
     assert labels.of("round")[0]["loss"] > plain.of("round")[0]["loss"]
 
 
+@pytest.mark.slow
 def test_resumed_is_uninterrupted_with_corrupt_clients(run_tiny: RunTiny) -> None:
-    overrides = (FEDAVG, "federation.corrupt={share: 0.3, kind: gaussian}")
+    overrides = (FEDAVG, "federation.corrupt={share: 0.3, kind: gaussian}", FEW)
     whole = run_tiny(*overrides, out="whole")
     run_tiny(*overrides, "federation.rounds=1", out="part")
     resumed = run_tiny("federation.rounds=2", out="part", resume=True)

@@ -26,7 +26,8 @@ PHONES = (
 """A billion operations and a million bytes a second."""
 
 
-ONCE = ("devices={}", "federation.rounds=1", "training.batch_size=4", "data.synthetic.notes=24")
+FEW = ("devices={}", "federation.rounds=1", "training.batch_size=4")
+ONCE = (*FEW, "data.synthetic.notes=24")
 LORA = "adapter={kind: lora, rank: 2}"
 
 
@@ -141,15 +142,15 @@ def flops_of(run: Finished) -> dict[str, float]:
     return dict(counts)
 
 
+@pytest.mark.slow
 def test_a_device_of_a_lower_rank_computes_at_that_rank(run_tiny: RunTiny, run_once: RunTiny) -> None:
-    cut = run_once("method={name: hetlora, ranks: [1]}", "adapter={kind: lora, rank: 8}", *ONCE)
-    own = run_tiny("method={name: fedlora}", "adapter={kind: lora, rank: 1}", *ONCE, out="own")
-    stacked = run_tiny(
-        "method={name: flora, ranks: [1]}", "adapter={kind: lora, rank: 8}", *ONCE, out="flora"
-    )
+    cut = run_once("method={name: hetlora, ranks: [1]}", "adapter={kind: lora, rank: 8}", *FEW)
+    own = run_tiny("method={name: fedlora}", "adapter={kind: lora, rank: 1}", *FEW, out="own")
+    stacked = run_tiny("method={name: flora, ranks: [1]}", "adapter={kind: lora, rank: 8}", *FEW, out="flora")
     assert flops_of(cut) == flops_of(own) == flops_of(stacked)
 
 
+@pytest.mark.slow
 def test_a_device_with_narrow_adapters_in_few_blocks_computes_no_others(run_tiny: RunTiny) -> None:
     grown, narrow = (
         flops_of(
@@ -167,6 +168,7 @@ def test_a_device_with_narrow_adapters_in_few_blocks_computes_no_others(run_tiny
     assert all(narrow[client] < 0.6 * deep[client] for client in deep)
 
 
+@pytest.mark.slow
 def test_blocks_that_sit_out_cost_nothing_and_validation_does(run_once: RunTiny) -> None:
     everything, half, judged = (
         flops_of(run_once(f"method={{name: droppeft, rates: {rates}}}", LORA, *ONCE))
@@ -186,7 +188,7 @@ def memory_of(run: Finished) -> dict[str, float]:
     ("optimizer", "copies"),
     [
         ("training.optimizer=adamw", 4),
-        ("training={optimizer: sgd, momentum: 0.9}", 3),
+        pytest.param("training={optimizer: sgd, momentum: 0.9}", 3, marks=pytest.mark.slow),
         ("training={optimizer: sgd, momentum: 0.0}", 2),
     ],
 )
@@ -194,9 +196,9 @@ def test_the_memory_of_training_is_weights_gradients_states_and_activations(
     run_tiny: RunTiny, optimizer: str, copies: int
 ) -> None:
     """Of full fine-tuning every number has a gradient and the optimiser's; the rest are activations."""
-    run = run_tiny("method={name: fedavg}", optimizer, *ONCE, "training.batch_size=1000", "training.epochs=1")
+    run = run_tiny("method={name: fedavg}", optimizer, *FEW, "training.batch_size=1000", "training.epochs=1")
     shorter = run_tiny(
-        "method={name: fedavg}", optimizer, *ONCE, "training.batch_size=1", "training.epochs=1", out="shorter"
+        "method={name: fedavg}", optimizer, *FEW, "training.batch_size=1", "training.epochs=1", out="shorter"
     )
     weights = 4 * run.summary["model"]["parameters"]
     for client, memory in memory_of(run).items():
@@ -226,7 +228,7 @@ def test_blocks_that_sit_out_keep_no_activations(run_once: RunTiny) -> None:
 
 def test_a_device_of_a_lower_rank_holds_less(run_once: RunTiny) -> None:
     cut, whole = (
-        run_once(f"method={{name: hetlora, ranks: [{rank}]}}", "adapter={kind: lora, rank: 8}", *ONCE)
+        run_once(f"method={{name: hetlora, ranks: [{rank}]}}", "adapter={kind: lora, rank: 8}", *FEW)
         for rank in ("1", "8")
     )
     adapters = whole.summary["trainable_parameters"] - sum(
@@ -273,6 +275,7 @@ def clock_of(run: Finished) -> list[tuple[float, float, dict[str, float]]]:
     ]
 
 
+@pytest.mark.slow
 def test_the_clock_of_a_resumed_run_is_that_of_the_uninterrupted_one(
     run_tiny: RunTiny, tmp_path: Path
 ) -> None:
@@ -280,7 +283,7 @@ def test_the_clock_of_a_resumed_run_is_that_of_the_uninterrupted_one(
 
     Stopped twice: before a round is committed, and after two of them.
     """
-    overrides = ["devices={}", "federation.rounds=4", "federation.sample=0.67"]
+    overrides = ["devices={}", "federation.rounds=3", "federation.sample=0.67"]
     whole = run_tiny(*overrides, out="whole")
     source = read_source(None, [*TINY, *overrides])
     for after in (0, 2):
@@ -297,6 +300,7 @@ def test_the_clock_of_a_resumed_run_is_that_of_the_uninterrupted_one(
     assert resumed.summary["energy_joules"] == whole.summary["energy_joules"]
 
 
+@pytest.mark.slow
 def test_the_clock_of_a_run_given_more_rounds_is_that_of_one_that_had_them(
     run_tiny: RunTiny, run_once: RunTiny
 ) -> None:
@@ -305,6 +309,7 @@ def test_the_clock_of_a_run_given_more_rounds_is_that_of_one_that_had_them(
     assert clock_of(run_tiny("federation.rounds=3", out="short", resume=True)) == clock_of(whole)
 
 
+@pytest.mark.slow
 def test_stored_states_are_paid_for_once(run_tiny: RunTiny, run_once: RunTiny) -> None:
     cached = run_once("devices={}", "federation.rounds=3")
     plain = run_tiny("devices={}", "federation.rounds=3", "training.cache=off", out="plain")

@@ -30,6 +30,9 @@ from fedstrata.engine.run import Run
 from fedstrata.engine.run_folder import open_run
 
 LOCAL_HEAD = "method={name: layer_skipping, top: 1, head: local}"
+pytestmark = pytest.mark.usefixtures("no_report")
+
+FEW = "data.synthetic.notes=6"
 
 
 def silent(event: str, facts: Any) -> None:
@@ -99,7 +102,7 @@ def test_a_round_goes_on_without_a_client_that_failed(tmp_path: Path) -> None:
 
 def test_what_a_failed_client_kept_is_discarded(tmp_path: Path) -> None:
     """Site 2 writes its head in both rounds and then fails in the second: the first head counts."""
-    overrides = [LOCAL_HEAD, "federation.min_clients=1"]
+    overrides = [LOCAL_HEAD, "federation.min_clients=1", FEW]
     opened = with_failures(tmp_path / "run", diverge((2, "site-2"), (1, "site-3")), *overrides)
     opened.execute()
     stores = sorted(str(path.relative_to(opened.folder)) for path in opened.folder.rglob("store-*"))
@@ -113,8 +116,8 @@ def test_what_a_failed_client_kept_is_discarded(tmp_path: Path) -> None:
 
 def test_too_few_clients_stop_the_run_and_it_can_go_on(run_tiny: RunTiny, tmp_path: Path) -> None:
     """A file stands where a client's folder belongs: the operating system's own error."""
-    whole = run_tiny(LOCAL_HEAD, "federation.rounds=3", out="whole")
-    source = read_source(None, [*TINY, LOCAL_HEAD, "federation.rounds=3"])
+    whole = run_tiny(LOCAL_HEAD, FEW, out="whole")
+    source = read_source(None, [*TINY, LOCAL_HEAD, FEW])
     obstacle = tmp_path / "broken/clients/site-2"
 
     def listen(event: str, facts: Any) -> None:
@@ -139,13 +142,17 @@ def test_too_few_clients_stop_the_run_and_it_can_go_on(run_tiny: RunTiny, tmp_pa
     assert resumed.summary["failures"] == {"clients": {}, "abandoned_rounds": 0}
 
 
-def test_a_stopped_run_can_go_on_with_fewer_clients(run_tiny: RunTiny, tmp_path: Path) -> None:
+def test_a_stopped_run_can_go_on_with_fewer_clients(
+    run_tiny: RunTiny, run_once: RunTiny, tmp_path: Path
+) -> None:
     fail = diverge((1, "site-1"))
     opened = with_failures(tmp_path / "run", fail, "federation.rounds=1")
-    (opened.folder / "config.yaml").write_text((run_tiny(out="plain").folder / "config.yaml").read_text())
+    (opened.folder / "config.yaml").write_text(
+        (run_once("federation.rounds=1").folder / "config.yaml").read_text()
+    )
     with pytest.raises(ClientsLostError):
         opened.execute()
-    assert run_tiny("federation.min_clients=2", resume=True).summary["rounds"] == 2
+    assert run_tiny("federation.min_clients=2", resume=True).summary["rounds"] == 1
 
 
 @contextmanager
@@ -160,7 +167,7 @@ def file_size_limit(limit: int) -> Iterator[None]:
 
 
 def test_a_store_that_does_not_fit_on_the_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
-    source = read_source(None, [*TINY, "method={name: local_only}", "federation.min_clients=2"])
+    source = read_source(None, [*TINY, "method={name: local_only}", "federation.min_clients=2", FEW])
     leftovers: list[Path] = []
     limits: list[Any] = []
 
@@ -295,7 +302,7 @@ def shown(run: Callable[[Display], Any]) -> str:
 
 
 def test_failures_are_shown(tmp_path: Path) -> None:
-    overrides = ["federation.min_clients=1", "federation.rounds=2"]
+    overrides = ["federation.min_clients=1", "federation.rounds=2", FEW]
 
     def run(display: Display) -> None:
         opened = with_failures(tmp_path / "run", diverge((1, "site-3")), *overrides, listen=display)
@@ -309,7 +316,8 @@ def test_failures_are_shown(tmp_path: Path) -> None:
 
 def test_a_run_that_loses_nobody_says_nothing_of_it(tmp_path: Path) -> None:
     def run(display: Display) -> None:
-        opened = open_run(read_source(None, TINY), tmp_path / "run", display, resume=False)
+        source = read_source(None, [*TINY, "federation.rounds=1", FEW])
+        opened = open_run(source, tmp_path / "run", display, resume=False)
         display.show(opened.execute(), opened.folder, personal=False)
 
     assert "lost" not in shown(run)

@@ -14,14 +14,16 @@ from fedstrata.wire import frame
 @pytest.mark.parametrize(
     ("method", "sent"),
     [
-        ("{name: layer_skipping, top: 1}", {"block 2", "final norm", "head"}),
+        pytest.param(
+            "{name: layer_skipping, top: 1}", {"block 2", "final norm", "head"}, marks=pytest.mark.slow
+        ),
         ("{name: layer_skipping, top: 1, head: local}", {"block 2", "final norm"}),
         ("{name: fedavg}", {"embedding", "block 0", "block 1", "block 2", "final norm", "head"}),
-        ("{name: local_only}", set()),
+        pytest.param("{name: local_only}", set(), marks=pytest.mark.slow),
     ],
 )
 def test_groups_are_whole_and_add_up_to_what_was_sent(run_tiny: RunTiny, method: str, sent: set[str]) -> None:
-    run = run_tiny(f"method={method}", "federation.sample=0.67")
+    run = run_tiny(f"method={method}", "federation.sample=0.67", "federation.rounds=1")
     (start,) = run.of("run")
     whole = start["groups"]
     assert list(whole) == ["embedding", "block 0", "block 1", "block 2", "final norm", "head"]

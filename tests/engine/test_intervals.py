@@ -12,9 +12,9 @@ MORE = "data.synthetic.notes=24"
 """Documents enough that draws of them differ."""
 
 
-def test_intervals_hold_their_scores_and_change_nothing_else(run_tiny: Any) -> None:
-    plain = run_tiny("federation.rounds=0", out="plain")  # untrained, it finds a little by chance
-    draws = "federation.bootstrap={instances: null, resamples: 60}"
+def test_intervals_hold_their_scores_and_change_nothing_else(run_tiny: Any, run_once: Any) -> None:
+    plain = run_once("federation.rounds=0")  # untrained, it finds a little by chance
+    draws = "federation.bootstrap={instances: null, resamples: 20}"
     drawn = run_tiny("federation.rounds=0", draws, out="drawn", report=True)
     again = run_tiny("federation.rounds=0", draws, out="again")
     metrics = drawn.summary["metrics"]
@@ -43,7 +43,7 @@ def test_ends_of_intervals_and_held_out_sites_are_columns(run_tiny: Any) -> None
     assert is_of_one("external.site-2.f1", ["f1"], EXTERNAL) and not is_of_one("client.f1", ["f1"], CLIENT)
 
 
-@pytest.mark.parametrize("everywhere", [True, False])
+@pytest.mark.parametrize("everywhere", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_models_of_their_own_have_intervals_too(run_tiny: Any, everywhere: bool) -> None:
     """Around the scores that a comparison shows: means over models, of documents that are drawn for each."""
     settings = (
@@ -51,7 +51,7 @@ def test_models_of_their_own_have_intervals_too(run_tiny: Any, everywhere: bool)
         "adapter={kind: lora, rank: 2}",
         "federation.rounds=1",
         "training.learning_rate=1e-9",  # untrained, it finds a little by chance
-        "federation.bootstrap={instances: null, resamples: 60}",
+        "federation.bootstrap={instances: null, resamples: 20}",
         "data.split.test_sites=[site-2]",
         MORE,
         f"federation.score_everywhere={everywhere}",

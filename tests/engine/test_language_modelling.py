@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import Finished, assert_same_tensors, finished
+from support import Finished, assert_same_tensors, finished, report_nothing
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from fedstrata.core.errors import ConfigurationError, TrainingError
@@ -43,10 +43,10 @@ LM = (
 )
 
 
-@pytest.fixture
-def texts(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two sites with sentences of one pattern."""
-    folder = tmp_path / "texts"
+    folder = tmp_path_factory.mktemp("texts")
     for site, drugs in (("north", ("aspirin", "heparin")), ("south", ("insulin", "metformin"))):
         (folder / site).mkdir(parents=True)
         lines = [f"The patient {n} takes {drugs[n % 2]} daily .\nNo fever , no pain ." for n in range(20)]
@@ -54,21 +54,43 @@ def texts(tmp_path: Path) -> Path:
     return folder
 
 
-def run(folder: Path, *overrides: str, resume: bool = False) -> Finished:
+def run(folder: Path, *overrides: str, resume: bool = False, report: bool = False) -> Finished:
+    """Its report is written only where it is asked for."""
     source = resumable(folder, None, overrides) if resume else read_source(None, overrides)
-    opened = open_run(source, folder, lambda event, facts: None, resume=resume)
-    return finished(folder, opened.execute(resume=resume))
+    with pytest.MonkeyPatch.context() as patched:
+        if not report:
+            report_nothing(patched)
+        opened = open_run(source, folder, lambda event, facts: None, resume=resume)
+        return finished(folder, opened.execute(resume=resume))
 
 
 def base(texts: Path, *overrides: str) -> tuple[str, ...]:
     return (*LM, f"data.path={texts}", GPT2, *overrides)
 
 
-@pytest.mark.parametrize("model", [GPT2, PLAIN, UNTIED], ids=["gpt2", "openai-gpt", "llama"])
+@pytest.fixture(scope="module")
+def whole(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A run of two rounds that several tests look at and none changes."""
+    return run(tmp_path_factory.mktemp("whole") / "run", *base(texts))
+
+
+# Every model with its method; with those of the others only in the slow tests.
+FROM_SCRATCH = {
+    "gpt2": (GPT2, "{name: layer_skipping, top: 1}"),
+    "openai-gpt": (PLAIN, "{name: fedavg}"),
+    "llama": (UNTIED, "{name: fedprox, mu: 0.1}"),
+}
+
+
 @pytest.mark.parametrize(
-    "method",
-    ["{name: fedavg}", "{name: fedprox, mu: 0.1}", "{name: layer_skipping, top: 1}"],
-    ids=["fedavg", "fedprox", "layer_skipping"],
+    ("model", "method"),
+    [
+        pytest.param(
+            model, method, id=f"{name}, method of {other}", marks=[] if name == other else [pytest.mark.slow]
+        )
+        for name, (model, _) in FROM_SCRATCH.items()
+        for other, (_, method) in FROM_SCRATCH.items()
+    ],
 )
 def test_models_from_scratch_learn_to_predict(texts: Path, tmp_path: Path, model: str, method: str) -> None:
     done = run(tmp_path / "run", *base(texts, model, f"method={method}", "federation.rounds=3"))
@@ -103,8 +125,7 @@ def test_after_full_rounds_a_run_fine_tunes_the_model_of_another(texts: Path, tm
     assert (tuned.folder / "model" / name).read_bytes() == (first.folder / "model" / name).read_bytes()
 
 
-def test_a_resumed_run_has_the_tokenizer_it_began_with(texts: Path, tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", *base(texts, "federation.rounds=2"))
+def test_a_resumed_run_has_the_tokenizer_it_began_with(whole: Finished, texts: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     run(broken, *base(texts, "federation.rounds=1"))
     resumed = run(broken, "federation.rounds=2", resume=True)
@@ -119,11 +140,17 @@ def test_a_resumed_run_has_the_tokenizer_it_began_with(texts: Path, tmp_path: Pa
     assert "warfarin" in AutoTokenizer.from_pretrained(broken / "model").get_vocab(), "none is built anew"
 
 
-@pytest.mark.parametrize("method", ["{name: fedavg}", "{name: layer_skipping, top: 1, head: local}"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param("{name: fedavg}", marks=pytest.mark.slow),
+        "{name: layer_skipping, top: 1, head: local}",
+    ],
+)
 def test_clients_own_models_are_scored_without_a_trace(texts: Path, tmp_path: Path, method: str) -> None:
     overrides = base(texts, UNTIED, f"method={method}", "federation.evaluate_every=2", "federation.rounds=3")
     plain = run(tmp_path / "plain", *overrides)
-    scored = run(tmp_path / "scored", *overrides, "federation.score_clients=true")
+    scored = run(tmp_path / "scored", *overrides, "federation.score_clients=true", report=True)
     assert_same_tensors(plain.state.tensors, scored.state.tensors)
     for one, other in zip(plain.of("round"), scored.of("round"), strict=True):
         assert (one["loss"], one.get("global")) == (other["loss"], other.get("global"))
@@ -188,9 +215,8 @@ def test_the_only_client_of_a_round_has_the_global_model_after_it(texts: Path, t
     )
 
 
-def test_prediction_is_each_documents_own_perplexity(texts: Path, tmp_path: Path) -> None:
-    done = run(tmp_path / "run", *base(texts))
-    result = open_result(done.folder)
+def test_prediction_is_each_documents_own_perplexity(whole: Finished, texts: Path, tmp_path: Path) -> None:
+    result = open_result(whole.folder)
     inputs = open_inputs(texts, "text", check_output(result.task, None), result.settings.data)
     outcome = predict_files(result, inputs, tmp_path / "out", "jsonl", lambda count: None)
     lines = (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()
@@ -206,9 +232,8 @@ def test_prediction_is_each_documents_own_perplexity(texts: Path, tmp_path: Path
         check_output(result.task, "brat")
 
 
-def test_an_exported_model_goes_on_with_a_text(texts: Path, tmp_path: Path) -> None:
-    done = run(tmp_path / "run", *base(texts))
-    export(open_result(done.folder), tmp_path / "out", licence=None, language=None, with_names=False)
+def test_an_exported_model_goes_on_with_a_text(whole: Finished, tmp_path: Path) -> None:
+    export(open_result(whole.folder), tmp_path / "out", licence=None, language=None, with_names=False)
     card = (tmp_path / "out" / "README.md").read_text()
     assert "pipeline_tag: text-generation" in card
     assert "| perplexity | " in card

@@ -12,7 +12,7 @@ from fedstrata.planning.plan import make_plan
 from fedstrata.record.costs import COSTS
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedlora", "fedper"])
+@pytest.mark.parametrize("method", ["fedavg", pytest.param("fedlora", marks=pytest.mark.slow), "fedper"])
 def test_no_rounds_score_the_model_as_it_is(run_tiny: Any, method: str) -> None:
     done = run_tiny("federation.rounds=0", f"method={{name: {method}}}", report=True)
     summary = done.summary
@@ -28,9 +28,9 @@ def test_no_rounds_score_the_model_as_it_is(run_tiny: Any, method: str) -> None:
     assert costs["megabytes_sent"] == 0.0
 
 
-def test_its_model_is_the_one_it_began_with(run_tiny: Any) -> None:
-    once = run_tiny("federation.rounds=0", out="once")
-    again = run_tiny("federation.rounds=0", out="again")
+def test_its_model_is_the_one_it_began_with(run_tiny: Any, run_once: Any) -> None:
+    once = run_once("federation.rounds=0")
+    again = run_tiny("federation.rounds=0")
     assert once.summary["metrics"] == again.summary["metrics"]
     assert (once.folder / "model").is_dir()
 

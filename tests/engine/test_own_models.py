@@ -22,7 +22,8 @@ def test_own_models_are_scored_everywhere_unless_they_are_many(run_tiny: RunTiny
         OWN,
         UNTIED,
         "federation.rounds=1",
-        "data.synthetic.notes=84",
+        "data.synthetic.notes=42",
+        "federation.sample=0.1",
         "partition={by: iid, clients: 21}",
         out="many",
     )

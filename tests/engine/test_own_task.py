@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import Field
-from support import finished
+from support import finished, report_nothing
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError
@@ -99,10 +99,11 @@ class Beginnings(CausalTask):
 @pytest.fixture(autouse=True)
 def own_task(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TASKS, "beginnings", Beginnings)
+    report_nothing(monkeypatch)
 
 
 def test_a_task_of_ones_own_runs_from_end_to_end(tmp_path: Path) -> None:
-    plan = make_plan(read_source(None, [*SETTINGS, "federation.rounds=1"]))
+    plan = make_plan(read_source(None, [*SETTINGS, "federation.rounds=1"]), seconds=0.0)
     assert (plan.task, plan.metrics) == ("beginnings", ("surprise",))
     folder = tmp_path / "run"
 

@@ -75,7 +75,7 @@ def data(folder: Path) -> str:
 def test_a_run_on_pairs_and_the_predictions_of_its_model(
     run_tiny: RunTiny, rte: Path, tmp_path: Path
 ) -> None:
-    run = run_tiny(*PAIRS, data(rte))
+    run = run_tiny(*PAIRS, data(rte), "federation.rounds=1")
     (clients,) = [event["clients"] for event in run.of("run")]
     sizes = [[own[part] for own in clients.values()] for part in ("train", "validation", "test")]
     assert [sum(own) for own in sizes] == [62, 16, 18]  # test documents are cut off the training documents

@@ -74,9 +74,9 @@ def predict(run: Path, source: Path, out: Path, form: str) -> Any:
 @pytest.mark.parametrize(
     ("task", "rows", "metrics"),
     [
-        ("rte", RTE, ["accuracy", "macro_f1"]),
-        ("copa", COPA, ["accuracy"]),
-        ("multirc", MULTIRC, ["f1a", "exact_match"]),
+        pytest.param("rte", RTE, ["accuracy", "macro_f1"], marks=pytest.mark.slow),
+        pytest.param("copa", COPA, ["accuracy"], marks=pytest.mark.slow),
+        pytest.param("multirc", MULTIRC, ["f1a", "exact_match"], marks=pytest.mark.slow),
     ],
 )
 def test_a_model_that_knows_its_questions_answers_them_in_runs_and_predictions(
@@ -168,6 +168,7 @@ def write_dialogues(folder: Path) -> str:
     return f"data={{format: mts_dialog, path: {folder}}}"
 
 
+@pytest.mark.slow
 def test_a_model_that_knows_its_dialogues_writes_their_notes(run_tiny: Any, tmp_path: Path) -> None:
     data = write_dialogues(tmp_path / "dialogues")
     task = "task={name: summarize, max_length: 160, answer_length: 32}"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import TINY, RunTiny, assert_same_tensors
+from support import TINY, Finished, RunTiny, assert_same_tensors
 from transformers import AutoModelForTokenClassification
 
 from fedstrata.core.documents import Document, Relation, Span
@@ -20,8 +20,8 @@ from fedstrata.data.writers import write
 from fedstrata.engine.check import check_settings
 from fedstrata.engine.run_folder import resumable
 from fedstrata.planning.plan import make_plan
+from fedstrata.results.document_pairs import select_as
 from fedstrata.results.export import export
-from fedstrata.results.pairing import select_as
 from fedstrata.results.predict import check_input, check_output, open_inputs, predict_files
 from fedstrata.results.result import open_result
 from fedstrata.results.score import Draws, score_systems
@@ -54,10 +54,14 @@ def note(name: str, site: str, number: int, **more: bool) -> Document:
 @pytest.fixture
 def notes(tmp_path: Path) -> Path:
     """Two sites whose notes say which dose is whose; some notes of one say nothing of relations."""
+    return write_notes(tmp_path)
+
+
+def write_notes(folder: Path) -> Path:
     corpus = [note(f"{site}-{n}", site, n) for site in ("north", "south") for n in range(12)]
     corpus += [note(f"south-x{n}", "south", n, lacks_relations=True) for n in range(6)]
-    write(corpus, tmp_path / "notes", "jsonl")
-    return tmp_path / "notes"
+    write(corpus, folder / "notes", "jsonl")
+    return folder / "notes"
 
 
 def of(folder: Path) -> tuple[str, ...]:
@@ -65,7 +69,19 @@ def of(folder: Path) -> tuple[str, ...]:
     return (*RELATIONS, f"data={{{data}, relations: {{MODIFY: <modifier>}}}}")
 
 
-LEARNT = ("training.epochs=12", "federation.rounds=6", "method={name: fedavg}", "training.learning_rate=0.01")
+LEARNT = (
+    "training.epochs=12",
+    "federation.rounds=3",
+    "federation.evaluate_every=3",
+    "method={name: fedavg}",
+    "training.learning_rate=0.01",
+)
+
+
+@pytest.fixture(scope="module")
+def learnt(run_once: RunTiny, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A run that has learnt which dose is whose."""
+    return run_once(*of(write_notes(tmp_path_factory.mktemp("learnt"))), *LEARNT)
 
 
 def test_modifiers_of_synthetic_notes_are_learnt_and_scored(run_tiny: RunTiny) -> None:
@@ -83,10 +99,8 @@ def test_modifiers_of_synthetic_notes_are_learnt_and_scored(run_tiny: RunTiny) -
     assert checked.settings.task["modifiers"]["drug"] == ["dosage"]
 
 
-def test_what_a_run_learnt_relates_the_mentions_of_other_files(
-    run_tiny: RunTiny, notes: Path, tmp_path: Path
-) -> None:
-    run = run_tiny(*of(notes), *LEARNT)
+def test_what_a_run_learnt_relates_the_mentions_of_other_files(learnt: Finished, tmp_path: Path) -> None:
+    run = learnt
     assert run.summary["metrics"]["global"]["f1"] > 0.9
     model = AutoModelForTokenClassification.from_pretrained(run.folder / "model")
     assert model.config.id2label == {0: "none", 1: "dosage"}
@@ -117,9 +131,8 @@ def test_what_a_run_learnt_relates_the_mentions_of_other_files(
     assert (system.relations.scores["f1"], system.relations.counts[""].gold) == (1.0, 2)
 
 
-def test_an_input_without_relations_is_not_scored(run_tiny: RunTiny, notes: Path, tmp_path: Path) -> None:
-    run = run_tiny(*of(notes), "federation.rounds=1")
-    result = open_result(run.folder)
+def test_an_input_without_relations_is_not_scored(learnt: Finished, tmp_path: Path) -> None:
+    result = open_result(learnt.folder)
     lacking = note("a", "s", 1, lacks_relations=True)
     write([lacking, Document("b", lacking.text, lacking.spans, site="s")], tmp_path / "in", "jsonl")
     inputs = open_inputs(tmp_path / "in", "jsonl", "jsonl", result.settings.data)
@@ -139,10 +152,9 @@ def test_an_input_without_relations_is_not_scored(run_tiny: RunTiny, notes: Path
 
 
 def test_the_code_of_the_card_relates_a_pair(
-    run_tiny: RunTiny, notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    learnt: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = run_tiny(*of(notes), *LEARNT)
-    export(open_result(run.folder), tmp_path / "model", licence=None, language=None, with_names=False)
+    export(open_result(learnt.folder), tmp_path / "model", licence=None, language=None, with_names=False)
     card = (tmp_path / "model" / "README.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)
     monkeypatch.chdir(tmp_path / "model")
@@ -171,12 +183,13 @@ def test_notes_that_say_nothing_of_relations_are_neither_trained_on_nor_scored(
 
 
 def test_frozen_blocks_are_stored_and_training_gives_the_same(run_tiny: RunTiny, notes: Path) -> None:
-    common = [*of(notes), "training.epochs=3", "federation.rounds=1"]
+    common = [*of(notes), "training.epochs=2", "federation.rounds=1"]
     runs = [run_tiny(*common, f"training.cache={cache}", out=cache) for cache in ("on", "off")]
     assert any(facts["used"] for facts in runs[0].of("cache"))
     torch.testing.assert_close(runs[0].state.tensors, runs[1].state.tensors, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_uninterrupted_one(run_tiny: RunTiny, notes: Path, tmp_path: Path) -> None:
     overrides = [*of(notes), "task.negatives=0.5"]
     whole = run_tiny(*overrides, "federation.rounds=2", out="whole")

@@ -35,7 +35,15 @@ def test_the_mean_by_name_is_the_mean_by_default(run_tiny: RunTiny, run_once: Ru
         assert named.state.values == {}
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedper", "layer_skipping"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "fedavg",
+        pytest.param("fedprox", marks=pytest.mark.slow),
+        pytest.param("fedper", marks=pytest.mark.slow),
+        "layer_skipping",
+    ],
+)
 def test_the_median_of_what_clients_send(tmp_path: Path, method: str) -> None:
     overrides = [*TINY, f"method={{name: {method}, aggregation: median}}"]
     experiment = prepare(read_source(None, overrides))
@@ -58,7 +66,17 @@ def test_the_median_of_what_clients_send(tmp_path: Path, method: str) -> None:
         np.testing.assert_allclose(tensor.numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("rule", ["krum", "multi_krum", "cosine", "norm_clipping", "median", "trimmed_mean"])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "cosine",
+        "norm_clipping",
+        *(
+            pytest.param(rule, marks=pytest.mark.slow)
+            for rule in ("krum", "multi_krum", "median", "trimmed_mean")
+        ),
+    ],
+)
 def test_a_client_that_sends_a_thousandfold_negative_is_withstood(run_tiny: RunTiny, rule: str) -> None:
     corrupt = "federation.corrupt={share: 0.2, kind: sign_flip, strength: 1000.0}"
     run = run_tiny(fedavg(rule), corrupt, *FIVE)
@@ -88,7 +106,10 @@ def test_fedtlu_merges_blocks_of_what_a_rule_makes(run_tiny: RunTiny) -> None:
         assert max(losses[4:]) < max(losses[:4])
 
 
-@pytest.mark.parametrize("rule", ["median", "{rule: multi_krum, keep: 1}"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "rule", ["median", pytest.param("{rule: multi_krum, keep: 1}", marks=pytest.mark.slow)]
+)
 def test_fedtlu_with_every_block_and_a_rule_is_fedavg_with_it(run_tiny: RunTiny, rule: str) -> None:
     sgd = ("training.optimizer=sgd", "training.learning_rate=0.1", *FIVE)  # AdamW would make rounding larger
     runs = [
@@ -106,7 +127,8 @@ def test_updates_that_are_not_finite_are_left_out_and_recorded(run_tiny: RunTiny
     assert all(bool(torch.isfinite(tensor).all()) for tensor in run.state.tensors.values())
 
 
-@pytest.mark.parametrize("rule", ["norm_clipping", "multi_krum"])
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["norm_clipping", pytest.param("multi_krum", marks=pytest.mark.slow)])
 def test_resumed_is_uninterrupted_and_memory_changes_nothing(run_tiny: RunTiny, rule: str) -> None:
     overrides = (fedavg(rule), "federation.corrupt={share: 0.2, kind: scale}", *FIVE)
     whole = run_tiny(*overrides, "federation.rounds=3", out="whole")

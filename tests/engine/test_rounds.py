@@ -13,7 +13,9 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import ClientInfo, Plan, State, Update
+from fedstrata.engine.local import LocalEngine
 from fedstrata.engine.prepare import prepare
+from fedstrata.engine.run import Run
 from fedstrata.engine.run_folder import open_run
 from fedstrata.engine.sites import sample
 from fedstrata.methods import METHODS
@@ -56,7 +58,13 @@ SUMMARY_KEYS = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
+# Whose runs differ most: a shared part, models of clients' own, the server's training between clients.
+TELLING = ("layer_skipping", "local_only", "fl_llama")
+
+
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=() if name in TELLING else pytest.mark.slow) for name in METHODS]
+)
 def test_a_run_leaves_what_the_design_says(run_tiny: RunTiny, method: str) -> None:
     run = run_tiny(f"method={{name: {method}}}", "data.split.server=2")
     assert run.summary.keys() == SUMMARY_KEYS.keys()
@@ -75,8 +83,9 @@ def test_a_run_leaves_what_the_design_says(run_tiny: RunTiny, method: str) -> No
     assert not leftovers
 
 
+@pytest.mark.usefixtures("no_report")
 def test_the_resolved_configuration_gives_the_same_run_again(run_once: RunTiny, tmp_path: Path) -> None:
-    first = run_once()
+    first = run_once("federation.rounds=1")
     again = open_run(
         read_source(first.folder / "config.yaml", []),
         tmp_path / "again",
@@ -86,8 +95,8 @@ def test_the_resolved_configuration_gives_the_same_run_again(run_once: RunTiny, 
     assert again.execute()["metrics"] == first.summary["metrics"]
 
 
-def test_the_saved_model_loads_with_transformers_and_holds_the_global_state(run_tiny: RunTiny) -> None:
-    run = run_tiny("method={name: layer_skipping, top: 1}")
+def test_the_saved_model_loads_with_transformers_and_holds_the_global_state(run_once: RunTiny) -> None:
+    run = run_once("method={name: layer_skipping, top: 1}", "federation.rounds=1")
     model = AutoModelForTokenClassification.from_pretrained(run.folder / "model")
     tokenizer = AutoTokenizer.from_pretrained(run.folder / "model")
     parameters = dict(model.named_parameters())
@@ -106,6 +115,7 @@ def test_a_personal_method_saves_a_model_for_every_client(run_once: RunTiny) -> 
     assert not torch.equal(*weights)
 
 
+@pytest.mark.usefixtures("no_report")
 def test_clients_take_turns_without_leaving_traces(run_once: RunTiny, tmp_path: Path) -> None:
     """A client's result does not depend on who was before it: the others are left out of the second run."""
     everybody = run_once("method={name: local_only}")
@@ -137,6 +147,7 @@ def test_clients_take_turns_without_leaving_traces(run_once: RunTiny, tmp_path: 
     assert with_one_only["loss"] == last["loss"]
 
 
+@pytest.mark.usefixtures("no_report")
 def test_the_model_is_as_loaded_between_clients(tmp_path: Path) -> None:
     experiment = prepare(read_source(None, [*TINY]))
     before = experiment.model.snapshot(experiment.model.layout.all)
@@ -148,15 +159,12 @@ def test_the_model_is_as_loaded_between_clients(tmp_path: Path) -> None:
             return super().train(plan, client, rng)
 
     object.__setattr__(experiment, "method", Watching(**dict(experiment.method)))
-    from fedstrata.engine.local import LocalEngine
-    from fedstrata.engine.run import Run
-
     Run(experiment, tmp_path, lambda event, facts: None, LocalEngine).execute()
     assert seen == [True] * 6
 
 
 def test_only_sampled_clients_take_part(run_tiny: RunTiny) -> None:
-    run = run_tiny("federation.sample=0.34", "federation.rounds=4")
+    run = run_tiny("federation.sample=0.34", "federation.rounds=4", "federation.evaluate_every=4")
     cohorts = [tuple(event["exchanges"]) for event in run.of("round")]
     assert all(len(cohort) == 1 for cohort in cohorts)
     assert len(set(cohorts)) > 1
@@ -173,18 +181,19 @@ def test_sampling_is_without_replacement_and_reproducible(clients: int, share: f
 
 
 def test_rounds_between_evaluations_are_not_scored_but_the_last_is(run_tiny: RunTiny) -> None:
-    run = run_tiny("federation.evaluate_every=2", "federation.rounds=3")
+    run = run_tiny("federation.evaluate_every=2", "federation.rounds=3", "federation.sample=0.34")
     assert ["global" in event for event in run.of("round")] == [False, True, True]
 
 
 def test_training_learns(run_tiny: RunTiny) -> None:
-    run = run_tiny("method={name: fedavg}", "federation.rounds=6", "training.epochs=3")
+    fast = ("training.learning_rate=0.01", "federation.evaluate_every=3")
+    run = run_tiny("method={name: fedavg}", "federation.rounds=3", "training.epochs=2", *fast)
     losses = [event["loss"] for event in run.of("round")]
     assert losses[-1] < 0.8 * losses[0]
 
 
 def test_a_run_without_validation_documents_is_not_scored_until_the_end(run_tiny: RunTiny) -> None:
-    run = run_tiny("data.split={train: 0.7, validation: 0.0, test: 0.3}")
+    run = run_tiny("data.split={train: 0.7, validation: 0.0, test: 0.3}", "data.synthetic.notes=6")
     assert run.summary["metrics"]["best"] is None
     assert run.summary["convergence"]["rounds_to_90_percent"] is None
     assert run.summary["metrics"]["global"]["f1"] >= 0

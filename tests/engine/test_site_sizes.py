@@ -7,9 +7,9 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from support import RunTiny
+from support import RunTiny, examples
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.data.synthetic.corpus import generate
@@ -45,7 +45,13 @@ def uneven(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "method", ["layer_skipping, top: 1", "layer_skipping, top: 1, head: local", "local_only", "centralized"]
+    "method",
+    [
+        pytest.param("layer_skipping, top: 1", marks=pytest.mark.slow),
+        "layer_skipping, top: 1, head: local",
+        pytest.param("local_only", marks=pytest.mark.slow),
+        pytest.param("centralized", marks=pytest.mark.slow),
+    ],
 )
 def test_a_site_of_a_single_note_takes_part(run_tiny: RunTiny, uneven: Path, method: str) -> None:
     run = run_tiny(data(uneven), f"method={{name: {method}}}", "training.epochs=2")
@@ -104,7 +110,7 @@ def test_a_corpus_without_test_documents_has_no_final_scores(run_tiny: RunTiny, 
 
 
 # ---- the synthetic corpus ------------------------------------------------------------------------------
-@settings(max_examples=25)
+@examples(25)
 @given(st.integers(1, 12), st.integers(0, 60), st.floats(0, 10))
 def test_unequal_sites_add_up_and_none_is_empty(sites: int, more: int, imbalance: float) -> None:
     documents = generate(seed=1, sites=sites, notes=sites + more, imbalance=imbalance)
@@ -134,6 +140,6 @@ def test_an_imbalance_without_meaning_is_refused(imbalance: float) -> None:
 
 
 def test_a_run_takes_the_imbalance_from_its_configuration(run_tiny: RunTiny) -> None:
-    run = run_tiny("data.synthetic={sites: 3, notes: 24, imbalance: 2.0}", "federation.rounds=1")
+    run = run_tiny("data.synthetic={sites: 3, notes: 24, imbalance: 2.0}", "federation.rounds=0")
     sizes = [sum(parts.values()) for parts in run.of("run")[0]["clients"].values()]
     assert sizes == [16, 5, 3]

@@ -20,7 +20,10 @@ LORA = "adapter={kind: lora, rank: 4}"
 BOTTLENECK = "adapter={kind: bottleneck, width: 16}"
 
 
-@pytest.mark.parametrize(("base", "adapter"), [("fedlora", LORA), ("fedadapter", BOTTLENECK)])
+@pytest.mark.parametrize(
+    ("base", "adapter"),
+    [("fedlora", LORA), pytest.param("fedadapter", BOTTLENECK, marks=pytest.mark.slow)],
+)
 def test_droppeft_that_skips_nothing_and_shares_all_is_federated_peft(
     run_tiny: RunTiny, run_once: RunTiny, base: str, adapter: str
 ) -> None:
@@ -37,6 +40,7 @@ def test_hetlora_with_equal_ranks_is_fedlora(run_tiny: RunTiny, run_once: RunTin
     assert plain.summary["metrics"] == equal.summary["metrics"]
 
 
+@pytest.mark.slow
 def test_fedpeptao_that_shares_all_without_momentum_is_fedavg_over_prefixes(
     run_tiny: RunTiny, run_once: RunTiny
 ) -> None:
@@ -65,7 +69,7 @@ def test_fedmedlora_is_fedlora(run_tiny: RunTiny, run_once: RunTiny) -> None:
 def test_fedmedlora_plus_with_equal_losses_is_fedmedlora(
     run_tiny: RunTiny, run_once: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = ("data.split.server=3", "data.synthetic={sites: 3, notes: 18, imbalance: 1.0}")
+    server = ("data.split.server=2", "data.synthetic={sites: 3, notes: 12, imbalance: 1.0}")
     plain = run_once("method={name: fedmedlora}", LORA, *server)
     monkeypatch.setattr(RoundCohort, "server_loss", lambda self, tensors: 2.5)
     equal = run_tiny("method={name: fedmedlora_plus}", LORA, *server, out="equal")
@@ -93,7 +97,7 @@ def test_the_mean_of_ffa_lora_is_that_of_the_products(run_tiny: RunTiny, tmp_pat
         torch.testing.assert_close(product, expected, rtol=1e-5, atol=1e-8)
 
 
-@pytest.mark.parametrize("clients", [1, 3])
+@pytest.mark.parametrize("clients", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_flora_adds_exactly_the_weighted_sum_of_the_products(tmp_path: Path, clients: int) -> None:
     """With one client that is its own LoRA, and the head is everybody's weighted mean."""
     division = f"partition={{by: quantity, clients: {clients}, alpha: 2.0}}"
@@ -133,7 +137,7 @@ def test_flora_adds_exactly_the_weighted_sum_of_the_products(tmp_path: Path, cli
     assert head
 
 
-@pytest.mark.parametrize("method", ["fedsa_lora", "fedmedlora_plus"])
+@pytest.mark.parametrize("method", ["fedsa_lora", pytest.param("fedmedlora_plus", marks=pytest.mark.slow)])
 def test_with_one_client_it_is_plain_lora(run_tiny: RunTiny, run_once: RunTiny, method: str) -> None:
     one = ("partition={by: iid, clients: 1}", "data.split.server=2", "federation.rounds=1")
     plain = run_once("method={name: fedlora}", LORA, *one)
@@ -144,6 +148,7 @@ def test_with_one_client_it_is_plain_lora(run_tiny: RunTiny, run_once: RunTiny, 
     assert plain.summary["metrics"]["clients"] == other.summary["metrics"]["clients"]
 
 
+@pytest.mark.slow  # with every block it is FedAvg, and FedAvg with an adapter is this
 def test_layer_skipping_with_every_block_and_an_adapter_is_fedlora(
     run_tiny: RunTiny, run_once: RunTiny
 ) -> None:
@@ -153,7 +158,7 @@ def test_layer_skipping_with_every_block_and_an_adapter_is_fedlora(
 
 
 def test_the_frozen_blocks_under_an_adapter_are_cached_exactly(run_tiny: RunTiny) -> None:
-    method = ("method={name: layer_skipping, top: 1}", LORA, "training.epochs=2")
+    method = ("method={name: layer_skipping, top: 1}", LORA, "training.epochs=2", "federation.rounds=1")
     cached = run_tiny(*method, "training.cache=on", out="cached")
     run = run_tiny(*method, "training.cache=off", out="run")
     assert cached.of("cache")
@@ -179,9 +184,16 @@ def test_a_mean_over_those_who_send_is_the_mean_when_all_do() -> None:
     torch.testing.assert_close(one.tensors["a"], expected / 8.0)
 
 
-@pytest.mark.parametrize("adapter", [LORA, BOTTLENECK, "adapter={kind: prefix, tokens: 3}"])
-def test_only_the_adapter_and_the_head_travel(run_tiny: RunTiny, adapter: str) -> None:
-    run = run_tiny("method={name: fedavg}", adapter, "federation.rounds=1")
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        LORA,
+        pytest.param(BOTTLENECK, marks=pytest.mark.slow),
+        pytest.param("adapter={kind: prefix, tokens: 3}", marks=pytest.mark.slow),
+    ],
+)
+def test_only_the_adapter_and_the_head_travel(run_once: RunTiny, adapter: str) -> None:
+    run = run_once("method={name: fedavg}", adapter)
     assert all(
         any(part in name for part in ("lora_", "bottleneck_", "prompt_encoder", "modules_to_save"))
         for name in run.state.tensors
@@ -201,7 +213,7 @@ def test_what_was_learnt_is_the_model_that_is_saved(run_once: RunTiny, tmp_path:
 
     from fedstrata.results.result import open_result
 
-    run = run_once("method={name: fedlora}", LORA, "federation.rounds=1")
+    run = run_once("method={name: fedlora}", LORA)
     opened = open_result(run.folder)
     values = opened.model.snapshot(opened.model.layout.all)
     assert_same_tensors(values, run.state.tensors)

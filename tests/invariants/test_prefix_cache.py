@@ -13,7 +13,8 @@ from fedstrata.core.settings.source import read_source
 from fedstrata.engine.run_folder import open_run, resumable
 from fedstrata.models.prefix_cache import FILE
 
-LONG = ("training.epochs=2", "training.optimizer=sgd", "training.learning_rate=0.1")
+SGD = ("training.optimizer=sgd", "training.learning_rate=0.1")
+LONG = ("training.epochs=2", *SGD)
 BERT = (
     "model.config={model_type: bert, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 3, "
     "num_attention_heads: 4}"
@@ -38,12 +39,19 @@ def assert_same_run(one: Finished, other: Finished) -> None:
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("method={name: layer_skipping, top: 1}",),
-        ("method={name: layer_skipping, top: 2, head: local}", BERT),
-        ("method={name: layer_skipping, top: 1}", *LM),
-        ("method={name: layer_skipping, top: 1}", *LM, POST_NORM),
+        pytest.param(
+            ("method={name: layer_skipping, top: 1}",), id="llama, shared head", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            ("method={name: layer_skipping, top: 2, head: local}", BERT), id="bert with dropout, local head"
+        ),
+        pytest.param(("method={name: layer_skipping, top: 1}", *LM), id="lm", marks=pytest.mark.slow),
+        pytest.param(
+            ("method={name: layer_skipping, top: 1}", *LM, POST_NORM),
+            id="lm, post-norm",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["llama, shared head", "bert with dropout, local head", "lm", "lm, post-norm"],
 )
 def test_cache_on_is_cache_off(run_tiny: RunTiny, overrides: tuple[str, ...]) -> None:
     plain = run_tiny(*LONG, *overrides, "training.cache=off", out="off")
@@ -65,8 +73,9 @@ def test_a_finished_run_keeps_no_states(run_once: RunTiny) -> None:
 
 
 def test_a_method_that_trains_everything_has_nothing_to_keep(run_tiny: RunTiny, run_once: RunTiny) -> None:
-    plain = run_tiny("method={name: fedavg}", "training.cache=off", out="off")
-    same = run_once("method={name: fedavg}")
+    once = ("method={name: fedavg}", "federation.rounds=1")
+    plain = run_tiny(*once, "training.cache=off", out="off")
+    same = run_once(*once)
     assert not same.of("cache")
     assert_same_tensors(plain.state.tensors, same.state.tensors)
     with pytest.raises(ConfigurationError, match=r"training\.cache: 'on' needs .*use auto"):
@@ -77,8 +86,8 @@ def test_a_run_given_more_rounds_is_the_run_that_had_them_where_clients_are_rare
     run_tiny: RunTiny,
 ) -> None:
     rare = "federation.sample=0.33"
-    whole = run_tiny(rare, "federation.rounds=4", out="whole")
-    run_tiny(rare, "federation.rounds=1", out="short")
+    whole = run_tiny(rare, "federation.rounds=4", "federation.evaluate_every=4", out="whole")
+    run_tiny(rare, "federation.rounds=1", "federation.evaluate_every=4", out="short")
     longer = run_tiny("federation.rounds=4", out="short", resume=True)
     assert_same_tensors(whole.state.tensors, longer.state.tensors)
 
@@ -98,9 +107,11 @@ def test_a_run_that_ends_before_its_summary_has_removed_its_states(
     assert run_tiny(out="broken", resume=True).summary["metrics"] == run_once().summary["metrics"]
 
 
+@pytest.mark.slow
 def test_resumed_is_uninterrupted_and_uses_what_is_there(run_tiny: RunTiny, tmp_path: Path) -> None:
     """Stopped twice: before a round is committed, and after two of them."""
     overrides = ["federation.rounds=4", "federation.sample=0.67", "training.epochs=2"]
+    overrides.append("federation.evaluate_every=4")
     whole = run_tiny(*overrides, out="whole")
     folder = tmp_path / "broken"
     source = read_source(None, [*TINY, *overrides])
@@ -123,8 +134,9 @@ def test_resumed_is_uninterrupted_and_uses_what_is_there(run_tiny: RunTiny, tmp_
 
 
 def test_a_run_goes_on_without_a_cache(run_tiny: RunTiny, tmp_path: Path) -> None:
-    whole = run_tiny(*LONG, "federation.rounds=2", out="whole")
-    run_tiny(*LONG, "federation.rounds=1", out="short")
+    whole = run_tiny(*SGD, "federation.rounds=2", out="whole")
+    run_tiny(*SGD, "federation.rounds=1", out="short")
+    assert whole.of("cache")
     longer = run_tiny("federation.rounds=2", "training.cache=off", out="short", resume=True)
     assert_same_run(longer, whole)
 

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import Finished, RunTiny, assert_same_tensors
+from support import TINY, Finished, RunTiny, assert_same_tensors
 
 from fedstrata.client.store import ClientStore
+from fedstrata.core.settings.source import read_source
 from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
+from fedstrata.engine.prepare import prepare
 
 FEDAVG = "method={name: fedavg}"
 
@@ -28,15 +30,15 @@ def test_fedprox_with_mu_above_0_is_not_fedavg_and_stays_nearer_to_the_start(
 ) -> None:
     free = run_once(FEDAVG, "federation.rounds=1")
     held = run_tiny("method={name: fedprox, mu: 100.0}", "federation.rounds=1", out="held")
-    start = run_tiny(FEDAVG, "federation.rounds=1", "training.learning_rate=1e-12", out="start")
+    start = prepare(read_source(None, [*TINY, FEDAVG])).model.snapshot(free.state.tensors)
 
     def distance(state) -> float:
-        return sum(float((state.tensors[name] - start.state.tensors[name]).norm()) for name in state.tensors)
+        return sum(float((state.tensors[name] - start[name]).norm()) for name in state.tensors)
 
     assert distance(held.state) < 0.9 * distance(free.state)
 
 
-@pytest.mark.parametrize("top", ["3", "1.0"])
+@pytest.mark.parametrize("top", [pytest.param("3", marks=pytest.mark.slow), "1.0"])
 def test_layer_skipping_with_every_block_is_fedavg(run_tiny: RunTiny, run_once: RunTiny, top: str) -> None:
     fedavg = run_once(FEDAVG)
     whole = run_tiny(f"method={{name: layer_skipping, top: {top}}}", out="whole")
@@ -70,8 +72,10 @@ def test_accumulating_two_half_batches_is_one_whole_batch(run_tiny: RunTiny) -> 
         torch.testing.assert_close(tensor, halves.state.tensors[name], rtol=1e-4, atol=1e-6)
 
 
-def test_the_same_seed_gives_the_same_run_and_another_does_not(run_tiny: RunTiny) -> None:
-    first, again, other = (run_tiny(f"seed={seed}", out=f"{index}") for index, seed in enumerate((5, 5, 6)))
+def test_the_same_seed_gives_the_same_run_and_another_does_not(run_tiny: RunTiny, run_once: RunTiny) -> None:
+    """The other one is the default."""
+    first, again = (run_tiny("seed=5", out=out) for out in ("first", "again"))
+    other = run_once()
     assert_same_tensors(first.state.tensors, again.state.tensors)
     assert first.summary["metrics"] == again.summary["metrics"]
     assert any(
@@ -96,6 +100,7 @@ def test_automatic_depth_is_the_fixed_depth_it_chose(run_tiny: RunTiny) -> None:
     assert chosen.summary["trainable_parameters"] == fixed.summary["trainable_parameters"]
 
 
+@pytest.mark.slow  # of what it chose, it is the fixed depth, and with every block that is FedAvg
 def test_automatic_depth_with_the_whole_share_is_fedavg(run_tiny: RunTiny, run_once: RunTiny) -> None:
     chosen = run_tiny("method={name: layer_skipping, top: {share: 1.0}}", out="chosen")
     fedavg = run_once(FEDAVG)
@@ -112,7 +117,14 @@ def assert_close(one: Finished, other: Finished) -> None:
         torch.testing.assert_close(tensor, other.state.tensors[name], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("settings", ["portion: 1.0", "update: full", "portion: 1.0, selection: sketched"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "portion: 1.0",
+        pytest.param("update: full", marks=pytest.mark.slow),
+        pytest.param("portion: 1.0, selection: sketched", marks=pytest.mark.slow),
+    ],
+)
 def test_fedtlu_with_every_block_is_fedavg(run_tiny: RunTiny, run_once: RunTiny, settings: str) -> None:
     fedavg = run_once("method={name: fedavg}", *SGD)
     whole = run_tiny(f"method={{name: fedtlu, {settings}}}", *SGD, out="whole")
@@ -130,7 +142,7 @@ def test_wide_sketches_pick_what_exact_scores_do_and_clients_that_were_away_are_
 ) -> None:
     """With two of three clients a round everybody misses some; the exact run always sends the whole model."""
     sketches = "method={name: fedtlu, portion: 0.34, selection: sketched, width: 100000}"
-    common = ("federation.rounds=5", "federation.sample=0.67", "federation.evaluate_every=5")
+    common = ("federation.rounds=3", "federation.sample=0.67", "federation.evaluate_every=3")
     exact = run_tiny("method={name: fedtlu, portion: 0.34}", *common, out="exact")
     sketched = run_tiny(sketches, *common, out="sketched")
     picked = [[event["state"]["merged_blocks"] for event in run.of("round")] for run in (exact, sketched)]

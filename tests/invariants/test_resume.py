@@ -19,18 +19,21 @@ from fedstrata.engine.run_folder import open_run, resumable
 
 METHODS = [
     "{name: layer_skipping, top: 1, head: local}",
+    "{name: fedtlu, portion: 0.34, selection: sketched}",
+    "{name: fl_llama, mode: client_batch, average_ends: never, noise: {scale: 0.1}}",
+]
+"""They keep the most unlike things between two rounds."""
+OTHER_METHODS = [
+    "{name: droppeft}",
     "{name: fedavg}",
     "{name: local_only}",
     "{name: fedtlu, portion: {portions: [0.67, 0.34], patience: 1, threshold: 0.9}}",
-    "{name: fedtlu, portion: 0.34, selection: sketched}",
-    "{name: droppeft}",
     "{name: hetlora, prune: {penalty: 1.0}}",
     "{name: fedadaopt}",
     "{name: fedpeptao}",
     "{name: fedmedlora_plus, cap: 0.6}",
     "{name: fedsa_lora}",
     "{name: flora, ranks: [2, 5]}",
-    "{name: fl_llama, mode: client_batch, average_ends: never, noise: {scale: 0.1}}",
 ]
 
 
@@ -50,12 +53,14 @@ def interrupt(folder: Path, overrides: list[str], *, after: int, resume: bool = 
         open_run(source, folder, listen, resume=resume).execute(resume=resume)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", [*METHODS, *(pytest.param(method, marks=pytest.mark.slow) for method in OTHER_METHODS)]
+)
 def test_resumed_is_uninterrupted(run_tiny: RunTiny, tmp_path: Path, method: str) -> None:
     """Stopped twice: before a round is committed, and after two of them."""
     share = 1.0 if "fedadaopt" in method else 0.67  # which needs three clients in a round
     server = "data.split.server=2"  # which one of them needs
-    overrides = [f"method={method}", "federation.rounds=4", f"federation.sample={share}", server]
+    overrides = [f"method={method}", "federation.rounds=3", f"federation.sample={share}", server]
     whole = run_tiny(*overrides, out="whole")
     interrupt(tmp_path / "broken", overrides, after=0)
     interrupt(tmp_path / "broken", overrides, after=2, resume=True)
@@ -69,7 +74,7 @@ def test_resumed_is_uninterrupted(run_tiny: RunTiny, tmp_path: Path, method: str
 @pytest.mark.parametrize(
     "ending",
     [
-        pytest.param(signal.SIGKILL, id="kill -9"),
+        pytest.param(signal.SIGKILL, id="kill -9", marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, id="Ctrl-C", marks=pytest.mark.slow),
     ],
 )

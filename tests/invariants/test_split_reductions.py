@@ -20,10 +20,10 @@ LORA = "adapter={kind: lora, rank: 4}"
 PLAIN = ("training.optimizer=sgd", "training.learning_rate=0.1", "training.clip_norm=null")
 """Without clipping by segment and without Adam, which makes a step of any rounding error."""
 MODES = (
-    "mode: sequential",
-    "mode: sequential, turns: step",
+    pytest.param("mode: sequential", marks=pytest.mark.slow),
+    pytest.param("mode: sequential, turns: step", marks=pytest.mark.slow),
     "mode: client_batch",
-    "mode: hierarchical",
+    pytest.param("mode: hierarchical", marks=pytest.mark.slow),
     "mode: hierarchical, average_every: 2",
 )
 
@@ -46,8 +46,21 @@ def test_one_client_trains_as_if_it_had_the_whole_model(
     assert_close(whole, divided)
 
 
-@pytest.mark.parametrize("settings", ["in_flight: 1", "in_flight: 2", "in_flight: 9", "front: 0", "back: 0"])
-@pytest.mark.parametrize("adapter", ["adapter=null", LORA])
+@pytest.mark.parametrize(
+    ("settings", "adapter"),
+    [
+        *((settings, "adapter=null") for settings in ("in_flight: 9", "front: 0")),
+        ("back: 0", LORA),
+        *(
+            pytest.param(settings, "adapter=null", marks=pytest.mark.slow)
+            for settings in ("in_flight: 1", "in_flight: 2", "back: 0")
+        ),
+        *(
+            pytest.param(settings, LORA, marks=pytest.mark.slow)
+            for settings in ("in_flight: 1", "in_flight: 2", "in_flight: 9", "front: 0")
+        ),
+    ],
+)
 def test_batches_in_flight_cuts_and_adapters_change_nothing(
     run_tiny: RunTiny, run_once: RunTiny, settings: str, adapter: str
 ) -> None:
@@ -97,6 +110,7 @@ def test_averages_of_all_segments_after_every_step_are_rounds_of_fedavg(
     assert_close(whole, divided)
 
 
+@pytest.mark.slow  # the same holds of clients that are divided at different places
 def test_copies_of_the_middle_that_are_averaged_once_a_round_are_fedavg(
     run_tiny: RunTiny, run_once: RunTiny
 ) -> None:
@@ -147,7 +161,7 @@ def test_ends_that_are_never_averaged_stay_at_the_clients(run_tiny: RunTiny) -> 
     assert not (run.folder / "model").exists()
 
 
-@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("every", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_ends_averaged_within_a_round_are_those_of_shorter_rounds(run_tiny: RunTiny, every: int) -> None:
     """With one batch an epoch, and a head without dropout."""
     lm = ("task={name: lm, max_length: 32}", "data.types=null")
@@ -165,6 +179,7 @@ def test_ends_averaged_within_a_round_are_those_of_shorter_rounds(run_tiny: RunT
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sequential", "hierarchical"])
 def test_more_batches_may_be_in_flight_than_anybody_would_want(
     run_tiny: RunTiny, run_once: RunTiny, mode: str

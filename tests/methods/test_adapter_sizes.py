@@ -17,6 +17,7 @@ from fedstrata.core.settings.source import read_source
 from fedstrata.engine.run_folder import open_run
 
 LORA = "adapter={kind: lora, rank: 4}"
+SELDOM = ("federation={rounds: 2, evaluate_every: 2}", "data.synthetic.notes=6")
 BOTTLENECK = "adapter={kind: bottleneck, width: 24}"
 
 
@@ -63,7 +64,7 @@ def test_the_norm_of_the_products_needs_no_products(rank: int, seed: int) -> Non
 
 
 def test_each_device_sends_at_its_own_rank(run_tiny: RunTiny) -> None:
-    run = run_tiny("method={name: hetlora, ranks: [1, 2, 4]}", LORA, "seed=3", "federation.rounds=2")
+    run = run_tiny("method={name: hetlora, ranks: [1, 2, 4]}", LORA, "seed=3", *SELDOM)
     first, second = states(run)
     assert first["ranks"] == second["ranks"]  # drawn once
     up = {client: facts["bytes_up"] for client, facts in run.of("round")[0]["exchanges"].items()}
@@ -108,7 +109,7 @@ def test_a_rank_beyond_the_adapter_s_is_refused(run_tiny: RunTiny) -> None:
 
 def test_ranks_that_a_round_lacks_stay_as_they_were(run_tiny: RunTiny) -> None:
     """As zeros they could never train again: each factor's gradient is a multiple of the other."""
-    sampled = ("federation.rounds=8", "federation.sample=0.34")
+    sampled = ("federation={rounds: 8, sample: 0.34, evaluate_every: 8}",)
     run = run_tiny("method={name: hetlora, ranks: [1, 4]}", LORA, *sampled)
     seen = [set(state["ranks"].values()) for state in states(run)]
     assert {1} in seen and {4} in seen  # some rounds have the one, some the other
@@ -117,10 +118,15 @@ def test_ranks_that_a_round_lacks_stay_as_they_were(run_tiny: RunTiny) -> None:
             assert tensor[1:].any()
 
 
+@pytest.mark.slow
 def test_ranks_whose_norms_fall_are_given_up(run_tiny: RunTiny) -> None:
     method = "method={name: hetlora, ranks: [4], prune: {keep: 0.75, penalty: 1000.0}}"
     run = run_tiny(
-        method, LORA, "federation.rounds=3", "training.learning_rate=0.02", "data.synthetic.notes=24"
+        method,
+        LORA,
+        "federation={rounds: 3, evaluate_every: 3}",
+        "training.learning_rate=0.02",
+        "data.synthetic.notes=24",
     )
     ranks = [state["ranks"].values() for state in states(run)]
     assert set(ranks[0]) == {4}  # at the start B is zero, and no norm can fall

@@ -83,17 +83,23 @@ def turns_of(folder: Path, *overrides: str) -> list[Turn]:
     return turns
 
 
+@pytest.fixture(scope="module")
+def few_ran(tmp_path_factory: pytest.TempPathFactory) -> list[Turn]:
+    """The turns of a run in which some blocks never ran."""
+    few = ("training.batch_size=8", "federation.rounds=4")
+    method = "method={name: droppeft, rates: 0.8, shared_blocks: 2}"
+    return turns_of(tmp_path_factory.mktemp("few") / "run", method, LORA, *few)
+
+
 def blocks_in(tensors: Mapping[str, Any]) -> set[int]:
     return {int(name.split(".layers.")[1].split(".")[0]) for name in tensors if ".layers." in name}
 
 
-def test_blocks_that_did_not_run_are_not_sent_back(tmp_path: Path) -> None:
+def test_blocks_that_did_not_run_are_not_sent_back(few_ran: list[Turn]) -> None:
     """They hold what the server has: sent, they would only draw the mean back to it."""
-    few = ("training.batch_size=8", "federation.rounds=4")
-    turns = turns_of(tmp_path / "run", "method={name: droppeft, rates: 0.8, shared_blocks: 2}", LORA, *few)
-    assert any(None in turn.importance for turn in turns)
-    assert any(len(blocks_in(turn.update.tensors)) < 2 for turn in turns)
-    for turn in turns:
+    assert any(None in turn.importance for turn in few_ran)
+    assert any(len(blocks_in(turn.update.tensors)) < 2 for turn in few_ran)
+    for turn in few_ran:
         assert blocks_in(turn.update.tensors) == set(turn.update.values["shared"])
         for name in turn.update.tensors.keys() & turn.plan.tensors.keys():
             if "lora_B" in name:
@@ -119,7 +125,8 @@ def test_a_block_that_fewer_than_two_devices_send_stays_as_it_was(run_tiny: RunT
 
 
 def test_a_device_downloads_everything_once_and_then_all_but_its_personal_blocks(run_tiny: RunTiny) -> None:
-    run = run_tiny(PERSONAL, LORA, "federation.rounds=3", "training.batch_size=2")
+    seldom = "federation={rounds: 3, evaluate_every: 3}"
+    run = run_tiny(PERSONAL, LORA, seldom, "training.batch_size=2")
     numbers = [sum(run.state.tensors[name].numel() for name in block_names(run, block)) for block in range(3)]
     assert len(set(numbers)) == 1
     assert all(len(own) == 1 for own in run.state.values["_personal"].values())
@@ -134,7 +141,7 @@ def test_a_device_s_model_is_the_global_one_under_its_personal_blocks(run_tiny: 
     """The personal blocks of the last round are in the saved models, whatever the server has of them."""
     from fedstrata.results.result import open_result
 
-    run = run_tiny(PERSONAL, LORA)
+    run = run_tiny(PERSONAL, LORA, "federation.evaluate_every=2")
     for client in run.state.values["_personal"]:
         own = store(run, client).read().tensors
         model = open_result(run.folder, client=client).model
@@ -145,12 +152,10 @@ def test_a_device_s_model_is_the_global_one_under_its_personal_blocks(run_tiny: 
                 assert not torch.equal(value, run.state.tensors[name])
 
 
-def test_a_block_that_does_not_run_keeps_the_importance_that_it_had(tmp_path: Path) -> None:
-    few = ("training.batch_size=8", "federation.rounds=4")
-    turns = turns_of(tmp_path / "run", "method={name: droppeft, rates: 0.8, shared_blocks: 2}", LORA, *few)
+def test_a_block_that_does_not_run_keeps_the_importance_that_it_had(few_ran: list[Turn]) -> None:
     kept = 0
-    for client in {turn.client.id for turn in turns}:
-        own = [turn.importance for turn in turns if turn.client.id == client]
+    for client in {turn.client.id for turn in few_ran}:
+        own = [turn.importance for turn in few_ran if turn.client.id == client]
         for earlier, later in itertools.pairwise(own):
             for before, after in zip(earlier, later, strict=True):
                 assert before is None or after is not None
@@ -184,7 +189,7 @@ PHONE = (
 )
 
 
-@pytest.mark.parametrize("bandwidth", [None, 1e6, 0.01])
+@pytest.mark.parametrize("bandwidth", [None, pytest.param(1e6, marks=pytest.mark.slow), 0.01])
 def test_a_reward_is_the_gain_in_accuracy_for_each_second(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, bandwidth: float | None
 ) -> None:
@@ -238,6 +243,7 @@ def test_skipping_blocks_changes_what_is_learnt(run_tiny: RunTiny) -> None:
     )
 
 
+@pytest.mark.slow
 def test_every_device_and_every_round_draws_its_own_blocks(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,7 +260,12 @@ def test_every_device_and_every_round_draws_its_own_blocks(
             return turns[-1][-1]
 
     monkeypatch.setattr("fedstrata.methods.droppeft.LayerDropout", Watched)
-    few = ("method={name: droppeft, rates: 0.5, distribution: uniform}", LORA, "training.batch_size=1")
+    few = (
+        "method={name: droppeft, rates: 0.5, distribution: uniform}",
+        LORA,
+        "training.batch_size=1",
+        "data.synthetic.notes=6",
+    )
     for out in ("first", "again"):
         run_tiny(*few, "federation.rounds=2", out=out)
     half = len(turns) // 2
@@ -306,8 +317,9 @@ def test_checkpointing_asks_for_no_gradient_below_the_adapters(run_tiny: RunTiny
     assert asked and not any(asked)
 
 
+@pytest.mark.slow
 def test_checkpointing_changes_nothing(run_tiny: RunTiny) -> None:
-    method = ("method={name: droppeft, rates: 0.5, shared_blocks: 1.0}", LORA)
+    method = ("method={name: droppeft, rates: 0.5, shared_blocks: 1.0}", LORA, "federation.rounds=1")
     plain = run_tiny(*method, out="plain")
     again = run_tiny(*method, "training.checkpointing=true", out="again")
     for name, tensor in plain.state.tensors.items():

@@ -44,7 +44,7 @@ def travelling(monkeypatch: pytest.MonkeyPatch) -> dict[type, set[str]]:
 
 
 def test_sites_are_weighed_by_their_loss_and_their_examples(run_tiny: RunTiny) -> None:
-    run = run_tiny("method={name: fedmedlora_plus}", LORA, *SERVER)
+    run = run_tiny("method={name: fedmedlora_plus}", LORA, *SERVER, "federation.evaluate_every=2")
     examples = {event["client"]: event["examples"] for event in run.of("client")}
     for event in run.of("round"):
         facts = event["state"]["influence"]
@@ -112,8 +112,8 @@ def test_the_server_s_documents_are_nobody_else_s_and_the_same_for_every_method(
     assert everything == known | set(starts[0]["server_documents"])
 
 
-def test_no_text_of_the_server_s_documents_is_in_the_run_directory(run_tiny: RunTiny) -> None:
-    run = run_tiny("method={name: fedmedlora_plus}", LORA, *SERVER, "federation.rounds=1")
+def test_no_text_of_the_server_s_documents_is_in_the_run_directory(run_once: RunTiny) -> None:
+    run = run_once("method={name: fedmedlora_plus}", LORA, *SERVER, "federation.rounds=1")
     texts = [document.text for document in prepare(read_source(None, [*TINY, *SERVER])).server]
     written = "".join(
         path.read_text(errors="ignore")
@@ -124,7 +124,8 @@ def test_no_text_of_the_server_s_documents_is_in_the_run_directory(run_tiny: Run
         assert not [line for line in text.splitlines() if len(line) > 30 and line in written]
 
 
-@pytest.mark.parametrize("method", ["fedmedlora", "fedmedlora_plus"])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [pytest.param("fedmedlora", marks=pytest.mark.slow), "fedmedlora_plus"])
 def test_the_printed_formulas_shrink_the_adapters_and_say_so(
     run_tiny: RunTiny, caplog: pytest.LogCaptureFixture, method: str
 ) -> None:
@@ -143,11 +144,11 @@ def test_the_printed_formulas_are_a_mean_and_no_robust_rule(run_tiny: RunTiny) -
         run_tiny("method={name: fedmedlora, literal: true, aggregation: median}", LORA)
 
 
-def test_influence_is_exported_under_numbers_and_not_names(run_tiny: RunTiny, tmp_path: Path) -> None:
+def test_influence_is_exported_under_numbers_and_not_names(run_once: RunTiny, tmp_path: Path) -> None:
     from fedstrata.results.export import SUMMARY, export
     from fedstrata.results.result import open_result
 
-    run = run_tiny("method={name: fedmedlora_plus}", LORA, *SERVER, "federation.rounds=1")
+    run = run_once("method={name: fedmedlora_plus}", LORA, *SERVER, "federation.rounds=1")
     out = tmp_path / "out"
     export(open_result(run.folder), out, licence=None, language=None, with_names=False)
     state = json.loads((out / SUMMARY).read_text())["state"]

@@ -33,7 +33,7 @@ def test_a_prefix_fits_an_encoder_too() -> None:
     assert [len(names) for names in model.layout.blocks] == [1, 1]
 
 
-@pytest.mark.parametrize("rate", [0.5, 1.0])
+@pytest.mark.parametrize("rate", [0.5, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_the_first_step_is_the_mean_s_and_later_ones_remember_it(run_tiny: RunTiny, rate: float) -> None:
     """The correction of the start makes the first step exactly the mean's, times the server's rate."""
     sgd = ("training.optimizer=sgd", "training.learning_rate=0.1", PREFIX)

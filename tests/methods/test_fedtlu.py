@@ -142,7 +142,11 @@ def test_sketched_only_what_is_merged_goes_up_and_only_what_changed_comes_down(r
 
 
 def test_a_client_that_drops_out_is_not_taken_to_know_what_it_was_sent(run_tiny: RunTiny) -> None:
-    common = ("federation.rounds=5", "federation.dropout=0.4", "federation.min_clients=1", "seed=1")
+    common = (
+        "federation={rounds: 5, dropout: 0.4, min_clients: 1, evaluate_every: 5}",
+        "data.synthetic.notes=6",
+        "seed=1",
+    )
     exact = run_tiny("method={name: fedtlu, portion: 0.34}", *common, out="exact")
     sketched = run_tiny(SKETCHED, *common, out="sketched")
     assert any(event["failed"] for event in sketched.of("round"))

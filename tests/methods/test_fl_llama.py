@@ -34,7 +34,9 @@ LORA = "{kind: lora, rank: 4}"
 SPLITNN = "method={name: fl_llama, front: 1, back: 0}"
 
 
-@pytest.mark.parametrize(("wire", "size"), [("float32", 4), ("bfloat16", 2), ("int8", 1)])
+@pytest.mark.parametrize(
+    ("wire", "size"), [("float32", 4), pytest.param("bfloat16", 2, marks=pytest.mark.slow), ("int8", 1)]
+)
 def test_a_step_sends_four_tensors_and_little_else(run_tiny: RunTiny, wire: str, size: int) -> None:
     run = run_tiny(f"method={{name: fl_llama, average_ends: never, wire: {wire}}}", *LM)
     event = run.of("client")[0]
@@ -63,32 +65,31 @@ def test_splitnn_sends_its_lower_half_and_four_tensors_a_step(run_tiny: RunTiny)
     assert sent == pytest.approx(100 * event["bytes_up"] / whole, rel=0.01)
 
 
-@pytest.mark.parametrize("wire", ["bfloat16", "int8"])
-def test_fewer_bits_on_the_wire_change_little(run_tiny: RunTiny, wire: str) -> None:
-    exact = run_tiny("method={name: fl_llama}", *LM[:5], out="exact").of("round")[0]["loss"]
-    rounded = run_tiny(f"method={{name: fl_llama, wire: {wire}}}", *LM[:5], out="rounded").of("round")[0][
-        "loss"
-    ]
+@pytest.mark.parametrize("wire", [pytest.param("bfloat16", marks=pytest.mark.slow), "int8"])
+def test_fewer_bits_on_the_wire_change_little(run_once: RunTiny, wire: str) -> None:
+    exact = run_once("method={name: fl_llama}", *LM[:5]).of("round")[0]["loss"]
+    rounded = run_once(f"method={{name: fl_llama, wire: {wire}}}", *LM[:5]).of("round")[0]["loss"]
     assert rounded != exact
     assert rounded == pytest.approx(exact, rel=5e-3)
 
 
-def test_what_8_bits_change_is_in_record_and_report(run_tiny: RunTiny) -> None:
-    run = run_tiny("method={name: fl_llama, wire: int8}", *LM[:5])
+def test_what_8_bits_change_is_in_record_and_report(run_once: RunTiny) -> None:
+    run = run_once("method={name: fl_llama, wire: int8}", *LM[:5])
     rounding = run.summary["state"]["rounding"]
     assert list(rounding) == ["states_up", "states_down", "gradient_up", "gradient_down"]
     # Off by up to half a 127th of a token's largest number, evenly: a few tenths of a percent of the norm.
     assert all(0.002 < error < 0.02 for error in rounding.values())
     shown = f"states down {100 * rounding['states_down']:.2f} %"
     assert shown in run_page(read_history(run.folder))
-    assert "rounding" not in run_tiny("method={name: fl_llama}", *LM[:5], out="exact").summary["state"]
+    assert "rounding" not in run_once("method={name: fl_llama}", *LM[:5]).summary["state"]
 
 
-def test_noise_is_the_same_every_time_and_more_of_it_hurts_more(run_tiny: RunTiny) -> None:
+def test_noise_is_the_same_every_time_and_more_of_it_hurts_more(run_tiny: RunTiny, run_once: RunTiny) -> None:
     def loss(noise: str, out: str) -> float:
         return run_tiny(f"method={{name: fl_llama, noise: {noise}}}", *LM[:5], out=out).of("round")[0]["loss"]
 
-    none, little = loss("null", "none"), loss("{scale: 0.01}", "little")
+    none = run_once("method={name: fl_llama}", *LM[:5]).of("round")[0]["loss"]
+    little = loss("{scale: 0.01}", "little")
     assert little == loss("{scale: 0.01}", "again")
     assert none != little
     assert loss("{scale: 100.0, kind: std}", "much") > little > 0.9 * none
@@ -106,7 +107,12 @@ def test_noise_at_inference_is_in_the_scores_and_in_nothing_else(run_tiny: RunTi
 
 
 @pytest.mark.parametrize(
-    "mode", ["sequential, turns: step", "client_batch", "hierarchical, average_every: 1"]
+    "mode",
+    [
+        "sequential, turns: step",
+        "client_batch",
+        pytest.param("hierarchical, average_every: 1", marks=pytest.mark.slow),
+    ],
 )
 def test_a_client_lost_in_the_middle_of_a_step_holds_nobody_up(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, mode: str
@@ -128,14 +134,21 @@ def test_a_client_lost_in_the_middle_of_a_step_holds_nobody_up(
 
 
 def test_clients_in_lockstep_run_the_same_every_time(run_tiny: RunTiny) -> None:
-    dropout = "adapter={kind: lora, rank: 4, dropout: 0.5}"
-    runs = [run_tiny("method={name: fl_llama, mode: client_batch}", dropout, out=out) for out in "ab"]
+    few = ("federation.rounds=1", "data.synthetic.notes=6")
+    dropout = ("adapter={kind: lora, rank: 4, dropout: 0.5}", *few)
+    runs = [run_tiny("method={name: fl_llama, mode: client_batch}", *dropout, out=out) for out in "ab"]
     assert_same_tensors(runs[0].state.tensors, runs[1].state.tensors)
 
 
 @pytest.mark.parametrize("settings", ["mode: client_batch", "full: [front, back]"])
 def test_a_plan_says_what_training_will_send(run_tiny: RunTiny, tmp_path: Path, settings: str) -> None:
-    method = [f"method={{name: fl_llama, {settings}}}", f"adapter={LORA if 'full' in settings else 'null'}"]
+    adapter = f"adapter={LORA if 'full' in settings else 'null'}"
+    method = [
+        f"method={{name: fl_llama, {settings}}}",
+        adapter,
+        "federation.rounds=1",
+        "data.synthetic.notes=6",
+    ]
     planned = make_plan(read_source(None, [*TINY, *method]), folder=tmp_path, seconds=0.1)
     found = run_tiny(*method).summary["communication"]
     assert planned.communication["bytes_up"] == pytest.approx(found["bytes_up"], rel=0.03)
@@ -170,8 +183,15 @@ def test_what_cannot_be_is_refused(settings: str, message: str) -> None:
         prepare(read_source(None, [*TINY, f"method={{name: fl_llama, {settings}}}"]))
 
 
-@pytest.mark.parametrize("full", [["front", "back"], ["middle"]])
-@pytest.mark.parametrize("ends", ["round", "never"])
+@pytest.mark.parametrize(
+    ("ends", "full"),
+    [
+        ("round", ["front", "back"]),
+        ("never", ["middle"]),
+        pytest.param("round", ["middle"], marks=pytest.mark.slow),
+        pytest.param("never", ["front", "back"], marks=pytest.mark.slow),
+    ],
+)
 def test_segments_that_train_in_full_learn_and_the_others_keep_their_weights(
     run_tiny: RunTiny, full: list[str], ends: str
 ) -> None:

@@ -74,10 +74,10 @@ def weights_of(state: State) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in state.tensors.items() if name.endswith(".base_layer.weight")}
 
 
-LOSSY = ("federation={rounds: 6, sample: 0.67, dropout: 0.3}", "seed=2")
+LOSSY = ("federation={rounds: 6, sample: 0.67, dropout: 0.3, evaluate_every: 6}", "seed=2")
 
 
-@pytest.mark.parametrize("ranks", ["null", "[1, 2]"])
+@pytest.mark.parametrize("ranks", [pytest.param("null", marks=pytest.mark.slow), "[1, 2]"])
 def test_a_client_trains_on_the_global_weights_whatever_it_missed(
     run_tiny: RunTiny, watched: Watched, ranks: str
 ) -> None:
@@ -97,7 +97,7 @@ def test_stacks_are_sent_to_who_lacks_them_and_weights_to_who_lacks_too_many(
     run_tiny(
         "method={name: flora}",
         "adapter={kind: lora, rank: 4}",
-        "federation={rounds: 9, sample: 0.34}",
+        "federation={rounds: 9, sample: 0.34, evaluate_every: 9}",
         "seed=0",
     )
     kinds = set()
@@ -124,7 +124,7 @@ def test_stacks_are_sent_to_who_lacks_them_and_weights_to_who_lacks_too_many(
 def test_the_server_keeps_no_more_stacks_than_the_weights_are_large(
     run_tiny: RunTiny, watched: Watched
 ) -> None:
-    run_tiny(*FLORA, "federation.rounds=6")
+    run_tiny(*FLORA, "federation.rounds=5", "federation.evaluate_every=5", "data.synthetic.notes=6")
     sizes = []
     for state in watched.states:
         stacks = [tensor.numel() for name, tensor in state.tensors.items() if name.startswith("round ")]
@@ -134,7 +134,7 @@ def test_the_server_keeps_no_more_stacks_than_the_weights_are_large(
 
 
 def test_what_comes_down_is_what_all_clients_sent_up(run_tiny: RunTiny) -> None:
-    run = run_tiny(*FLORA, "federation.rounds=2")
+    run = run_tiny(*FLORA, "federation.evaluate_every=2", "data.synthetic.notes=6")
     model = prepare(read_source(None, [*TINY, *FLORA])).model
     adapter = model.bytes_of([name for name in model.layout.all if is_lora(name)])
     stack = {name: tensor for name, tensor in run.state.tensors.items() if name.startswith("round 1/")}
@@ -174,7 +174,7 @@ def test_a_rank_beyond_the_adapter_s_is_refused(run_tiny: RunTiny) -> None:
 def test_the_model_that_is_left_is_a_plain_one_and_scores_as_the_run_says(
     run_tiny: RunTiny, tmp_path: Path
 ) -> None:
-    run = run_tiny(*FLORA, "training.epochs=3", "training.learning_rate=0.02")
+    run = run_tiny(*FLORA, "federation.rounds=1", "training.epochs=3", "training.learning_rate=0.02")
     assert not (run.folder / "model" / "adapter_config.json").exists()
     result = open_result(run.folder)
     assert not result.model.layout.frozen
@@ -196,10 +196,11 @@ def test_the_model_that_is_left_is_a_plain_one_and_scores_as_the_run_says(
         export(result, tmp_path / "apart", licence=None, language=None, with_names=False, keep_adapter=True)
 
 
-def test_what_was_merged_is_gone_when_the_shared_model_is_put_back(run_tiny: RunTiny, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("no_report")
+def test_what_was_merged_is_gone_when_the_shared_model_is_put_back(tmp_path: Path) -> None:
     from fedstrata.engine.run_folder import open_run
 
-    source = read_source(None, [*TINY, *FLORA])
+    source = read_source(None, [*TINY, *FLORA, "federation.rounds=1", "data.synthetic.notes=6"])
     run = open_run(source, tmp_path / "run", lambda event, facts: None, resume=False)
     run.execute()
     model, fresh = run.experiment.model, prepare(source).model

@@ -38,8 +38,8 @@ def test_the_probe_reports_the_norms_that_a_naive_loop_finds(run_tiny: RunTiny) 
     torch.testing.assert_close(torch.tensor(reported), total / weights, rtol=1e-4, atol=1e-6)
 
 
-def test_the_probe_is_made_once_and_the_record_says_what_it_found(run_tiny: RunTiny) -> None:
-    finished = run_tiny(AUTO)
+def test_the_probe_is_made_once_and_the_record_says_what_it_found(run_once: RunTiny) -> None:
+    finished = run_once(AUTO)
     first, second = finished.of("round")
     norms = first["state"]["block_gradient_norms"]
     assert first["state"]["top"] == smallest_top(norms, 0.5)
@@ -50,8 +50,8 @@ def test_the_probe_is_made_once_and_the_record_says_what_it_found(run_tiny: RunT
     assert len([event for event in finished.of("client") if event["round"] == 2]) == 3
 
 
-def test_a_run_resumed_after_the_probe_keeps_its_depth(run_tiny: RunTiny) -> None:
-    whole = run_tiny(AUTO, out="whole")
+def test_a_run_resumed_after_the_probe_keeps_its_depth(run_tiny: RunTiny, run_once: RunTiny) -> None:
+    whole = run_once(AUTO)
     run_tiny(AUTO, "federation.rounds=1", out="part")
     resumed = run_tiny("federation.rounds=2", out="part", resume=True)
     assert resumed.state.values == whole.state.values
@@ -59,7 +59,9 @@ def test_a_run_resumed_after_the_probe_keeps_its_depth(run_tiny: RunTiny) -> Non
 
 
 def test_the_budget_bounds_what_is_sent(run_tiny: RunTiny) -> None:
-    finished = run_tiny("method={name: layer_skipping, top: {share: 1.0, budget: 0.2}}")
+    finished = run_tiny(
+        "method={name: layer_skipping, top: {share: 1.0, budget: 0.2}}", "federation.rounds=1"
+    )
     assert finished.summary["communication"]["percent_of_full_model"] <= 20.0 + 1.0  # and names, in the frame
     assert finished.state.values["top"] < 3
 
@@ -79,7 +81,7 @@ def test_what_cannot_be_is_refused(method: str, message: str) -> None:
 
 
 def test_fedper_with_personal_blocks_sends_neither_them_nor_the_norm_above_them(run_tiny: RunTiny) -> None:
-    finished = run_tiny("method={name: fedper, personal_blocks: 1}")
+    finished = run_tiny("method={name: fedper, personal_blocks: 1}", "federation.rounds=1")
     assert not [
         name for name in finished.state.tensors if ".layers.2." in name or name == "model.norm.weight"
     ]

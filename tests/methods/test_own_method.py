@@ -56,8 +56,9 @@ def _there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_method_of_ones_own_is_planned_and_run(run_tiny: RunTiny) -> None:
-    plan = make_plan(read_source(None, [*TINY, PULLED_TOP]), seconds=0.0)
-    run = run_tiny(PULLED_TOP)
+    few = (PULLED_TOP, "federation.rounds=1")
+    plan = make_plan(read_source(None, [*TINY, *few]), seconds=0.0)
+    run = run_tiny(*few)
     assert {group.name for group in plan.groups if group.bytes_up} == {"block 2"}
     assert plan.travels == "the highest block, both ways"
     assert plan.trainable_parameters == run.summary["trainable_parameters"]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from functools import cache
+from itertools import product
 from typing import Any, Literal
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from peft.tuners.tuners_utils import BaseTunerLayer
+from support import examples
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
@@ -61,6 +63,28 @@ KINDS = {
 }
 WITHOUT_CAUSAL_LM = {"distilbert", "deberta-v2", "modernbert"}
 ROWS, TOKENS = 3, 10
+QUICK = {
+    ("bert", "sequence-classification"),
+    ("gpt2", "token-classification"),
+    ("llama", "causal-lm"),
+    ("deberta-v2", "token-classification"),
+    ("modernbert", "sequence-classification"),
+}
+"""Models that differ most in what they compute."""
+QUICK_ADAPTED = {
+    ("gpt2", "token-classification", "lora"),
+    ("deberta-v2", "sequence-classification", "lora"),
+    ("bert", "token-classification", "bottleneck"),
+    ("llama", "sequence-classification", "prefix"),
+}
+
+
+def cases(choice: Collection[tuple[str, ...]], *parts: Collection[str]) -> list[Any]:
+    """Every combination, all of them slow but for those chosen."""
+    return [
+        pytest.param(*case, id="-".join(case), marks=() if case in choice else pytest.mark.slow)
+        for case in product(*parts)
+    ]
 
 
 def tiny(family: str, kind: str = "token-classification") -> nn.Module:
@@ -101,8 +125,7 @@ def head(module: nn.Module, layout: Layout) -> Collection[str]:
     return layout.head
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "kind"), cases(QUICK, FAMILIES, KINDS))
 def test_counts_are_those_of_torch(family: str, kind: str) -> None:
     if kind == "causal-lm" and family in WITHOUT_CAUSAL_LM:
         pytest.skip("transformers has no such model")
@@ -118,7 +141,7 @@ def test_counts_are_those_of_torch(family: str, kind: str) -> None:
 BERT = cache(lambda: tiny("bert"))
 
 
-@settings(max_examples=25)
+@examples(100)
 @given(rows=st.integers(1, 5), tokens=st.integers(2, 40))
 def test_counts_are_those_of_torch_whatever_the_shape(rows: int, tokens: int) -> None:
     module = BERT()
@@ -145,9 +168,10 @@ def adapted(
     return wrapped, find_layout(wrapped, learnable)
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS)
-@pytest.mark.parametrize("kind", ["token-classification", "sequence-classification"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "kind", "adapter"),
+    cases(QUICK_ADAPTED, FAMILIES, ("token-classification", "sequence-classification"), ADAPTERS),
+)
 def test_counts_with_adapters_are_those_of_torch(family: str, kind: str, adapter: str) -> None:
     try:
         module, layout = adapted(family, ADAPTERS[adapter], kind)
@@ -165,11 +189,19 @@ def test_counts_with_lora_in_some_layers_are_those_of_torch(targets: list[str]) 
     assert FlopCounter(module, layout, layout.all).batch(ROWS, TOKENS) == count(module, layout, layout.all)
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "deberta-v2"])
-@pytest.mark.parametrize("kind", ["lora", "bottleneck"])
-@pytest.mark.parametrize("narrow", [1, 2])
+@pytest.mark.parametrize(
+    ("narrow", "kind", "family"),
+    [
+        pytest.param(
+            *case,
+            id="-".join(map(str, case)),
+            marks=() if case in {(2, "lora", "llama"), (1, "bottleneck", "bert")} else pytest.mark.slow,
+        )
+        for case in product((1, 2), ("lora", "bottleneck"), ("bert", "gpt2", "llama", "deberta-v2"))
+    ],
+)
 def test_a_device_with_fewer_ranks_is_counted_with_those(
-    family: str, kind: Literal["lora", "bottleneck"], narrow: int
+    narrow: int, kind: Literal["lora", "bottleneck"], family: str
 ) -> None:
     """The model's adapters are wider than the device's and lie in blocks that have none there."""
     wide, own = (

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny_models import VARIANTS
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
@@ -19,6 +20,17 @@ from fedstrata.models.load import load, read_config, read_tokenizer, skeleton
 from fedstrata.models.state import Model
 
 LABELS = ("O", "B-problem", "I-problem")
+QUICK = {"llama", "llama-tied", "gpt2", "bert", "deberta-v2", "gemma3", "bloom"}
+"""Families of the most unlike models."""
+
+families = pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(one, id="-".join(one), marks=() if one[0] in QUICK else pytest.mark.slow)
+        for one in VARIANTS
+    ],
+    indirect=True,
+)
 
 
 def hidden_states(model: Model, tokens: Sequence[int]) -> Tensor:
@@ -29,6 +41,7 @@ def hidden_states(model: Model, tokens: Sequence[int]) -> Tensor:
         return base(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0]
 
 
+@families
 def test_every_family_is_made_ready_to_train(
     tiny_model: Callable[..., Model], variant: tuple[str, str]
 ) -> None:
@@ -51,6 +64,7 @@ def test_every_family_is_made_ready_to_train(
         assert model.module.config.label2id["I-problem"] == 2
 
 
+@families
 def test_is_causal_says_whether_later_tokens_are_seen(
     tiny_model: Callable[..., Model], variant: tuple[str, str]
 ) -> None:
@@ -323,6 +337,7 @@ def test_an_architecture_without_such_a_head(
     assert "no causal-lm model (it has: token-classification, sequence-classification)" in problem.message
 
 
+@pytest.mark.slow
 def test_a_slow_tokenizer(
     refusal: Callable[..., Problem], saved: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -63,11 +63,13 @@ def test_the_log_in_the_repository_is_that_of_this_model() -> None:
     assert end["sha256"] == digest
 
 
-@pytest.mark.parametrize("shards", [1, pytest.param(None, marks=pytest.mark.slow)])
-def test_its_pretraining_notes_and_the_demos_never_overlap(shards: int | None) -> None:
+@pytest.mark.parametrize(
+    "few", [("--shards", "1", "--notes", "200"), pytest.param((), marks=pytest.mark.slow)], ids=["few", "all"]
+)
+def test_its_pretraining_notes_and_the_demos_never_overlap(few: tuple[str, ...]) -> None:
+    """Of fewer notes to a shard each is one of those that there are of more."""
     script = load_script("pretrain_mini")
-    options = script.arguments(["--out", "x", *([] if shards is None else ["--shards", str(shards)])])
-    seen = set(script.corpus(options))
+    seen = set(script.corpus(script.arguments(["--out", "x", *few])))
     demo = {note.text for seed in range(3) for note in generate(seed=seed, sites=4, notes=200)}
     assert len(demo) == 600
     assert not demo & seen

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from safetensors import safe_open
 from stored_states import (
@@ -24,6 +24,8 @@ from stored_states import (
     texts,
     trained,
 )
+from support import examples
+from tiny_models import VARIANTS
 from torch import Tensor, nn
 
 from fedstrata.core.seeding import Seed
@@ -33,6 +35,9 @@ from fedstrata.models.prefix_cache import FILE, estimate_bytes
 from fedstrata.models.state import Model
 from fedstrata.policies.freeze import train_top
 from fedstrata.train.local import fit
+
+QUICK = {"llama", "gpt2", "bert", "deberta-v2", "gemma3", "bloom"}
+"""Families whose blocks are handed the most unlike things."""
 
 
 def switch_dropout_on(model: Model) -> None:
@@ -57,6 +62,14 @@ def counting_runs_below(model: Model, cut: int) -> Iterator[list[str]]:
         handle.remove()
 
 
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(one, id="-".join(one), marks=() if one[0] in QUICK else pytest.mark.slow)
+        for one in VARIANTS
+    ],
+    indirect=True,
+)
 def test_training_from_stored_states_is_training(
     tiny_model: Tiny, variant: tuple[str, str], tmp_path: Path
 ) -> None:
@@ -92,7 +105,7 @@ def test_what_is_below_the_first_trained_block_counts_as_frozen(tiny_model: Tiny
     assert frozen_blocks(layout, layout.all) == 0
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lengths=st.lists(st.integers(1, 24), min_size=1, max_size=9),
     batch=st.integers(1, 5),

@@ -23,6 +23,7 @@ LAST_TOKEN += ["gpt2", "gpt_neox", "bloom", "opt", "mixtral"]
 FIRST_TOKEN = ["bert", "roberta", "xlm-roberta", "distilbert", "deberta", "deberta-v2", "modernbert"]
 FIRST_TOKEN += ["electra", "mpnet"]
 # Not MobileBERT: a token sees the embedding of the next one, which is zero for its own padding token only.
+QUICK = {"llama", "gpt2", "gemma3", "opt", "bert", "deberta-v2", "modernbert"}
 END = 3
 """The tokenizer's end-of-sequence token, which also pads: it has no padding token."""
 
@@ -33,7 +34,13 @@ def logits_of(model: Model, rows: list[list[int]]) -> torch.Tensor:
         return run_model(model.module, batch)
 
 
-@pytest.mark.parametrize("family", LAST_TOKEN + FIRST_TOKEN)
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, marks=() if family in QUICK else pytest.mark.slow)
+        for family in LAST_TOKEN + FIRST_TOKEN
+    ],
+)
 def test_padding_changes_no_logit_whatever_the_text_holds(
     family: str, tiny_model: Callable[..., Model]
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_models import VARIANTS
 from torch import Tensor, nn
 
 from fedstrata.models.blocks import block_modules, transformers_model
@@ -17,6 +18,9 @@ from fedstrata.models.state import Model
 from fedstrata.tasks.windows import run_model
 
 Make = Callable[..., Model]
+QUICK = {"llama", "gpt2", "bert", "modernbert", "gemma3", "bloom"}
+"""Families whose blocks give back the most unlike things."""
+CHECKPOINTED = {"llama", "bert"}
 IDS = torch.arange(4, 22).view(2, 9)
 BATCH = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}
 
@@ -34,7 +38,20 @@ def logits(model: Model) -> Tensor:
     return run_model(model.module, BATCH)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
+@pytest.mark.parametrize(
+    ("variant", "checkpointing"),
+    [
+        pytest.param(
+            one,
+            checkpointing,
+            id="-".join([*one, "checkpointing" if checkpointing else "plain"]),
+            marks=() if one[0] in (QUICK & CHECKPOINTED if checkpointing else QUICK) else pytest.mark.slow,
+        )
+        for checkpointing in (False, True)
+        for one in VARIANTS
+    ],
+    indirect=["variant"],
+)
 def test_a_block_that_is_left_out_runs_neither_forward_nor_backward(
     tiny_model: Make, variant: tuple[str, str], checkpointing: bool
 ) -> None:

@@ -42,25 +42,33 @@ DRAWN = "droppeft"
 """Which blocks have run, so that they are sent, is drawn."""
 
 
+TELLING = ("fedtlu", "fl_llama")
+"""Methods with something of their own in a plan; a run of any other is planned as those of the fast cases."""
+
+
 REPORTING = ("layer_skipping", "fedtlu", "fl_llama", "local_only", "flora")
 """Methods of which the report is written too, which takes as long as the run."""
+
+
+SLOW = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def a_report(tmp_path_factory: pytest.TempPathFactory) -> int:
     """How many bytes the report of a run like those below has."""
     folder = tmp_path_factory.mktemp("report") / "run"
-    source = read_source(None, [*SMALL, "method={name: fedavg}", "federation.rounds=4"])
+    source = read_source(None, [*SMALL, "method={name: fedavg}", "federation.rounds=3"])
     open_run(source, folder, lambda event, facts: None, resume=False).execute()
     return (folder / "report.html").stat().st_size
 
 
-@pytest.mark.parametrize("name", SIZES_VARY)
+@pytest.mark.parametrize("name", [SIZES_VARY[0], pytest.param(SIZES_VARY[1], marks=SLOW)])
 def test_a_plan_says_that_it_cannot_know_the_sizes_of_adapters(name: str) -> None:
     plan = plan_tiny(f"method={{name: {name}}}")
     assert any("adapters of several sizes" in warning for warning in plan.warnings)
 
 
+@pytest.mark.slow
 def test_a_plan_says_that_it_cannot_know_which_blocks_run() -> None:
     plan = plan_tiny("method={name: droppeft}")
     assert any("only blocks that have run" in warning for warning in plan.warnings)
@@ -71,25 +79,28 @@ def test_a_plan_says_that_it_cannot_know_which_blocks_run() -> None:
     "overrides",
     [
         *(
-            (f"method={{name: {name}}}", "data.split.server=2")
+            pytest.param(
+                (f"method={{name: {name}}}", "data.split.server=2"),
+                marks=[] if name in TELLING else [SLOW],
+            )
             for name in METHODS
             if name not in (*SIZES_VARY, DRAWN)
         ),
-        ("method={name: droppeft, rates: 0.0}",),
-        ("method={name: droppeft, rates: 0.0}", "federation.sample=0.67"),
-        ("method={name: layer_skipping, top: 1, head: local}",),
-        ("method={name: layer_skipping, top: auto}", "training.cache=off"),
+        pytest.param(("method={name: droppeft, rates: 0.0}",), marks=SLOW),
+        pytest.param(("method={name: droppeft, rates: 0.0}", "federation.sample=0.67"), marks=SLOW),
+        pytest.param(("method={name: layer_skipping, top: 1, head: local}",), marks=SLOW),
+        pytest.param(("method={name: layer_skipping, top: auto}", "training.cache=off"), marks=SLOW),
         ("method={name: fedper}", "data.split.test_sites=[site-3]"),
         ("federation.sample=0.34",),
-        ("method={name: flora}", "federation.sample=0.67"),
+        pytest.param(("method={name: flora}", "federation.sample=0.67"), marks=SLOW),
     ],
     ids=str,
 )
 def test_any_run_is_planned_as_it_then_runs(
     run_tiny: RunTiny, a_report: int, overrides: tuple[str, ...]
 ) -> None:
-    reports = any(name in overrides[0] for name in REPORTING)
-    overrides = (*overrides, "federation.rounds=4")
+    reports = any(name in overrides[0] for name in REPORTING) and "federation.sample=0.67" not in overrides
+    overrides = (*overrides, "federation.rounds=3")
     plan = plan_tiny(*overrides)
     run = run_tiny(*SMALL[len(TINY) :], *overrides, report=reports)
     assert plan.model == run.summary["model"]
@@ -120,7 +131,7 @@ def test_any_run_is_planned_as_it_then_runs(
 
 
 def test_drop_outs_and_abandoned_rounds_are_in_the_plan(run_tiny: RunTiny) -> None:
-    overrides = ("federation={rounds: 4, dropout: 0.5, min_clients: 2}",)
+    overrides = ("federation={rounds: 4, dropout: 0.5, min_clients: 2, evaluate_every: 4}",)
     plan, run = plan_tiny(*overrides), run_tiny(*SMALL[len(TINY) :], *overrides)
     assert run.summary["failures"]["clients"]
     assert run.summary["failures"]["abandoned_rounds"]
@@ -180,11 +191,12 @@ def test_what_is_said_while_a_divided_model_trains_is_no_part_of_it() -> None:
     ]
 
 
+@pytest.mark.usefixtures("no_report")
 def test_steps_and_who_takes_part_are_those_of_the_run(tmp_path: Path) -> None:
     overrides = [
         *SMALL,
         "training={epochs: 2, batch_size: 4, accumulation: 3}",
-        "federation={rounds: 4, sample: 0.67}",
+        "federation={rounds: 4, sample: 0.67, evaluate_every: 4}",
     ]
     steps: dict[tuple[int, str], int] = {}
 
@@ -204,7 +216,7 @@ def test_steps_and_who_takes_part_are_those_of_the_run(tmp_path: Path) -> None:
 def test_nothing_is_left_behind_and_a_later_run_is_the_same(
     run_tiny: RunTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = run_tiny(*SMALL[len(TINY) :], out="before")
+    before = run_tiny(*SMALL[len(TINY) :], "federation.rounds=1", out="before")
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "empty"))
@@ -212,7 +224,7 @@ def test_nothing_is_left_behind_and_a_later_run_is_the_same(
     plan_tiny("method={name: local_only}")
     assert torch.equal(torch.get_rng_state(), random_state)
     assert not list((tmp_path / "empty").iterdir())
-    after = run_tiny(*SMALL[len(TINY) :], out="after")
+    after = run_tiny(*SMALL[len(TINY) :], "federation.rounds=1", out="after")
     assert_same_tensors(before.state.tensors, after.state.tensors)
 
 
@@ -263,7 +275,7 @@ REHEARSED = Rehearsed(
 
 
 @pytest.mark.parametrize("method", ["layer_skipping", "local_only", "fedmedlora_plus"])
-@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=SLOW), 2])
 def test_time_and_bytes_are_the_sums_over_what_a_run_does(method: str, every: int) -> None:
     federation = f"federation={{rounds: 3, sample: 0.67, evaluate_every: {every}}}"
     experiment = experiment_of(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import Markup
 from support import RunTiny
 
 from fedstrata.record.report import write_report
@@ -52,10 +53,29 @@ def report(*folders: Path) -> Page:
     return Page(file.read_text(encoding="utf-8"))
 
 
+def draw_only(monkeypatch: pytest.MonkeyPatch, *kinds: str) -> None:
+    """No figures but those: drawing is nearly all of a report's time."""
+    for name in {"curves", "bars", "dots", "ranges", "stacks", "heat_map", "swatch"} - set(kinds):
+        monkeypatch.setattr(f"fedstrata.record.report.plots.{name}", lambda *_, **__: Markup("<svg></svg>"))
+
+
+@pytest.fixture
+def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that look at words and tables alone."""
+    draw_only(monkeypatch)
+
+
+@pytest.fixture
+def curves_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of what stands in curves by round, by bytes or by time."""
+    draw_only(monkeypatch, "curves")
+
+
 def rows(page: Page, table: int = 0) -> dict[str, list[str]]:
     return {row[0]: row[1:] for row in page.tables[table]}
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_a_run_leaves_a_report_with_its_numbers(run_tiny: RunTiny) -> None:
     run = run_tiny("method={name: layer_skipping, top: 1}", report=True)
     page = Page((run.folder / "report.html").read_text(encoding="utf-8"))
@@ -73,8 +93,11 @@ def test_a_run_leaves_a_report_with_its_numbers(run_tiny: RunTiny) -> None:
     assert sent["block 2"] != "0 bytes"
 
 
-@pytest.mark.parametrize("update", ["targeted", "random"])
-def test_the_blocks_that_were_merged_are_shown_by_round(run_tiny: RunTiny, update: str) -> None:
+@pytest.mark.parametrize("update", ["targeted", pytest.param("random", marks=pytest.mark.slow)])
+def test_the_blocks_that_were_merged_are_shown_by_round(
+    run_tiny: RunTiny, update: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_only(monkeypatch, "heat_map")
     settings = f"method={{name: fedtlu, update: {update}, portion: 0.67}}"
     run = run_tiny(settings, "federation.rounds=3", "federation.evaluate_every=3", report=True)
     page = (run.folder / "report.html").read_text()
@@ -86,7 +109,7 @@ def test_the_blocks_that_were_merged_are_shown_by_round(run_tiny: RunTiny, updat
     cells = sum(len(event["state"].get("block_scores", [])) for event in run.of("round"))
     assert figure.count("opacity") >= cells == (9 if update == "targeted" else 0)
     assert ("darker: a higher score" in figure) == (update == "targeted")
-    tables = [table for table in report(run.folder).tables if table[0][0] == "tensor"]
+    tables = [table for table in Page(page).tables if table[0][0] == "tensor"]
     assert len(tables) == (update == "targeted")
     for name, last, mean, lowest, highest in (row for table in tables for row in table[1:]):
         scores = [event["state"]["tensor_scores"][name] for event in run.of("round")]
@@ -94,6 +117,7 @@ def test_the_blocks_that_were_merged_are_shown_by_round(run_tiny: RunTiny, updat
         assert [last, mean, lowest, highest] == [f"{score:.4g}" for score in expected]
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_where_no_block_is_ever_merged_there_is_no_figure_of_blocks(run_tiny: RunTiny) -> None:
     run = run_tiny("method={name: fedtlu, update: last}", "federation.rounds=1", report=True)
     assert "Blocks by round" not in (run.folder / "report.html").read_text()
@@ -111,6 +135,7 @@ def test_a_report_that_cannot_be_written_fails_no_run(
     assert not (run.folder / "report.html").exists()
 
 
+@pytest.mark.usefixtures("curves_alone")
 @pytest.mark.parametrize("method", ["local_only", "centralized"])
 def test_personal_and_pooled_methods_have_reports(run_tiny: RunTiny, method: str) -> None:
     run = run_tiny(f"method={{name: {method}}}", "federation.rounds=1", report=True)
@@ -137,12 +162,12 @@ def test_names_from_outside_are_text_and_nothing_else(write_run: Any, events: An
         write_run(record, "first", "name: <s>config</s>\n"),
         write_run([*record[:-1], failed], "<em>second</em>"),
     ]
-    for page in (report(folders[0]), report(folders[1]), report(*folders)):
+    pages = (report(folders[0]), report(folders[1]), report(*folders))
+    for page in pages:
         tags = {tag for tag, _ in page.tags}
         assert not tags & {"script", "b", "i", "u", "s", "em"}
         assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
-    page = report(folders[0])
-    assert all(name in page.text for name in [*NASTY, "<u>kind</u>", "<s>config</s>"])
+    assert all(name in pages[0].text for name in [*NASTY, "<u>kind</u>", "<s>config</s>"])
 
 
 def test_control_characters_in_names_are_shown_as_they_are_spelt(write_run: Any, events: Any) -> None:
@@ -175,6 +200,7 @@ def test_figures_take_every_colour_from_the_page(write_run: Any, events: Any) ->
     assert {value for value in colours if not value.startswith("var(--")} == {"none"}
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_the_lowest_and_the_highest_client_are_marked(write_run: Any, events: Any) -> None:
     table = rows(report(write_run(events(clients={"a": 0.5, "b": 0.2, "c": 0.9, "d": 0.4}))))
     assert {"b ▼ lowest", "c ▲ highest", "a", "d"} < table.keys()
@@ -187,6 +213,7 @@ def falling(events: Any, clients: dict[str, float]) -> list[dict[str, Any]]:
     return events(clients=clients, lower_is_better=["f1"])
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_of_a_falling_score_the_highest_client_is_the_worst(write_run: Any, events: Any) -> None:
     page = report(write_run(falling(events, {"a": 12.5, "b": 8.25, "c": 30.0})))
     assert {"b ▼ lowest", "c ▲ highest", "a"} < rows(page).keys()
@@ -197,6 +224,7 @@ def test_of_a_falling_score_the_highest_client_is_the_worst(write_run: Any, even
     assert "The best / 0.9" in page.text
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_the_models_that_clients_trained_have_a_column_where_they_were_scored(
     write_run: Any, events: Any
 ) -> None:
@@ -210,6 +238,7 @@ def test_the_models_that_clients_trained_have_a_column_where_they_were_scored(
     assert [numbers[number][5] for number in "123"] == ["0.125", "0.250", "-"]
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_of_a_falling_score_the_lowest_run_is_the_best(write_run: Any, events: Any) -> None:
     one = write_run(falling(events, {"a": 10.0, "b": 90.0}), "one")
     two = write_run(falling(events, {"a": 50.0, "b": 70.0}), "two")
@@ -219,7 +248,10 @@ def test_of_a_falling_score_the_lowest_run_is_the_best(write_run: Any, events: A
     assert "The lowest of each column is in bold." in text
 
 
-def test_many_clients_are_all_in_a_folded_table_and_the_ends_in_sight(write_run: Any, events: Any) -> None:
+def test_many_clients_are_all_in_a_folded_table_and_the_ends_in_sight(
+    write_run: Any, events: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_only(monkeypatch, "dots")
     page = report(write_run(events(clients={f"client-{number:03d}": number / 200 for number in range(150)})))
     everybody = {f"client-{number:03d}" for number in range(150)}
     first, folded = ({name.split()[0] for name in rows(page, table) if name} for table in (0, 1))
@@ -229,6 +261,7 @@ def test_many_clients_are_all_in_a_folded_table_and_the_ends_in_sight(write_run:
     assert drawn == {f"{number:03d}" for number in [*range(20), *range(130, 150)]}
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_a_failed_run_says_why_and_shows_its_last_scores(write_run: Any, events: Any) -> None:
     lost = [
         {
@@ -256,6 +289,7 @@ def test_a_run_without_a_single_round_has_a_report(write_run: Any, events: Any) 
     assert "before the first round" in report(write_run([failed], "early")).text
 
 
+@pytest.mark.usefixtures("curves_alone")
 def test_rounds_that_were_not_scored_are_left_out_of_the_curves(write_run: Any, events: Any) -> None:
     record = events(rounds=4)
     for event in record[1:4:2]:
@@ -265,6 +299,7 @@ def test_rounds_that_were_not_scored_are_left_out_of_the_curves(write_run: Any, 
     assert [row[2] for row in numbers[1:]] == ["-", "0.500", "-", "0.500"]
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_a_record_of_an_older_version_has_a_report(write_run: Any, events: Any) -> None:
     record = events()
     del record[0]["groups"]
@@ -273,6 +308,7 @@ def test_a_record_of_an_older_version_has_a_report(write_run: Any, events: Any) 
     assert "What an update holds" not in report(write_run(record)).text
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_a_comparison_shows_the_best_and_what_differs(write_run: Any, events: Any) -> None:
     low = write_run(events(clients={"a": 0.1, "b": 0.9}), "low", "seed: 0\nmethod: {name: x, top: 2}\n")
     high = write_run(events(clients={"a": 0.5, "b": 0.7}), "high", "seed: 0\nmethod: {name: y}\nname: n\n")
@@ -287,6 +323,7 @@ def test_a_comparison_shows_the_best_and_what_differs(write_run: Any, events: An
     }
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_runs_on_other_documents_are_not_compared(write_run: Any, events: Any) -> None:
     one = write_run(events(clients={"a": 0.1, "b": 0.9}), "one")
     other = write_run(events(data="another"), "other")
@@ -306,6 +343,7 @@ def test_runs_of_other_tasks_are_listed_without_figures(write_run: Any, events: 
     assert not any(tag == "svg" for tag, _ in page.tags)
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_runs_of_one_name_are_told_apart(write_run: Any, events: Any) -> None:
     first, second = write_run(events(), "x/run"), write_run(events(), "y/run")
     assert {"x", "y"} < rows(report(first, second)).keys()
@@ -315,10 +353,10 @@ def test_runs_of_one_name_are_told_apart(write_run: Any, events: Any) -> None:
     assert {"z/run", "x"} < rows(report(first, above)).keys()
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_held_out_sites_and_lost_clients_are_shown(run_tiny: RunTiny) -> None:
-    run = run_tiny(
-        "data.split.test_sites=[site-3]", "federation.dropout=0.5", "federation.rounds=4", report=True
-    )
+    federation = "federation={rounds: 4, dropout: 0.5, evaluate_every: 4}"
+    run = run_tiny("data.split.test_sites=[site-3]", federation, report=True)
     page = Page((run.folder / "report.html").read_text(encoding="utf-8"))
     held_out = run.summary["metrics"]["external"]["site-3"]["f1"]
     assert rows(page)["site-3 held out"][0] == f"{held_out:.3f}"
@@ -328,6 +366,7 @@ def test_held_out_sites_and_lost_clients_are_shown(run_tiny: RunTiny) -> None:
     assert "2 clients" in page.text
 
 
+@pytest.mark.usefixtures("curves_alone")
 def test_scores_by_simulated_time_are_drawn_where_runs_have_it(write_run, events) -> None:
     own = events(final=True)
     for event in own:
@@ -349,14 +388,15 @@ def test_scores_by_simulated_time_are_drawn_where_runs_have_it(write_run, events
     assert costs["plain"][-2:] == ["-", "-"]
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_what_each_client_counted_by_its_loss_is_a_table(run_tiny: RunTiny) -> None:
     run = run_tiny(
         "method={name: fedmedlora_plus, cap: 0.4}",
         "data.split.server=3",
         "data.synthetic.notes=18",
-        report=True,
     )
-    (table,) = [table for table in report(run.folder).tables if table[0][0] == "client"]
+    page = report(run.folder)
+    (table,) = [table for table in page.tables if table[0][0] == "client"]
     shown = {row[0]: row[1:] for row in table[1:]}
     rounds = [event["state"]["influence"] for event in run.of("round")]
     for client, last in rounds[-1].items():
@@ -366,4 +406,4 @@ def test_what_each_client_counted_by_its_loss_is_a_table(run_tiny: RunTiny) -> N
         assert shown[client][2:4] == [f"{100 * last['influence']:.1f} %", f"{100 * last['weight']:.1f} %"]
         assert shown[client][4:7] == expected
         assert shown[client][7] == str(sum(own[client]["capped"] for own in rounds))
-    assert "Server's own documents" in report(run.folder).text
+    assert "Server's own documents" in page.text

@@ -30,9 +30,9 @@ def exported(done: Finished, out: Path, **options: Any) -> tuple[ModelCard, str]
 
 
 def test_the_code_of_the_card_runs(
-    run_tiny: RunTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_once: RunTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    card, _ = exported(run_tiny("federation.rounds=1", "training.learning_rate=1e-9"), tmp_path / "tagger")
+    card, _ = exported(run_once("federation.rounds=1", "training.learning_rate=1e-9"), tmp_path / "tagger")
     (code,) = re.findall(r"```python\n(.*?)```", card.text, flags=re.DOTALL)
     assert len(code.splitlines()) <= 4
     monkeypatch.chdir(tmp_path / "tagger")
@@ -57,7 +57,7 @@ def test_a_card_says_how_much_of_a_long_text_is_read(run_tiny: RunTiny, tmp_path
 
 
 def test_what_the_card_says_is_what_the_run_did(run_tiny: RunTiny, tmp_path: Path) -> None:
-    done = run_tiny("federation.rounds=2", "data.synthetic.notes=24")
+    done = run_tiny("federation.rounds=1", "data.synthetic.notes=24")
     card, _ = exported(done, tmp_path / "tagger", licence="apache-2.0")
     summary = done.summary
     head = card.data
@@ -125,8 +125,8 @@ def test_the_summary_for_programs(run_once: RunTiny, tmp_path: Path) -> None:
     assert facts["labels"][:3] == ["O", "B-drug", "I-drug"]
 
 
-def test_the_model_of_one_client(run_tiny: RunTiny, tmp_path: Path) -> None:
-    done = run_tiny("federation.rounds=1", "method={name: local_only}")
+def test_the_model_of_one_client(run_once: RunTiny, tmp_path: Path) -> None:
+    done = run_once("federation.rounds=1", "method={name: local_only}")
     card, _ = exported(done, tmp_path / "out", client="site-2")
     assert "the model of one client, site 2" in card.text
     assert "1 documents that were not trained on" in card.text
@@ -196,13 +196,13 @@ def test_every_method_names_its_source(name: str) -> None:
     assert len(source) > 20
 
 
-LORA = ("method={name: fedlora}", "adapter={kind: lora, rank: 2}", "federation.rounds=1")
+LORA = ("method={name: fedavg}", "adapter={kind: lora, rank: 2}", "federation.rounds=1")
 
 
 def test_a_lora_is_merged_into_a_plain_model(
-    run_tiny: RunTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_once: RunTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    card, _ = exported(run_tiny(*LORA), tmp_path / "merged")
+    card, _ = exported(run_once(*LORA), tmp_path / "merged")
     files = {path.name for path in (tmp_path / "merged").iterdir()}
     assert "model.safetensors" in files and "adapter_config.json" not in files
     (code,) = re.findall(r"```python\n(.*?)```", card.text, flags=re.DOTALL)
@@ -211,8 +211,8 @@ def test_a_lora_is_merged_into_a_plain_model(
 
 
 @pytest.mark.parametrize("adapter", ["{kind: lora, rank: 2}", "{kind: bottleneck, width: 4}"])
-def test_an_adapter_alone_names_no_place(run_tiny: RunTiny, tmp_path: Path, adapter: str) -> None:
-    done = run_tiny("method={name: fedavg}", f"adapter={adapter}", "federation.rounds=1")
+def test_an_adapter_alone_names_no_place(run_once: RunTiny, tmp_path: Path, adapter: str) -> None:
+    done = run_once("method={name: fedavg}", f"adapter={adapter}", "federation.rounds=1")
     export(
         open_result(done.folder), tmp_path / "adapter", licence=None, language=None, with_names=False,
         keep_adapter=True,

@@ -15,15 +15,13 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support import TINY
+from support import RunTiny
 from transformers import pipeline
 
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError, DataError
-from fedstrata.core.settings.source import read_source
 from fedstrata.data.readers import read
 from fedstrata.data.writers import write
-from fedstrata.engine.run_folder import open_run
 from fedstrata.metrics.spans import match_spans, scores_of
 from fedstrata.results import predict as module
 from fedstrata.results.predict import Outcome, check_output, open_inputs, predict_files
@@ -43,11 +41,8 @@ FEW = settings(max_examples=60)
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
-    folder = tmp_path_factory.mktemp("untrained") / "run"
-    source = read_source(None, [*TINY, "federation.rounds=1", "training.learning_rate=1e-9"])
-    open_run(source, folder, lambda event, facts: None, resume=False).execute()
-    return open_result(folder)
+def result(run_once: RunTiny) -> Result:
+    return open_result(run_once("federation.rounds=1", "training.learning_rate=1e-9").folder)
 
 
 def found(result: Result, text: str) -> list[Span]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -25,10 +26,18 @@ def logits_of(module: torch.nn.Module, tokenizer: object) -> torch.Tensor:
         return module(**batch).logits
 
 
+@pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize(
     "overrides",
-    [(), ("model.init=pretrained", "model.name=mini", "model.config={is_causal: false}")],
-    ids=["causal", "both ways"],
+    [
+        pytest.param((), id="causal"),
+        pytest.param(("model.config.is_causal=false",), id="both ways"),
+        pytest.param(
+            ("model.init=pretrained", "model.name=mini", "model.config={is_causal: false}"),
+            id="pretrained, both ways",
+            marks=pytest.mark.slow,
+        ),
+    ],
 )
 def test_the_saved_model_gives_the_logits_of_the_run(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     source = read_source(None, [*TINY, "federation.rounds=1", *overrides])
@@ -93,37 +102,42 @@ def test_a_folder_without_a_run(tmp_path: Path) -> None:
         open_result(tmp_path)
 
 
-def test_a_run_that_stopped_says_how_to_finish_it_and_how_to_end_it(run_tiny: RunTiny) -> None:
-    done = run_tiny("federation.rounds=2")
-    record = done.folder / "record.jsonl"
+def test_a_run_that_stopped_says_how_to_finish_it_and_how_to_end_it(
+    run_once: RunTiny, run_tiny: RunTiny, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(run_once("federation.rounds=1").folder, tmp_path / "run")
+    record = folder / "record.jsonl"
     lines = record.read_text().splitlines(keepends=True)
     record.write_text("".join(line for line in lines if '"event": "final"' not in line))
     with pytest.raises(ConfigurationError) as caught:
-        open_result(done.folder)
+        open_result(folder)
     message = str(caught.value)
-    assert f"finish it with: fedstrata run --resume --out {done.folder}, or end it" in message
-    assert "federation.rounds=2" in message
-    run_tiny("federation.rounds=2", resume=True)  # as the message says
-    open_result(done.folder)
+    assert f"finish it with: fedstrata run --resume --out {folder}, or end it" in message
+    assert "federation.rounds=1" in message
+    run_tiny("federation.rounds=1", resume=True)  # as the message says
+    open_result(folder)
 
 
-def test_a_run_that_goes_on_has_no_model_until_it_is_finished_again(run_tiny: RunTiny) -> None:
-    done = run_tiny("federation.rounds=1")
+def test_a_run_that_goes_on_has_no_model_until_it_is_finished_again(
+    run_once: RunTiny, tmp_path: Path
+) -> None:
+    done = run_once("federation.rounds=1")
+    folder = shutil.copytree(done.folder, tmp_path / "run")
     round_event = next(event for event in done.events if event["event"] == "round")
-    with (done.folder / "record.jsonl").open("a") as record:
+    with (folder / "record.jsonl").open("a") as record:
         record.write(json.dumps({**round_event, "round": 2}) + "\n")
     with pytest.raises(ConfigurationError, match=r"not finished.*federation\.rounds=2"):
-        open_result(done.folder)
+        open_result(folder)
 
 
-def test_a_model_that_is_gone_or_cut_short(run_tiny: RunTiny) -> None:
-    done = run_tiny("federation.rounds=1")
-    weights = done.folder / "model" / "model.safetensors"
+def test_a_model_that_is_gone_or_cut_short(run_once: RunTiny, tmp_path: Path) -> None:
+    folder = shutil.copytree(run_once("federation.rounds=1").folder, tmp_path / "run")
+    weights = folder / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(ConfigurationError, match="model"):
-        open_result(done.folder)
-    for path in (done.folder / "model").iterdir():
+        open_result(folder)
+    for path in (folder / "model").iterdir():
         path.unlink()
-    (done.folder / "model").rmdir()
+    (folder / "model").rmdir()
     with pytest.raises(DataError, match="no such folder"):
-        open_result(done.folder)
+        open_result(folder)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from divided import Divided, Tiny, deeper, divided, joined, noised, prompt_batch, with_lora
+from divided import Divided, Tiny, case, deeper, divided, joined, noised, prompt_batch, with_lora
 from torch import Tensor
 
 from fedstrata.core.cut import Cut
@@ -32,6 +32,8 @@ DECODERS = [
     "llama", "llama-tied", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "gemma3", "phi",
     "phi3", "gpt2", "gpt_neox", "bloom", "opt", "openai-gpt", "mixtral",
 ]  # fmt: skip
+DIFFERENT = ["llama", "gemma3", "phi", "gpt2", "bloom", "opt", "openai-gpt"]
+"""Those that differ in positions, in windows, or in what they keep."""
 ALL = 10**9
 
 
@@ -78,8 +80,14 @@ def causal(tiny_model: Tiny, family: str, blocks: int = 3, **changes: Any) -> Mo
     return model
 
 
-@pytest.mark.parametrize("cut", [Cut(1, 1), Cut(0, 0)], ids=lambda cut: f"{cut.front}-{cut.back}")
-@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize(
+    ("family", "cut"),
+    [
+        case(family, cut, fast=family in fast)
+        for cut, fast in ((Cut(1, 1), DIFFERENT), (Cut(0, 0), ["llama"]))
+        for family in DECODERS
+    ],
+)
 def test_greedy_answers_are_those_of_the_whole_model(tiny_model: Tiny, family: str, cut: Cut) -> None:
     """Prompts of unequal length, padded on the left; one row ends before the others."""
     model = causal(tiny_model, family)
@@ -102,7 +110,7 @@ def test_greedy_answers_are_those_of_the_whole_model(tiny_model: Tiny, family: s
     assert len({tuple(row) for row in expected}) > 1
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
 def test_adapters_of_both_sides_answer_together(tiny_model: Tiny, family: str) -> None:
     cut, kind = Cut(1, 1), "causal-lm"
     whole = with_lora(causal(tiny_model, family), kind)
@@ -126,8 +134,14 @@ def test_the_middle_answers_in_the_precision_of_training(tiny_model: Tiny) -> No
     assert not torch.equal(Sessions(middle, ALL).run(states, rows), expected)
 
 
-@pytest.mark.parametrize("front", [0, 1, 2])
-@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "mistral"])
+@pytest.mark.parametrize(
+    ("family", "front"),
+    [
+        pytest.param(family, front, marks=() if front == fast else pytest.mark.slow)
+        for family, fast in (("gemma2", 0), ("gemma3_text", 2), ("mistral", 1))
+        for front in (0, 1, 2)
+    ],
+)
 def test_windows_slide_on_both_sides(tiny_model: Tiny, family: str, front: int) -> None:
     """A window of 4 of up to 21 tokens; masks are asked of the cache of a block that may be elsewhere."""
     layers = {} if family == "mistral" else {"layer_types": ["sliding_attention", "full_attention"] * 2}
@@ -138,7 +152,7 @@ def test_windows_slide_on_both_sides(tiny_model: Tiny, family: str, front: int) 
         assert continued(both.ends.module, budgets=12) == expected
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
 def test_a_session_that_is_lost_is_made_up_for(tiny_model: Tiny, family: str) -> None:
     """The server forgets it twice: the client sends again what it had sent, and the answers are the same."""
     model = causal(tiny_model, family)
@@ -199,7 +213,7 @@ def test_a_session_goes_on_as_if_it_had_been_one_call(tiny_model: Tiny) -> None:
     torch.testing.assert_close(torch.cat(pieces, dim=1)[own.bool()], whole[own.bool()], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
 def test_a_session_that_is_too_large_is_refused_before_it_is_computed(
     tiny_model: Tiny, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,7 +296,7 @@ def test_noise_is_added_when_it_is_meant_for_inference(tiny_model: Tiny) -> None
     assert answers(noised(0.0, Seed(1), inference=True)) == expected
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2", "deberta-v2"])
+@pytest.mark.parametrize("family", ["bert", pytest.param("gpt2", marks=pytest.mark.slow), "deberta-v2"])
 def test_a_task_predicts_with_a_connected_model_as_with_a_whole_one(tiny_model: Tiny, family: str) -> None:
     """Windows of documents run a few at a time, and the model is called several times."""
     settings = DocumentClassification(problem_type="single_label", max_length=8, stride=2)

@@ -25,11 +25,18 @@ from fedstrata.core.seeding import Seed
 from fedstrata.split.joint import Joint, mean_scales
 from fedstrata.split.rows import Rows
 
+FAST = [("llama", "terms"), ("llama", "clients"), ("gpt2", "terms"), ("deberta-v2", "clients")]
 BATCHES = [(5, 12, 1), (9,), (3, 20)]
 
 
-@pytest.mark.parametrize("by", ["terms", "clients"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "by"),
+    [
+        pytest.param(family, by, marks=() if (family, by) in FAST else pytest.mark.slow)
+        for family in FAMILIES
+        for by in ("terms", "clients")
+    ],
+)
 def test_a_joint_step_is_the_mean_of_the_clients_steps(
     tiny_model: Tiny, family: str, by: Literal["terms", "clients"]
 ) -> None:

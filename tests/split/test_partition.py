@@ -14,7 +14,7 @@ import pytest
 import torch
 from divided import Tiny, deeper
 from safetensors.torch import load_file, save_file
-from tiny_models import LABELS
+from tiny_models import LABELS, VARIANTS
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -31,10 +31,22 @@ from fedstrata.split.divide import divide, leave_ends, leave_middle
 SHARED = {"deberta": "rel_embeddings", "deberta-v2": "rel_embeddings", "mpnet": "relative_attention_bias"}
 
 
+KINDS = dict(reversed(VARIANTS))
+"""The first kind of every family."""
+
+
 def names(model: Model) -> set[str]:
     return {name for name, _ in model.module.named_parameters()}
 
 
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(own, id="-".join(own), marks=() if own in KINDS.items() else pytest.mark.slow)
+        for own in VARIANTS
+    ],
+    indirect=True,
+)
 def test_every_block_is_on_one_side(tiny_model: Tiny, variant: tuple[str, str]) -> None:
     """And the server has no embedding, no final norm and no head."""
     family, kind = variant
@@ -85,18 +97,27 @@ def sharded(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
 
 
-@pytest.mark.parametrize("shards", [False, True], ids=["one file", "shards"])
 @pytest.mark.parametrize(
-    ("family", "kind"),
+    ("family", "kind", "shards"),
     [
-        ("llama", "causal-lm"),
-        ("llama-tied", "causal-lm"),
-        ("gpt2", "causal-lm"),
-        ("gemma3", "causal-lm"),
-        ("mixtral", "causal-lm"),
-        ("bert", "token-classification"),
-        ("deberta-v2", "sequence-classification"),
-        ("modernbert", "token-classification"),
+        pytest.param(
+            family,
+            kind,
+            shards,
+            id=f"{family}-{kind}-{'shards' if shards else 'one file'}",
+            marks=() if family in fast else pytest.mark.slow,
+        )
+        for shards, fast in ((False, ["llama-tied", "mixtral", "bert"]), (True, ["gemma3", "deberta-v2"]))
+        for family, kind in [
+            ("llama", "causal-lm"),
+            ("llama-tied", "causal-lm"),
+            ("gpt2", "causal-lm"),
+            ("gemma3", "causal-lm"),
+            ("mixtral", "causal-lm"),
+            ("bert", "token-classification"),
+            ("deberta-v2", "sequence-classification"),
+            ("modernbert", "token-classification"),
+        ]
     ],
 )
 def test_sides_of_a_saved_model_are_those_of_the_loaded_one(
@@ -148,7 +169,11 @@ def test_a_model_from_scratch_has_the_numbers_of_the_whole_one(
 )
 @pytest.mark.parametrize(
     ("family", "kind"),
-    [("llama", "causal-lm"), ("gpt2", "causal-lm"), ("bert", "token-classification")],
+    [
+        ("llama", "causal-lm"),
+        pytest.param("gpt2", "causal-lm", marks=pytest.mark.slow),
+        pytest.param("bert", "token-classification", marks=pytest.mark.slow),
+    ],
 )
 def test_adapters_begin_alike_on_every_side(tiny_model: Tiny, family: str, kind: str, settings: Any) -> None:
     """A client that holds the ends, and a server that holds the middle, draw what the whole model would."""
@@ -262,6 +287,7 @@ def measured(large: tuple[Path, Path]) -> dict[str, tuple[int, int]]:
     return {take: (grown, held) for take, grown, held in rows}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is measured by Linux's /proc")
 @pytest.mark.parametrize("take", ENDS)
 def test_a_process_never_holds_the_other_sides_tensors(

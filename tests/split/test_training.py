@@ -16,6 +16,7 @@ from divided import (
     Tiny,
     assert_same_gradients,
     batch_of,
+    case,
     deeper,
     divided,
     gradients_of,
@@ -23,7 +24,7 @@ from divided import (
     whole_step,
     with_lora,
 )
-from tiny_models import CONFIGURATIONS
+from tiny_models import CONFIGURATIONS, VARIANTS
 
 from fedstrata.adapters.attach import attach
 from fedstrata.core.cut import Cut
@@ -49,7 +50,14 @@ from fedstrata.train.local import train_mode
 
 CUTS = [Cut(0, 0), Cut(1, 0), Cut(0, 1), Cut(2, 0), Cut(0, 2)]
 """All but one block on each side, which every architecture is divided at with every head."""
+KINDS = dict(reversed(VARIANTS))
+"""The first kind of every family."""
+DIFFERENT = ("llama", "gemma3", "gpt2", "deberta-v2")
+"""Families that differ in what a side needs to compute with: positions, windows, what all blocks share."""
 NARROW = {"sliding_window": 4, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}
+
+
+SLIDING = [("gemma2", Cut(1, 1)), ("gemma3", Cut(1, 0)), ("qwen2", Cut(0, 1))]
 
 
 def assert_equal_to_whole(model: Model, cut: Cut) -> None:
@@ -62,20 +70,40 @@ def assert_equal_to_whole(model: Model, cut: Cut) -> None:
     assert_same_gradients(both.gradients, gradients)
 
 
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(own, id="-".join(own), marks=() if own in KINDS.items() else pytest.mark.slow)
+        for own in VARIANTS
+    ],
+    indirect=True,
+)
 def test_loss_and_gradients_are_those_of_the_whole_model(tiny_model: Tiny, variant: tuple[str, str]) -> None:
     """Every architecture with every head, every parameter training, rows of unequal length."""
     family, kind = variant
     assert_equal_to_whole(tiny_model(family, kind, config=deeper(family)), Cut(1, 1))
 
 
-@pytest.mark.parametrize("cut", CUTS, ids=lambda cut: f"{cut.front}-{cut.back}")
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "cut"),
+    [
+        case(family, cut, fast=family == "llama" or (family in DIFFERENT and cut == Cut(0, 0)))
+        for family, cut in product(FAMILIES, CUTS)
+    ],
+)
 def test_any_cut_gives_the_same(tiny_model: Tiny, family: str, cut: Cut) -> None:
     assert_equal_to_whole(tiny_model(family, FAMILIES[family], config=deeper(family)), cut)
 
 
-@pytest.mark.parametrize("cut", [Cut(0, 1), Cut(1, 0), Cut(1, 1)], ids=lambda cut: f"{cut.front}-{cut.back}")
-@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "gemma3", "qwen2"])
+@pytest.mark.parametrize(
+    ("family", "cut"),
+    [
+        case(family, cut, fast=(family, cut) in SLIDING)
+        for family, cut in product(
+            ["gemma2", "gemma3_text", "gemma3", "qwen2"], [Cut(0, 1), Cut(1, 0), Cut(1, 1)]
+        )
+    ],
+)
 def test_blocks_with_a_sliding_window_keep_theirs(tiny_model: Tiny, family: str, cut: Cut) -> None:
     """The mask of each block is that of its number in the whole model, on either side."""
     kind = "sequence-classification"
@@ -83,7 +111,10 @@ def test_blocks_with_a_sliding_window_keep_theirs(tiny_model: Tiny, family: str,
     assert_equal_to_whole(tiny_model(family, kind, config=deeper(family, **changes)), cut)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(family, marks=() if family in DIFFERENT else pytest.mark.slow) for family in FAMILIES],
+)
 def test_each_segment_trains_its_own_lora(tiny_model: Tiny, family: str) -> None:
     kind, cut, batch = FAMILIES[family], Cut(1, 1), batch_of()
     plain, again = (tiny_model(family, kind, config=deeper(family)) for _ in range(2))
@@ -98,11 +129,17 @@ def test_each_segment_trains_its_own_lora(tiny_model: Tiny, family: str) -> None
     assert all(".lora_" in name or "modules_to_save" in name for name in both.gradients)
 
 
+FULL = [("llama", ["front", "back"]), ("deberta-v2", ["middle"]), ("gpt2", ["front"]), ("bert", ["back"])]
+
+
 @pytest.mark.parametrize(
     ("family", "full"),
     [
-        *product(FAMILIES, [["middle"], ["front", "back"]]),
-        *product(["gpt2", "bert"], [["front"], ["back"], ["middle", "back"]]),
+        pytest.param(family, full, marks=() if (family, full) in FULL else pytest.mark.slow)
+        for family, full in [
+            *product(sorted(FAMILIES), [["middle"], ["front", "back"]]),
+            *product(["gpt2", "bert"], [["front"], ["back"], ["middle", "back"]]),
+        ]
     ],
 )
 def test_segments_may_train_in_full_beside_those_with_a_lora(
@@ -142,7 +179,7 @@ TASKS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "bert"])
+@pytest.mark.parametrize("family", ["llama", pytest.param("gpt2", marks=pytest.mark.slow), "bert"])
 @pytest.mark.parametrize("name", TASKS)
 def test_the_tasks_take_their_losses_as_they_do_of_a_whole_model(family: str, name: str) -> None:
     """Windows of documents, packed text, logits of the answers alone: the task calls the model as ever."""
@@ -267,7 +304,15 @@ def test_a_server_may_score_between_the_passes_of_a_step(tiny_model: Tiny, score
     assert torch.equal(gradients[0], gradients[1])
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "bert", "deberta-v2"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "llama",
+        pytest.param("gpt2", marks=pytest.mark.slow),
+        pytest.param("bert", marks=pytest.mark.slow),
+        "deberta-v2",
+    ],
+)
 def test_activations_may_be_computed_again(tiny_model: Tiny, family: str) -> None:
     """With activation checkpointing, as `training.checkpointing` switches it on, on both sides."""
     model, batch = tiny_model(family, config=deeper(family)), batch_of()

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from fedstrata.core.errors import ConfigurationError
 from fedstrata.data.split import Split
 from fedstrata.tasks.classify import DocumentClassification, LabelAnswer, pool
 
+QUICK_SINGLE, QUICK_MULTI = ("byte_level", "llama", "single_label"), ("word_piece", "bert", "multi_label")
 LABELS = ("401.9", "428.0", "584.9")
 NOTES = [
     Document("a", "severe chest pain, given aspirin 5mg " * 6, labels=("428.0", "401.9")),
@@ -286,7 +288,18 @@ def test_a_task_comes_back_from_the_labels_of_a_model() -> None:
         DocumentClassification().restored(labels)
 
 
-@pytest.mark.parametrize("kind", ["single_label", "multi_label"])
+@pytest.mark.parametrize(
+    ("tokenizer", "classifier", "kind"),
+    [
+        pytest.param(
+            *case,
+            id="-".join(case),
+            marks=() if case in {QUICK_SINGLE, QUICK_MULTI} else pytest.mark.slow,
+        )
+        for case in product(("byte_level", "word_piece"), ("llama", "bert"), ("single_label", "multi_label"))
+    ],
+    indirect=["tokenizer", "classifier"],
+)
 def test_a_model_learns_the_labels(tokenizer: Any, classifier: Callable[[], Any], kind: str) -> None:
     task, module = task_of(kind), classifier()
     documents = NOTES if kind == "multi_label" else ONE_EACH

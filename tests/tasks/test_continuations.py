@@ -20,6 +20,8 @@ from fedstrata.tasks.choice.examples import ClozeExample, pad_questions
 __all__ = ["settings_of", "tiny_model", "tokenizer_folder"]
 
 FAMILIES = [family for family in CONFIGURATIONS if family not in WITHOUT_CAUSAL_LM]
+QUICK = {"llama", "gpt2", "gemma3", "bloom", "bert"}
+"""Families that keep the most unlike things of a prompt, and one that keeps nothing."""
 Make = Callable[..., Model]
 
 
@@ -57,7 +59,10 @@ def check(module: Any, examples: list[ClozeExample]) -> None:
 
 
 @pytest.mark.parametrize("longest", [1, 4])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(family, marks=() if family in QUICK else pytest.mark.slow) for family in FAMILIES],
+)
 def test_answers_in_a_batch_are_as_likely_as_alone(tiny_model: Make, family: str, longest: int) -> None:
     module = tiny_model(family, "causal-lm").module.train(False)
     for parameter in module.parameters():  # far from uniform

@@ -20,6 +20,7 @@ from fedstrata.data.split import Split
 from fedstrata.tasks.ner import NamedEntityRecognition
 from fedstrata.tasks.windows import Window
 
+TOKENIZERS = ["byte_level", pytest.param("word_piece", marks=pytest.mark.slow)]
 TYPES = ("drug", "problem", "test")
 SHORT, LONG = (
     NamedEntityRecognition(max_length=16, stride=4),
@@ -145,6 +146,7 @@ def test_gold_tags_decode_to_the_annotated_mentions(tokenizer: Any, documents: l
     assert scores["f1"] == (1.0 if any(document.spans for document in documents) else 0.0)
 
 
+@pytest.mark.parametrize("tokenizer", TOKENIZERS, indirect=True)
 @settings(max_examples=80)
 @given(document=annotated_anywhere())
 def test_tags_equal_those_of_a_loop_over_tokens(tokenizer: Any, document: Document) -> None:
@@ -155,6 +157,7 @@ def test_tags_equal_those_of_a_loop_over_tokens(tokenizer: Any, document: Docume
     assert tags == naive_tags(document, offsets, task.classes)
 
 
+@pytest.mark.parametrize("tokenizer", TOKENIZERS, indirect=True)
 @settings(max_examples=80)
 @given(document=annotated_anywhere())
 def test_reachability_counts_what_gold_tags_do_not_give_back(tokenizer: Any, document: Document) -> None:
@@ -169,6 +172,7 @@ def test_reachability_counts_what_gold_tags_do_not_give_back(tokenizer: Any, doc
         assert task.score([document], answers)["recall"] == pytest.approx(1 - len(lost) / len(document.spans))
 
 
+@pytest.mark.parametrize("tokenizer", TOKENIZERS, indirect=True)
 @settings(max_examples=80)
 @given(text=annotated_words().map(lambda d: d.text), whole_words=st.booleans(), data=st.data())
 def test_any_tags_decode_as_in_a_loop_however_the_text_is_cut(
@@ -379,6 +383,16 @@ def test_a_causal_model_builds_no_cache_even_inside_a_peft_wrapper(byte_level: A
     assert asked == [False, False]
 
 
+@pytest.mark.parametrize(
+    ("tokenizer", "make_model"),
+    [
+        ("byte_level", "llama"),
+        ("word_piece", "bert"),
+        pytest.param("byte_level", "bert", marks=pytest.mark.slow),
+        pytest.param("word_piece", "llama", marks=pytest.mark.slow),
+    ],
+    indirect=True,
+)
 def test_a_model_learns_the_mentions(tokenizer: Any, make_model: Callable[[int], Any]) -> None:
     task, module = ner(), make_model(len(ner().classes))
     windows = task.encode(NOTES, tokenizer)

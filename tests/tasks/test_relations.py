@@ -439,6 +439,7 @@ def test_nearly_all_relations_of_synthetic_notes_are_candidates() -> None:
     assert found.recall > 0.99
 
 
+@pytest.mark.slow
 def test_candidates_of_maccrobat(data_root: Path) -> None:
     documents = read(data_root / "maccrobat2020" / "brat", "brat", unannotated="skip")
     kept = [

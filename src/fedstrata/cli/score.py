@@ -83,8 +83,8 @@ def score(
     from rich.console import Console  # noqa: PLC0415 - heavy
 
     from fedstrata.core.files import write_atomically  # noqa: PLC0415
-    from fedstrata.data.uneven import mark_unannotated  # noqa: PLC0415
-    from fedstrata.results.pairing import (  # noqa: PLC0415
+    from fedstrata.data.partial_annotation import mark_unannotated  # noqa: PLC0415
+    from fedstrata.results.document_pairs import (  # noqa: PLC0415
         paired,
         read_documents,
         select,

@@ -12,10 +12,10 @@ from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.data import CorpusSettings
 from fedstrata.core.settings.run import RunSettings
+from fedstrata.data.partial_annotation import mark_unannotated, require_sites, set_relations_aside
 from fedstrata.data.partition import partition
 from fedstrata.data.select import mention_types, select_labels, select_relations, select_types
 from fedstrata.data.split import Split, hold_out, set_aside, split
-from fedstrata.data.uneven import mark_unannotated, require_sites, set_relations_aside
 
 if TYPE_CHECKING:
     from fedstrata.core.task import Task

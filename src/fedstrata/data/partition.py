@@ -11,10 +11,10 @@ on the order of the input.
   Learning of Neural Networks", ICML 2019; Li et al., "Federated Learning on Non-IID Data Silos", ICDE 2022).
   A document's label is its dominant one.
 - `dirichlet_equal`: label skew with clients of equal size, as in FedNLP and DropPEFT; see
-  `fedstrata.data.mixes`.
+  `fedstrata.data.label_mixtures`.
 - `quantity`: quantity skew. One draw of client shares divides all documents (Li et al.).
 - `tokens`: FedTLU's rule for language modelling, a budget of words for every client; see
-  `fedstrata.data.budget`. Validation and test documents are dealt in equal numbers.
+  `fedstrata.data.word_budget`. Validation and test documents are dealt in equal numbers.
 - `speciality`: the rule of Layer-Skipping Federated Learning: documents lean to the client of their dominant
   entity type or speciality.
 """
@@ -33,9 +33,9 @@ from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.partition import PartitionSettings
-from fedstrata.data.budget import by_words
-from fedstrata.data.mixes import deal_equally
+from fedstrata.data.label_mixtures import deal_equally
 from fedstrata.data.split import PARTS, Split
+from fedstrata.data.word_budget import by_words
 
 DRAWS = 100
 """How often a random division is drawn before a client without training documents is an error."""

@@ -29,7 +29,7 @@ from fedstrata.engine.local import LocalEngine
 from fedstrata.engine.run import Run
 from fedstrata.engine.sites import sites_of
 from fedstrata.planning.survey import Samples
-from fedstrata.planning.watching import WatchedTask
+from fedstrata.planning.watched_task import WatchedTask
 from fedstrata.record.log import read_events
 from fedstrata.wire import frame
 from fedstrata.wire.meter import Meter

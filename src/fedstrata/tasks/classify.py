@@ -32,7 +32,7 @@ from fedstrata.data.select import named_in_vain, others, unnamed
 from fedstrata.data.split import every
 from fedstrata.metrics.labels import CUTS, SINGLE_LABEL, label_scores, names_of
 from fedstrata.tasks.corrupt import shuffled_windows
-from fedstrata.tasks.labelled import LabelAnswer, LabelledDocument, pool
+from fedstrata.tasks.document_labels import LabelAnswer, LabelledDocument, pool
 from fedstrata.tasks.pairs import padded_types, text_windows
 from fedstrata.tasks.texts import padding_id, require_one_each
 from fedstrata.tasks.windows import CUT_INTO_WINDOWS, IGNORED, WindowTask, pad_ids, run_model

@@ -28,9 +28,9 @@ from fedstrata.core.settings.base import Classes
 from fedstrata.core.task import CardWords
 from fedstrata.data.select import unknown_mentions
 from fedstrata.metrics.spans import match_spans, scores_of
+from fedstrata.tasks.annotation_types import TypedTask
 from fedstrata.tasks.corrupt import corrupted_targets
 from fedstrata.tasks.texts import require_single_texts
-from fedstrata.tasks.typed import TypedTask
 from fedstrata.tasks.windows import (
     CUT_INTO_WINDOWS,
     IGNORED,

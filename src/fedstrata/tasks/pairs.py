@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedstrata.core.documents import Document
-    from fedstrata.tasks.labelled import LabelledDocument
+    from fedstrata.tasks.document_labels import LabelledDocument
 
 _TYPES = "token_type_ids"
 

@@ -40,11 +40,11 @@ from fedstrata.data.select import unknown_relations
 from fedstrata.data.split import every
 from fedstrata.metrics.relations import match_relations, triples_of
 from fedstrata.metrics.spans import scores_of
+from fedstrata.tasks.annotation_types import TypedTask
 from fedstrata.tasks.corrupt import shuffled_windows
 from fedstrata.tasks.mention_pairs.candidates import candidate_pairs, related_types
 from fedstrata.tasks.mention_pairs.markers import PairMarker, code_of, markable, require_signs
 from fedstrata.tasks.texts import padding_id, require_single_texts, whole_texts
-from fedstrata.tasks.typed import TypedTask
 from fedstrata.tasks.windows import IGNORED, Row, pad_ids, run_model
 
 if TYPE_CHECKING:

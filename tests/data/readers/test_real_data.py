@@ -82,6 +82,7 @@ def test_the_modifiers_of_maccrobat_as_triples(data_root: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_ncbi_disease(data_root: Path, tmp_path: Path) -> None:
     documents = read(data_root / "ncbi_disease" / "conll", "conll")
     sentences = Counter(document.metadata["split"] for document in documents)

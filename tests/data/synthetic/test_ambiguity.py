@@ -144,7 +144,7 @@ def f1(tagger: LookUpTagger | LeftContextTagger, test: Sequence[Document]) -> fl
     return 2 * right / total
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_a_dictionary_of_training_mentions_is_far_from_enough(seed: int) -> None:
     train, test = split(generate(seed=seed, sites=4, notes=200))
     tagger = LookUpTagger(train)
@@ -154,6 +154,7 @@ def test_a_dictionary_of_training_mentions_is_far_from_enough(seed: int) -> None
     assert 0.30 <= unseen <= 0.48
 
 
+@pytest.mark.slow
 def test_what_stands_to_the_left_tells_more_than_the_wording() -> None:
     train, test = split(generate(seed=0, sites=4, notes=200))
     score = f1(LeftContextTagger(train), test)

@@ -6,8 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support import examples
 
 from fedstrata.core.documents import MENTION_TYPES, MODIFIER_TYPES, MODIFIERS_OF, Document
 from fedstrata.core.errors import ConfigurationError
@@ -34,7 +35,7 @@ def modifiers_of(document: Document, head: int) -> set[str]:
 sizes = st.integers(1, 5).flatmap(lambda sites: st.tuples(st.just(sites), st.integers(sites, sites + 8)))
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30, deadline=None)
 @given(seed=st.integers(0, 2**32), size=sizes)
 def test_a_corpus_is_well_formed(seed: int, size: tuple[int, int]) -> None:
     sites, notes = size
@@ -95,7 +96,7 @@ def assert_codes_are_stated(document: Document) -> None:
             assert not modifiers_of(document, place[start, end]) & ABSENT
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10, deadline=None)
 @given(seed=st.integers(0, 2**32), size=sizes)
 def test_the_seed_decides_everything(seed: int, size: tuple[int, int]) -> None:
     sites, notes = size

@@ -15,7 +15,7 @@ from fedstrata.engine.sites import sites_of
 from fedstrata.privacy.attacks.leakage import Attempt, Target, leakage_table
 
 SHORT = (*TINY, "task={name: ner, max_length: 16, stride: 4}")
-QUICK = Target(fronts=[0, 1], noises=[0.0, 50.0], texts=20, epochs=1)
+QUICK = Target(fronts=[0, 1], noises=[0.0, 50.0], texts=2, epochs=1, searched=2)
 
 
 def table_of(settings: list[str], target: Target) -> list[Attempt]:
@@ -43,8 +43,8 @@ def test_a_cut_without_a_block_for_the_server_is_refused() -> None:
 
 
 def test_the_command_writes_the_table_and_refuses_what_is_no_number(call: Call, tmp_path: Path) -> None:
-    options = ["--front", "1", "--noise", "0,1", "--texts", "20", "--epochs", "1", "--out", "leak"]
-    done = call("attack", *SHORT, *options)
+    options = ["--front", "1", "--noise", "0,1", "--texts", "2", "--epochs", "1", "--searched", "4"]
+    done = call("attack", *SHORT, *options, "--out", "leak")
     assert done.status == 0, done.err
     table = json.loads((tmp_path / "leak/leakage.json").read_text())
     assert [(row["front"], row["noise"]) for row in table["rows"]] == [(1, 0.0), (1, 1.0)]

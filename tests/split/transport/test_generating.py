@@ -14,7 +14,7 @@ import pytest
 import torch
 from divided import texts_of
 from remote_run import PATIENT, ClientProcess, Clients
-from support import TINY
+from support import TINY, RunTiny
 from torch import Tensor
 
 from fedstrata.core.cut import Cut
@@ -27,7 +27,6 @@ from fedstrata.engine.answering import Answers
 from fedstrata.engine.checkpoint import Checkpoints
 from fedstrata.engine.generating import Generating, read_prompts
 from fedstrata.engine.prepare import prepare, prepare_client, prepare_prompts
-from fedstrata.engine.run_folder import open_run
 from fedstrata.models.state import Model
 from fedstrata.split.inference import RemoteMiddle
 from fedstrata.split.kvcache import Sessions
@@ -58,21 +57,13 @@ ENOUGH = 2**24
 RunOf = Callable[[str], tuple[Path, list[str]]]
 
 
-@pytest.fixture(scope="module")
-def run_of(tmp_path_factory: pytest.TempPathFactory) -> RunOf:
+@pytest.fixture
+def run_of(run_once: RunTiny) -> RunOf:
     """Trains a tiny language model of a family, once; gives the run directory and the overrides."""
-    known: dict[str, tuple[Path, list[str]]] = {}
 
     def train(family: str) -> tuple[Path, list[str]]:
-        if family not in known:
-            overrides = [*LM, MODELS[family], METHOD]
-            folder = tmp_path_factory.mktemp(family) / "run"
-            opened = open_run(
-                read_source(None, [*TINY, *overrides]), folder, lambda event, facts: None, resume=False
-            )
-            opened.execute()
-            known[family] = (folder, overrides)
-        return known[family]
+        overrides = [*LM, MODELS[family], METHOD]
+        return run_once(*overrides).folder, overrides
 
     return train
 
@@ -171,10 +162,9 @@ def processes() -> Iterator[list[ClientProcess]]:
         process.end()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize(
-    ("family", "width"), [("llama", 16), pytest.param("gpt2", 32, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("family", "width"), [("llama", 16), ("gpt2", 32)])
 def test_two_clients_at_once_say_what_the_whole_model_says_though_the_server_forgets(
     run_of: RunOf,
     clients: Clients,

@@ -22,6 +22,8 @@ from fedstrata.split.transport.timing import Timing
 SECOND = 3
 """Which message of a turn is the first of the second batch, where a client that is to be killed is."""
 ONE_EACH = ("training.batch_size=8", "data.synthetic.notes=12")
+SELDOM = "federation.evaluate_every=2"
+"""What a simulation is compared by is not its scores."""
 BATCH = "method={name: fl_llama, mode: client_batch}"
 
 
@@ -48,8 +50,11 @@ def assert_same_run(server: Server, state: State, simulated: Finished) -> None:
             "method={name: fl_llama, in_flight: 2, cuts: {site-2: {front: 0, back: 1}}}",
             "training.accumulation=2",
         ),
-        (BATCH, "adapter={kind: lora, rank: 4}"),
-        ("method={name: fl_llama, full: [front, back]}", "adapter={kind: lora, rank: 4}"),
+        pytest.param((BATCH, "adapter={kind: lora, rank: 4}"), marks=pytest.mark.slow),
+        pytest.param(
+            ("method={name: fl_llama, full: [front, back]}", "adapter={kind: lora, rank: 4}"),
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             ("method={name: fl_llama, full: [middle]}", "adapter={kind: lora, rank: 4}"),
             marks=pytest.mark.slow,
@@ -68,19 +73,20 @@ def assert_same_run(server: Server, state: State, simulated: Finished) -> None:
 def test_a_run_between_processes_gives_the_weights_of_a_simulation(
     run_tiny: RunTiny, serve: Serve, overrides: tuple[str, ...]
 ) -> None:
-    simulated = run_tiny(*overrides, *ONE_EACH)
+    simulated = run_tiny(*overrides, *ONE_EACH, SELDOM)
     server = serve(*overrides, *ONE_EACH)
     for client in CLIENTS:
         server.start(client)
     assert_same_run(server, server.run(2), simulated)
 
 
+@pytest.mark.slow
 def test_clients_that_keep_their_adapters_learn_what_they_would_in_a_simulation(
     run_tiny: RunTiny, serve: Serve
 ) -> None:
     """Each process draws what its own adapters begin with."""
     overrides = ("method={name: fl_llama, average_ends: never}", "adapter={kind: lora, rank: 4}", *ONE_EACH)
-    simulated, server = run_tiny(*overrides), serve(*overrides)
+    simulated, server = run_tiny(*overrides, SELDOM), serve(*overrides)
     for client in CLIENTS:
         server.start(client)
     state = server.run(2)
@@ -95,7 +101,7 @@ def test_clients_that_keep_their_adapters_learn_what_they_would_in_a_simulation(
 
 
 def test_connections_that_are_cut_lose_nothing_and_repeat_nothing(run_tiny: RunTiny, serve: Serve) -> None:
-    simulated = run_tiny(BATCH, *ONE_EACH)
+    simulated = run_tiny(BATCH, *ONE_EACH, SELDOM)
     server = serve(BATCH, *ONE_EACH)
     proxies = [CuttingProxy(server.address, allowed=120_000 + 37_000 * index, cuts=4) for index in range(2)]
     for client, proxy in zip(CLIENTS, proxies, strict=False):
@@ -109,7 +115,11 @@ def test_connections_that_are_cut_lose_nothing_and_repeat_nothing(run_tiny: RunT
 
 @pytest.mark.parametrize(
     ("mode", "accumulation", "at"),
-    [("sequential", 2, 1), ("client_batch", 1, SECOND), ("hierarchical", 1, SECOND)],
+    [
+        pytest.param("sequential", 2, 1, marks=pytest.mark.slow),
+        ("client_batch", 1, SECOND),
+        pytest.param("hierarchical", 1, SECOND, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_a_round_goes_on_without_a_client_that_is_killed_in_a_step(
@@ -190,9 +200,10 @@ def test_a_client_that_is_started_again_while_others_are_waited_for_takes_part(s
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (
+        pytest.param(
             ("weight", "an update weighs 1e+09 where the client has"),
             ("infinite", "holds numbers that are not finite"),
+            marks=pytest.mark.slow,
         ),
         (("huge", "beyond 1e+18, which cannot be averaged"), ("loss", "says loss=1.7e+308, which cannot be")),
         (("empty", "of the weights that were to be trained"), ("good", None)),
@@ -229,6 +240,7 @@ def test_a_client_keeps_nothing_of_a_turn_that_does_not_count(serve: Serve) -> N
         assert bool(kept) == (behaviours[client] == "good")
 
 
+@pytest.mark.slow
 def test_states_that_are_not_finite_cost_the_round_their_client(serve: Serve) -> None:
     server = serve(BATCH, *ONE_EACH)
     processes = {client: server.start(client, "nan" if client == "site-1" else "good") for client in CLIENTS}

@@ -71,18 +71,14 @@ def read_rows(
         elif len(fields) != len(columns) and skip_broken:
             broken += 1
         elif len(fields) != len(columns):
-            raise _uneven(path, line, fields, columns)
+            expected = f"{len(columns)}, one for each column{_hint(columns)}"
+            raise DataError(path, f"a row of {len(fields)} fields", line=line, expected=expected)
         else:
             yield line, dict(zip(columns, fields, strict=True))
     if broken:
         logger.warning("%s: %d rows with another number of fields left out", path, broken)
     if columns is None:
         raise DataError(path, "holds nothing", expected="a header that names the columns")
-
-
-def _uneven(path: Path, line: int, fields: Sequence[str], columns: Sequence[str]) -> DataError:
-    expected = f"{len(columns)}, one for each column{_hint(columns)}"
-    return DataError(path, f"a row of {len(fields)} fields", line=line, expected=expected)
 
 
 def _hint(columns: Sequence[str]) -> str:

@@ -9,9 +9,9 @@ from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.partition import PartitionSettings
-from fedstrata.data.budget import by_words
 from fedstrata.data.partition import partition
 from fedstrata.data.split import Split
+from fedstrata.data.word_budget import by_words
 
 BLANKS = st.sampled_from([" ", "  ", "\n", " \r\n\t"])
 

@@ -8,7 +8,7 @@ import pytest
 
 from fedstrata.core.documents import Document, Relation, Span
 from fedstrata.core.errors import ConfigurationError
-from fedstrata.data.uneven import mark_unannotated, require_sites, set_relations_aside
+from fedstrata.data.partial_annotation import mark_unannotated, require_sites, set_relations_aside
 
 BOTH = Document(
     "b",

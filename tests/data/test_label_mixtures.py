@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedstrata.core.documents import Document
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.partition import PartitionSettings
-from fedstrata.data.mixes import in_whole, settled
+from fedstrata.data.label_mixtures import in_whole, settled
 from fedstrata.data.partition import partition
 from fedstrata.data.split import PARTS, Split
 
@@ -80,7 +80,7 @@ MATRICES = st.integers(1, 8).flatmap(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(drawn=MATRICES, seed=st.integers(0, 99))
 def test_mixes_settle_to_the_shares_of_the_corpus_and_numbers_to_its_counts(
     drawn: tuple[list[list[float]], list[int]], seed: int
@@ -162,6 +162,7 @@ def test_numbers_have_nearly_the_expectation_of_the_mix() -> None:
     assert np.mean(drawn, axis=0) == pytest.approx(8 * mixes, abs=0.25)
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_documents_are_divided_among_a_thousand_clients_in_seconds() -> None:
     parts = corpus({label: [25000, 100, 1900] for label in "abcd"})
     started = time.process_time()
