@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import TINY, RunTiny, assert_same_tensors, report_nothing
 
+from fedstrata.client.site import Site
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.federation import CorruptSettings

@@ -23,7 +23,7 @@ from fedstrata.engine.book import Attendance
 from fedstrata.engine.checkpoint import Checkpoints
 from fedstrata.engine.prepare import prepare
 from fedstrata.engine.run_folder import open_run
-from fedstrata.engine.sites import drop_outs
+from fedstrata.engine.sampling import drop_outs
 
 LOCAL_HEAD = "method={name: layer_skipping, top: 1, head: local}"
 pytestmark = pytest.mark.usefixtures("no_report")

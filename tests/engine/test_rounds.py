@@ -17,7 +17,7 @@ from fedstrata.engine.local import LocalEngine
 from fedstrata.engine.prepare import prepare
 from fedstrata.engine.run import Run
 from fedstrata.engine.run_folder import open_run
-from fedstrata.engine.sites import sample
+from fedstrata.engine.sampling import sample
 from fedstrata.methods import METHODS
 
 SUMMARY_KEYS = {

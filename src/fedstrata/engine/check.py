@@ -19,7 +19,7 @@ from fedstrata.core.settings.source import Source, validate
 from fedstrata.data.partition import LABEL_OF
 from fedstrata.data.split import every
 from fedstrata.engine.model import refusals, with_adapter
-from fedstrata.engine.sites import sample_size
+from fedstrata.engine.sampling import sample_size
 from fedstrata.methods import METHODS
 from fedstrata.methods.divided import Divided
 from fedstrata.record.trackers import require_trackers

@@ -20,8 +20,9 @@ from fedstrata.engine.cohort import RoundCohort
 from fedstrata.engine.devices import fleet_of, last_stored_states
 from fedstrata.engine.facts import by_group, model_facts
 from fedstrata.engine.protocol import Engine
+from fedstrata.engine.sampling import sample
 from fedstrata.engine.scoring import ServerDocuments, due_for_scoring
-from fedstrata.engine.sites import dropped, sample
+from fedstrata.engine.sites import dropped
 from fedstrata.metrics.cost import peak_memory
 from fedstrata.record.log import Listener, RecordLog, committed_rounds, read_events
 from fedstrata.record.summary import summarise, trained_scores, write_summary

@@ -1,22 +1,21 @@
-"""The clients of a run: which there are, who of them is corrupt, and who is drawn for a round."""
+"""The clients of a run: which there are, and who of them is corrupt or drops out."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from fedstrata.client.site import Corruption, Site
 from fedstrata.core.settings.federation import DATA_CORRUPTIONS, CorruptSettings, share_of
 from fedstrata.data.choices import choices_of
 from fedstrata.data.split import PARTS, Split
+from fedstrata.engine.sampling import drop_outs
 
 if TYPE_CHECKING:
     from fedstrata.core.documents import Document
     from fedstrata.core.seeding import Seed
     from fedstrata.engine.prepare import Experiment
-
-Sampled = TypeVar("Sampled")
 
 
 def sites_of(experiment: Experiment) -> tuple[list[Site], list[Site]]:
@@ -38,23 +37,6 @@ def _pool(sites: list[Site]) -> Site:
     """Returns one client that holds all training documents; scores stay those of the sites."""
     documents = tuple(document for site in sites for document in site.documents.train)
     return Site("pooled", Split(train=documents), sites[0].task, sites[0].tokenizer, parts=sites)
-
-
-def sample(sites: Sequence[Sampled], share: float, rng: Seed) -> list[Sampled]:
-    """Draws the clients of a round without replacement, in their usual order.
-
-    Args:
-        sites: All clients.
-        share: Share of them that takes part; at least one does.
-        rng: Seed of the draw.
-    """
-    chosen = rng.numpy().choice(len(sites), size=sample_size(len(sites), share), replace=False)
-    return [sites[index] for index in sorted(chosen.tolist())]
-
-
-def sample_size(clients: int, share: float) -> int:
-    """Returns how many of all clients take part in a round."""
-    return max(1, round(share * clients))
 
 
 def corrupt_clients(clients: Sequence[str], settings: CorruptSettings, rng: Seed) -> dict[str, Corruption]:
@@ -79,19 +61,6 @@ def dropped(experiment: Experiment, number: int, clients: Sequence[str]) -> froz
     """Returns which of a round's clients drop out; pooled data has no client to lose."""
     chance = 0.0 if experiment.method.pooled else experiment.settings.federation.dropout
     return drop_outs(clients, chance, experiment.seed.child("round", number, "dropout"))
-
-
-def drop_outs(clients: Sequence[str], chance: float, rng: Seed) -> frozenset[str]:
-    """Draws the clients that drop out of a round, each by itself.
-
-    A client that drops out at one chance also does at every greater one.
-
-    Args:
-        clients: The clients of the round.
-        chance: Chance of each, in [0, 1).
-        rng: Seed of the draw.
-    """
-    return frozenset(client for client in clients if rng.child(client).numpy().random() < chance)
 
 
 def fingerprint(sites: Sequence[Site], server: Sequence[Document]) -> str:

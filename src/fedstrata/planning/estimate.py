@@ -18,8 +18,9 @@ from scipy.optimize import nnls
 from fedstrata.client.store import KEEP
 from fedstrata.core.files import nearest_existing
 from fedstrata.engine.facts import size_facts
+from fedstrata.engine.sampling import sample
 from fedstrata.engine.scoring import due_for_scoring, scores_everywhere
-from fedstrata.engine.sites import dropped, sample, sites_of
+from fedstrata.engine.sites import dropped, sites_of
 
 if TYPE_CHECKING:
     from fedstrata.core.preflight import Growth
