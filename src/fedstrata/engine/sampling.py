@@ -1,0 +1,41 @@
+"""Who is drawn for a round, and who drops out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from fedstrata.core.seeding import Seed
+
+Sampled = TypeVar("Sampled")
+
+
+def sample(sites: Sequence[Sampled], share: float, rng: Seed) -> list[Sampled]:
+    """Draws the clients of a round without replacement, in their usual order.
+
+    Args:
+        sites: All clients.
+        share: Share of them that takes part; at least one does.
+        rng: Seed of the draw.
+    """
+    chosen = rng.numpy().choice(len(sites), size=sample_size(len(sites), share), replace=False)
+    return [sites[index] for index in sorted(chosen.tolist())]
+
+
+def sample_size(clients: int, share: float) -> int:
+    """Returns how many of all clients take part in a round."""
+    return max(1, round(share * clients))
+
+
+def drop_outs(clients: Sequence[str], chance: float, rng: Seed) -> frozenset[str]:
+    """Draws the clients that drop out of a round, each by itself.
+
+    A client that drops out at one chance also does at every greater one.
+
+    Args:
+        clients: The clients of the round.
+        chance: Chance of each, in [0, 1).
+        rng: Seed of the draw.
+    """
+    return frozenset(client for client in clients if rng.child(client).numpy().random() < chance)
