@@ -49,6 +49,14 @@ class ClientStore:
         for number in older[:-KEEP]:
             self._path(number).unlink()
 
+    @property
+    def version(self) -> tuple[int, int] | None:
+        """What tells the version of the round under way from any other; none where it has written none."""
+        if self._number not in self._versions():
+            return None
+        facts = self._path(self._number).stat()
+        return facts.st_ino, facts.st_mtime_ns
+
     def discard(self) -> None:
         """Removes what was written in the round under way, so that the version before it counts."""
         if self._number in self._versions():

@@ -52,6 +52,7 @@ class Order:
         cut: Where its model is divided; none where it has all of it.
         device: The device that it is emulated on; none without emulation.
         stored_states: Which output of its frozen blocks that device holds.
+        scored: The parts of the split that what it has trained is scored on, by everybody's documents.
     """
 
     client: str
@@ -62,6 +63,7 @@ class Order:
     cut: Cut | None = None
     device: Device | None = None
     stored_states: str | None = None
+    scored: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +75,16 @@ class Done:
         seconds: How long its handler worked, without waiting for the server.
         trained: How many numbers it trained.
         work: What an emulated device has computed; none without emulation.
+        scores: Scores of what was trained, by part; none where they were not asked for.
+        score_seconds: How long these took.
     """
 
     update: Frame
     seconds: float
     trained: int = 0
     work: Work | None = None
+    scores: Mapping[str, Any] | None = None
+    score_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +136,8 @@ class Workplace:
         listen: Told of progress within a turn.
         cache_of: Returns the cache of the client of this name.
         secret: Draws what the server must not know; none where all is drawn from the run's seed.
+        score: Scores the model as it is on parts of everybody's documents; none where there is nothing to
+            score.
     """
 
     method: Method
@@ -141,6 +149,7 @@ class Workplace:
     listen: Listener
     cache_of: Callable[[str], PrefixCache | None] = lambda client: None
     secret: Callable[[], int] | None = None
+    score: Callable[[Sequence[str]], Mapping[str, Any] | None] = lambda parts: None
 
     @property
     def learnt(self) -> tuple[str, ...]:
@@ -198,7 +207,12 @@ class Workplace:
                 seconds = time.perf_counter() - started - (getattr(line, "waited", 0.0) - waited)
             trained = self.model.trainable if order.cut is None else self.learnt  # there, and at the server
             numbers = sum(self.model.layout.sizes[name] for name in trained)
-            return Done(frame.encode(update), seconds, numbers, client.work)
+            ended = time.perf_counter()
+            # No later moment has its weights; a distorted model is no result of any training.
+            learnt = isinstance(update.values.get("loss"), float) and client.corruption is None
+            scores = self.score(order.scored) if order.scored and learnt else None
+            sent = frame.encode(update)
+            return Done(sent, seconds, numbers, client.work, scores, time.perf_counter() - ended)
         except Exception as error:
             if handle is None:
                 self.undo(order.client, order.round)

@@ -138,13 +138,11 @@ class Book:
         """Begins to count what a client's turn costs, its plan with it."""
         return Exchanged(self.meter, client, self.meter.up[client], self.meter.down[client] - sent.nbytes)
 
-    def trained(self, client: str, update: Update) -> float | None:
-        """Takes down the loss of an update and returns it; none if its handler has not trained."""
+    def trained(self, client: str, update: Update) -> None:
+        """Takes down the loss of an update, if its handler has trained."""
         loss = update.values.get("loss")
-        if not isinstance(loss, float):
-            return None
-        self.losses[client] = (loss, update.weight)
-        return loss
+        if isinstance(loss, float):
+            self.losses[client] = (loss, update.weight)
 
     def deliver(
         self, info: ClientInfo, update: Update, exchanged: Exchanged, seconds: float, **more: Any

@@ -145,6 +145,7 @@ class RoundCohort:
                     cut=cut_of(info) if cut_of is not None else None,
                     device=self.device_of(info.id),
                     stored_states=self.stored_states.get(info.id),
+                    scored=self.scored,
                 )
 
         turns = compute(orders())
@@ -165,20 +166,13 @@ class RoundCohort:
         """Takes down what one turn has brought, and returns the update."""
         update = frame.decode(done.update, Update)
         self.trained_parameters = done.trained
-        if self.book.trained(info.id, update) is not None:
-            self._score(info.id)
+        self.book.trained(info.id, update)
+        if done.scores is not None:
+            self.trained_scores[info.id] = done.scores
+        self.score_seconds += done.score_seconds
         self.book.meter.count_up(info.id, done.update)
         self.book.deliver(info, update, exchanged, done.seconds, **self._emulated(order, done, exchanged))
         return update
-
-    def _score(self, client: str) -> None:
-        """Scores what the client has just trained, if that was asked for: no later moment has its weights."""
-        if not self.scored:
-            return
-        started = time.perf_counter()
-        if (scores := self.engine.score_trained(client, self.scored)) is not None:
-            self.trained_scores[client] = scores
-        self.score_seconds += time.perf_counter() - started
 
     def _emulated(self, order: Order, done: Done, exchanged: Exchanged) -> dict[str, Any]:
         """Lets the simulated clock run for a turn; returns what the record says of the client's device."""

@@ -23,6 +23,7 @@ from fedstrata.data.split import PARTS
 from fedstrata.engine.conversation import Conversation
 from fedstrata.engine.scoring import Scorer, scores_everywhere
 from fedstrata.engine.sites import fingerprint, sites_of
+from fedstrata.engine.workers import Workers
 
 if TYPE_CHECKING:
     from fedstrata.client.site import Site
@@ -69,7 +70,9 @@ class LocalEngine:
             folder=folder,
             listen=listen,
             cache_of=self._caches.of,
+            score=self._score_trained,
         )
+        self._workers = Workers(experiment, folder, listen, LocalEngine) if experiment.workers > 1 else None
 
     @property
     def whole(self) -> Model:
@@ -117,9 +120,16 @@ class LocalEngine:
         return ClientInfo(client, self._site[client].count)
 
     def turns(self, orders: Iterable[Order]) -> Turns:
-        """Computes turns one after the other, each when it is asked for."""
+        """Computes turns one after the other, each when it is asked for; or as many at once as may be."""
+        if self._workers is not None:
+            yield from self._workers.turns(orders)
+            return
         for order in orders:
-            yield order, self.workplace.compute(order, self._site[order.client])
+            yield order, self.compute(order)
+
+    def compute(self, order: Order) -> Done | Failed:
+        """Computes one turn."""
+        return self.workplace.compute(order, self._site[order.client])
 
     def converse(self, orders: Iterable[Order], service: Service, meter: Meter) -> Turns:
         """Computes turns of clients that talk with a service, one client at a time."""
@@ -155,16 +165,10 @@ class LocalEngine:
 
         return scorer.personal(enter, pooled=final and scores_everywhere(self._experiment))
 
-    def score_trained(self, client: str, parts: Sequence[str]) -> dict[str, Any] | None:
-        """Scores the model while it holds what a client has just trained.
-
-        A distorted model is no result of any training.
-        """
+    def _score_trained(self, parts: Sequence[str]) -> dict[str, Any] | None:
+        """Scores the model while it holds what a client has just trained."""
         scorers = {part: self._scorer(part) for part in parts}
-        due = {part: scorer for part, scorer in scorers.items() if scorer.has_documents}
-        if not due or self._site[client].distortion is not None:
-            return None
-        return {part: scorer.pooled() for part, scorer in due.items()}
+        return {part: own.pooled() for part, own in scorers.items() if own.has_documents} or None
 
     def save(self, number: int, state: State) -> None:
         """Saves the shared model; or each client's own one, where there is none that is everybody's."""
@@ -181,6 +185,11 @@ class LocalEngine:
     def end(self) -> None:
         """Removes the caches: a run that is finished needs none."""
         self._caches.remove()
+
+    def close(self) -> None:
+        """Ends the processes that it has started."""
+        if self._workers is not None:
+            self._workers.close()
 
     def _scorer(self, part: str) -> Scorer:
         """Returns what scores a part of the split, which is made once."""

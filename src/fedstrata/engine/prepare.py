@@ -7,10 +7,12 @@ own side, each by its own configuration.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
 
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.preflight import Facts
@@ -35,6 +37,7 @@ from fedstrata.engine.check import (
     without_validation,
 )
 from fedstrata.engine.model import check_model, load_model, refusals
+from fedstrata.engine.processors import idle_workers, threads_of, workers_of
 from fedstrata.models.load import read_tokenizer
 from fedstrata.split.divide import leave_ends, leave_middle
 from fedstrata.train.processor import use_processor
@@ -64,6 +67,7 @@ class Experiment:
         seed: Root of all seeds.
         server: The server's own documents, annotated as the task knows it.
         asked: The task's settings as they were given, where `auto` stands for what is found in documents.
+        workers: How many clients compute at once.
     """
 
     settings: RunSettings
@@ -74,6 +78,7 @@ class Experiment:
     seed: Seed
     server: tuple[Document, ...] = ()
     asked: Mapping[str, Any] | None = None
+    workers: int = 1
 
     @property
     def metric(self) -> str:
@@ -126,9 +131,9 @@ def prepare(
         problems += source.located(refusals(lambda: check_metric(settings, task)))
     if checked.sound("model", "task"):
         problems += source.located(refusals(lambda: check_model(settings, checked.task, method)))
+    problems += source.located([] if method is None else idle_workers(settings, method))
     if problems or method is None or task is None:
         raise ConfigurationError(problems)
-    use_processor(settings.threads)
     resolved = settings.model_copy(update={"task": task.model_dump()})
     with collecting(problems, source):
         tokenizer = _trained_tokenizer(resolved, clients, tokenizer_folder)
@@ -136,8 +141,24 @@ def prepare(
         problems += source.located(without_examples(method, task, server, model.tokenizer))
         if not problems:
             model, seed = model.to(device_of(resolved)), Seed(resolved.seed)
-            return Experiment(resolved, method, task, model, clients, seed, server, settings.task)
+            workers = workers_of(resolved, method, model, clients)
+            use_processor(threads_of(resolved, workers))
+            # A run that goes on must have as many.
+            resolved = resolved.model_copy(update={"threads": torch.get_num_threads()})
+            return Experiment(resolved, method, task, model, clients, seed, server, settings.task, workers)
     raise ConfigurationError(problems)
+
+
+def with_model(experiment: Experiment, tokenizer: Any, device: torch.device) -> Experiment:
+    """Returns an experiment with a model of its own, as it was before anything was learnt.
+
+    Args:
+        experiment: The experiment; its model is not looked at.
+        tokenizer: The model's.
+        device: Where the model is to be.
+    """
+    model = load_model(experiment.settings, experiment.task, experiment.method, tokenizer)
+    return replace(experiment, model=model.to(device), workers=1)
 
 
 def prepare_server(source: Source, clients: Sequence[str], *, trains: bool = True) -> Experiment:

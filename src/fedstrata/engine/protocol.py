@@ -96,11 +96,11 @@ class Engine(Protocol):
             nobody has such documents.
         """
 
-    def score_trained(self, client: str, parts: Sequence[str]) -> dict[str, Any] | None:
-        """Scores the model that a client has just trained, by part; none if it is not to be scored."""
-
     def save(self, number: int, state: State) -> None:
         """Saves what was learnt, as a model or as one for each client."""
 
     def end(self) -> None:
         """Hears that all is recorded; what only a run under way needs can go."""
+
+    def close(self) -> None:
+        """Hears that the run is over, complete or not."""

@@ -271,15 +271,14 @@ class RemoteEngine:
             book=Book(number, self._folder, failed, attendance, self.command),
         )
 
-    def score_trained(self, client: str, parts: Sequence[str]) -> dict[str, Any] | None:
-        """Scores nothing: what a client has trained is at the client."""
-        return None
-
     def save(self, number: int, state: State) -> None:
         """Saves nothing: no side has all of the model."""
 
     def end(self) -> None:
         """Has nothing to remove."""
+
+    def close(self) -> None:
+        """Has nothing to end: the hub is not its own."""
 
 
 def _scores_in(update: Update) -> Scores | None:

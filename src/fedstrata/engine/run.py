@@ -97,6 +97,7 @@ class Run(Generic[EngineType]):
             self._emit("failed", {"error": type(error).__name__, "message": None})
             raise
         finally:
+            self.engine.close()
             self._log.close()
 
     def load(self) -> None:

@@ -33,6 +33,7 @@ MAY_CHANGE = frozenset(
         "federation.min_clients",
         "federation.metric",
         "threads",
+        "workers",
         "device",
         "report_to",
         "training.cache",

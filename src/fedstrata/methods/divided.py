@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.core.cut import Cut
+from fedstrata.core.errors import Problem
 from fedstrata.core.method import Method
 from fedstrata.split.divide import divide
 from fedstrata.split.ends import Ends
@@ -17,6 +18,7 @@ from fedstrata.split.middle import Middle
 from fedstrata.split.noise import Noise
 
 if TYPE_CHECKING:
+    from fedstrata.core.preflight import Facts
     from fedstrata.core.seeding import Seed
     from fedstrata.models.state import Model
     from fedstrata.split.messages import Form
@@ -37,6 +39,14 @@ class Divided(Method):
     @abstractmethod
     def divides(self, client: str) -> Cut:
         """Returns where a client's model is divided."""
+
+    def problems(self, facts: Facts) -> list[Problem]:
+        """What a client has trained is at no place a whole model that could be scored."""
+        if facts.federation is None or not facts.federation.score_clients:
+            return []
+        return [
+            Problem("federation.score_clients", f"has no meaning with {self.name}: no client has a model")
+        ]
 
     def noise_of(self, rng: Seed) -> Noise | None:
         """Returns the noise on what leaves a client, drawn from a seed; none if there is to be none."""

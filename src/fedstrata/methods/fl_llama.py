@@ -129,7 +129,8 @@ class FLLLaMA(Divided):
 
     def problems(self, facts: Facts) -> list[Problem]:
         """A step has too few batches, or too many; there is no such client, device or adapter."""
-        found = [] if facts.training is None else self._unfit_steps(facts.training.accumulation)
+        found = super().problems(facts)
+        found += [] if facts.training is None else self._unfit_steps(facts.training.accumulation)
         known = self.cuts if facts.clients is None else facts.clients
         found += [
             Problem(f"method.cuts.{name}", f"there is no client {name!r}; there are: {', '.join(known)}")

@@ -27,7 +27,16 @@ class RunSettings(Settings):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
     seed: int = 0
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
-    threads: Count | None = Field(default=None, description="CPU threads; torch's choice when null.")
+    threads: Count | None = Field(
+        default=None,
+        description="CPU threads of a client, on which sums depend to the last bit; torch's choice when "
+        "null, and 1 where several clients compute at once.",
+    )
+    workers: Count | Literal["auto"] = Field(
+        default=1,
+        description="Processes of this machine at which clients compute at once; no number depends on it. "
+        "auto: as many as cores, memory and the clients of a round allow, 1 for a short run.",
+    )
     data: DataSettings = DataSettings()
     partition: PartitionSettings = PartitionSettings()
     model: ModelSettings = ModelSettings()
