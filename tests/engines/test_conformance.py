@@ -1,0 +1,188 @@
+"""Every engine gives what one process gives: the same tensors to the last bit, scores, bytes and record."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from support import Finished, RunTiny, assert_same_tensors, report_nothing
+from troubled import Troubled, TwoHandlers
+
+from fedstrata.client.store import ClientStore, client_folder
+from fedstrata.core.errors import ClientsLostError, ConfigurationError
+from fedstrata.methods import METHODS
+
+ENGINES = {"workers": "workers=2"}
+"""What is set for each engine, besides the local one which all are held against."""
+FAST = (
+    ("method={name: layer_skipping, top: 1, head: local}", "training.cache=on", "training.epochs=2"),
+    ("method={name: fedtlu, portion: 0.34, selection: sketched}", "federation.sample=0.67"),
+    ("method={name: droppeft}", "federation.score_clients=true"),
+)
+METHODS_OF_RUNS = (
+    *FAST,
+    ("method={name: layer_skipping, top: auto}",),
+    ("method={name: fedavg, aggregation: median}", "federation.corrupt={share: 0.3, kind: sign_flip}"),
+    ("method={name: hetlora, prune: {penalty: 1.0}}",),
+    ("method={name: flora, ranks: [2, 5]}",),
+    ("method={name: fedmedlora_plus, cap: 0.6}", "data.split.server=2"),
+    ("method={name: fedpeptao}",),
+    ("method={name: fedadaopt}",),
+    ("method={name: fedsa_lora}", "federation.dropout=0.4", "federation.min_clients=1"),
+    ("method={name: droppeft}", "devices={profiles: [tx2, nx, agx]}"),
+)
+EVERY = [
+    pytest.param(engine, run, marks=() if run in FAST else pytest.mark.slow, id=f"{engine}-{run[0]}")
+    for engine in ENGINES
+    for run in METHODS_OF_RUNS
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _nobody_is_left() -> Iterator[None]:
+    """No process outlasts the run that started it, but for the server they are forked from."""
+    yield
+    children = psutil.Process().children(recursive=True)
+    at_work = [child for child in children if "fedstrata.engine.workers" not in " ".join(child.cmdline())]
+    assert not [child for child in at_work if "forkserver" in " ".join(child.cmdline())]
+
+
+@pytest.fixture(autouse=True)
+def _known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "troubled", Troubled)
+    monkeypatch.setitem(METHODS, "two_handlers", TwoHandlers)
+
+
+def assert_same(one: Finished, other: Finished) -> None:
+    assert_same_tensors(one.state.tensors, other.state.tensors)
+    assert one.state.values == other.state.values
+    for key in ("metrics", "communication", "trainable_parameters", "failures"):
+        assert one.summary[key] == other.summary[key]
+    assert one.rounds_but_for_machine() == other.rounds_but_for_machine()
+    clients = [
+        [{key: event[key] for key in event if key not in {"time", "seconds"}} for event in run.of("client")]
+        for run in (one, other)
+    ]
+    assert clients[0] == clients[1]
+
+
+@pytest.mark.parametrize(("engine", "overrides"), EVERY)
+def test_it_is_the_local_one(
+    run_tiny: RunTiny, run_once: RunTiny, engine: str, overrides: tuple[str, ...]
+) -> None:
+    assert_same(run_once(*overrides, "threads=1"), run_tiny(*overrides, "threads=1", ENGINES[engine]))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_resumed_run_may_have_another(run_tiny: RunTiny, run_once: RunTiny, engine: str) -> None:
+    """The threads of a client stay what they were, though nobody says so."""
+    method = "method={name: layer_skipping, top: 1, head: local}"
+    run_tiny(method, "federation.rounds=1", ENGINES[engine], out="part")
+    resumed = run_tiny("workers=1", "federation.rounds=2", out="part", resume=True)
+    whole = run_once(method, "threads=1")
+    assert_same_tensors(whole.state.tensors, resumed.state.tensors)
+    assert whole.summary["metrics"] == resumed.summary["metrics"]
+
+
+def troubled(trouble: str, marks: Path) -> tuple[str, ...]:
+    method = f"method={{name: troubled, client: site-2, trouble: {trouble}, marks: {marks}}}"
+    return (method, "federation.min_clients=1", "threads=1")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_client_that_fails_is_lost(run_tiny: RunTiny, tmp_path: Path, engine: str) -> None:
+    overrides = troubled("fails", tmp_path)
+    local = run_tiny(*overrides, out="local")
+    other = run_tiny(*overrides, ENGINES[engine], out="other")
+    assert_same(local, other)
+    assert other.summary["failures"]["clients"] == {"site-2": 2}
+    assert ClientStore(client_folder(other.folder, "site-2"), 2).read().tensors == {}
+
+
+def test_a_process_that_is_killed_costs_a_turn_that_is_run_again(run_tiny: RunTiny, tmp_path: Path) -> None:
+    """It is killed when the client has trained, and has kept something of it."""
+    once = run_tiny(*troubled("is killed", tmp_path), "workers=2", out="killed")
+    assert (tmp_path / "site-2").exists()
+    never = run_tiny("method={name: fedavg}", "threads=1", out="never")
+    assert_same_tensors(once.state.tensors, never.state.tensors)
+    assert once.summary["metrics"] == never.summary["metrics"]
+    assert once.summary["failures"]["clients"] == {}
+
+
+def test_a_client_whose_process_is_killed_whenever_it_works_is_lost(
+    run_tiny: RunTiny, tmp_path: Path
+) -> None:
+    run = run_tiny(*troubled("is always killed", tmp_path), "workers=2")
+    assert [(event["client"], event["error"]) for event in run.of("client_failed")] == [
+        ("site-2", "WorkerLostError")
+    ] * 2
+    assert set(run.of("round")[-1]["exchanges"]) == {"site-1", "site-2", "site-3"}
+
+
+def test_a_mistake_in_the_program_stops_the_run(run_tiny: RunTiny, tmp_path: Path) -> None:
+    with pytest.raises(KeyError, match="a mistake"):
+        run_tiny(*troubled("breaks", tmp_path), "workers=2")
+
+
+@pytest.mark.parametrize("overrides", ["workers=1", *ENGINES.values()])
+def test_a_client_that_fails_late_in_a_round_keeps_nothing_of_it(run_tiny: RunTiny, overrides: str) -> None:
+    """What it kept when it trained goes too: the store is that of the round before."""
+    run = run_tiny("method={name: two_handlers}", "federation.min_clients=1", "threads=1", overrides)
+    stores = [ClientStore(client_folder(run.folder, f"site-{site}"), 2).read() for site in (1, 2, 3)]
+    assert [store.values["turns"] for store in stores] == [2, 1, 2]
+
+
+def test_what_nobody_takes_leaves_no_trace(run_tiny: RunTiny, tmp_path: Path) -> None:
+    """The round cannot do without the client that fails; others were ahead of it."""
+    method = f"method={{name: troubled, client: site-1, trouble: fails, marks: {tmp_path}}}"
+    with pytest.raises(ClientsLostError):
+        run_tiny(method, "workers=2", "threads=1")
+    stores = [path for path in (tmp_path / "run" / "clients").rglob("store-*") if path.is_file()]
+    assert not stores
+
+
+@pytest.mark.parametrize("method", ["centralized", "fl_llama"])
+def test_clients_that_cannot_work_at_once_refuse_workers(run_tiny: RunTiny, method: str) -> None:
+    with pytest.raises(ConfigurationError, match="workers: must be 1 or auto"):
+        run_tiny(f"method={{name: {method}}}", "workers=2")
+
+
+@pytest.mark.slow
+def test_processes_end_with_the_one_that_started_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in the middle of a round, which its workers cannot be told."""
+    report_nothing(monkeypatch)
+    context: Any = multiprocessing.get_context("spawn")
+    reader, writer = context.Pipe(duplex=False)
+    run = context.Process(target=run_and_tell, args=(tmp_path / "run", writer))
+    run.start()
+    assert reader.recv() == "at work"
+    workers = psutil.Process(run.pid).children(recursive=True)
+    assert len(workers) >= 3  # the server they are forked from, and two of them
+    os.kill(run.pid, signal.SIGKILL)
+    run.join()
+    _, alive = psutil.wait_procs(workers, timeout=30)
+    assert not alive
+
+
+def run_and_tell(folder: Path, writer: Any) -> None:
+    """Runs as a process of its own and tells when clients are at work."""
+    from support import TINY
+
+    from fedstrata.core.settings.source import read_source
+    from fedstrata.engine.run_folder import open_run
+
+    def listen(event: str, facts: Any) -> None:
+        if event == "client":
+            writer.send("at work")
+            signal.pause()
+
+    source = read_source(None, [*TINY, "workers=2", "federation.rounds=50"])
+    open_run(source, folder, listen, resume=False).execute()
