@@ -115,6 +115,11 @@ SCRIPTS = [
         {"overhead_fraction", "rss_ratio", "seconds_per_round"},
     ),
     pytest.param(
+        "workers.py",
+        ["--repeats", "1", "federation.rounds=2", "data.synthetic.notes=12"],
+        {"speedup", "speedup_over_one_thread", "rss_ratio", "equal"},
+    ),
+    pytest.param(
         "plan_accuracy.py",
         ["--configurations", "top2", "--rounds", "1", "--notes", "24", "--seconds", "0"],
         {"top2"},

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedstrata.data.split import Split
     from fedstrata.models.state import Model
 
-SHORT = 3e13
+SHORT = 1e12
 """Operations of a run from which several processes pay: they take seconds to start."""
 _LIBRARIES = 300 * 2**20
 """Bytes that a process has of its own besides its model."""
