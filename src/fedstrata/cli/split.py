@@ -50,7 +50,11 @@ def serve(
     from fedstrata.engine.prepare import prepare_server  # noqa: PLC0415
     from fedstrata.engine.remote import RemoteEngine  # noqa: PLC0415
     from fedstrata.engine.run import Run  # noqa: PLC0415
-    from fedstrata.engine.run_folder import require_free_folder, serving_folder  # noqa: PLC0415
+    from fedstrata.engine.run_folder import (  # noqa: PLC0415
+        require_free_folder,
+        serving_folder,
+        with_trackers,
+    )
     from fedstrata.split.transport.hub import require_free  # noqa: PLC0415
 
     guests = lines.guests_of(listen, tokens, clients, certificate, key, authority, insecure=insecure)
@@ -66,7 +70,7 @@ def serve(
     run = Run(
         experiment,
         folder,
-        display,
+        with_trackers(experiment.settings, folder, display),
         partial(RemoteEngine, names=guests.names, cache_bytes=cache_bytes, patience=patience),
     )
     if resume:
