@@ -31,7 +31,9 @@ def serve(
     insecure: lines.Insecure = False,
     out: Annotated[Path | None, typer.Option(help="The run directory; runs/NAME when not given.")] = None,
     resume: Resume = False,
-    patience: Annotated[float, typer.Option(help="Seconds to wait for clients that have not joined.")] = 3600,
+    patience: Annotated[
+        float, typer.Option(help="Seconds to wait, once, for a client that has not joined.")
+    ] = 3600,
     cache_megabytes: lines.CacheMegabytes = lines.CACHE_MEGABYTES,
     megabytes: lines.Megabytes = 1024,
     deadline: lines.Deadline = 600,
