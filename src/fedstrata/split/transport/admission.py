@@ -61,7 +61,12 @@ class Admission:
         if older is not None:
             older.cancel()
         late = Event()
-        timer = Timer(self._seconds, lambda: (late.set(), context.cancel()))
+
+        def give_up() -> None:
+            late.set()
+            context.cancel()
+
+        timer = Timer(self._seconds, give_up)
         timer.start()
         try:
             greeting = _greeting(next(requests))
