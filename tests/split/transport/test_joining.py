@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -29,7 +30,7 @@ from fedstrata.core.errors import (
 from fedstrata.core.types import Message
 from fedstrata.split.transport.agreement import Agreement
 from fedstrata.split.transport.credentials import Certificates, Tokens
-from fedstrata.split.transport.header import METHOD, SERVICE, Header, Kind
+from fedstrata.split.transport.header import METHOD, SERVICE, Header, Kind, pack, unpack
 from fedstrata.split.transport.hub import Hub, require_free
 from fedstrata.split.transport.membership import GrpcLine, Membership
 from fedstrata.split.transport.timing import Timing
@@ -355,18 +356,19 @@ def plan_of(hub: Hub, membership: Membership, turn: int) -> None:
     assert membership.receive()[0].turn == turn
 
 
-def test_who_speaks_of_a_turn_that_it_was_not_given_is_lost(hub: Callable[..., Hub]) -> None:
+@pytest.mark.parametrize("other", [0, 99])
+def test_who_speaks_of_a_turn_that_it_was_not_given_is_lost(hub: Callable[..., Hub], other: int) -> None:
     server = hub()
     with joined(server, server.listen("127.0.0.1:0")) as membership:
         plan_of(server, membership, 1)
-        GrpcLine(membership, 99).send(Message())
+        GrpcLine(membership, other).send(Message())
         arrival = server.receive(30)
         assert arrival is not None
         with pytest.raises(
-            FrameError, match="client 'north' sent SAID of turn 99, and is in none but turn 1"
+            FrameError, match=f"client 'north' sent SAID of turn {other}, and is in none but turn 1"
         ):
             raise arrival.lost or AssertionError
-        with pytest.raises(RefusedError, match="sent SAID of turn 99"):
+        with pytest.raises(RefusedError, match=f"sent SAID of turn {other}"):
             membership.receive()
 
 
@@ -418,6 +420,31 @@ def test_silent_connections_of_one_client_keep_nobody_out(
         told = "connection of client 'north' has not greeted, and another of its connections takes"
         assert all(isinstance(call.exception(30), grpc.RpcError) for call in calls[:1])
         assert told in caplog.text
+
+
+def test_connections_of_one_session_that_take_nothing_keep_nobody_out() -> None:
+    """Each is stuck in what it was to be sent, behind which nothing can leave it."""
+    agreed = replace(AGREED, hidden=2**16)
+    server = Hub(lambda *_: agreed, largest=2**24, clients=["north", "south"], timing=TIMING)
+    address = server.listen("127.0.0.1:0")
+    greeting = {"facts": dict(agreed.facts), "arrived": 0}
+
+    def call(channel: grpc.Channel, session: str) -> Any:
+        hello = frame.encode(Message({}, {**greeting, "session": session}))
+        requests = chain([pack(Header(Kind.HELLO), hello.buffers())], iter(Event().wait, True))
+        own = channel.stream_stream(f"/{SERVICE}/{METHOD}")
+        return own(requests, metadata=[("client-bin", b"north")])
+
+    with grpc.insecure_channel(address) as channel:
+        calls = [call(channel, "")]
+        said = frame.decode(frame.split(unpack(next(calls[0]))[1]), Message)
+        server.send("north", Header(Kind.PLAN, turn=1), frame.encode(states(4, 16, 2**16)))
+        for _ in range(30):
+            calls.append(call(channel, str(said.values["session"])))
+            next(calls[-1])  # the welcome; what comes behind it is not taken
+        with Membership(address, "south", agreed, timing=TIMING):
+            server.wait_for(["south"], 30)
+    server.stop(1.0)
 
 
 def test_who_connects_must_greet_in_time(hub: Callable[..., Hub], caplog: pytest.LogCaptureFixture) -> None:

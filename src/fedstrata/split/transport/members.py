@@ -78,7 +78,8 @@ class Member:
         """
         if header.kind == Kind.END:
             raise LineError(f"client {self.client!r} has left")
-        if not self.first <= header.turn <= self.turn:
+        first = max(self.first, min(self.turn, 1))  # 0 is no turn, once there are turns
+        if not first <= header.turn <= self.turn:
             message = f"client {self.client!r} sent {header.kind.name} of turn {header.turn}"
             raise FrameError(f"{message}, and is in none but turn {self.turn}, which may have ended")
         self.first = header.turn + (header.kind in (Kind.UPDATE, Kind.FAILED))
