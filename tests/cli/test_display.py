@@ -98,3 +98,20 @@ def test_of_many_clients_the_lowest_and_the_highest_are_shown() -> None:
     scored = sorted((row["f1"], name) for name, row in clients.items() if row)
     assert rows == [name for _, name in (*scored[:5], *scored[-5:])]
     assert "the 5 lowest and 5 highest of 101 clients; all are in summary.json" in lines
+
+
+def test_a_client_that_fails_to_score_is_told_and_is_none_of_those_that_train() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    display = Display(console)
+    display("run", {"metric": "f1", "pooled": False, "rounds": 1})
+    display("round_started", {"round": 1, "clients": 2})
+    failed = {"round": 1, "client": "north", "error": "FrameError", "message": "no scores", "bytes_down": 10}
+    for facts in ({**failed, "part": "validation"}, failed):
+        display("client_failed", facts)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().splitlines() == [
+        "round 1: north failed to score validation: FrameError: no scores",
+        "round 1: north failed: FrameError: no scores",
+    ]
+    (clients,) = (task for task in display._progress.tasks if task.description == "clients")
+    assert (clients.completed, display._bytes) == (1, 10)

@@ -82,7 +82,7 @@ def test_a_server_that_is_killed_goes_on_with_the_clients_that_are_there(
     settings, options, address = [file, *TINY, *SITES, METHOD], credentials(tmp_path), free_address()
     out = tmp_path / "served"
     serve = ["split", "serve", "--listen", address, "--out", out, *options["server"]]
-    server = fedstrata(*serve, *settings)
+    server = fedstrata(*serve, *settings, "report_to=[tensorboard]")
     started.append(server)
     for client in CLIENTS:
         own = ["--client", client, "--token", tmp_path / f"{client}.token", "--home", tmp_path / client]
@@ -104,6 +104,8 @@ def test_a_server_that_is_killed_goes_on_with_the_clients_that_are_there(
     summary = json.loads((out / "summary.json").read_text())
     served, simulated = finished(out, summary), run_tiny(*SITES, METHOD)
     assert served.of("resumed")
+    assert [*out.glob("tensorboard/*")]
+    assert "site-2" in (out / "report.html").read_text()
     for name, tensor in served.state.tensors.items():
         torch.testing.assert_close(tensor, simulated.state.tensors[name], rtol=1e-3, atol=1e-4)
     for client, scores in simulated.summary["metrics"]["clients"].items():

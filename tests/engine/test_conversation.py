@@ -15,6 +15,8 @@ from fedstrata.core.types import Message
 from fedstrata.engine.conversation import Conversation, SimulatedLine, TimedService
 from fedstrata.wire.meter import Meter
 
+CPU = torch.device("cpu")
+
 
 class Silent:
     """Hears everything and answers nothing; implements `core.cohort.Service`."""
@@ -87,16 +89,26 @@ class Answering(Silent):
 def test_a_service_is_timed_without_the_travel_of_its_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     service, worked = Answering(), list[float]()
     monkeypatch.setattr("fedstrata.engine.conversation.time.perf_counter", lambda: service.now)
-    timed = TimedService(service, worked.append)
+    timed = TimedService(service, worked.append, CPU)
     for _ in timed.hear("a", Message({}, {})):
         service.now += 100.0
     assert list(timed.leave("a")) == []
     assert sum(worked) == 6.0
 
 
+def test_a_service_on_the_processor_waits_for_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that others use, say."""
+    waited = list[object]()
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda *devices: waited.extend(devices or ["all"]))
+    for device in (CPU, torch.device("cuda:0")):
+        list(TimedService(Silent(), lambda seconds: None, device).hear("a", Message({}, {})))
+    assert waited == [torch.device("cuda:0")]
+
+
 def test_the_work_of_a_service_that_fails_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     service, worked = Failing(), list[float]()
     monkeypatch.setattr("fedstrata.engine.conversation.time.perf_counter", lambda: service.now)
     with pytest.raises(FrameError):
-        list(TimedService(service, worked.append).hear("a", Message({}, {})))
+        list(TimedService(service, worked.append, CPU).hear("a", Message({}, {})))
     assert worked == [5.0]

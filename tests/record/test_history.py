@@ -12,6 +12,7 @@ from fedstrata.record.history import (
     client_scores,
     extremes,
     group_bytes,
+    lost_clients,
     read_history,
     time_parts,
 )
@@ -131,3 +132,27 @@ def test_a_folder_without_a_run_is_refused(write_run: Any, missing: str) -> None
     (folder / missing).unlink()
     with pytest.raises(ConfigurationError, match=missing):
         read_history(folder)
+
+
+def test_who_fails_to_score_was_not_lost_to_the_round(write_run: Any, events: Any) -> None:
+    failed = {"event": "client_failed", "time": "t", "round": 1, "client": "a", "bytes_down": 0}
+    trained = {**failed, "error": "TrainingError", "message": "diverged"}
+    scored = [
+        {**failed, "client": client, "error": "LineError", "message": "m", "part": "test"} for client in "ab"
+    ]
+    history = read_history(write_run([*events(rounds=1), trained, *scored]))
+    assert lost_clients(history.losses) == {"a": {"TrainingError: diverged": [1]}}
+
+
+def test_a_client_that_joined_later_is_among_the_clients(write_run: Any, events: Any) -> None:
+    begun, *rest = events(rounds=2)
+    joined = {
+        "event": "client_joined",
+        "time": "t",
+        "client": "z",
+        "documents": {"test": 1},
+        "ends": {"x": "1"},
+    }
+    start = read_history(write_run([{**begun, "ends": {"w": "0"}}, joined, *rest])).start
+    assert list(start["clients"]) == [*begun["clients"], "z"]
+    assert start["ends"] == {"w": "0", "x": "1"}

@@ -43,8 +43,11 @@ def replica(tiny_model: Tiny) -> ReplicaOf:
     return make
 
 
-def courses(in_flight: int = 1, average_every: int | None = None) -> dict[str, Course]:
-    return {client: Course("float32", CUT, in_flight, average_every) for client in CLIENTS}
+def courses(
+    in_flight: int = 1, average_every: int | None = None, steps: int = 99, batches: int = 99
+) -> dict[str, Course]:
+    own = (in_flight, average_every)
+    return {client: Course("float32", CUT, *own, steps=steps, batches=batches) for client in CLIENTS}
 
 
 def drawn(seed: int, scale: float = 1.0) -> Tensor:
@@ -226,6 +229,28 @@ def test_states_that_b_cannot_bear_are_their_sender_s(replica: ReplicaOf) -> Non
             answers = said(service.hear(client, gradient(number + 60)))
         assert answers.keys() == {"b", "c"}
     assert_equal(lossy.tensors, plain.tensors)
+
+
+@pytest.mark.parametrize(("steps", "batches"), [(1, 1), (1, 2), (3, 1)])
+def test_a_turn_has_no_more_steps_than_its_client_has_examples_for(
+    replica: ReplicaOf, steps: int, batches: int
+) -> None:
+    service = Hierarchical({"a": replica()}, courses(steps=steps, batches=batches), {"a": 1.0}, None)
+    for _ in range(steps):
+        for batch in range(batches):
+            said(service.hear("a", states(batch=batch)))
+            said(service.hear("a", gradient(batch=batch, last=batch == batches - 1)))
+    with pytest.raises(FrameError, match=f"are {steps} steps of at most {batches} batches"):
+        list(service.hear("a", states()))
+
+
+def test_a_step_that_is_never_called_complete_has_an_end(replica: ReplicaOf) -> None:
+    service = Hierarchical({"a": replica()}, courses(steps=9, batches=2), {"a": 1.0}, None)
+    for batch in range(2):
+        said(service.hear("a", states(batch=batch)))
+        said(service.hear("a", gradient(batch=batch, last=False)))
+    with pytest.raises(FrameError, match="states came behind 2 batches of step 1"):
+        list(service.hear("a", states(batch=2)))
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])

@@ -61,12 +61,15 @@ class Display(EventDisplay):
         self._show_round(facts["loss"])
 
     def _on_client_failed(self, facts: Mapping[str, Any]) -> None:
-        self._bytes += facts["bytes_down"]
-        self._progress.advance(self._clients)
-        self._show_round(None)
+        scored = facts.get("part")  # it may have trained, and be counted
+        if not scored:
+            self._bytes += facts["bytes_down"]
+            self._progress.advance(self._clients)
+            self._show_round(None)
         if facts["error"] != DROPPED_OUT:  # those are asked for, and many; the round's line counts them
             told = f": {facts['message']}" if facts["message"] else ""
-            self.say(f"round {facts['round']}: {facts['client']} failed: {facts['error']}{told}")
+            what = f"failed to score {scored}" if scored else "failed"
+            self.say(f"round {facts['round']}: {facts['client']} {what}: {facts['error']}{told}")
 
     def _on_cache(self, facts: Mapping[str, Any]) -> None:
         if not facts["used"] and not self._uncached:  # once: the record has every client's

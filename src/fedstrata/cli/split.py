@@ -31,7 +31,9 @@ def serve(
     insecure: lines.Insecure = False,
     out: Annotated[Path | None, typer.Option(help="The run directory; runs/NAME when not given.")] = None,
     resume: Resume = False,
-    patience: Annotated[float, typer.Option(help="Seconds to wait for clients that have not joined.")] = 3600,
+    patience: Annotated[
+        float, typer.Option(help="Seconds to wait, once, for a client that has not joined.")
+    ] = 3600,
     cache_megabytes: lines.CacheMegabytes = lines.CACHE_MEGABYTES,
     megabytes: lines.Megabytes = 1024,
     deadline: lines.Deadline = 600,
@@ -50,7 +52,11 @@ def serve(
     from fedstrata.engine.prepare import prepare_server  # noqa: PLC0415
     from fedstrata.engine.remote import RemoteEngine  # noqa: PLC0415
     from fedstrata.engine.run import Run  # noqa: PLC0415
-    from fedstrata.engine.run_folder import require_free_folder, serving_folder  # noqa: PLC0415
+    from fedstrata.engine.run_folder import (  # noqa: PLC0415
+        require_free_folder,
+        serving_folder,
+        with_trackers,
+    )
     from fedstrata.split.transport.hub import require_free  # noqa: PLC0415
 
     guests = lines.guests_of(listen, tokens, clients, certificate, key, authority, insecure=insecure)
@@ -66,7 +72,7 @@ def serve(
     run = Run(
         experiment,
         folder,
-        display,
+        with_trackers(experiment.settings, folder, display),
         partial(RemoteEngine, names=guests.names, cache_bytes=cache_bytes, patience=patience),
     )
     if resume:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from threading import Lock
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from fedstrata.core.cut import Cut
 from fedstrata.core.errors import RefusedError
 from fedstrata.core.settings.source import flatten
 from fedstrata.core.types import ClientInfo
 from fedstrata.data.split import PARTS
 from fedstrata.engine.check import divided_method
-from fedstrata.engine.model import outline
+from fedstrata.engine.model import load_model, outline
+from fedstrata.split.divide import leave_ends, leave_middle
 from fedstrata.split.messages import is_count
 from fedstrata.split.transport.agreement import Agreement, shapes_of
 
 if TYPE_CHECKING:
     from fedstrata.client.site import Site
+    from fedstrata.core.task import Task
     from fedstrata.core.types import JSON
     from fedstrata.engine.prepare import Experiment
     from fedstrata.models.state import Model
@@ -91,9 +94,9 @@ def held(model: Model) -> dict[str, JSON]:
 class Agreements:
     """What the server agrees on with each client.
 
-    The server holds the middle alone. What the ends are called, and their shapes, it works out from the
-    model's configuration. Their values it does not know: the hashes that a client says are compared with
-    those of all who have joined before it, and with those that the run began with.
+    Nothing of it comes from a client: the first to come could be the one that is wrong. What the ends are
+    called, and their shapes, the server works out from the model's configuration; it keeps the middle alone,
+    and hashes of the weights of the ends, which it reads once.
 
     Args:
         experiment: The server's experiment; its model holds what any of the clients lacks.
@@ -120,12 +123,9 @@ class Agreements:
         self._cuts = {client: method.divides(client) for client in clients}
         of = (experiment.settings, experiment.task, method, model.tokenizer)
         self._outlines = [outline(*of), outline(*of, new_head=True)]
-        blocks = range(len(model.layout.blocks))
-        alone = set(blocks).intersection(*(cut.middle(len(blocks)) for cut in self._cuts.values()))
         model.restore()
-        own = model.hashes(model.names_outside(alone))
-        self._said = {"the server": own, "the beginning of the run": known or {}}
-        self._lock = Lock()
+        own = _hashes(experiment, [cut.middle(len(model.layout.blocks)) for cut in self._cuts.values()])
+        self._weights = {"the server": own, "the beginning of the run": known or {}}
 
     def __call__(self, client: str, greeting: Greeting) -> Agreement:
         """Returns what is agreed with a client that greets so.
@@ -140,7 +140,8 @@ class Agreements:
             raise RefusedError(f"client {client!r} does not say what it holds")
         if self._purpose == TRAINING:
             info_of(client, greeting)
-            documents_of(client, greeting)
+            for what in ("documents", "windows"):
+                documents_of(client, greeting, what)
             length = self._experiment.task.max_length
         expected = self._shapes(client)
         shapes = next((own for own in expected if _told(own) == ends), expected[0])
@@ -155,7 +156,6 @@ class Agreements:
                 f"{agreement.largest} bytes, where the server takes {self.largest} at most; a smaller "
                 "training.batch_size or eval_batch_size may help, or more for the server"
             )
-        self._require_all(client, weights)
         self._compare(client, weights)
         return agreement
 
@@ -167,8 +167,8 @@ class Agreements:
             sides.append(shapes_of(whole.tensors(names)))
         return sides
 
-    def _require_all(self, client: str, weights: Weights) -> None:
-        """Refuses a client that does not say a hash of every weight on its side of the model."""
+    def _compare(self, client: str, weights: Weights) -> None:
+        """Refuses a client that does not hold the weights of its side of the model, and only these."""
         whole = self._outlines[0]
         own = whole.names_outside(self._cuts[client].middle(len(whole.layout.blocks)))
         if lacking := [name for name in own if not isinstance(weights.get(name), str)]:
@@ -176,19 +176,39 @@ class Agreements:
                 f"client {client!r} does not say which weights it holds: {len(lacking)} hashes are not "
                 f"there, that of {lacking[0]} for one"
             )
+        if more := sorted(weights.keys() - set(own)):
+            raise RefusedError(f"client {client!r} says a hash of {more[0]}, which its side has not")
+        for whose, said in self._weights.items():
+            if wrong := [name for name in own if said.get(name, weights[name]) != weights[name]]:
+                raise RefusedError(
+                    f"{len(wrong)} of the weights are not the same; the hash of {wrong[0]} is "
+                    f"{weights[wrong[0]]} at client {client!r}, {said[wrong[0]]} at {whose}"
+                )
 
-    def _compare(self, client: str, weights: Weights) -> None:
-        """Refuses a client whose weights are not those of all others, as far as they hold the same."""
-        me = f"client {client!r}"
-        with self._lock:
-            for whose, said in self._said.items():
-                wrong = [name for name in weights if said.get(name, weights[name]) != weights[name]]
-                if wrong and whose != me:
-                    raise RefusedError(
-                        f"{len(wrong)} of the weights are not the same; the hash of {wrong[0]} is "
-                        f"{weights[wrong[0]]} at {me}, {said[wrong[0]]} at {whose}"
-                    )
-            self._said[me] = weights
+
+def _hashes(experiment: Experiment, middles: Sequence[Collection[int]]) -> dict[str, str]:
+    """Returns a hash of every weight that any client holds.
+
+    What the server does not keep is read a block at a time, so that it never holds a whole model; one that is
+    drawn at random is drawn as a whole anyway.
+
+    Args:
+        experiment: The server's experiment.
+        middles: The blocks that each client leaves to the server.
+    """
+    own, last = experiment.model, len(experiment.model.layout.blocks) - 1
+    elsewhere = [index for index in range(last + 1) if not any(index in middle for middle in middles)]
+    parts: list[Any] = [partial(leave_ends, cut=Cut(0, 0))]
+    parts += [partial(leave_middle, cut=Cut(index, last - index)) for index in elsewhere]
+    if experiment.settings.model.init == "random":
+        parts = [None]
+    of = (experiment.settings, experiment.task, experiment.method, own.tokenizer)
+    alone = set(range(last + 1)).intersection(*middles)
+    found = dict(own.hashes(own.names_outside(alone)))
+    for without in parts:
+        part = load_model(*of, without=without).to(own.device)
+        found |= part.hashes(part.names_outside(alone))
+    return found
 
 
 def _require_equal(client: str, expected: Mapping[str, JSON], ends: Mapping[str, JSON]) -> None:
@@ -217,20 +237,31 @@ def info_of(client: str, greeting: Mapping[str, JSON]) -> ClientInfo:
     return ClientInfo(client, examples)
 
 
-def documents_of(client: str, greeting: Mapping[str, JSON]) -> dict[str, JSON]:
-    """Returns how many documents a client has of each part of the split.
+def documents_of(client: str, greeting: Mapping[str, JSON], what: str = "documents") -> dict[str, int]:
+    """Returns how many documents, or `windows` of them, a client has of each part of the split.
 
     Raises:
         RefusedError: It does not say.
     """
-    documents = greeting.get("documents")
-    if not isinstance(documents, dict) or not all(is_count(documents.get(part)) for part in PARTS):
-        raise RefusedError(f"client {client!r} does not say how many documents it has of {', '.join(PARTS)}")
-    return {part: documents[part] for part in PARTS}
+    said = greeting.get(what)
+    said = said if isinstance(said, dict) else {}
+    if lacking := [part for part in PARTS if not is_count(said.get(part))]:
+        raise RefusedError(f"client {client!r} does not say how many {what} it has of {', '.join(lacking)}")
+    return {part: count for part in PARTS if is_count(count := said[part])}
 
 
-def largest_batch(site: Site, batch_size: int, eval_batch_size: int) -> int:
-    """Returns the most rows that a batch of a client can have."""
-    documents = [*site.scored("validation"), *site.scored("test")]
-    examples = [*site.encode(), *site.task.encode(documents, site.tokenizer)]
-    return max((len(example.windows) for example in examples), default=1) * max(batch_size, eval_batch_size)
+def windows_of(site: Site) -> dict[str, list[int]]:
+    """Returns how many windows each example of a client has, of all parts of the split."""
+    examples = {part: site.task.encode(site.scored(part), site.tokenizer) for part in PARTS[1:]}
+    every = {PARTS[0]: site.encode(), **examples}
+    return {part: [len(example.windows) for example in own] for part, own in every.items()}
+
+
+def questions_in(windows: int, task: Task) -> int:
+    """Returns how often a client may ask the server while it scores so many windows.
+
+    Once for each, if it runs one at a time. Of a causal language model keys and values may be kept: a window
+    is then begun, goes on token by token, and is ended, and the server may have forgotten it every time.
+    """
+    tokens = task.max_length if task.kind == "causal-lm" else 0
+    return windows * (1 + bool(tokens) + 2 * tokens)

@@ -18,6 +18,7 @@ from fedstrata.engine.check import divided_method
 from fedstrata.engine.checkpoint import Checkpoints
 from fedstrata.engine.prepare import prepare_server
 from fedstrata.engine.run_folder import resumable
+from fedstrata.record.history import start_of
 from fedstrata.record.log import committed_rounds, read_events
 from fedstrata.split.inference import Answering
 from fedstrata.split.kvcache import Sessions
@@ -135,4 +136,4 @@ def _last(folder: Path) -> tuple[int, State, Mapping[str, Any]]:
         message = f"the run in {folder} has no committed round, so nothing has been learnt"
         raise ConfigurationError([Problem("RUN", message)])
     number, state = Checkpoints(folder / "checkpoints").load(rounds[-1]["round"])
-    return number, state, [event for event in events if event["event"] == "run"][-1]
+    return number, state, start_of(events) or {}

@@ -306,11 +306,26 @@ def too_few_sampled(federation: FederationSettings, clients: int) -> list[Proble
     return [Problem("federation.min_clients", message)]
 
 
-def unservable(federation: FederationSettings) -> list[Problem]:
-    """Returns a problem for each setting of a federation that only a simulation can follow."""
-    message = "has no meaning with clients of their own; only a simulation lets them drop out or lie"
-    asked = {"federation.dropout": federation.dropout, "federation.corrupt": federation.corrupt.share}
-    return [Problem(path, message) for path, value in asked.items() if value]
+def unservable(settings: RunSettings) -> list[Problem]:
+    """Returns a problem for each setting that only a simulation, which has all documents, can follow."""
+    federation, data = settings.federation, settings.data
+    lets = "only a simulation lets them drop out or lie"
+    scores = "they score their documents, each with the shared ends or its own, and tell the scores alone"
+    asked = {
+        "federation.dropout": (federation.dropout, lets),
+        "federation.corrupt": (federation.corrupt.share, lets),
+        "federation.bootstrap": (federation.bootstrap is not None, scores),
+        "federation.score_clients": (federation.score_clients, scores),
+        "federation.score_everywhere": (federation.score_everywhere is True, scores),
+        "data.split.test_sites": (data.split.test_sites, scores),
+        "data.external": (data.external, scores),
+        "training.cache": (
+            settings.training.cache == "on",
+            "nothing of theirs is kept on disk between steps",
+        ),
+    }
+    without = "has no meaning with clients that are processes of their own"
+    return [Problem(path, f"{without}: {why}") for path, (value, why) in asked.items() if value]
 
 
 def _sampling(federation: FederationSettings, clients: int) -> str:

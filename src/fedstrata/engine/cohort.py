@@ -99,9 +99,9 @@ class RoundCohort:
         Raises:
             ClientsLostError, RoundAbandonedError: As `each` does.
         """
-        timed, meter = TimedService(service, self.book.served), self.book.meter
+        timed = TimedService(service, self.book.served, self.model.device)
         return self._taken(
-            handler, plan_of, lambda orders: self.engine.converse(orders, timed, meter), cut_of
+            handler, plan_of, lambda orders: self.engine.converse(orders, timed, self.book.meter), cut_of
         )
 
     def middle(self, cut: Cut) -> Model:

@@ -76,12 +76,14 @@ class TimedService:
     Attributes:
         service: The server's half.
         worked: Told the seconds of each piece of its work, without those in which its answers travel.
+        device: Where it works.
         together: Whether all clients must be there at once.
         ordered: Whether each client must end before the next.
     """
 
     service: Service
     worked: Callable[[float], None]
+    device: torch.device
     together: bool = field(init=False)
     ordered: bool = field(init=False)
 
@@ -104,8 +106,8 @@ class TimedService:
                 answers = iter(say()) if answers is None else answers
                 answer = next(answers, None)
             finally:
-                if torch.cuda.is_available():
-                    torch.cuda.synchronize()  # what was asked of it is done before the clock stops
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)  # what was asked of it is done before the clock stops
                 self.worked(time.perf_counter() - started)
             if answer is None:
                 return

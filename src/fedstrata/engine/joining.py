@@ -26,7 +26,7 @@ from fedstrata.core.errors import (
 from fedstrata.core.seeding import Seed
 from fedstrata.core.types import Message, Plan, Update
 from fedstrata.data.split import PARTS
-from fedstrata.engine.agreeing import SCORE, TRAINING, agreement_of, held, largest_batch
+from fedstrata.engine.agreeing import SCORE, TRAINING, agreement_of, held, windows_of
 from fedstrata.engine.check import divided_method
 from fedstrata.engine.sites import sites_of
 from fedstrata.split.ends import Ends
@@ -85,7 +85,9 @@ class RemoteClient:
             # Anew for every turn: from two that are sent with equal noise it could be subtracted.
             secret=lambda: secrets.randbits(63),
         )
-        rows = largest_batch(self._site, training.batch_size, training.eval_batch_size)
+        windows = windows_of(self._site)
+        most = max((count for counts in windows.values() for count in counts), default=1)
+        rows = most * max(training.batch_size, training.eval_batch_size)
         length = experiment.task.max_length
         self.agreement = agreement_of(experiment, client, rows, length, TRAINING)
         documents: dict[str, JSON] = {part: len(getattr(self._site.documents, part)) for part in PARTS}
@@ -94,6 +96,7 @@ class RemoteClient:
             "rows": rows,
             "length": length,
             "documents": documents,
+            "windows": {part: sum(counts) for part, counts in windows.items()},
             **held(experiment.model),
         }
 

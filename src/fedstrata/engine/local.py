@@ -102,8 +102,15 @@ class LocalEngine:
         """Refuses to go on with other documents.
 
         Raises:
-            ConfigurationError: They are not those the run began with.
+            ConfigurationError: They are not those the run began with, or those were not here.
         """
+        if begun.get("id") is not None:
+            message = (
+                "holds a run whose clients were processes of their own; go on with: fedstrata split serve"
+            )
+            raise ConfigurationError(
+                [Problem("--out", f"{self._folder} {message} --resume --out {self._folder}")]
+            )
         if begun["data"] != fingerprint(self._sites, self._experiment.server):
             message = "the documents are not those the run began with; a run cannot change its data"
             raise ConfigurationError([Problem("data", message)])

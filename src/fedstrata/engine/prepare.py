@@ -184,9 +184,10 @@ def prepare_server(source: Source, clients: Sequence[str], *, trains: bool = Tru
     problems = _side_problems(checked)
     if trains:
         federation, method = checked.settings.federation, checked.method
-        problems += source.located(unservable(federation))
+        own = Facts(clients=clients, devices=checked.settings.devices)
+        problems += source.located(unservable(checked.settings))
         problems += source.located(too_few_sampled(federation, len(clients)))
-        problems += source.located([] if method is None else method.problems(Facts(clients=clients)))
+        problems += source.located([] if method is None else method.problems(own))
     if problems:
         raise ConfigurationError(problems)
     if checked.task.needs_documents:

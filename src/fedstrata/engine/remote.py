@@ -17,17 +17,18 @@ from fedstrata.client.failures import describe
 from fedstrata.client.turn import Failed
 from fedstrata.core.errors import ConfigurationError, FrameError, LineError, Problem, printable
 from fedstrata.core.types import ClientInfo, Plan, Update
-from fedstrata.engine.agreeing import SCORE, documents_of, info_of
+from fedstrata.engine.agreeing import SCORE, documents_of, info_of, questions_in
 from fedstrata.engine.book import Attendance, Book
 from fedstrata.engine.check import divided_method
 from fedstrata.engine.cohort import RoundCohort
 from fedstrata.engine.model import outline
 from fedstrata.engine.remote_turns import NobodySpeaks, RemoteTurns, check_trained, check_update, tell_failed
+from fedstrata.record.history import start_of
 from fedstrata.record.log import committed_rounds, read_events
 from fedstrata.record.summary import mean_of
 from fedstrata.split.inference import Answering
 from fedstrata.split.kvcache import Sessions
-from fedstrata.split.messages import MOST, is_number
+from fedstrata.split.messages import is_number
 from fedstrata.split.middle import Middle
 from fedstrata.wire.meter import Meter
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from fedstrata.models.state import Model
     from fedstrata.record.log import Listener
     from fedstrata.split.transport.hub import Hub
+    from fedstrata.split.transport.members import Greeting
 
 Scores = Mapping[str, float]
 _LARGEST_SCORE = 1e290
@@ -54,7 +56,8 @@ class RemoteEngine:
         listen: Told of what fails while clients score.
         names: Who takes part, in order.
         cache_bytes: Memory for keys and values while documents are scored, all clients together.
-        patience: Seconds to wait for clients that are not there at the beginning of a round.
+        patience: Seconds to wait for clients that are not there at the beginning of a round. One for which
+            they have passed is not waited for again before it has come.
 
     Attributes:
         weights: Hashes of the ends that a run that goes on began with.
@@ -77,11 +80,14 @@ class RemoteEngine:
         self._method = divided_method(experiment.method)
         self._names, self._cache_bytes, self._patience = tuple(names), cache_bytes, patience
         events = read_events(folder / "record.jsonl")
-        begun = [event for event in events if event["event"] == "run"] if committed_rounds(events) else []
-        self.weights: Mapping[str, str] = begun[-1].get("ends", {}) if begun else {}
-        self.id: str | None = begun[-1].get("id") if begun else secrets.token_hex(8)
+        begun = start_of(events) if committed_rounds(events) else None
+        self.weights: Mapping[str, str] = begun.get("ends", {}) if begun else {}
+        self.id: str | None = begun.get("id") if begun else secrets.token_hex(8)
+        self._recorded: set[str] | None = set(begun["clients"]) if begun else None
+        self._given_up: set[str] = set()
         self._hub: Hub | None = None
         self._known: dict[str, ClientInfo] = {}
+        self._greetings: dict[str, Greeting] = {}
         self._committed, self._without = 0, frozenset[str]()
         self._under_way = 0
         self._lost: set[str] = set()  # to the round under way
@@ -113,20 +119,23 @@ class RemoteEngine:
 
     def facts(self) -> dict[str, Any]:
         """Returns what the record's `run` event says of the clients and of what they hold."""
-        said: list[Any] = [self.hub.greeting(client)["weights"] for client in self.hub.present]
+        every = [self._facts_of(client) for client in self._known]
+        self._recorded = set(self._known)
         return {
             "id": self.id,
-            # They were compared when the clients joined.
-            "ends": {name: value for weights in said for name, value in weights.items()},
+            "ends": {name: value for own in every for name, value in own["ends"].items()},
             "labels": list(self._experiment.task.classes),
             "task_settings": self._experiment.settings.model_dump(mode="json")["task"],
             "data": None,
             "server_documents": [],
             "corrupt": None,
-            "clients": {
-                client: documents_of(client, self.hub.greeting(client)) for client in self.hub.present
-            },
+            "clients": {own["client"]: own["documents"] for own in every},
         }
+
+    def _facts_of(self, client: str) -> dict[str, Any]:
+        """Returns what the record says of a client: its documents, and hashes of the ends it came with."""
+        greeting = self._greetings[client]  # compared when it joined
+        return {"client": client, "documents": documents_of(client, greeting), "ends": greeting["weights"]}
 
     def require_same(self, begun: Mapping[str, Any]) -> None:
         """Refuses to go on with a run that was not served.
@@ -144,13 +153,19 @@ class RemoteEngine:
         Raises:
             LineError: Too few have come.
         """
+        self._given_up -= set(self.hub.present)
         try:
-            self.hub.wait_for(self._names, self._patience)
+            self.hub.wait_for([name for name in self._names if name not in self._given_up], self._patience)
         except LineError:
             if needed is None or len(self.hub.present) < needed:
                 raise
+        self._given_up = set(self._names) - set(self.clients())
         for client in self.clients():
-            self._known[client] = info_of(client, self.hub.greeting(client))
+            self._greetings[client] = self.hub.greeting(client)
+            self._known[client] = info_of(client, self._greetings[client])
+            if self._recorded is not None and client not in self._recorded:
+                self._recorded.add(client)
+                self._listen("client_joined", self._facts_of(client))
 
     def clients(self) -> Sequence[str]:
         """Returns the names of those that are there; of all that may come before anybody can."""
@@ -228,7 +243,12 @@ class RemoteEngine:
         model.load({name: state.tensors[name] for name in model.layout.all})
         training = self._experiment.settings.training
         sessions = Sessions(Middle(model, widest), self._cache_bytes, training)
-        service = Answering(sessions, self._method.wire, self._method.divides)
+        documents, windows = (
+            {name: documents_of(name, self._greetings[name], what)[part] for name in cuts}
+            for what in ("documents", "windows")
+        )
+        most = {name: questions_in(count, self._experiment.task) for name, count in windows.items()}
+        service = Answering(sessions, self._method.wire, self._method.divides, most=most)
 
         def plan_of(info: ClientInfo) -> Plan:
             if self._method.personal:
@@ -241,7 +261,7 @@ class RemoteEngine:
         weights: dict[str, float] = {}
         for info, update in cohort.converse(SCORE, plan_of, service, lambda info: cuts[info.id]):
             try:
-                clients[info.id] = _scores_in(update)
+                clients[info.id] = _scores_in(update, documents[info.id])
             except FrameError as error:
                 cohort.reject(info.id, error)
             weights[info.id] = update.weight
@@ -281,8 +301,8 @@ class RemoteEngine:
         """Has nothing to end: the hub is not its own."""
 
 
-def _scores_in(update: Update) -> Scores | None:
-    """Returns what a client says of its documents; none if it has none.
+def _scores_in(update: Update, documents: int) -> Scores | None:
+    """Returns what a client says of its documents, so many at most; none if it has none.
 
     Raises:
         FrameError: It is no scores.
@@ -291,13 +311,14 @@ def _scores_in(update: Update) -> Scores | None:
         case None:
             return None
         case dict(own) if (
-            0 < update.weight <= MOST
+            0 < update.weight <= documents
             and all(map(_is_score, own.values()))
             and all(name == printable(name, 100) for name in own)
         ):
             return {name: float(value) for name, value in own.items()}  # type: ignore[arg-type]
         case _:
-            raise FrameError(f"scores came that are no numbers, or of {update.weight:g} documents")
+            told = f"scores came that are no numbers, or of {update.weight:g} documents"
+            raise FrameError(f"{told}; the client has {documents}")
 
 
 def _is_score(value: object) -> bool:

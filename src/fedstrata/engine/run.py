@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from fedstrata.engine.prepare import Experiment
 
 EngineType = TypeVar("EngineType", bound=Engine)
-RECORDED = frozenset({"run", "resumed", "client", "client_failed", "cache", "round", "final", "failed"})
+RECORDED = frozenset(
+    {"run", "resumed", "client", "client_joined", "client_failed", "cache", "round", "final", "failed"}
+)
 """Events that go into the record; the others only concern whoever watches."""
 
 

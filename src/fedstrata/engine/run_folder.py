@@ -83,10 +83,14 @@ def open_run(source: Source, folder: Path | None, listen: Listener, *, resume: b
             experiment.model.tokenizer.save_pretrained(unfinished)
     write_settings(experiment.settings, folder / "config.yaml")
     _write_documents(experiment.clients, folder / DOCUMENTS)
-    if experiment.settings.report_to:
-        settings = experiment.settings.model_dump(mode="json")
-        listen = Trackers(experiment.settings.report_to, folder, settings, listen)
-    return Run(experiment, folder, listen, LocalEngine)
+    return Run(experiment, folder, with_trackers(experiment.settings, folder, listen), LocalEngine)
+
+
+def with_trackers(settings: RunSettings, folder: Path, listen: Listener) -> Listener:
+    """Returns what tells the trackers that a run reports to of its events, as well as a listener."""
+    if not settings.report_to:
+        return listen
+    return Trackers(settings.report_to, folder, settings.model_dump(mode="json"), listen)
 
 
 def serving_folder(source: Source, folder: Path | None) -> Path:

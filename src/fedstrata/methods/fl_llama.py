@@ -209,8 +209,10 @@ class FLLLaMA(Divided):
         weights = {client.id: float(client.examples) for client in cohort.clients}
         steps = {client.id: steps_in_round(client.examples, training) for client in cohort.clients}
         every = self.average_ends if isinstance(self.average_ends, int) else None
+        own = (self.in_flight, every)
         clients = {
-            client: Course(self.wire, self.divides(client), self.in_flight, every) for client in weights
+            client: Course(self.wire, self.divides(client), *own, steps=most, batches=training.accumulation)
+            for client, most in steps.items()
         }
 
         def replica(total: int, cut: Cut, *names: str) -> Replica:

@@ -33,11 +33,11 @@ class History:
         folder: The run directory.
         configuration: The text of `config.yaml`.
         state: How the run ended; `unfinished` is also what a run under way looks like.
-        start: The last `run` event; none when the run failed before it began.
+        start: The last `run` event, with what changed later; none when the run failed before it began.
         rounds: The committed rounds in order.
         final: The `final` event, with the scores of the test split, unless the run went on after it.
         failures: The `failed` events, oldest first.
-        losses: The `client_failed` events, one for each client and round.
+        losses: The `client_failed` events, one for each client and round that it was lost to.
         ended: Time of the last event, ISO 8601.
         summary: The summary, of the committed rounds alone while there is no `final` event; none without a
             `run` event.
@@ -66,7 +66,7 @@ def read_history(folder: Path) -> History:
             raise ConfigurationError([Problem("", f"{folder} holds no run: there is no {name} in it")])
     events = read_events(folder / "record.jsonl")
     turns = [event for event in events if event["event"] in {"run", "resumed", "final", "failed"}]
-    start = _start(turns)
+    start = start_of(events)
     began = max((index for index, item in enumerate(turns) if item["event"] in {"run", "resumed"}), default=0)
     finals = [event for event in turns[began:] if event["event"] == "final"]
     final = finals[-1] if finals else None
@@ -87,21 +87,27 @@ def read_history(folder: Path) -> History:
     )
 
 
-def _start(turns: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Returns the last `run` event, with the rounds and the score that a later resumption asked for."""
+def start_of(events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Returns the last `run` event, with what came later: other rounds, another score, further clients."""
     start: dict[str, Any] | None = None
-    for event in turns:
+    for event in events:
         if event["event"] == "run":
             start = dict(event)
         elif event["event"] == "resumed" and start is not None:
             start |= {"rounds": event["rounds"], "metric": event["metric"]}
+        elif event["event"] == "client_joined" and start is not None:
+            start["clients"] = {**start["clients"], event["client"]: event["documents"]}
+            start["ends"] = {**start["ends"], **event["ends"]}
     return start
 
 
 def _losses(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Returns who was lost to which round; of a round that was run twice the later time counts."""
-    lost = {(event["round"], event["client"]): event for event in events if event["event"] == "client_failed"}
-    return list(lost.values())
+    """Returns who was lost to which round; of a round that was run twice the later time counts.
+
+    Who was lost while it scored a `part` of its documents had trained, or has been told of before.
+    """
+    failed = [event for event in events if event["event"] == "client_failed" and not event.get("part")]
+    return list({(event["round"], event["client"]): event for event in failed}.values())
 
 
 def lost_clients(losses: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[int]]]:

@@ -18,6 +18,7 @@ from fedstrata.engine.checkpoint import Checkpoints
 from fedstrata.engine.model import load_model
 from fedstrata.engine.run_folder import resumable
 from fedstrata.models.load import load, read_config, read_tokenizer
+from fedstrata.record.history import start_of
 from fedstrata.record.log import committed_rounds, read_events
 from fedstrata.record.summary import summarise
 from fedstrata.tasks import task_of
@@ -92,7 +93,7 @@ def open_result(
     checked = check_settings(source)
     method, settings = checked.require_sound(), checked.settings
     events = _finished(folder)
-    start = [event for event in events if event["event"] == "run"][-1]
+    start = start_of(events) or {}
     trained = [name for name, parts in start["clients"].items() if parts["train"]]  # others were held out
     device = device_of(settings)
     use_processor(settings.threads)
@@ -122,7 +123,7 @@ def open_task(folder: Path, named_by: str) -> tuple[RunSettings, Task]:
     """
     checked = check_settings(resumable(folder, None, (), named_by=named_by))
     method, settings = checked.require_sound(), checked.settings
-    start = next(event for event in _finished(folder) if event["event"] == "run")
+    start = start_of(_finished(folder)) or {}
     if _is_served(start):
         return _served_task(settings, start)
     trained = [name for name, parts in start["clients"].items() if parts["train"]]
@@ -142,7 +143,8 @@ def _finished(folder: Path) -> list[dict[str, Any]]:
     kinds = [event["event"] for event in events if event["event"] in ("round", "final")]
     if kinds and kinds[-1] == "final":
         return events
-    command = f"fedstrata run --resume --out {folder}"
+    verb = "split serve" if _is_served(start_of(events) or {}) else "run"
+    command = f"fedstrata {verb} --resume --out {folder}"
     message = (
         f"the run in {folder} is not finished, and has no model of its last round; finish it with: {command}"
     )

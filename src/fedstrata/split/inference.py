@@ -15,8 +15,9 @@ A client that asks for `ends` is sent what was learnt of its part of the model, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from fedstrata.core.errors import FrameError, SessionLostError
@@ -101,6 +102,7 @@ class Answering:
         cut_of: Returns where a client's model is divided.
         ends_of: Returns what was learnt of the part of the model that is a client's; none where clients have
             it already.
+        most: How often each client may ask; as often as it likes if none.
         together: Clients ask at once, and each is answered at once.
         ordered: None waits for another.
     """
@@ -109,6 +111,8 @@ class Answering:
     form: Form
     cut_of: Callable[[str], Cut]
     ends_of: Callable[[str], Tensors] | None = None
+    most: Mapping[str, int] | None = None
+    _asked: Counter[str] = field(default_factory=Counter)
     together: ClassVar[bool] = True
     ordered: ClassVar[bool] = False
 
@@ -118,6 +122,10 @@ class Answering:
         Raises:
             FrameError: It is none.
         """
+        self._asked[client] += 1
+        if self.most is not None and self._asked[client] > self.most[client]:
+            told = f"what client {client!r} said of its documents needs {self.most[client]} questions at most"
+            raise FrameError(f"{told}, and here is one more")
         ask, session = message.values.get("ask"), message.values.get("session")
         if not isinstance(session, str | None):
             raise FrameError(f"a session is called by a {type(session).__name__}, not by a text")

@@ -76,15 +76,27 @@ class Course:
         cut: Where the client's model is divided.
         in_flight: How many of its batches may be under way at once.
         average_every: Steps between averages of the clients' ends; none if they are not averaged on the way.
+        steps: How many the client may take.
+        batches: How many a step may have.
 
     Attributes:
         form: As given.
         cut: As given.
     """
 
-    def __init__(self, form: Form, cut: Cut, in_flight: int = 1, average_every: int | None = None) -> None:
+    def __init__(
+        self,
+        form: Form,
+        cut: Cut,
+        in_flight: int = 1,
+        average_every: int | None = None,
+        *,
+        steps: int,
+        batches: int,
+    ) -> None:
         self.form, self.cut = form, cut
         self._in_flight, self._average_every = in_flight, average_every
+        self._most, self._begun = (steps, batches), 0  # of the present step's batches
         self._batches: dict[int, _Batch] = {}
         self._steps = 0
         self._closing = False  # the last gradient of the step has come and waits for its answer
@@ -113,7 +125,7 @@ class Course:
         else:
             del self._batches[said.batch]
             if said.last:
-                self._steps += 1
+                self._steps, self._begun = self._steps + 1, 0
                 self._closing = False
                 self._averaged = not self._average_every or self._steps % self._average_every != 0
 
@@ -124,6 +136,12 @@ class Course:
             raise FrameError(
                 f"states of batch {batch} came while {under_way} are under way; method.in_flight allows "
                 f"{self._in_flight} of one step"
+            )
+        steps, batches = self._most
+        if self._steps >= steps or self._begun >= batches:
+            raise FrameError(
+                f"states came behind {self._begun} batches of step {self._steps + 1}; this client's examples "
+                f"are {steps} steps of at most {batches} batches"
             )
         if not self._averaged:
             raise FrameError("states came where the clients' ends are to be averaged")
@@ -138,6 +156,7 @@ class Course:
         if rows.side != "right":
             raise FrameError("rows came that are padded on the left; in training padding is on the right")
         self._batches[batch] = _Batch(states.shape)
+        self._begun += 1
         wanted = _flag(message, "wants_gradient")
         return Said(STATES, batch, states, rows, wants_gradient=wanted)
 

@@ -3,9 +3,10 @@
 Reads orders from standard input, one JSON object a line: `{"start": [arguments of main], "out": FILE}` is
 answered with the number of a new process, `{"wait": NUMBER}` with its exit status. A behaviour makes a client
 fail in its second step: `stop` and `die` by themselves, the former to come again, `nan` and `shape` by what
-it sends; or at the end of its turn: `leaves` once it has delivered, those of `DELIVERED` by what it delivers,
-`scores` by the scores that it says. One that begins with `generate` is that of a client that answers the
-prompts of a file and writes the answers to another.
+it sends, `turn` by what turn that is of; or at the end of its turn: `leaves` once it has delivered, those of
+`DELIVERED` by what it delivers, `scores` by the scores that it says. With `endless` it takes its steps again
+and again, and with `asks` it does so with its questions while it scores. One that begins with `generate` is
+that of a client that answers the prompts of a file and writes the answers to another.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ def misbehave(behaviour: str) -> None:
     def instead(self: Any, message: Message) -> None:
         count[0] += 1
         if count[0] == SECOND_STEP:
-            message = changed(message)
+            if behaviour == "turn":
+                self._turn += 100
+            else:
+                message = changed(message)
         send(self, message)
 
     def changed(message: Message) -> Message:
@@ -55,6 +59,16 @@ def misbehave(behaviour: str) -> None:
         return Message({"states": states[..., :-1].contiguous()}, message.values)
 
     GrpcLine.send = instead  # type: ignore[method-assign]
+
+
+def repeat(behaviour: str) -> None:
+    """Has a client do fifty times what it is to do once; each time it is in order."""
+    from fedstrata.split.client_step import Exchange
+    from fedstrata.split.inference import RemoteMiddle
+
+    holder, name = {"endless": (Exchange, "gradients"), "asks": (RemoteMiddle, "run")}[behaviour]
+    once = getattr(holder, name)
+    setattr(holder, name, lambda *args: [once(*args) for _ in range(50)][-1])
 
 
 def _spoilt(update: Update, value: float) -> Update:
@@ -107,8 +121,10 @@ def main(address: str, client: str, folder: str, behaviour: str, *overrides: str
     if behaviour.startswith("generate "):
         answer_prompts(address, client, folder, *behaviour.split()[1:], *overrides)
         return
-    if behaviour in {"die", "stop", "nan", "shape"}:
+    if behaviour in {"die", "stop", "nan", "shape", "turn"}:
         misbehave(behaviour)
+    elif behaviour in {"endless", "asks"}:
+        repeat(behaviour)
     elif behaviour != "good":
         misdeliver(behaviour)
     experiment = prepare_client(read_source(None, [*TINY, *overrides]), client)

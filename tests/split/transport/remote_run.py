@@ -114,6 +114,7 @@ class Server:
         def listen(event: str, facts: Mapping[str, Any]) -> None:
             self.events.append((event, facts))
 
+        (self.folder / "record.jsonl").touch()
         engine = RemoteEngine(
             experiment, self.folder, listen, names=CLIENTS, cache_bytes=2**30, patience=600.0
         )

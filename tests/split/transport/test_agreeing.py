@@ -1,4 +1,4 @@
-"""What the server compares when a client comes, of weights that it does not have itself."""
+"""What the server compares when a client comes, of weights that it does not keep itself."""
 
 from __future__ import annotations
 
@@ -77,17 +77,39 @@ def test_a_server_without_documents_agrees_on_what_was_set_and_not_on_what_clien
         prepare_server(read_source(None, [*given, EXTRACT % "auto"]), CLIENTS)
 
 
-def test_clients_with_other_weights_than_each_other_are_refused(
+def test_a_client_with_false_weights_that_comes_first_has_nobody_else_refused(
     agreements: Callable[..., Agreements], greetings: Greetings
 ) -> None:
+    """Of a weight that the server does not keep: it reads the model of its configuration."""
     agree = agreements()
-    agree("site-1", changed(greetings["site-1"], "weights", EMBEDDING, "0123"))
-    own = greetings["site-2"]["weights"][EMBEDDING]
-    told = f"hash of {EMBEDDING} is {own} at client 'site-2', 0123 at client 'site-1'"
+    own = greetings["site-1"]["weights"][EMBEDDING]
+    told = f"hash of {EMBEDDING} is 0123 at client 'site-1', {own} at the server"
     with pytest.raises(RefusedError, match=told):
-        agree("site-2", greetings["site-2"])
-    agree("site-1", greetings["site-1"])  # comes again with the right ones
+        agree("site-1", changed(greetings["site-1"], "weights", EMBEDDING, "0123"))
     agree("site-2", greetings["site-2"])
+    agree("site-1", greetings["site-1"])  # comes again with the right ones
+    more = changed(greetings["site-1"], "weights", "elsewhere", "0123")
+    with pytest.raises(
+        RefusedError, match="client 'site-1' says a hash of elsewhere, which its side has not"
+    ):
+        agree("site-1", more)
+
+
+def test_the_weights_of_a_saved_model_are_read_in_parts(saved: Callable[..., Path], tmp_path: Path) -> None:
+    """By the server, which keeps no more than the middle: they are those of a client that reads its side."""
+    folder = saved("llama", config={"num_hidden_layers": 4})
+    given = [item for item in TINY if not item.startswith("model")]
+    source = read_source(None, [*given, METHOD, f"model.name={folder}", "adapter={kind: lora, rank: 2}"])
+    agree = Agreements(prepare_server(source, CLIENTS), CLIENTS, 2**26)
+    for client in CLIENTS:
+        remote = RemoteClient(prepare_client(source, client), client, tmp_path, lambda event, facts: None)
+        own = {**remote.greeting, "facts": dict(remote.agreement.facts)}
+        agree(client, own)
+        name = next(name for name in own["weights"] if "embed" in name)
+        with pytest.raises(
+            RefusedError, match=f"hash of {name} is 0123 at client '{client}', .* at the server"
+        ):
+            agree(client, changed(own, "weights", name, "0123"))
 
 
 def test_a_client_with_other_weights_than_the_server_or_the_beginning_is_refused(
@@ -130,6 +152,7 @@ def test_a_client_whose_ends_are_called_or_shaped_otherwise_is_refused(
         ({**own, "examples": 0}, "does not say how many training examples it has"),
         ({**own, "examples": 10**400}, "does not say how many training examples it has"),
         ({**own, "documents": "x"}, "does not say how many documents it has of train, validation, test"),
+        (changed(own, "windows", "test", -1), "does not say how many windows it has of test"),
     ):
         with pytest.raises(RefusedError, match=told):
             agree("site-1", other)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
+from threading import Event
 from typing import Any
 
+import grpc
 import pytest
 import torch
 import trustme
@@ -27,7 +30,7 @@ from fedstrata.core.errors import (
 from fedstrata.core.types import Message
 from fedstrata.split.transport.agreement import Agreement
 from fedstrata.split.transport.credentials import Certificates, Tokens
-from fedstrata.split.transport.header import Header, Kind
+from fedstrata.split.transport.header import METHOD, SERVICE, Header, Kind, pack, unpack
 from fedstrata.split.transport.hub import Hub, require_free
 from fedstrata.split.transport.membership import GrpcLine, Membership
 from fedstrata.split.transport.timing import Timing
@@ -61,7 +64,9 @@ def hub() -> Iterator[Callable[..., Hub]]:
     hubs: list[Hub] = []
 
     def make(**options: Any) -> Hub:
-        hubs.append(Hub(agree, largest=2**20, clients=["north", "south"], timing=TIMING, **options))
+        hubs.append(
+            Hub(agree, **{"largest": 2**20, "clients": ["north", "south"], "timing": TIMING, **options})
+        )
         return hubs[-1]
 
     yield make
@@ -86,6 +91,8 @@ def test_messages_come_as_they_were_sent(hub: Callable[..., Hub]) -> None:
     server = hub()
     with joined(server, server.listen("127.0.0.1:0")) as membership:
         line = GrpcLine(membership, turn=7)
+        server.send("north", Header(Kind.PLAN, turn=7), frame.encode(Message()))
+        assert membership.receive()[0].kind == Kind.PLAN
         sent = torch.randn(4, 16, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
         line.send(Message({"states": sent}, {"batch": 3}))
         kept = sent.clone()
@@ -122,7 +129,7 @@ def test_what_was_not_agreed_is_refused_on_both_sides(
 ) -> None:
     server = hub()
     with joined(server, server.listen("127.0.0.1:0")) as membership:
-        GrpcLine(membership, 1).send(message)
+        GrpcLine(membership, 0).send(message)
         arrival = server.receive(30)
         assert arrival is not None
         with pytest.raises(FrameError, match=f"client 'north' sent what was not agreed: {told}"):
@@ -159,9 +166,9 @@ def test_a_busy_server_gives_signs_of_life_in_time_for_the_least_patient(hub: Ca
         joined(server, address, "south") as busy,
         Membership(address, "north", AGREED, timing=impatient) as waiting,
     ):
-        GrpcLine(busy, 1).send(Message({}, {"batch": 1}))
+        GrpcLine(busy, 0).send(Message({}, {"batch": 1}))
         with server._changed:
-            assert server._changed.wait_for(lambda: server._members["south"].link.has_arrived, 60)
+            assert server._changed.wait_for(lambda: server._members["south"].link.arrived, 60)
         heard, before = waiting._link.heard, time.monotonic()
         assert server.receive(30) is not None, "it has something else to do at once"
         assert before < server._beat <= time.monotonic() + impatient.answer / 4
@@ -255,7 +262,7 @@ def test_with_tls_a_client_needs_its_own_certificate_and_its_own_token(
     address = server.listen("localhost:0")
     north = certificates(authority, tmp_path, "north", authority)
     with joined(server, address, certificates=north, token="secret-of-north") as membership:
-        GrpcLine(membership, 1).send(states())
+        GrpcLine(membership, 0).send(states())
         assert server.receive(30) is not None
     for client, token, told in (
         ("north", "secret-of-south", "client 'north' shows a token that is not the one it has here"),
@@ -337,10 +344,115 @@ def test_a_second_process_of_a_client_takes_the_place_of_the_first(hub: Callable
         assert arrival.session != server.session("north"), "what is under way since is not concerned"
         with pytest.raises(RefusedError, match="another process has joined"):
             first.receive()
-        GrpcLine(second, 1).send(states())
+        GrpcLine(second, 0).send(states())
         arrival = server.receive(30)
         assert arrival is not None
         assert arrival.lost is None
+
+
+def plan_of(hub: Hub, membership: Membership, turn: int) -> None:
+    """Begins a turn of `north`."""
+    hub.send("north", Header(Kind.PLAN, turn=turn), frame.encode(Message()))
+    assert membership.receive()[0].turn == turn
+
+
+@pytest.mark.parametrize("other", [0, 99])
+def test_who_speaks_of_a_turn_that_it_was_not_given_is_lost(hub: Callable[..., Hub], other: int) -> None:
+    server = hub()
+    with joined(server, server.listen("127.0.0.1:0")) as membership:
+        plan_of(server, membership, 1)
+        GrpcLine(membership, other).send(Message())
+        arrival = server.receive(30)
+        assert arrival is not None
+        with pytest.raises(
+            FrameError, match=f"client 'north' sent SAID of turn {other}, and is in none but turn 1"
+        ):
+            raise arrival.lost or AssertionError
+        with pytest.raises(RefusedError, match=f"sent SAID of turn {other}"):
+            membership.receive()
+
+
+def test_nothing_comes_behind_the_end_of_a_turn(hub: Callable[..., Hub]) -> None:
+    server = hub()
+    with joined(server, server.listen("127.0.0.1:0")) as membership:
+        plan_of(server, membership, 1)
+        membership.send(Header(Kind.UPDATE, turn=1), frame.encode(Message()))
+        GrpcLine(membership, 1).send(Message())
+        found = [server.receive(30), server.receive(30)]
+        assert [each is not None and type(each.lost) for each in found] == [type(None), FrameError]
+
+
+def test_only_what_is_of_the_turn_that_was_asked_stops_the_clock(hub: Callable[..., Hub]) -> None:
+    """What was on the way when the server ended the turn before is no fault, and no answer."""
+    server = hub()
+    with joined(server, server.listen("127.0.0.1:0")) as membership:
+        for turn in (1, 2):
+            plan_of(server, membership, turn)
+        server.timing = replace(TIMING, answer=0.5)
+        GrpcLine(membership, 1).send(Message())
+        while (arrival := server.receive(30)) is not None and arrival.lost is None:
+            assert arrival.header is not None and arrival.header.turn == 1
+        assert arrival is not None
+        assert str(arrival.lost) == "client 'north' has not answered for 0.5 s"
+
+
+def silent(address: str, client: str) -> Iterator[Any]:
+    """Opens a connection on which a client says nothing; yields it, and closes it."""
+    with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        said = Event()
+        requests = iter(said.wait, True)
+        yield channel.stream_stream(f"/{SERVICE}/{METHOD}")(
+            requests, metadata=[("client-bin", client.encode())]
+        )
+        said.set()
+
+
+def test_silent_connections_of_one_client_keep_nobody_out(
+    hub: Callable[..., Hub], caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are more than the threads there are, and each could be silent for as long as the test may take."""
+    server = hub(timing=replace(TIMING, reconnect=3600.0, greeting=3600.0))
+    address = server.listen("127.0.0.1:0")
+    with ExitStack() as stack:
+        calls = [stack.enter_context(contextmanager(silent)(address, "north")) for _ in range(30)]
+        with joined(server, address, "south"):
+            pass
+        told = "connection of client 'north' has not greeted, and another of its connections takes"
+        assert all(isinstance(call.exception(30), grpc.RpcError) for call in calls[:1])
+        assert told in caplog.text
+
+
+def test_connections_of_one_session_that_take_nothing_keep_nobody_out() -> None:
+    """Each is stuck in what it was to be sent, behind which nothing can leave it."""
+    agreed = replace(AGREED, hidden=2**16)
+    server = Hub(lambda *_: agreed, largest=2**24, clients=["north", "south"], timing=TIMING)
+    address = server.listen("127.0.0.1:0")
+    greeting = {"facts": dict(agreed.facts), "arrived": 0}
+
+    def call(channel: grpc.Channel, session: str) -> Any:
+        hello = frame.encode(Message({}, {**greeting, "session": session}))
+        requests = chain([pack(Header(Kind.HELLO), hello.buffers())], iter(Event().wait, True))
+        own = channel.stream_stream(f"/{SERVICE}/{METHOD}")
+        return own(requests, metadata=[("client-bin", b"north")])
+
+    with grpc.insecure_channel(address) as channel:
+        calls = [call(channel, "")]
+        said = frame.decode(frame.split(unpack(next(calls[0]))[1]), Message)
+        server.send("north", Header(Kind.PLAN, turn=1), frame.encode(states(4, 16, 2**16)))
+        for _ in range(30):
+            calls.append(call(channel, str(said.values["session"])))
+            next(calls[-1])  # the welcome; what comes behind it is not taken
+        with Membership(address, "south", agreed, timing=TIMING):
+            server.wait_for(["south"], 30)
+    server.stop(1.0)
+
+
+def test_who_connects_must_greet_in_time(hub: Callable[..., Hub], caplog: pytest.LogCaptureFixture) -> None:
+    server = hub(timing=replace(TIMING, reconnect=3600.0, greeting=0.1))
+    with contextmanager(silent)(server.listen("127.0.0.1:0"), "north") as call:
+        assert call.code() is not None  # waits for its end
+        server._server.stop(None).wait()
+        assert "a connection of client 'north' has not greeted within 0.1 s" in caplog.text
 
 
 def test_a_client_that_leaves_is_lost_at_once(hub: Callable[..., Hub]) -> None:
@@ -357,7 +469,7 @@ def test_a_client_that_has_left_is_not_waited_with(hub: Callable[..., Hub]) -> N
     with joined(server, server.listen("127.0.0.1:0")):
         pass
     with server._changed:
-        assert server._changed.wait_for(lambda: server._members["north"].link.has_arrived, 30)
+        assert server._changed.wait_for(lambda: server._members["north"].link.arrived, 30)
     with pytest.raises(LineError, match="clients have not joined within 0 s: north"):
         server.wait_for(["north"], 0.0)
     assert server.present == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from dataclasses import replace
 
@@ -226,6 +227,18 @@ def test_an_update_that_would_spoil_the_mean_costs_the_round_its_client(
         assert process.wait() == (client in expected), "a client whose updates are of no use says so"
         if client in expected:
             assert expected[client] in process.said.splitlines()[-1]
+
+
+def test_only_who_speaks_out_of_turn_is_lost(serve: Serve) -> None:
+    """It says one thing of a turn that there is not, and the others wait for it: they are not to blame."""
+    server = serve(BATCH, *ONE_EACH)
+    processes = {client: server.start(client, "turn" if client == "site-2" else "good") for client in CLIENTS}
+    server.run(min_clients=2)
+    assert {facts["client"] for facts in server.of("client")} == {"site-1", "site-3"}
+    (failed,) = server.of("client_failed")
+    assert failed["client"] == "site-2"
+    assert re.search(r"'site-2' sent SAID of turn 10\d, and is in none but turn \d", failed["message"])
+    assert processes["site-2"].wait() == 1
 
 
 def test_a_client_keeps_nothing_of_a_turn_that_does_not_count(serve: Serve) -> None:

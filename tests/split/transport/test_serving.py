@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from remote_run import CLIENTS, Serve, Server
 from support import TINY, RunTiny
+from typer.testing import CliRunner
 
 from fedstrata.adapters.attach import plain_tensors
-from fedstrata.core.errors import ConfigurationError, FedstrataError
+from fedstrata.cli.main import app
+from fedstrata.client.turn import Order
+from fedstrata.core.errors import ConfigurationError, FedstrataError, FrameError
+from fedstrata.core.files import TEMPORARY
 from fedstrata.core.settings.source import read_source
+from fedstrata.core.types import Update
 from fedstrata.engine.check import check_settings
+from fedstrata.engine.facts import OTHER
 from fedstrata.engine.prepare import prepare_server
 from fedstrata.engine.remote import RemoteEngine
 from fedstrata.engine.run import Run
 from fedstrata.engine.run_folder import write_settings
+from fedstrata.record.history import read_history
 from fedstrata.record.log import read_events
 from fedstrata.results.export import export
 from fedstrata.results.result import open_result, open_task
@@ -27,15 +38,16 @@ from fedstrata.results.result import open_result, open_task
 ONE_ROUND = ("training.batch_size=8", "data.synthetic.notes=12", "federation.rounds=1")
 
 
-def serving(server: Server, cache_bytes: int = 2**30) -> Run[RemoteEngine]:
-    """Returns the run, which writes a run directory."""
+def serving(server: Server, cache_bytes: int = 2**30, patience: float = 600.0) -> Run[RemoteEngine]:
+    """Returns the run, which writes a run directory, or goes on with it."""
     folder = server.folder / "run"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
+    write_settings(server.experiment.settings, folder / "config.yaml")  # as the command does
     run = Run(
         server.experiment,
         folder,
         lambda event, facts: server.events.append((event, facts)),
-        partial(RemoteEngine, names=CLIENTS, cache_bytes=cache_bytes, patience=600.0),
+        partial(RemoteEngine, names=CLIENTS, cache_bytes=cache_bytes, patience=patience),
     )
     run.engine.connect(server.hub)
     return run
@@ -60,7 +72,149 @@ def test_a_round_is_kept_whoever_scores_it(serve: Serve) -> None:
     }
     told = {event["client"]: event["message"] for event in lost}
     assert told["site-1"] == "client 'site-1' is not connected"
-    assert told["site-2"] == "scores came that are no numbers, or of 1 documents"
+    assert told["site-2"].startswith("scores came that are no numbers, or of 1 documents")
+
+
+def test_what_a_client_does_without_end_costs_it_the_turn(serve: Serve) -> None:
+    """Each of its steps, or of its questions, is in order; there are more than its examples make."""
+    server = serve("method={name: fl_llama, mode: client_batch}", *ONE_ROUND, "federation.min_clients=2")
+    for client, behaviour in zip(CLIENTS, ("endless", "asks", "good"), strict=True):
+        server.start(client, behaviour)
+    run = serving(server)
+    summary = run.execute()
+    lost = [event for event in read_events(run.folder / "record.jsonl") if event["event"] == "client_failed"]
+    told = {event["client"]: (event.get("part"), event["message"]) for event in lost}
+    part, message = told["site-1"]
+    assert part is None, "it is lost to the round"
+    assert re.fullmatch(r"states came behind 0 batches of step (\d+); .* are \d+ steps of .*", message)
+    part, message = told["site-2"]
+    assert part == "test", "it has trained"
+    assert re.search(r"'site-2' said of its documents needs \d+ questions at most", message)
+    assert summary["failures"]["clients"] == {"site-1": 1}
+    assert [client for client, scores in summary["metrics"]["clients"].items() if not scores] == ["site-2"]
+
+
+def test_a_client_that_comes_later_is_scored_and_one_that_is_given_up_is_not_waited_for(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve("method={name: fl_llama}", *ONE_ROUND, "federation.rounds=3", "federation.min_clients=2")
+    hub, waited = server.hub, list[list[str]]()
+    wait_for = hub.wait_for
+
+    def wait_a_little(clients: Collection[str], seconds: float) -> None:
+        waited.append([*clients])
+        wait_for(clients, seconds)
+
+    for client in CLIENTS[:2]:
+        server.start(client)
+    wait_for(CLIENTS[:2], 600)
+    monkeypatch.setattr(hub, "wait_for", wait_a_little)
+    run = serving(server, patience=0.0)
+    listen = run._listen
+
+    def come_after_the_second(event: str, facts: Mapping[str, Any]) -> None:
+        listen(event, facts)
+        if event == "round" and facts["round"] == 2:
+            server.start("site-3")
+            wait_for(["site-3"], 600)
+
+    run._listen = come_after_the_second
+    summary = run.execute()
+    alone, everybody = [*CLIENTS[:2]], [*CLIENTS]
+    assert waited == [everybody, alone, alone, everybody], "before the run, and before each round"
+    assert summary["metrics"]["clients"].keys() == {*CLIENTS}
+    assert summary["metrics"]["clients"]["site-3"]
+    history = read_history(run.folder)
+    assert history.start is not None
+    assert {*history.start["clients"]} == {*CLIENTS}
+    assert history.start["clients"]["site-3"]["test"] > 0
+    assert len(open_result(run.folder).start["clients"]) == 3
+    assert (run.folder / "report.html").read_text().count("site-3")
+    for event in history.rounds:
+        layout = server.experiment.model.layout
+        assert event["groups_up"].keys() >= {layout.group_of(name) for name in layout.head} | {OTHER}
+
+
+def test_what_a_client_is_told_is_of_the_round_that_the_server_goes_on_with(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest checkpoint is damaged; who was lost to its round has kept what counts of the one before."""
+    server = serve("method={name: fl_llama}", *ONE_ROUND, "federation.rounds=2", "federation.min_clients=2")
+    check = RemoteEngine._check
+
+    def refuse(engine: RemoteEngine, order: Order, update: Update) -> None:
+        if (order.client, order.round, order.handler) == ("site-2", 2, "train"):
+            raise FrameError("of no use")
+        check(engine, order, update)
+
+    monkeypatch.setattr(RemoteEngine, "_check", refuse)
+    for client in CLIENTS:
+        server.start(client)
+    run = serving(server)
+    run.execute()
+    checkpoints = run.folder / "checkpoints"
+
+    def told(committed: int, *, lost: bool) -> None:
+        again = serving(server)
+        again.load()
+        again._log.close()
+        expected = {"run": run.engine.id, "committed": committed, "lost": lost, "delivered": None}
+        assert again.engine.welcome("site-2") == expected
+
+    told(2, lost=True)
+    (checkpoints / "round-00002.safetensors").write_bytes(b"torn")
+    half = checkpoints / f".round-00003.safetensors{TEMPORARY}"
+    half.write_bytes(b"half")
+    told(1, lost=False)
+    assert not half.exists()
+    federation = server.experiment.settings.federation.model_copy(update={"rounds": 1})
+    settings = server.experiment.settings.model_copy(update={"federation": federation})
+    server.experiment = replace(server.experiment, settings=settings)
+    with pytest.raises(
+        ConfigurationError, match=r"federation\.rounds: must be at least 2, the rounds already"
+    ):
+        serving(server).load()
+
+
+def test_a_run_goes_on_with_the_command_that_began_it(
+    tmp_path: Path, run_once: RunTiny, run_tiny: RunTiny
+) -> None:
+    overrides = ("method={name: fl_llama}", *ONE_ROUND)
+    begun = run_once(*overrides).folder
+    ours, theirs = (shutil.copytree(begun, tmp_path / name) for name in ("ours", "theirs"))
+    options = ["--insecure", "--clients", ",".join(CLIENTS), "--resume", "--out", str(ours)]
+    refused = CliRunner().invoke(app, ["split", "serve", "--listen", "127.0.0.1:0", *options]).exception
+    assert isinstance(refused, ConfigurationError)
+    assert f"holds a run of one process; go on with: fedstrata run --resume --out {ours}" in str(refused)
+    run, *rest = map(json.loads, (theirs / "record.jsonl").read_text().splitlines())
+    kept = [
+        {**run, "id": "0123", "data": None, "ends": {}},
+        *(each for each in rest if each["event"] != "final"),
+    ]
+    (theirs / "record.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in kept))
+    told = f"fedstrata split serve --resume --out {theirs}"
+    with pytest.raises(ConfigurationError, match=f"is not finished, .* finish it with: {told}"):
+        open_result(theirs)
+    with pytest.raises(ConfigurationError, match=f"processes of their own; go on with: {told}"):
+        run_tiny(*overrides, out=theirs.name, resume=True)
+
+
+def test_settings_that_only_a_simulation_follows_are_refused_all_at_once() -> None:
+    asked = {
+        "federation.bootstrap": "{}",
+        "federation.score_clients": "true",
+        "federation.score_everywhere": "true",
+        "data.split.test_sites": "[site-1]",
+        "data.external": "{other: {format: synthetic, types: [problem, test, treatment, drug]}}",
+        "training.cache": "on",
+        "federation.dropout": "0.1",
+        "devices": "{}",
+    }
+    given = [f"{path}={value}" for path, value in asked.items()]
+    with pytest.raises(ConfigurationError) as refused:
+        method = ("method={name: fl_llama}", "adapter={kind: lora, rank: 2}")
+        prepare_server(read_source(None, [*TINY, *method, *given]), CLIENTS)
+    assert {problem.path for problem in refused.value.problems} == {*asked}
 
 
 def test_the_model_of_a_served_run_is_put_together_from_what_it_began_with_and_what_was_learnt(

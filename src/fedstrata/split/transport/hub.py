@@ -18,9 +18,10 @@ import grpc
 
 from fedstrata.core.errors import FedstrataError, FrameError, LineError, RefusedError
 from fedstrata.core.types import JSON, Message
+from fedstrata.split.transport.admission import GREETING_BYTES, Admission
 from fedstrata.split.transport.agreement import Agreement, accept
-from fedstrata.split.transport.credentials import require_named, require_safe
-from fedstrata.split.transport.header import METHOD, SERVICE, Header, Kind, pack, unpack
+from fedstrata.split.transport.credentials import require_safe
+from fedstrata.split.transport.header import METHOD, SERVICE, Header, Kind, pack
 from fedstrata.split.transport.link import Link
 from fedstrata.split.transport.members import Arrival, Greeting, Member
 from fedstrata.split.transport.timing import Timing
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from fedstrata.split.transport.credentials import Certificates, Tokens
 
 _logger = logging.getLogger(__name__)
-_GREETING_BYTES = 2**20
-"""Bytes that a greeting may have: nothing is known of its sender's model yet."""
 _BEATS = 4
 """Signs of life to those who wait, in the time after which they would give up."""
 
@@ -84,17 +83,18 @@ class Hub:
         if certificates is not None and tokens is None:
             raise ValueError("with TLS clients have tokens too")
         self.timing = timing or Timing()
-        self._agree, self._welcome = agree, welcome
-        self._clients, self._tokens, self._certificates = tuple(clients), tokens, certificates
+        self._agree, self._welcome, self._certificates = agree, welcome, certificates
+        self._admission = Admission(clients, tokens, certificates, self.timing.greeting)
         self._changed = Condition()
         self._members: dict[str, Member] = {}
+        self._lines: dict[str, grpc.ServicerContext] = {}
         self._losses: deque[Arrival] = deque()
         self.turns = count(1)
         self._next = 0
         self._beat = 0.0
         self._server = grpc.server(
-            ThreadPoolExecutor(2 * len(self._clients) + 8, thread_name_prefix="line"),
-            options=self.timing.options(largest + _GREETING_BYTES),
+            ThreadPoolExecutor(2 * len(clients) + 8, thread_name_prefix="line"),
+            options=self.timing.options(largest + GREETING_BYTES),
         )
         handler = grpc.stream_stream_rpc_method_handler(self._converse)
         self._server.add_generic_rpc_handlers(
@@ -169,13 +169,14 @@ class Hub:
                 self._changed.wait(max(0.0, min(until, self._expiry()) - now))
 
     def send(self, client: str, header: Header, content: Frame) -> None:
-        """Sends a client something to which it is expected to say something; does not wait.
+        """Sends a client something of a turn, in which it is expected to say something; does not wait.
 
         Raises:
             LineError: The client is lost.
         """
-        self.tell(client, header, content)
-        self._member(client).asked = time.monotonic()
+        member = self._member(client)
+        member.link.send(header, content)
+        member.turn, member.asked = header.turn, time.monotonic()
 
     def tell(self, client: str, header: Header, content: Frame) -> None:
         """Sends a client something that it need not answer; does not wait.
@@ -244,17 +245,18 @@ class Hub:
             member = members[(self._next + step) % len(members)]
             if (item := member.link.take()) is not None:
                 self._next = (self._next + step + 1) % len(members)
-                if item[0].kind == Kind.END:
-                    self._lose(member, LineError(f"client {member.client!r} has left"))
+                try:
+                    member.hear(item[0])
+                except FedstrataError as error:
+                    self._lose(member, error)
                     break
-                member.asked = None
                 return Arrival(member.client, member.session, *item)
         return self._losses.popleft() if self._losses else None
 
     def _let_go(self) -> None:
         """Loses those who have said that they leave, whatever else they have said before."""
         for member in list(self._members.values()):
-            if member.link.holds(Kind.END):
+            if member.link.holds(lambda header: header.kind == Kind.END):
                 self._lose(member, LineError(f"client {member.client!r} has left"))
 
     def _expire(self) -> None:
@@ -302,6 +304,7 @@ class Hub:
         except FedstrataError as error:
             context.abort(grpc.StatusCode.ABORTED, str(error))
         context.add_callback(lambda: member.link.disconnect(connection))
+        self._replace(member.client, context, again=connection > 1)
         Thread(target=self._read, args=(member, connection, requests), daemon=True).start()
         values: dict[str, JSON] = {
             "session": member.session,
@@ -322,19 +325,7 @@ class Hub:
             RefusedError: It is nobody who may join, or what it holds does not fit.
             LineError: Its session is over.
         """
-        said = dict(context.invocation_metadata())
-        client = str(said.get("client-bin", b"").decode(errors="replace"))
-        token = str(said.get("authorization", "")).removeprefix("Bearer ")
-        if self._tokens is not None and not self._tokens.accept(client, token):
-            raise RefusedError(f"client {client!r} shows a token that is not the one it has here")
-        if client not in self._clients:
-            raise RefusedError(f"{client!r} is no client of this run")
-        if self._certificates is not None:
-            require_named(client, context.auth_context())
-        greeting = self._greeting(requests, context)
-        session, arrived = greeting.get("session"), greeting.get("arrived")
-        if not isinstance(session, str) or not isinstance(arrived, int):
-            raise RefusedError(f"client {client!r} greets without session and number")
+        client, greeting, session, arrived = self._admission.greeting(requests, context)
         with self._changed:
             member = self._members.get(client)
             if session:
@@ -354,24 +345,20 @@ class Hub:
             self._changed.notify_all()
             return new, 0
 
-    def _greeting(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Greeting:
-        timer = Timer(self.timing.reconnect, context.cancel)  # who connects must speak
-        timer.start()
-        try:
-            header, body = unpack(next(requests))
-            if body.nbytes > _GREETING_BYTES:
-                raise RefusedError(f"a greeting may have {_GREETING_BYTES} bytes, and not {body.nbytes}")
-            if header.kind == Kind.HELLO:
-                return frame.decode(frame.split(body), Message).values
-            raise FrameError("no greeting")
-        except RefusedError:
-            raise
-        except Exception as error:  # whatever it is: the bytes are a stranger's
-            raise RefusedError(
-                f"a connection does not begin with a greeting ({type(error).__name__})"
-            ) from None
-        finally:
-            timer.cancel()
+    def _replace(self, client: str, context: grpc.ServicerContext, *, again: bool) -> None:
+        """Ends a client's connection before this one, which may be stuck in what nobody takes.
+
+        Args:
+            client: Whose it is.
+            context: The new connection.
+            again: Whether the session goes on; if not, the process that had the other one hears why first.
+        """
+        with self._changed:
+            older, self._lines[client] = self._lines.get(client), context
+        if older is not None:
+            timer = Timer(0.0 if again else self.timing.greeting, older.cancel)
+            timer.daemon = True
+            timer.start()
 
     def _read(self, member: Member, connection: int, requests: Iterator[bytes]) -> None:
         """Takes in what comes on a connection."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from threading import Condition, Lock
 
@@ -75,15 +75,10 @@ class Link:
         """The number of the last message that arrived."""
         return self._arrived
 
-    @property
-    def has_arrived(self) -> bool:
-        """Whether something is there to be taken."""
-        return bool(self._inbox)
-
-    def holds(self, kind: Kind) -> bool:
-        """Whether something of a kind has arrived that was not yet taken."""
+    def holds(self, wanted: Callable[[Header], bool]) -> bool:
+        """Whether something has arrived that is wanted, by its header, and was not yet taken."""
         with self.changed:
-            return any(header.kind == kind for header, _, _ in self._inbox)
+            return any(wanted(header) for header, _, _ in self._inbox)
 
     @property
     def idle(self) -> bool:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from fedstrata.core.errors import FrameError, LineError
 from fedstrata.core.types import JSON
 from fedstrata.split.messages import MOST, is_number
+from fedstrata.split.transport.header import Header, Kind
 
 if TYPE_CHECKING:
     from fedstrata.core.errors import FedstrataError
     from fedstrata.split.transport.agreement import Agreement
-    from fedstrata.split.transport.header import Header
     from fedstrata.split.transport.link import Link
     from fedstrata.split.transport.timing import Timing
     from fedstrata.wire.frame import Frame
@@ -47,7 +48,10 @@ class Member:
     """One client's session.
 
     Attributes:
-        asked: Since when the client is expected to say something; none if it waits for the server.
+        turn: The last turn in which the client was asked something; 0 before the first.
+        asked: Since when it is expected to say something in it; none if it waits for the server.
+        first: The first turn of which it may still speak: what it says comes in order, and nothing comes
+            behind the end of a turn.
     """
 
     client: str
@@ -55,7 +59,9 @@ class Member:
     greeting: Greeting
     agreement: Agreement
     link: Link
-    asked: float | None = field(default=None)
+    turn: int = 0
+    asked: float | None = None
+    first: int = 0
 
     @property
     def patience(self) -> float:
@@ -63,10 +69,28 @@ class Member:
         said = self.greeting.get("patience")
         return max(float(said), _LEAST_PATIENCE) if is_number(said, MOST) else float("inf")
 
+    def hear(self, header: Header) -> None:
+        """Notes that the client has said something; of the turn in which it was asked, it is in time.
+
+        Raises:
+            LineError: It leaves.
+            FrameError: What it says is of no turn that goes on, or has just been ended by the server.
+        """
+        if header.kind == Kind.END:
+            raise LineError(f"client {self.client!r} has left")
+        first = max(self.first, min(self.turn, 1))  # 0 is no turn, once there are turns
+        if not first <= header.turn <= self.turn:
+            message = f"client {self.client!r} sent {header.kind.name} of turn {header.turn}"
+            raise FrameError(f"{message}, and is in none but turn {self.turn}, which may have ended")
+        self.first = header.turn + (header.kind in (Kind.UPDATE, Kind.FAILED))
+        if header.turn == self.turn:
+            self.asked = None
+
     def is_late(self, timing: Timing, now: float) -> bool:
-        """Whether the client has been asked something and has been silent for too long."""
-        asked = None if self.link.has_arrived else self.asked
-        return asked is not None and now - asked >= timing.answer
+        """Whether the client has been asked something and has been silent of it for too long."""
+        if self.asked is None or now - self.asked < timing.answer:
+            return False
+        return not self.link.holds(lambda header: header.turn == self.turn)
 
     def expiry(self, timing: Timing) -> float:
         """Returns when the client is given up if nothing happens."""

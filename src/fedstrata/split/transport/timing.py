@@ -17,12 +17,14 @@ class Timing:
         reconnect: For the other side to come back when there is no connection.
         keepalive: Between signs of life of a connection on which nothing else happens, and for the answer to
             one; who stops answering has no connection any more.
+        greeting: For the greeting on a new connection.
         delay: For which every message is held back: a slow network, for experiments.
     """
 
     answer: float = 600.0
     reconnect: float = 60.0
     keepalive: float = 20.0
+    greeting: float = 10.0
     delay: float = 0.0
 
     def options(self, largest: int) -> list[tuple[str, int]]:

@@ -1,0 +1,112 @@
+"""Who may have a line to the server; what a connection must begin with, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from threading import Event, Lock, Timer
+from typing import TYPE_CHECKING
+
+from fedstrata.core.errors import FrameError, RefusedError
+from fedstrata.core.types import Message
+from fedstrata.split.transport.credentials import require_named
+from fedstrata.split.transport.header import Kind, unpack
+from fedstrata.wire import frame
+
+if TYPE_CHECKING:
+    import grpc
+
+    from fedstrata.split.transport.credentials import Certificates, Tokens
+    from fedstrata.split.transport.members import Greeting
+
+GREETING_BYTES = 2**20
+"""Bytes that a greeting may have: nothing is known of its sender's model yet."""
+
+
+class Admission:
+    """Lets in who shows that it is a client, one connection of each at a time.
+
+    A connection takes a thread of the server before its client has said a word. A client that opens another
+    therefore ends the one on which it has not greeted yet, so that none can keep the others out.
+
+    Args:
+        clients: Who may join.
+        tokens: Their tokens, if they have any.
+        certificates: The server's certificate and whom it trusts; none for plain text.
+        seconds: How long a connection may be silent at first.
+    """
+
+    def __init__(
+        self,
+        clients: Collection[str],
+        tokens: Tokens | None,
+        certificates: Certificates | None,
+        seconds: float,
+    ) -> None:
+        self._clients, self._tokens, self._certificates = tuple(clients), tokens, certificates
+        self._seconds = seconds
+        self._lock = Lock()
+        self._silent: dict[str, grpc.ServicerContext] = {}
+
+    def greeting(
+        self, requests: Iterator[bytes], context: grpc.ServicerContext
+    ) -> tuple[str, Greeting, str, int]:
+        """Returns who calls and how it greets; its session and the last message that arrived there.
+
+        Raises:
+            RefusedError: It is nobody who may join, or does not greet in time.
+        """
+        client = self._client(context)
+        with self._lock:
+            older, self._silent[client] = self._silent.get(client), context
+        if older is not None:
+            older.cancel()
+        late = Event()
+
+        def give_up() -> None:
+            late.set()
+            context.cancel()
+
+        timer = Timer(self._seconds, give_up)
+        timer.start()
+        try:
+            greeting = _greeting(next(requests))
+        except RefusedError:
+            raise
+        except Exception as error:  # whatever it is: the bytes are another's
+            why = f"does not begin with a greeting ({type(error).__name__})"
+            if self._silent.get(client) is not context:
+                why = "has not greeted, and another of its connections takes the place of this one"
+            elif late.is_set():
+                why = f"has not greeted within {self._seconds:g} s"
+            raise RefusedError(f"a connection of client {client!r} {why}") from None
+        finally:
+            timer.cancel()
+            with self._lock:
+                if self._silent.get(client) is context:
+                    del self._silent[client]
+        session, arrived = greeting.get("session"), greeting.get("arrived")
+        if not isinstance(session, str) or not isinstance(arrived, int):
+            raise RefusedError(f"client {client!r} greets without session and number")
+        return client, greeting, session, arrived
+
+    def _client(self, context: grpc.ServicerContext) -> str:
+        """Returns who calls, by its token and its certificate."""
+        said = dict(context.invocation_metadata())
+        client = str(said.get("client-bin", b"").decode(errors="replace"))
+        token = str(said.get("authorization", "")).removeprefix("Bearer ")
+        if self._tokens is not None and not self._tokens.accept(client, token):
+            raise RefusedError(f"client {client!r} shows a token that is not the one it has here")
+        if client not in self._clients:
+            raise RefusedError(f"{client!r} is no client of this run")
+        if self._certificates is not None:
+            require_named(client, context.auth_context())
+        return client
+
+
+def _greeting(data: bytes) -> Greeting:
+    header, body = unpack(data)
+    if body.nbytes > GREETING_BYTES:
+        raise RefusedError(f"a greeting may have {GREETING_BYTES} bytes, and not {body.nbytes}")
+    if header.kind != Kind.HELLO:
+        raise FrameError("no greeting")
+    return frame.decode(frame.split(body), Message).values
