@@ -18,22 +18,24 @@ from fedstrata.client.failures import release_memory
 from fedstrata.client.store import client_folder
 from fedstrata.client.turn import Workplace
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.core.types import ClientInfo
+from fedstrata.core.types import ClientInfo, Message
 from fedstrata.data.split import PARTS
 from fedstrata.engine.conversation import Conversation
 from fedstrata.engine.scoring import Scorer, scores_everywhere
 from fedstrata.engine.sites import fingerprint, sites_of
 from fedstrata.engine.workers import Workers
+from fedstrata.train.evaluate import predict
 
 if TYPE_CHECKING:
     from fedstrata.client.site import Site
     from fedstrata.client.turn import Done, Failed, Order
     from fedstrata.core.cohort import Service
-    from fedstrata.core.types import State
+    from fedstrata.core.types import State, Tensors
     from fedstrata.engine.prepare import Experiment
     from fedstrata.engine.protocol import Turns
     from fedstrata.models.state import Model
     from fedstrata.record.log import Listener
+    from fedstrata.train.evaluate import Predictor
     from fedstrata.wire.meter import Meter
 
 
@@ -165,12 +167,29 @@ class LocalEngine:
         if not (final or scorer.has_documents):
             return {}
         if not self._experiment.method.personal:
-            return scorer.shared(state)
+            return scorer.shared(state, self._predictor(None, number, state))
 
-        def enter(client: str) -> None:
+        def enter(client: str) -> Predictor | None:
             self.workplace.enter(client, number, state.tensors)
+            return self._predictor(client, number, state)
 
         return scorer.personal(enter, pooled=final and scores_everywhere(self._experiment))
+
+    def predict(self, client: str | None, number: int, shared: Tensors, examples: list[Any]) -> list[Any]:
+        """Returns the answers of a client's model to examples, or of what is shared alone."""
+        model, experiment = self._experiment.model, self._experiment
+        if client is not None:
+            self.workplace.enter(client, number, shared)
+        else:
+            model.restore()
+            model.load_known(shared)
+        return predict(model, experiment.task, examples, experiment.settings.training)
+
+    def _predictor(self, client: str | None, number: int, state: State) -> Predictor | None:
+        """Returns what answers at several processes; none where there is only this one."""
+        if self._workers is None:
+            return None
+        return partial(self._workers.predict, client, number, Message(state.tensors))
 
     def _score_trained(self, parts: Sequence[str]) -> dict[str, Any] | None:
         """Scores the model while it holds what a client has just trained."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fedstrata.core.types import State, Tensors
     from fedstrata.engine.prepare import Experiment
     from fedstrata.models.state import Model
+    from fedstrata.train.evaluate import Predictor
 
 Scores = dict[str, float]
 Answers = Mapping[str, Sequence[Any]]
@@ -84,8 +85,12 @@ class Scorer:
         """Whether there is anything to score."""
         return any(self._documents.values())
 
-    def shared(self, state: State) -> dict[str, Any]:
+    def shared(self, state: State, predictor: Predictor | None = None) -> dict[str, Any]:
         """Scores one model for everybody, in one pass.
+
+        Args:
+            state: What is shared.
+            predictor: Answers with this model elsewhere; none for here.
 
         Returns:
             `global` (over all clients' documents), `clients` (null for a client without documents here),
@@ -95,7 +100,7 @@ class Scorer:
         self._model.restore()
         self._model.load_known(state.tensors)
         # Apart, so that clients' scores are to the last bit what they are without held-out sites.
-        answers = self._answers(self._clients) | self._answers(self._external)
+        answers = self._answers(self._clients, predictor) | self._answers(self._external, predictor)
         clients = {client: self._score([client], answers) for client in self._clients}
         return {
             "global": self._score(self._clients, answers),
@@ -169,11 +174,11 @@ class Scorer:
         """Scores the model as it is on the documents of all clients; none where they have none here."""
         return self._score(self._clients, self._answers(self._clients))
 
-    def personal(self, enter: Callable[[str], None], *, pooled: bool) -> dict[str, Any]:
+    def personal(self, enter: Callable[[str], Predictor | None], *, pooled: bool) -> dict[str, Any]:
         """Scores every client's own model.
 
         Args:
-            enter: Makes the shared model this client's own.
+            enter: Makes the shared model this client's own, and returns what answers with it elsewhere.
             pooled: Whether each model is also scored on everybody's documents, and on those of held-out
                 sites; `global` and `external` are then the means over the models.
         """
@@ -183,9 +188,9 @@ class Scorer:
         models: list[Answers] = []
         outside: dict[str, list[Scores | None]] = {site: [] for site in self._external}
         for client in self._clients:
-            enter(client)
-            answers = self._answers(self._clients if pooled else [client])
-            answers |= self._answers(self._external if pooled else ())
+            predictor = enter(client)
+            answers = self._answers(self._clients if pooled else [client], predictor)
+            answers |= self._answers(self._external if pooled else (), predictor)
             clients[client] = self._score([client], answers)
             if self._bootstrap is not None:
                 own[client] = answers[client]
@@ -201,10 +206,10 @@ class Scorer:
             **self._intervals(models, own),
         }
 
-    def _answers(self, sites: Iterable[str]) -> dict[str, list[Any]]:
+    def _answers(self, sites: Iterable[str], predictor: Predictor | None = None) -> dict[str, list[Any]]:
         documents = {site: self._documents[site] for site in sites}
         if self._seen_by is None:
-            return answer_owners(self._model, self._task, documents, self._settings)
+            return answer_owners(self._model, self._task, documents, self._settings, predictor)
         found: dict[str, list[Any]] = {}
         for site, own in documents.items():
             with self._seen_by(site) as model:

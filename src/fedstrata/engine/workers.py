@@ -1,4 +1,4 @@
-"""Processes of this machine at which the turns of simulated clients are computed at the same time.
+"""Processes of this machine at which simulated clients compute at the same time: their turns, and answers.
 
 Each has a model of its own, and computes one turn at a time exactly as one process would: what comes of it
 does not depend on how many there are, as long as each has as many threads, on which torch's sums depend.
@@ -13,13 +13,13 @@ import pickle
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor, multiprocessing
@@ -28,6 +28,7 @@ from fedstrata.client.failures import describe
 from fedstrata.client.store import ClientStore, client_folder
 from fedstrata.client.turn import Done, Failed, Order
 from fedstrata.core.errors import TrainingError
+from fedstrata.core.types import Message
 from fedstrata.engine.prepare import with_model
 from fedstrata.train.processor import use_processor
 from fedstrata.wire import frame
@@ -35,6 +36,7 @@ from fedstrata.wire import frame
 if TYPE_CHECKING:
     from multiprocessing.queues import SimpleQueue
 
+    from fedstrata.core.types import Tensors
     from fedstrata.engine.prepare import Experiment
     from fedstrata.engine.protocol import Turns
     from fedstrata.models.state import Model
@@ -50,13 +52,17 @@ POLL = 0.1
 NOTHING = frame.Frame(b"", ())
 
 Event = tuple[str, Mapping[str, Any]]
+Job = TypeVar("Job", bound="_Job")
 
 
 class Computing(Protocol):
-    """What computes turns."""
+    """What computes in a process."""
 
     def compute(self, order: Order) -> Done | Failed:
         """Computes one turn."""
+
+    def predict(self, client: str | None, number: int, shared: Tensors, examples: list[Any]) -> list[Any]:
+        """Returns the answers of a model to examples."""
 
 
 class WorkerLostError(TrainingError):
@@ -64,20 +70,53 @@ class WorkerLostError(TrainingError):
 
 
 @dataclass
-class _Turn:
-    """One order on its way.
+class _Job:
+    """Something to compute in another process.
+
+    Attributes:
+        compute: What computes it there, given its arguments.
+        arguments: These; frames among them in shared memory.
+        tries: How often it was begun.
+        result: What came of it; none as long as it is under way.
+    """
+
+    compute: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    tries: int = 0
+    result: Any = None
+
+    def again(self) -> bool:
+        """Hears that its process was lost in it; returns whether it can be begun again."""
+        return self.tries < TRIES
+
+    def drop(self) -> None:
+        """Hears that nobody takes what came of it."""
+
+
+@dataclass
+class _Turn(_Job):
+    """A client's turn.
 
     Attributes:
         order: What is to be done.
-        version: What the client's store of the round was when it was given away; none without any.
-        tries: How often it was begun.
-        result: What came of it, and what its process told meanwhile; none as long as it is under way.
+        store: The client's store of the round.
+        version: Which that was before the turn; none without any.
     """
 
-    order: Order
-    version: tuple[int, int] | None
-    tries: int = 0
-    result: tuple[Done | Failed, list[Event]] | None = None
+    order: Order = field(kw_only=True)
+    store: ClientStore = field(kw_only=True)
+    version: tuple[int, int] | None = field(kw_only=True)
+
+    def again(self) -> bool:
+        """What the lost process may have kept of the turn is dropped; over another version nothing is run."""
+        if self.version is None:
+            self.store.discard()
+        return super().again() and self.store.version == self.version
+
+    def drop(self) -> None:
+        """Drops what the turn has kept: one process would not have begun it."""
+        if self.store.version != self.version:
+            self.store.discard()
 
 
 @dataclass
@@ -96,38 +135,75 @@ class Workers:
     listen: Listener
     engine_of: EngineOf
     _idle: list[ProcessPoolExecutor] = field(default_factory=list)
-    _busy: dict[Future[Any], tuple[ProcessPoolExecutor, _Turn]] = field(default_factory=dict)
+    _busy: dict[Future[Any], tuple[ProcessPoolExecutor, _Job]] = field(default_factory=dict)
     _started: int = 0
     _whole: Tensor | None = None
     _said: SimpleQueue[Event] | None = None
 
     def turns(self, orders: Iterable[Order]) -> Turns:
-        """Has turns computed and yields what comes of them, in order.
+        """Has turns computed and yields what comes of them, in order."""
+
+        def jobs() -> Iterator[_Turn]:
+            for order in orders:
+                store = ClientStore(client_folder(self.folder, order.client), order.round)
+                arguments = (replace(order, plan=NOTHING), _shared(order.plan.buffers()))
+                yield _Turn(_compute, arguments, order=order, store=store, version=store.version)
+
+        for turn in self._computed(jobs()):
+            if turn.result is None:
+                error = WorkerLostError(f"the process that computed it has ended {turn.tries} times")
+                yield turn.order, Failed(error)
+                continue
+            result, content, events = turn.result
+            for event in events:
+                self.listen(*event)
+            yield turn.order, replace(result, update=_frame(content)) if isinstance(result, Done) else result
+
+    def predict(
+        self, client: str | None, number: int, shared: Message, examples: Iterable[list[Any]]
+    ) -> Iterator[list[Any]]:
+        """Has a model answer groups of examples and yields the answers to each, in order.
+
+        Args:
+            client: Whose model it is; that of nobody but what is shared if none.
+            number: The round.
+            shared: The global values of what is shared.
+            examples: The groups; each is answered by itself.
+
+        Raises:
+            TrainingError: An answer is not finite, or processes end whatever is done.
+        """
+        values = _shared(frame.encode(shared).buffers())
+        for job in self._computed(_Job(_predict, (client, number, values, group)) for group in examples):
+            if job.result is None:
+                raise WorkerLostError(f"the process that scored a model has ended {job.tries} times")
+            yield job.result
+
+    def _computed(self, jobs: Iterator[Job]) -> Iterator[Job]:
+        """Yields jobs in order once they are computed.
 
         At most twice as many as there are processes are computed and not yet taken, whatever takes longest.
         """
-        most = self.experiment.workers
-        waiting, begun = iter(orders), deque[_Turn]()
+        most, begun = self.experiment.workers, deque[Job]()
         try:
             while True:
                 while len(self._busy) < most and len(begun) < 2 * most:
-                    if (order := next(waiting, None)) is None:
+                    if (job := next(jobs, None)) is None:
                         break
-                    begun.append(_Turn(order, self._store(order).version))
-                    self._begin(begun[-1])
+                    begun.append(job)
+                    self._begin(job)
                 if not begun:
                     return
-                while begun and begun[0].result is not None:
-                    turn = begun.popleft()
-                    result, events = turn.result or (None, [])
-                    for event in events:
-                        self.listen(*event)
-                    assert result is not None  # noqa: S101 - it was looked at above
-                    yield turn.order, result
-                if begun and begun[0].result is None:
+                while begun and all(job is not begun[0] for _, job in self._busy.values()):
+                    yield begun.popleft()
+                if begun:
                     self._wait()
         finally:
-            self._abandon(begun)
+            for executor, _ in self._busy.values():
+                _kill(executor)
+            self._busy.clear()
+            for job in begun:
+                job.drop()
 
     def close(self) -> None:
         """Ends the processes, whatever they are at."""
@@ -135,18 +211,14 @@ class Workers:
             _kill(executor)
         self._idle, self._busy = [], {}
 
-    def _store(self, order: Order) -> ClientStore:
-        return ClientStore(client_folder(self.folder, order.client), order.round)
-
-    def _begin(self, turn: _Turn) -> None:
-        """Gives a turn to a process that is free, or to a new one."""
+    def _begin(self, job: _Job) -> None:
+        """Gives a job to a process that is free, or to a new one."""
         executor = self._idle.pop() if self._idle else self._new()
-        turn.tries += 1
-        order = replace(turn.order, plan=NOTHING)
-        self._busy[executor.submit(_compute, order, _shared(turn.order.plan.buffers()))] = (executor, turn)
+        job.tries += 1
+        self._busy[executor.submit(job.compute, *job.arguments)] = (executor, job)
 
     def _new(self) -> ProcessPoolExecutor:
-        """Returns a process of its own: a crash costs one turn, which is run again."""
+        """Returns a process of its own: a crash costs one job, which is run again."""
         context = multiprocessing.get_context("forkserver")
         if self._whole is None or self._said is None:
             context.set_forkserver_preload(["fedstrata.engine.workers", "fedstrata.engine.local"])
@@ -161,7 +233,7 @@ class Workers:
         return ProcessPoolExecutor(1, context, _prepare, arguments)
 
     def _wait(self) -> None:
-        """Waits for a turn that ends, and tells meanwhile of progress."""
+        """Waits for a job that ends, and tells meanwhile of progress."""
         done: set[Future[Any]] = set()
         while not done:
             done, _ = wait(self._busy, POLL, FIRST_COMPLETED)
@@ -171,34 +243,18 @@ class Workers:
             self._end(future)
 
     def _end(self, future: Future[Any]) -> None:
-        """Takes what came of a turn; one whose process is gone is begun again."""
-        executor, turn = self._busy.pop(future)
+        """Takes what came of a job; one whose process is gone is begun again."""
+        executor, job = self._busy.pop(future)
         try:
-            result, content, events = future.result()
+            job.result = future.result()
+            self._idle.append(executor)
         except BrokenProcessPool:
             _kill(executor)
-            store = self._store(turn.order)
-            if turn.version is None:
-                store.discard()  # what the lost process may have kept of this turn
-            if turn.tries < TRIES and store.version == turn.version:
-                return self._begin(turn)
-            error = WorkerLostError(f"the process that computed it has ended {turn.tries} times")
-            turn.result = (Failed(error), [])
-            return None
-        self._idle.append(executor)
-        if isinstance(result, Done):
-            result = replace(result, update=_frame(content))
-        turn.result = (result, events)
-        return None
-
-    def _abandon(self, begun: Iterable[_Turn]) -> None:
-        """Drops what turns have left that nobody takes: they would not have been begun by one process."""
-        for executor, _ in self._busy.values():
-            _kill(executor)
-        self._busy.clear()
-        for turn in begun:
-            if (store := self._store(turn.order)).version != turn.version:
-                store.discard()
+            if job.again():
+                self._begin(job)
+        except Exception:
+            self._idle.append(executor)
+            raise
 
 
 def _kill(executor: ProcessPoolExecutor) -> None:
@@ -273,3 +329,8 @@ def _compute(order: Order, plan: Tensor) -> tuple[Done | Failed, Tensor | None, 
         pickle.dumps(result)
         return result, None, _events
     return replace(result, error=TrainingError(describe(result.error))), None, _events
+
+
+def _predict(client: str | None, number: int, values: Tensor, examples: list[Any]) -> list[Any]:
+    """Returns the answers of a model to examples."""
+    return _engine.predict(client, number, frame.decode(_frame(values), Message).tensors, examples)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -24,6 +26,8 @@ _DIVERGED = (
     "the model's answers are not finite, so it cannot be scored: its training has diverged; a smaller "
     "training.learning_rate may help, or, where clients are not to be trusted, a method.aggregation"
 )
+Predictor: TypeAlias = Callable[[Iterator[list[Any]]], Iterator[list[Any]]]
+"""Gives the answers to each group of examples, in order."""
 Place = tuple[str, int]
 """Whose a document is, and which of theirs."""
 BATCHES_TOGETHER = 8
@@ -116,7 +120,11 @@ def answer(
 
 
 def answer_owners(
-    model: LoadedModel, task: Task, documents: Mapping[str, Sequence[Document]], settings: TrainingSettings
+    model: LoadedModel,
+    task: Task,
+    documents: Mapping[str, Sequence[Document]],
+    settings: TrainingSettings,
+    predictor: Predictor | None = None,
 ) -> dict[str, list[Any]]:
     """Returns the model's answer to every document, in order, by owner.
 
@@ -129,12 +137,19 @@ def answer_owners(
         task: The task.
         documents: The documents of each owner.
         settings: Batch size and precision.
+        predictor: Answers groups of examples with such a model elsewhere; this one does if none.
     """
     answers: dict[str, list[Any]] = {owner: [None] * len(own) for owner, own in documents.items()}
-    for group in encoded_groups(task, model.tokenizer, documents, settings.eval_batch_size):
-        examples = list(chain.from_iterable(own for _, own in group))
-        predicted = iter(predict(model, task, examples, settings))
-        for places, own in group:
+    asked: deque[list[tuple[list[Place], list[Any]]]] = deque()
+
+    def examples() -> Iterator[list[Any]]:
+        for group in encoded_groups(task, model.tokenizer, documents, settings.eval_batch_size):
+            asked.append(group)
+            yield list(chain.from_iterable(own for _, own in group))
+
+    for answered in (predictor or partial(map, lambda own: predict(model, task, own, settings)))(examples()):
+        predicted = iter(answered)
+        for places, own in asked.popleft():
             texts = [documents[owner][index] for owner, index in places]
             found = task.decode(texts, own, list(islice(predicted, len(own))))
             for (owner, index), each in zip(places, found, strict=True):
