@@ -68,6 +68,14 @@ def test_a_plan_says_that_it_cannot_know_the_sizes_of_adapters(name: str) -> Non
     assert any("adapters of several sizes" in warning for warning in plan.warnings)
 
 
+def test_what_workers_do_at_once_takes_its_time_once() -> None:
+    plan = plan_tiny("workers=2", "threads=1")
+    parts = ("train", "serve", "evaluate", "engine_overhead", "finish")
+    assert (plan.workers, plan.threads) == (2, 1)
+    assert plan.time["total_seconds"] < sum(plan.time[f"{part}_seconds"] for part in parts)
+    assert plan.time["total_seconds"] > plan.time["train_seconds"] / 2
+
+
 @pytest.mark.slow
 def test_a_plan_says_that_it_cannot_know_which_blocks_run() -> None:
     plan = plan_tiny("method={name: droppeft}")

@@ -127,7 +127,8 @@ def _costs(made: RunPlan) -> Iterator[str]:
     yield f"trains   {made.trainable_parameters:,} of {parameters:,} parameters ({share:.1f} %)"
     yield from _travels(made)
     total, a_round = (duration(made.time[key]) for key in ("total_seconds", "seconds_per_round"))
-    yield f"time     {total} on {made.device}, {a_round} a round: {_parts(made.time, TIMES, duration)}"
+    where = f"{made.device} with {made.workers} workers" if made.workers > 1 else made.device
+    yield f"time     {total} on {where}, {a_round} a round: {_parts(made.time, TIMES, duration)}"
     gpu = f" and {size(memory['peak_gpu_bytes'])} on the GPU" if memory["peak_gpu_bytes"] else ""
     yield f"memory   {size(memory['peak_rss_bytes'])}{gpu} at the peak"
     used, free = (size(made.disk[key]) for key in ("bytes", "free_bytes"))

@@ -99,6 +99,9 @@ class Engine(Protocol):
     def save(self, number: int, state: State) -> None:
         """Saves what was learnt, as a model or as one for each client."""
 
+    def memory(self) -> int:
+        """Returns the most bytes that processes of this machine have had which compute for it."""
+
     def end(self) -> None:
         """Hears that all is recorded; what only a run under way needs can go."""
 

@@ -294,6 +294,10 @@ class RemoteEngine:
     def save(self, number: int, state: State) -> None:
         """Saves nothing: no side has all of the model."""
 
+    def memory(self) -> int:
+        """Nobody else computes on this machine that would be known."""
+        return 0
+
     def end(self) -> None:
         """Has nothing to remove."""
 

@@ -195,15 +195,18 @@ class Run(Generic[EngineType]):
             "train_seconds": cohort.train_seconds,
             "serve_seconds": book.serve_seconds,
             "evaluate_seconds": evaluate_seconds,
-            **peak_memory(
-                self.experiment.model.device
-            ),  # in every round: a run may go through several processes
+            **self._peaks(),  # in every round: a run may go through several processes
         }
         self._emit("round", facts)
         self.committed = number
         self.engine.committed(number, book.attendance.lost)
         self._checkpoints.prune()
         return state
+
+    def _peaks(self) -> dict[str, int | None]:
+        """Returns the most memory that this process and those beside it have had."""
+        peaks = peak_memory(self.experiment.model.device)
+        return peaks | {"peak_rss_bytes": (peaks["peak_rss_bytes"] or 0) + self.engine.memory()}
 
     def _simulated(self, cohort: RoundCohort) -> dict[str, Any]:
         """Returns what a round took on the emulated devices; nothing without any."""
@@ -221,7 +224,7 @@ class Run(Generic[EngineType]):
         facts = {
             **scores,
             "seconds": time.perf_counter() - started,
-            **peak_memory(self.experiment.model.device),
+            **self._peaks(),
         }
         self._emit("final", facts)
         self.engine.end()  # before the summary, with which a run counts as finished

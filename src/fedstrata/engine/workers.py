@@ -30,6 +30,7 @@ from fedstrata.client.turn import Done, Failed, Order
 from fedstrata.core.errors import TrainingError
 from fedstrata.core.types import Message
 from fedstrata.engine.prepare import with_model
+from fedstrata.metrics.cost import peak_rss_bytes
 from fedstrata.train.processor import use_processor
 from fedstrata.wire import frame
 
@@ -136,9 +137,15 @@ class Workers:
     engine_of: EngineOf
     _idle: list[ProcessPoolExecutor] = field(default_factory=list)
     _busy: dict[Future[Any], tuple[ProcessPoolExecutor, _Job]] = field(default_factory=dict)
+    _peaks: dict[int, int] = field(default_factory=dict)
     _started: int = 0
     _whole: Tensor | None = None
     _said: SimpleQueue[Event] | None = None
+
+    @property
+    def memory(self) -> int:
+        """The most bytes that these processes have had, all together."""
+        return sum(self._peaks.values())
 
     def turns(self, orders: Iterable[Order]) -> Turns:
         """Has turns computed and yields what comes of them, in order."""
@@ -215,7 +222,7 @@ class Workers:
         """Gives a job to a process that is free, or to a new one."""
         executor = self._idle.pop() if self._idle else self._new()
         job.tries += 1
-        self._busy[executor.submit(job.compute, *job.arguments)] = (executor, job)
+        self._busy[executor.submit(_call, job.compute, job.arguments)] = (executor, job)
 
     def _new(self) -> ProcessPoolExecutor:
         """Returns a process of its own: a crash costs one job, which is run again."""
@@ -246,7 +253,8 @@ class Workers:
         """Takes what came of a job; one whose process is gone is begun again."""
         executor, job = self._busy.pop(future)
         try:
-            job.result = future.result()
+            job.result, process, peak = future.result()
+            self._peaks[process] = peak
             self._idle.append(executor)
         except BrokenProcessPool:
             _kill(executor)
@@ -317,6 +325,11 @@ def _end_with_parent() -> None:
     if (parent := multiprocessing.parent_process()) is not None:
         parent.join()
         os._exit(1)
+
+
+def _call(compute: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, int, int]:
+    """Computes something; returns what came of it, this process, and the most memory it has had."""
+    return compute(*arguments), os.getpid(), peak_rss_bytes()
 
 
 def _compute(order: Order, plan: Tensor) -> tuple[Done | Failed, Tensor | None, list[Event]]:

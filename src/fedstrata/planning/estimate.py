@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import shutil
 from collections import Counter
 from collections.abc import Sequence
@@ -123,7 +124,10 @@ class Estimate:
         return times
 
     def time(self) -> dict[str, float]:
-        """Returns seconds by purpose, as `summary.json` divides them; `finish` scores the test and saves."""
+        """Returns seconds by purpose, as `summary.json` divides them; `finish` scores the test and saves.
+
+        Where clients compute at once the seconds of all rounds are fewer than the sum of their parts.
+        """
         turns, rounds = self.turns.total(), self.federation.rounds
         train = sum(count * self.turn_seconds(self.workloads[client]) for client, count in self.turns.items())
         train += self._first_turns_seconds()
@@ -144,17 +148,31 @@ class Estimate:
         finish = models * self.measured.save_seconds
         # A model of its own for every client is scored on everybody's test documents.
         passes = models if scores_everywhere(self.experiment) else 1
-        finish += passes * self.per_scored_token * self.surveyed.scored_tokens["test"]
+        workers = self.experiment.workers
+        finish += 1 / workers * passes * self.per_scored_token * self.surveyed.scored_tokens["test"]
+        at_once = self._longest_seconds() if workers > 1 else train
+        in_rounds = at_once + serve + evaluate / workers + engine
         return {
-            "total_seconds": train + serve + evaluate + engine + finish,
+            "total_seconds": in_rounds + finish,
             "train_seconds": train,
             "serve_seconds": serve,
             "evaluate_seconds": evaluate,
             "engine_overhead_seconds": engine,
             "finish_seconds": finish,
-            "seconds_per_round": (train + serve + evaluate + engine) / max(1, rounds),
+            "seconds_per_round": in_rounds / max(1, rounds),
             "seconds_per_client_round": train / max(1, turns),
         }
+
+    def _longest_seconds(self) -> float:
+        """Returns the time of whichever process trains longest, in all rounds, where there are several."""
+        seconds = {client: self.turn_seconds(workload) for client, workload in self.workloads.items()}
+        total = 0.0
+        for clients in self.delivered:
+            busy = [0.0] * self.experiment.workers
+            for client in clients:
+                heapq.heapreplace(busy, busy[0] + seconds[client])
+            total += max(busy)
+        return total + self._first_turns_seconds() / self.experiment.workers
 
     def _scored_by_clients(self) -> int:
         """Returns the padded tokens on which clients' just-trained models are scored."""
@@ -203,11 +221,17 @@ class Estimate:
         device = self.experiment.model.device
         gpu = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else None
         return {
-            "peak_rss_bytes": self.measured.peak_rss_bytes + self.held_updates()[0],
+            "peak_rss_bytes": self._processes * self.measured.peak_rss_bytes + self.held_updates()[0],
             "peak_gpu_bytes": self.measured.peak_gpu_bytes,
             "available_rss_bytes": psutil.virtual_memory().available + process,
             "available_gpu_bytes": gpu,
         }
+
+    @property
+    def _processes(self) -> int:
+        """How many hold a model: the one that has the server's half, and those that only compute."""
+        workers = self.experiment.workers
+        return workers + 1 if workers > 1 else 1
 
     def held_updates(self) -> tuple[int, int]:
         """Returns the bytes of a round's updates that a method keeps in memory, and in files, at one time.

@@ -85,6 +85,8 @@ class RunPlan:
         metric: The score the run is judged by.
         metrics: Every score the task may give.
         device: Where it runs.
+        threads: The threads of a client.
+        workers: How many clients compute at once.
         rounds: Number of rounds.
         clients: What each client does, by name.
         model: `name`, `parameters`, `blocks`, `bytes`.
@@ -106,6 +108,8 @@ class RunPlan:
     metric: str
     metrics: tuple[str, ...]
     device: str
+    threads: int
+    workers: int
     rounds: int
     clients: dict[str, ClientPlan]
     model: dict[str, Any]
@@ -164,6 +168,8 @@ def _assemble(estimate: Estimate, folder: Path, preparation: float, rehearsal: f
         metric=experiment.metric,
         metrics=experiment.task.metric_names,
         device=str(model.device),
+        threads=torch.get_num_threads(),
+        workers=experiment.workers,
         rounds=settings.federation.rounds,
         clients=_clients(estimate),
         model=estimate.model,

@@ -149,9 +149,8 @@ def rehearse(
     settings = {name: value for name, value in experiment.settings if name not in NOT_REHEARSED}
     small = RunSettings(**settings, federation=FederationSettings(rounds=MOST_ROUNDS))
     with tempfile.TemporaryDirectory(prefix=".fedstrata-plan-", dir=place) as folder:
-        rehearsed = replace(
-            experiment, settings=small, task=cast("Task", watched), method=experiment.method.rehearsed()
-        )
+        method, task = experiment.method.rehearsed(), cast("Task", watched)
+        rehearsed = replace(experiment, settings=small, task=task, method=method, workers=1)
         run = Rehearsal(rehearsed, Path(folder), samples, watched)
         try:
             run.execute_for(seconds)
