@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -97,6 +98,14 @@ def test_an_update_without_a_weight_is_refused() -> None:
         frame.decode(frame.encode(Message()), Update)
 
 
+@pytest.mark.parametrize("weight", ["1" + "0" * 400, "true", '"12"', "[]"])
+def test_an_update_whose_weight_is_no_number_is_refused(weight: str) -> None:
+    header = json.dumps({"__metadata__": {"values": f'{{"weight":{weight}}}'}}).encode()
+    received = frame.split(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(FrameError, match="weight"):
+        frame.decode(received, Update)
+
+
 def test_a_value_that_is_not_json_is_refused() -> None:
     with pytest.raises(FrameError, match="JSON"):
         frame.encode(Message(values={"loss": math.nan}))
@@ -138,6 +147,16 @@ def test_a_header_that_overlaps_tensors_is_refused() -> None:
 def test_a_hostile_header_is_refused(header: bytes) -> None:
     with pytest.raises(FrameError):
         frame.split(len(header).to_bytes(8, "little") + header + bytes(4))
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [("{}", 4), ("[true]", 4), ("[0,1180591620717411303424]", 0), ("[0,1099511627776,1099511627776]", 0)],
+)
+def test_a_shape_that_no_tensor_has_is_refused(shape: str, size: int) -> None:
+    header = f'{{"a":{{"dtype":"F32","shape":{shape},"data_offsets":[0,{size}]}}}}'.encode()
+    with pytest.raises(FrameError, match="is no shape"):
+        frame.decode(frame.split(len(header).to_bytes(8, "little") + header + bytes(size)), Message)
 
 
 def test_names_the_format_keeps_for_itself_are_refused() -> None:

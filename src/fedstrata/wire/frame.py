@@ -14,6 +14,7 @@ import json
 import math
 import operator
 import struct
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ _LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 8
 _METADATA = "__metadata__"
 _HEADER_LIMIT = 100 * 2**20  # safetensors' own bound
+_MOST_DIMENSIONS = 64  # as in NumPy
 _NAME_OF = {
     torch.bool: "BOOL",
     torch.uint8: "U8",
@@ -158,8 +160,8 @@ def decode(frame: Frame, kind: type[MessageType]) -> MessageType:
     }
     if issubclass(kind, Update):
         weight = values.pop("weight", None)
-        if not isinstance(weight, int | float):
-            raise FrameError("an update must carry its weight")
+        if type(weight) not in (int, float) or not abs(weight) <= sys.float_info.max:
+            raise FrameError("an update must carry its weight, a number")
         return kind(tensors, values, weight=float(weight))
     return kind(tensors, values)
 
@@ -229,11 +231,9 @@ def _parse_header(head: bytes) -> tuple[dict[str, dict[str, Any]], dict[str, JSO
         position = 0
         for name, entry in header.items():
             begin, end = map(operator.index, entry["data_offsets"])
-            size = _DTYPE_OF[entry["dtype"]].itemsize
-            for extent in entry["shape"]:
-                if not isinstance(extent, int) or extent < 0:
-                    raise FrameError(f"tensor {name}: {extent!r} is no extent of a shape")
-                size *= extent
+            if not _is_shape(entry["shape"]):
+                raise FrameError(f"tensor {name}: {entry['shape']!r:.60} is no shape")
+            size = _DTYPE_OF[entry["dtype"]].itemsize * math.prod(entry["shape"])
             if begin != position or end - begin != size:
                 raise FrameError(
                     f"tensor {name}: {size} bytes expected at {position}, the header says {begin} to {end}"
@@ -244,6 +244,15 @@ def _parse_header(head: bytes) -> tuple[dict[str, dict[str, Any]], dict[str, JSO
     if not isinstance(values, dict):
         raise FrameError("a frame's values must be a JSON object")
     return header, values
+
+
+def _is_shape(shape: object) -> bool:
+    """Whether a tensor can have this shape; the strides of an empty one, too, are numbers of 64 bits."""
+    if not isinstance(shape, list) or len(shape) > _MOST_DIMENSIONS:
+        return False
+    return all(type(extent) is int and extent >= 0 for extent in shape) and (
+        math.prod(max(extent, 1) for extent in shape) < 2**63
+    )
 
 
 def _number(text: str) -> float:
