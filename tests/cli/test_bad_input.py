@@ -73,6 +73,9 @@ def jsonl(notes: Path) -> list[str]:
         (["federation.sample=0.0"], ["federation.sample", "not 0"]),
         (["model.init=pretrained", "model.config={}", "model.name=./absent"], ["model.name", "absent"]),
         (["model.config={model_type: lama}"], ["model.config", "lama"]),
+        (["model.config={model_type: {}}"], ["model.config.model_type: {} is no model_type of transformers"]),
+        (["federation.metric=2020-02-30"], ["federation.metric", "'2020-02-30'", "the command line"]),
+        (["seed=2020-13-45"], ["seed: must be a whole number, not '2020-13-45'", "the command line"]),
         (["data.types=[problem, gene]"], ["data.types", "gene"]),
         (["device=cuda:7"], ["device", "cuda:7"]),
         (

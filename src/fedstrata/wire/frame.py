@@ -160,8 +160,10 @@ def decode(frame: Frame, kind: type[MessageType]) -> MessageType:
     }
     if issubclass(kind, Update):
         weight = values.pop("weight", None)
-        if type(weight) not in (int, float) or not abs(weight) <= sys.float_info.max:
-            raise FrameError("an update must carry its weight, a number")
+        if isinstance(weight, bool) or not isinstance(weight, int | float):
+            raise FrameError("an update must carry its weight")
+        if not abs(weight) <= sys.float_info.max:
+            raise FrameError("an update's weight is no number that fits 64 bits")
         return kind(tensors, values, weight=float(weight))
     return kind(tensors, values)
 
