@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
@@ -15,6 +16,7 @@ from fedstrata.core.errors import ConfigurationError, Problem
 
 TEMPORARY = ".tmp"
 """How the names of files that are being written end; whoever died while writing leaves one behind."""
+_OS_ERROR = re.compile(r"\(os error (\d+)\)$")
 
 
 def write_atomically(path: Path, pieces: Iterable[bytes | memoryview], *, durable: bool = True) -> None:
@@ -28,16 +30,16 @@ def write_atomically(path: Path, pieces: Iterable[bytes | memoryview], *, durabl
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
     try:
-        with temporary.open("wb") as file:
-            for piece in pieces:
-                file.write(piece)
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException as error:
+        with errors_naming(path, temporary):
+            with temporary.open("wb") as file:
+                for piece in pieces:
+                    file.write(piece)
+                file.flush()
+                if durable:
+                    os.fsync(file.fileno())
+            temporary.replace(path)
+    except BaseException:
         temporary.unlink(missing_ok=True)  # it may be large, and the disk full
-        _named(error, temporary, path)
         raise
     if not durable:
         return
@@ -98,18 +100,31 @@ def new_folder(folder: Path) -> Iterator[Path]:
     require_new(folder)
     temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        if folder.exists():
-            folder.rmdir()
-        temporary.rename(folder)
-    except BaseException as error:
+        with errors_naming(folder, temporary):
+            temporary.mkdir(parents=True)
+            yield temporary
+            if folder.exists():
+                folder.rmdir()
+            temporary.rename(folder)
+    except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
-        _named(error, temporary, folder)
         raise
 
 
-def _named(error: BaseException, temporary: Path, path: Path) -> None:
-    """Lets an error name what the user knows; that of a write to a full disk names nothing."""
-    if isinstance(error, OSError):
+@contextmanager
+def errors_naming(path: Path, temporary: Path) -> Iterator[None]:
+    """Lets errors of writing name what the user knows; that of a write to a full disk names nothing.
+
+    Args:
+        path: What is written.
+        temporary: The name that it has until it is complete.
+    """
+    try:
+        yield
+    except OSError as error:
         error.filename = str(error.filename or path).replace(str(temporary), str(path))
+        raise
+    except Exception as error:  # of safetensors and tokenizers, which are written in Rust
+        if (found := _OS_ERROR.search(str(error))) is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from None
