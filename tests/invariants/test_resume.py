@@ -116,13 +116,19 @@ def test_more_rounds_can_be_added_to_a_finished_run(run_tiny: RunTiny, run_once:
     assert_same_tensors(whole.state.tensors, longer.state.tensors)
 
 
-def test_a_newest_checkpoint_that_is_damaged_costs_one_round(run_tiny: RunTiny, run_once: RunTiny) -> None:
-    whole = run_once("federation.rounds=3")
-    broken = run_tiny("federation.rounds=2", out="broken")
-    newest = max((broken.folder / "checkpoints").glob("*.safetensors"))
-    newest.write_bytes(newest.read_bytes()[:-1])
+@pytest.mark.parametrize("damaged", ["checkpoints", "clients/site-2"])
+@pytest.mark.parametrize("change", [b"", b"\0"])  # cut short, and with another byte
+def test_a_newest_file_that_is_damaged_costs_one_round(
+    run_tiny: RunTiny, run_once: RunTiny, damaged: str, change: bytes
+) -> None:
+    whole = run_once("federation.rounds=3", "method={name: fedper}")
+    broken = run_tiny("federation.rounds=2", "method={name: fedper}", out="broken")
+    newest = max((broken.folder / damaged).glob("*-00002.safetensors"))
+    newest.write_bytes(newest.read_bytes()[:-1] + change)
     resumed = run_tiny("federation.rounds=3", out="broken", resume=True)
     assert_same_tensors(whole.state.tensors, resumed.state.tensors)
+    for store in whole.folder.glob("clients/*/store-*"):
+        assert store.read_bytes() == (resumed.folder / store.relative_to(whole.folder)).read_bytes()
 
 
 def test_a_setting_that_would_change_committed_rounds_is_refused(run_tiny: RunTiny, tmp_path: Path) -> None:

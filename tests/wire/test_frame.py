@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -125,6 +126,25 @@ def test_a_damaged_file_is_named(tmp_path) -> None:
         frame.read(path)
     with pytest.raises(FrameError, match=r"missing\.safetensors"):
         frame.read(tmp_path / "missing.safetensors")
+
+
+def test_a_bit_that_a_disk_has_changed_is_found(tmp_path: Path) -> None:
+    path, message = tmp_path / "state.safetensors", Message({"a": torch.ones(3)}, {"loss": 0.5})
+    frame.encode(message).write(path)
+    whole = path.read_bytes()
+    assert torch.equal(safetensors_load(whole)["a"], torch.ones(3))
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        if whole[place - 7 : place + 8].find(b'"sha256"') >= 0:  # with another key the file is an old one
+            continue
+        with pytest.raises(FrameError, match=r"state\.safetensors"):
+            frame.read(path)
+
+
+def test_files_of_before_there_were_hashes_are_read(tmp_path: Path) -> None:
+    path, encoded = tmp_path / "state.safetensors", frame.encode(Message({"a": torch.ones(3)}, {"loss": 0.5}))
+    path.write_bytes(encoded.tobytes())
+    assert frame.read(path).tobytes() == encoded.tobytes()
 
 
 def test_a_header_that_overlaps_tensors_is_refused() -> None:
