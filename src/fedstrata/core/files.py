@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import re
 import secrets
@@ -13,6 +14,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from fedstrata.core.errors import ConfigurationError, Problem
+
+HASH_BYTES = 32
+"""Of a SHA-256."""
 
 TEMPORARY = ".tmp"
 """How the names of files that are being written end; whoever died while writing leaves one behind."""
@@ -48,6 +52,30 @@ def write_atomically(path: Path, pieces: Iterable[bytes | memoryview], *, durabl
         os.fsync(folder)  # the new name itself must survive a power cut
     finally:
         os.close(folder)
+
+
+def hash_of(path: Path) -> str:
+    """Returns the SHA-256 of a file, as hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def with_hash(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """Yields a file's bytes, and at the end their hash."""
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+        yield piece
+    yield digest.digest()
+
+
+def ends_with_its_hash(path: Path) -> bool:
+    """Whether a file ends with the hash of all before it."""
+    digest, end = hashlib.sha256(), path.stat().st_size - HASH_BYTES
+    with path.open("rb") as file:
+        while piece := file.read(min(2**20, end - file.tell())):
+            digest.update(piece)
+        return file.read() == digest.digest()
 
 
 def hold(file: IO[Any], told: str) -> None:
