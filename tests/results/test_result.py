@@ -136,14 +136,17 @@ def test_a_run_that_goes_on_has_no_model_until_it_is_finished_again(
         open_result(folder)
 
 
-def test_a_model_that_is_gone_or_cut_short(run_once: RunTiny, tmp_path: Path) -> None:
+def test_a_model_that_is_gone_or_damaged(run_once: RunTiny, run_tiny: RunTiny, tmp_path: Path) -> None:
     folder = shutil.copytree(run_once("federation.rounds=1").folder, tmp_path / "run")
     weights = folder / "model" / "model.safetensors"
     whole = weights.read_bytes()
     for damaged in (whole[:1000], whole[:-1] + bytes([whole[-1] ^ 1])):
         weights.write_bytes(damaged)
-        with pytest.raises(DataError, match=r"model\.safetensors: is not what the run saved"):
+        with pytest.raises(DataError, match=r"model\.safetensors: is not what the run saved.*run --resume"):
             open_result(folder)
+    run_tiny(resume=True)
+    assert weights.read_bytes() == whole
+    weights.write_bytes(damaged)
     record = folder / "record.jsonl"
     of_before = [{**event, "saved": {}} for event in read_events(record)]
     record.write_text("".join(f"{json.dumps(event)}\n" for event in of_before))

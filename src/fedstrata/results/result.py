@@ -175,8 +175,8 @@ def _require_as_saved(folder: Path, saved: Path, events: Sequence[Mapping[str, A
     for name, written in final.get("saved", {}).items():
         path = folder / name
         if path.parent == saved and path.is_file() and hash_of(path) != written:
-            message = "is not what the run saved: it is damaged, or was changed"
-            raise DataError(path, message, expected=f"a file whose SHA-256 is {written}")
+            again = f"it is saved again by: fedstrata run --resume --out {folder}"
+            raise DataError(path, f"is not what the run saved, but damaged or changed; {again}")
 
 
 def _task_of(saved: Path, checked: Checked) -> tuple[Task, ModelSettings, tuple[str, ...]]:

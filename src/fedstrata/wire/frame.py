@@ -217,7 +217,7 @@ def read(path: Path) -> Frame:
         found = split(bytearray(path.read_bytes()))
         written, digest = _hashes(json.loads(found.head[_LENGTH.size :]), found.bodies)
         if written not in (None, digest):  # none in files of before there were any
-            raise FrameError(f"damaged: written was what has the hash {written!s:.8}, this has {digest:.8}")
+            raise FrameError(f"damaged: its hash is {digest:.8}, and was {written!s:.8} when it was written")
         return found
     except OSError as error:
         raise FrameError(f"cannot read {path}: {error.strerror}") from None
