@@ -268,8 +268,10 @@ def test_an_output_folder_in_use_exits_2(fedstrata, tmp_path: Path) -> None:
     (tmp_path / "taken" / "thesis.txt").write_text("mine")
     status, _, err = fedstrata("run", config(tmp_path), *TINY, "--out", "taken")
     assert status == 2
-    assert "taken" in err
-    assert "--resume" in err
+    assert "taken holds something already; name another folder" in err
+    assert "no run in it" in err
+    (tmp_path / "taken" / "config.yaml").write_text("{}")
+    assert "go on with --resume" in fedstrata("run", config(tmp_path), *TINY, "--out", "taken").err
 
 
 def test_resume_needs_a_run(fedstrata, tmp_path: Path) -> None:
