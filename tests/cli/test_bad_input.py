@@ -73,6 +73,9 @@ def jsonl(notes: Path) -> list[str]:
         (["federation.sample=0.0"], ["federation.sample", "not 0"]),
         (["model.init=pretrained", "model.config={}", "model.name=./absent"], ["model.name", "absent"]),
         (["model.config={model_type: lama}"], ["model.config", "lama"]),
+        (["model.config={model_type: {}}"], ["model.config.model_type: {} is no model_type of transformers"]),
+        (["federation.metric=2020-02-30"], ["federation.metric", "'2020-02-30'", "the command line"]),
+        (["seed=2020-13-45"], ["seed: must be a whole number, not '2020-13-45'", "the command line"]),
         (["data.types=[problem, gene]"], ["data.types", "gene"]),
         (["device=cuda:7"], ["device", "cuda:7"]),
         (
@@ -265,8 +268,10 @@ def test_an_output_folder_in_use_exits_2(fedstrata, tmp_path: Path) -> None:
     (tmp_path / "taken" / "thesis.txt").write_text("mine")
     status, _, err = fedstrata("run", config(tmp_path), *TINY, "--out", "taken")
     assert status == 2
-    assert "taken" in err
-    assert "--resume" in err
+    assert "taken holds something already; name another folder" in err
+    assert "no run in it" in err
+    (tmp_path / "taken" / "config.yaml").write_text("{}")
+    assert "go on with --resume" in fedstrata("run", config(tmp_path), *TINY, "--out", "taken").err
 
 
 def test_resume_needs_a_run(fedstrata, tmp_path: Path) -> None:

@@ -22,6 +22,9 @@ def test_errors_name_what_was_to_be_written_and_leave_nothing(tmp_path: Path) ->
     with pytest.raises(FileNotFoundError) as inside, new_folder(tmp_path / "folder") as unfinished:
         (unfinished / "a" / "b").write_text("")
     assert inside.value.filename == str(tmp_path / "folder" / "a" / "b")
+    with pytest.raises(OSError, match="File too large") as full, new_folder(tmp_path / "folder"):
+        raise Exception("File too large (os error 27)")  # as tokenizers says it
+    assert full.value.filename == str(tmp_path / "folder")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 

@@ -6,13 +6,17 @@ import pytest
 import torch
 
 from fedstrata.client.store import ClientStore, client_folder
-from fedstrata.core.errors import FedstrataError
+from fedstrata.core.errors import FedstrataError, FrameError
 from fedstrata.core.types import Message, State
 from fedstrata.engine.checkpoint import Checkpoints, discard_uncommitted
 
 
 def state(value: float) -> State:
     return State({"w": torch.full((3,), value)}, {"round": value})
+
+
+def damage(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1] + b"\1")
 
 
 def test_only_committed_rounds_are_loaded(tmp_path: Path) -> None:
@@ -39,6 +43,30 @@ def test_a_store_reads_what_was_committed_before_the_round(tmp_path: Path) -> No
     assert ClientStore(tmp_path, 4).read().tensors["head"][0] == 4.0
     assert ClientStore(tmp_path, 3).read().tensors["head"][0] == 3.0
     assert ClientStore(tmp_path, 9).read().tensors["head"][0] == 4.0
+
+
+def test_before_a_damaged_store_stands_the_version_before_but_not_in_its_own_round(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in (1, 2):
+        ClientStore(tmp_path, number).write(Message({"head": torch.full((2,), float(number))}))
+    damage(tmp_path / "store-00002.safetensors")
+    assert ClientStore(tmp_path, 3).read().tensors["head"][0] == 1.0
+    assert "store-00002.safetensors" in caplog.text
+    assert "round 1 stands in" in caplog.text
+    with pytest.raises(FrameError, match=r"store-00002\.safetensors: damaged"):
+        ClientStore(tmp_path, 2).read()
+    damage(tmp_path / "store-00001.safetensors")
+    with pytest.raises(FrameError, match=r"store-00002\.safetensors: damaged"):
+        ClientStore(tmp_path, 3).read()
+
+
+def test_a_store_that_is_damaged_and_older_than_every_checkpoint_is_named(tmp_path: Path) -> None:
+    ClientStore(client_folder(tmp_path, "a"), 1).write(Message({"head": torch.ones(2)}))
+    damage(client_folder(tmp_path, "a") / "store-00001.safetensors")
+    Checkpoints(tmp_path / "checkpoints").save(3, state(3))
+    with pytest.raises(FedstrataError, match=r"clients/a/store-00001\.safetensors: damaged"):
+        Checkpoints(tmp_path / "checkpoints").load(3)
 
 
 def test_versions_of_a_round_that_was_not_committed_are_discarded(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from support import TINY, RunTiny
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
+from fedstrata.core.files import hash_of
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import ClientInfo, Plan, State, Update
@@ -54,6 +55,7 @@ SUMMARY_KEYS = {
     },
     "memory": {"peak_rss_bytes", "peak_gpu_bytes", "device_mean_bytes", "device_peak_bytes"},
     "energy_joules": None,
+    "saved": None,
     "privacy": {"epsilon", "delta", "sigma", "mechanism", "clients"},
 }
 
@@ -72,6 +74,10 @@ def test_a_run_leaves_what_the_design_says(run_tiny: RunTiny, method: str) -> No
         if inner is not None:
             assert run.summary[key].keys() == inner
     assert json.loads((run.folder / "summary.json").read_text()) == run.summary
+    assert run.summary["saved"] == {
+        path.relative_to(run.folder).as_posix(): hash_of(path)
+        for path in sorted(run.folder.rglob("model/*.safetensors"))
+    }
     assert set(run.summary["metrics"]["clients"]) == {"site-1", "site-2", "site-3"}
     assert {"f1", "precision", "recall", "f1/problem"} <= run.summary["metrics"]["global"].keys()
     assert [event["round"] for event in run.of("round")] == [1, 2]

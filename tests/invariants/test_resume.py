@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from support import TINY, Call, RunTiny, assert_same_tensors, finished
@@ -15,7 +16,7 @@ from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import read_source
 from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
-from fedstrata.engine.run_folder import open_run, resumable
+from fedstrata.engine.run_folder import open_run, require_free_folder, resumable
 
 METHODS = [
     "{name: layer_skipping, top: 1, head: local}",
@@ -115,13 +116,19 @@ def test_more_rounds_can_be_added_to_a_finished_run(run_tiny: RunTiny, run_once:
     assert_same_tensors(whole.state.tensors, longer.state.tensors)
 
 
-def test_a_newest_checkpoint_that_is_damaged_costs_one_round(run_tiny: RunTiny, run_once: RunTiny) -> None:
-    whole = run_once("federation.rounds=3")
-    broken = run_tiny("federation.rounds=2", out="broken")
-    newest = max((broken.folder / "checkpoints").glob("*.safetensors"))
-    newest.write_bytes(newest.read_bytes()[:-1])
+@pytest.mark.parametrize("damaged", ["checkpoints", "clients/site-2"])
+@pytest.mark.parametrize("change", [b"", b"\0"])  # cut short, and with another byte
+def test_a_newest_file_that_is_damaged_costs_one_round(
+    run_tiny: RunTiny, run_once: RunTiny, damaged: str, change: bytes
+) -> None:
+    whole = run_once("federation.rounds=3", "method={name: fedper}")
+    broken = run_tiny("federation.rounds=2", "method={name: fedper}", out="broken")
+    newest = max((broken.folder / damaged).glob("*-00002.safetensors"))
+    newest.write_bytes(newest.read_bytes()[:-1] + change)
     resumed = run_tiny("federation.rounds=3", out="broken", resume=True)
     assert_same_tensors(whole.state.tensors, resumed.state.tensors)
+    for store in whole.folder.glob("clients/*/store-*"):
+        assert store.read_bytes() == (resumed.folder / store.relative_to(whole.folder)).read_bytes()
 
 
 def test_a_setting_that_would_change_committed_rounds_is_refused(run_tiny: RunTiny, tmp_path: Path) -> None:
@@ -161,3 +168,24 @@ def test_a_run_on_files_can_be_resumed_from_another_folder(
 def test_a_folder_without_a_run_cannot_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="holds no run"):
         resumable(tmp_path, None, [])
+    (tmp_path / "tokenizer").mkdir()  # as a killed run could once leave it
+    with pytest.raises(ConfigurationError, match="empty it first: there is no run in it to go on with"):
+        require_free_folder(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["write_settings", "new_folder", "_write_documents", "Run"])
+def test_a_run_that_was_killed_before_it_began_goes_on_or_begins_anew(
+    run_tiny: RunTiny, tmp_path: Path, name: str
+) -> None:
+    """Whatever it was about to write: its settings, its tokenizer, its documents, its record."""
+    rebuilt = "model.tokenizer={train: words, vocabulary: 60}"
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(f"fedstrata.engine.run_folder.{name}", Mock(side_effect=KeyboardInterrupt))
+        run_tiny(rebuilt, "federation.rounds=1")
+    (tmp_path / "run" / ".config.yaml.1234.tmp").touch()  # and what it was writing
+    try:
+        done = run_tiny(rebuilt, "federation.rounds=1")
+    except ConfigurationError as error:
+        assert "go on with --resume" in str(error)
+        done = run_tiny(resume=True)
+    assert done.summary["rounds"] == 1

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import resource
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -104,6 +105,22 @@ def test_a_saved_model_loads_bit_equal_and_without_noise(
         torch.equal(value, original.tensors([name])[name])
         for name, value in model.tensors(model.layout.all).items()
     )
+
+
+@pytest.mark.parametrize("largest", [30_000, 10])  # which stops weights; which stops all
+def test_a_model_for_which_there_is_no_room_is_an_error_that_names_it(
+    tiny_model: Callable[..., Model], tmp_path: Path, largest: int
+) -> None:
+    model = tiny_model("llama")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, hard))
+    try:
+        with pytest.raises(OSError, match="File too large") as full:
+            model.save(tmp_path / "model")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert str(full.value.filename).startswith(str(tmp_path / "model"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_new_head_comes_from_the_seed_alone(saved: Callable[..., Path]) -> None:

@@ -204,11 +204,17 @@ def scrambled(path: Path) -> None:
     path.write_bytes(bytes(data))
 
 
+def changed(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 1  # in the states
+    path.write_bytes(bytes(data))
+
+
 def emptied(path: Path) -> None:
     path.write_bytes(b"")
 
 
-@pytest.mark.parametrize("spoil", [damaged, scrambled, emptied])
+@pytest.mark.parametrize("spoil", [damaged, scrambled, changed, emptied])
 def test_a_damaged_file_is_made_again(
     tiny_model: Tiny, tmp_path: Path, spoil: Callable[[Path], None]
 ) -> None:

@@ -33,6 +33,15 @@ def test_a_torn_line_spoils_no_other(tmp_path: Path) -> None:
     assert [event["round"] for event in read_events(path)] == [1, 2]
 
 
+@pytest.mark.parametrize(
+    "line", ['{"event": "round", "round": [2]}', '{"event": ["round"]}', "[" * 100_000, '"event"', "\0"]
+)
+def test_a_damaged_line_spoils_no_other(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "record.jsonl"
+    path.write_text(f'{{"event": "round", "round": 1}}\n{line}\n{{"event": "round", "round": 3}}\n')
+    assert [event["round"] for event in committed_rounds(read_events(path))] == [1, 3]
+
+
 def test_what_is_not_json_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
         RecordLog(tmp_path / "record.jsonl").append("round", {"loss": math.nan})

@@ -127,7 +127,8 @@ def test_the_summary_for_programs(run_once: RunTiny, tmp_path: Path) -> None:
 
 def test_the_model_of_one_client(run_once: RunTiny, tmp_path: Path) -> None:
     done = run_once("federation.rounds=1", "method={name: local_only}")
-    card, _ = exported(done, tmp_path / "out", client="site-2")
+    card, readable = exported(done, tmp_path / "out", client="site-2")
+    assert "site-1" not in readable  # not as the place of its model either
     assert "the model of one client, site 2" in card.text
     assert "1 documents that were not trained on" in card.text
     own = done.summary["metrics"]["clients"]["site-2"]["precision"]

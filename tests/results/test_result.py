@@ -14,6 +14,7 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 from fedstrata.core.errors import ConfigurationError, DataError
 from fedstrata.core.settings.source import read_source
 from fedstrata.engine.run_folder import open_run
+from fedstrata.record.log import read_events
 from fedstrata.results.result import open_result
 
 SENTENCE = "The patient denies chest pain and takes 81 mg of aspirin."
@@ -72,6 +73,11 @@ def test_a_client_with_a_model_of_its_own(run_tiny: RunTiny) -> None:
     results = [open_result(done.folder, client=client) for client in ("site-1", "site-2")]
     heads = [result.model.tensors(result.model.layout.head) for result in results]
     assert any(not torch.equal(heads[0][name], heads[1][name]) for name in heads[0])
+    own = done.folder / "clients" / "site-2" / "model" / "model.safetensors"
+    own.write_bytes(own.read_bytes()[:-1] + b"\1")
+    assert open_result(done.folder, client="site-1")
+    with pytest.raises(DataError, match=r"site-2/model/model\.safetensors: is not what the run saved"):
+        open_result(done.folder, client="site-2")
     assert results[0].scores == done.summary["metrics"]["clients"]["site-1"]
     with pytest.raises(ConfigurationError, match=r"--client: must be set.*site-1, site-2, site-3"):
         open_result(done.folder)
@@ -130,12 +136,21 @@ def test_a_run_that_goes_on_has_no_model_until_it_is_finished_again(
         open_result(folder)
 
 
-def test_a_model_that_is_gone_or_cut_short(run_once: RunTiny, tmp_path: Path) -> None:
+def test_a_model_that_is_gone_or_damaged(run_once: RunTiny, run_tiny: RunTiny, tmp_path: Path) -> None:
     folder = shutil.copytree(run_once("federation.rounds=1").folder, tmp_path / "run")
     weights = folder / "model" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(ConfigurationError, match="model"):
-        open_result(folder)
+    whole = weights.read_bytes()
+    for damaged in (whole[:1000], whole[:-1] + bytes([whole[-1] ^ 1])):
+        weights.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"model\.safetensors: is not what the run saved.*run --resume"):
+            open_result(folder)
+    run_tiny(resume=True)
+    assert weights.read_bytes() == whole
+    weights.write_bytes(damaged)
+    record = folder / "record.jsonl"
+    of_before = [{**event, "saved": {}} for event in read_events(record)]
+    record.write_text("".join(f"{json.dumps(event)}\n" for event in of_before))
+    assert open_result(folder).model.layout.blocks  # nothing is known of a run of before there were hashes
     for path in (folder / "model").iterdir():
         path.unlink()
     (folder / "model").rmdir()

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -97,6 +99,14 @@ def test_an_update_without_a_weight_is_refused() -> None:
         frame.decode(frame.encode(Message()), Update)
 
 
+@pytest.mark.parametrize("weight", ["1" + "0" * 400, "true", '"12"', "[]"])
+def test_an_update_whose_weight_is_no_number_is_refused(weight: str) -> None:
+    header = json.dumps({"__metadata__": {"values": f'{{"weight":{weight}}}'}}).encode()
+    received = frame.split(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(FrameError, match="weight"):
+        frame.decode(received, Update)
+
+
 def test_a_value_that_is_not_json_is_refused() -> None:
     with pytest.raises(FrameError, match="JSON"):
         frame.encode(Message(values={"loss": math.nan}))
@@ -116,6 +126,25 @@ def test_a_damaged_file_is_named(tmp_path) -> None:
         frame.read(path)
     with pytest.raises(FrameError, match=r"missing\.safetensors"):
         frame.read(tmp_path / "missing.safetensors")
+
+
+def test_a_bit_that_a_disk_has_changed_is_found(tmp_path: Path) -> None:
+    path, message = tmp_path / "state.safetensors", Message({"a": torch.ones(3)}, {"loss": 0.5})
+    frame.encode(message).write(path)
+    whole = path.read_bytes()
+    assert torch.equal(safetensors_load(whole)["a"], torch.ones(3))
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        if whole[place - 7 : place + 8].find(b'"sha256"') >= 0:  # with another key the file is an old one
+            continue
+        with pytest.raises(FrameError, match=r"state\.safetensors"):
+            frame.read(path)
+
+
+def test_files_of_before_there_were_hashes_are_read(tmp_path: Path) -> None:
+    path, encoded = tmp_path / "state.safetensors", frame.encode(Message({"a": torch.ones(3)}, {"loss": 0.5}))
+    path.write_bytes(encoded.tobytes())
+    assert frame.read(path).tobytes() == encoded.tobytes()
 
 
 def test_a_header_that_overlaps_tensors_is_refused() -> None:
@@ -138,6 +167,16 @@ def test_a_header_that_overlaps_tensors_is_refused() -> None:
 def test_a_hostile_header_is_refused(header: bytes) -> None:
     with pytest.raises(FrameError):
         frame.split(len(header).to_bytes(8, "little") + header + bytes(4))
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [("{}", 4), ("[true]", 4), ("[0,1180591620717411303424]", 0), ("[0,1099511627776,1099511627776]", 0)],
+)
+def test_a_shape_that_no_tensor_has_is_refused(shape: str, size: int) -> None:
+    header = f'{{"a":{{"dtype":"F32","shape":{shape},"data_offsets":[0,{size}]}}}}'.encode()
+    with pytest.raises(FrameError, match="is no shape"):
+        frame.decode(frame.split(len(header).to_bytes(8, "little") + header + bytes(size)), Message)
 
 
 def test_names_the_format_keeps_for_itself_are_refused() -> None:

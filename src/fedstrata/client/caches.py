@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.client.store import client_folder
-from fedstrata.models.prefix_cache import FILE, PrefixCache
+from fedstrata.models.prefix_cache import FILE, Identity, PrefixCache
 
 if TYPE_CHECKING:
     from fedstrata.core.settings.run import RunSettings
@@ -35,6 +35,7 @@ class ClientCaches:
     def __init__(self, run: Path, settings: RunSettings, emit: Listener) -> None:
         self._run, self._settings, self._emit = run, settings, emit
         self._told: set[tuple[str, str]] = set()
+        self._whole: set[Identity] = set()
 
     def of(self, client: str) -> PrefixCache | None:
         """Returns a client's cache; none if the settings turn it off."""
@@ -43,7 +44,7 @@ class ClientCaches:
             return None
         folder = client_folder(self._run, client)
         return PrefixCache(
-            folder, training, self._budget, lambda facts: self._tell({"client": client, **facts})
+            folder, training, self._budget, lambda facts: self._tell({"client": client, **facts}), self._whole
         )
 
     def remove(self) -> None:

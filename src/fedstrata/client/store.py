@@ -7,6 +7,7 @@ killed one for instance, the store of the last committed round is there.
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from pathlib import Path
 from urllib.parse import quote
@@ -15,6 +16,8 @@ from fedstrata.core.errors import FrameError
 from fedstrata.core.files import TEMPORARY
 from fedstrata.core.types import Message
 from fedstrata.wire import frame
+
+logger = logging.getLogger(__name__)
 
 KEEP = 2
 """Old versions that are kept: the newest may be the one under which the machine died."""
@@ -35,11 +38,38 @@ class ClientStore:
         self._folder, self._number = folder, number
 
     def read(self) -> Message:
-        """Returns the newest version up to the round under way; an empty message at first."""
-        versions = [number for number in self._versions() if number <= self._number]
-        if not versions:
-            return Message()
-        return frame.decode(frame.read(self._path(versions[-1])), Message)
+        """Returns the newest version up to the round under way; an empty message at first.
+
+        In place of a damaged one of a round before stands, with a warning, the one before that: better what a
+        client had a round ago than a client that fails from now on.
+
+        Raises:
+            FrameError: No version can be read, or not what was written in the round under way.
+        """
+        damaged: list[FrameError] = []
+        for number in reversed(self._usable()):
+            try:
+                message = self._read(number)
+            except FrameError as error:
+                if number == self._number:
+                    raise
+                damaged.append(error)
+            else:
+                for each in damaged:
+                    logger.warning("%s; what the client kept in round %d stands in for it", each, number)
+                return message
+        if damaged:
+            raise damaged[0]
+        return Message()
+
+    def require_whole(self) -> None:
+        """Checks what `read` would return.
+
+        Raises:
+            FrameError: It is damaged, whatever could stand in for it.
+        """
+        for number in self._usable()[-1:]:
+            self._read(number)
 
     def write(self, message: Message) -> None:
         """Writes this round's version and removes those no resumed run can need."""
@@ -69,6 +99,12 @@ class ClientStore:
         for number in self._versions():
             if number > committed:
                 self._path(number).unlink()
+
+    def _read(self, number: int) -> Message:
+        return frame.decode(frame.read(self._path(number)), Message)
+
+    def _usable(self) -> list[int]:
+        return [number for number in self._versions() if number <= self._number]
 
     def _versions(self) -> list[int]:
         return versions_in(self._folder, "store")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
@@ -13,8 +15,12 @@ from typing import IO, Any
 
 from fedstrata.core.errors import ConfigurationError, Problem
 
+HASH_BYTES = 32
+"""Of a SHA-256."""
+
 TEMPORARY = ".tmp"
 """How the names of files that are being written end; whoever died while writing leaves one behind."""
+_OS_ERROR = re.compile(r"\(os error (\d+)\)$")
 
 
 def write_atomically(path: Path, pieces: Iterable[bytes | memoryview], *, durable: bool = True) -> None:
@@ -28,16 +34,16 @@ def write_atomically(path: Path, pieces: Iterable[bytes | memoryview], *, durabl
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
     try:
-        with temporary.open("wb") as file:
-            for piece in pieces:
-                file.write(piece)
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException as error:
+        with errors_naming(path, temporary):
+            with temporary.open("wb") as file:
+                for piece in pieces:
+                    file.write(piece)
+                file.flush()
+                if durable:
+                    os.fsync(file.fileno())
+            temporary.replace(path)
+    except BaseException:
         temporary.unlink(missing_ok=True)  # it may be large, and the disk full
-        _named(error, temporary, path)
         raise
     if not durable:
         return
@@ -46,6 +52,30 @@ def write_atomically(path: Path, pieces: Iterable[bytes | memoryview], *, durabl
         os.fsync(folder)  # the new name itself must survive a power cut
     finally:
         os.close(folder)
+
+
+def hash_of(path: Path) -> str:
+    """Returns the SHA-256 of a file, as hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def with_hash(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """Yields a file's bytes, and at the end their hash."""
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+        yield piece
+    yield digest.digest()
+
+
+def ends_with_its_hash(path: Path) -> bool:
+    """Whether a file ends with the hash of all before it."""
+    digest, end = hashlib.sha256(), path.stat().st_size - HASH_BYTES
+    with path.open("rb") as file:
+        while piece := file.read(min(2**20, end - file.tell())):
+            digest.update(piece)
+        return file.read() == digest.digest()
 
 
 def hold(file: IO[Any], told: str) -> None:
@@ -98,18 +128,31 @@ def new_folder(folder: Path) -> Iterator[Path]:
     require_new(folder)
     temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        if folder.exists():
-            folder.rmdir()
-        temporary.rename(folder)
-    except BaseException as error:
+        with errors_naming(folder, temporary):
+            temporary.mkdir(parents=True)
+            yield temporary
+            if folder.exists():
+                folder.rmdir()
+            temporary.rename(folder)
+    except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
-        _named(error, temporary, folder)
         raise
 
 
-def _named(error: BaseException, temporary: Path, path: Path) -> None:
-    """Lets an error name what the user knows; that of a write to a full disk names nothing."""
-    if isinstance(error, OSError):
+@contextmanager
+def errors_naming(path: Path, temporary: Path) -> Iterator[None]:
+    """Lets errors of writing name what the user knows; that of a write to a full disk names nothing.
+
+    Args:
+        path: What is written.
+        temporary: The name that it has until it is complete.
+    """
+    try:
+        yield
+    except OSError as error:
         error.filename = str(error.filename or path).replace(str(temporary), str(path))
+        raise
+    except Exception as error:  # of safetensors and tokenizers, which are written in Rust
+        if (found := _OS_ERROR.search(str(error))) is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from None

@@ -42,21 +42,26 @@ class Checkpoints:
     def load(self, committed: int) -> tuple[int, State]:
         """Returns the newest readable checkpoint of a committed round, and that round.
 
+        What clients here kept in that round must be readable too, or the run would go on to other numbers.
+
         Args:
             committed: The last round whose event is in the record.
 
         Raises:
-            FedstrataError: None of them can be read.
+            FedstrataError: There is none.
         """
         failures = []
         for number in sorted((number for number in self.rounds() if number <= committed), reverse=True):
             try:
-                return number, frame.decode(frame.read(self._path(number)), State)
+                state = frame.decode(frame.read(self._path(number)), State)
+                for client in sorted(self._folder.parent.glob("clients/*")):
+                    ClientStore(client, number).require_whole()
+                return number, state
             except FrameError as error:
                 failures.append(str(error))
         there = ", ".join(map(str, self.rounds())) or "none"
         reasons = "; ".join(failures) or f"{self._folder} holds those of rounds: {there}"
-        raise FedstrataError(f"no checkpoint up to round {committed} can be read: {reasons}")
+        raise FedstrataError(f"the run cannot go on from any round up to {committed}: {reasons}")
 
     def _path(self, number: int) -> Path:
         return self._folder / f"round-{number:05d}.safetensors"

@@ -24,7 +24,7 @@ from fedstrata.engine.conversation import Conversation
 from fedstrata.engine.scoring import Scorer, scores_everywhere
 from fedstrata.engine.sites import fingerprint, sites_of
 from fedstrata.engine.workers import Workers
-from fedstrata.train.evaluate import predict
+from fedstrata.train.evaluate import predict_batch
 
 if TYPE_CHECKING:
     from fedstrata.client.site import Site
@@ -175,21 +175,24 @@ class LocalEngine:
 
         return scorer.personal(enter, pooled=final and scores_everywhere(self._experiment))
 
-    def predict(self, client: str | None, number: int, shared: Tensors, examples: list[Any]) -> list[Any]:
-        """Returns the answers of a client's model to examples, or of what is shared alone."""
-        model, experiment = self._experiment.model, self._experiment
+    def enter(self, client: str | None, number: int, shared: Tensors) -> None:
+        """Makes the model a client's own, or what is shared alone if none."""
         if client is not None:
             self.workplace.enter(client, number, shared)
         else:
-            model.restore()
-            model.load_known(shared)
-        return predict(model, experiment.task, examples, experiment.settings.training)
+            self._experiment.model.restore()
+            self._experiment.model.load_known(shared)
+
+    def predict(self, batch: Sequence[Any]) -> Sequence[Any]:
+        """Returns the answers of the model, as it is, to the examples of a batch."""
+        experiment = self._experiment
+        return predict_batch(experiment.model, experiment.task, batch, experiment.settings.training)
 
     def _predictor(self, client: str | None, number: int, state: State) -> Predictor | None:
         """Returns what answers at several processes; none where there is only this one."""
         if self._workers is None:
             return None
-        return partial(self._workers.predict, client, number, Message(state.tensors))
+        return self._workers.predictor(client, number, Message(state.tensors))
 
     def _score_trained(self, parts: Sequence[str]) -> dict[str, Any] | None:
         """Scores the model while it holds what a client has just trained."""

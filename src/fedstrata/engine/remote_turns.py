@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from fedstrata.client.failures import describe, is_client_failure
 from fedstrata.client.turn import Done, Failed, Order
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from fedstrata.split.transport.members import Arrival
     from fedstrata.wire.frame import Frame
     from fedstrata.wire.meter import Meter
-
-
-MessageType = TypeVar("MessageType", bound=Message)
 
 
 class ClientFailedError(FedstrataError):
@@ -159,15 +156,15 @@ class RemoteTurns:
         assert header is not None  # noqa: S101 - it is no loss
         assert content is not None  # noqa: S101
         if header.kind == Kind.FAILED:
-            reason = _decoded(content, Message).values.get("message")
+            reason = frame.decode(content, Message).values.get("message")
             raise ClientFailedError(printable(str(reason)))
         if header.kind == Kind.SAID:
             self.meter.count_said(client, content, up=True)
-            self._say(self.service.hear(client, _decoded(content, Message)))
+            self._say(self.service.hear(client, frame.decode(content, Message)))
             return
         if header.kind != Kind.UPDATE:
             raise FrameError(f"client {client!r} sent {header.kind.name} in the middle of a turn")
-        self.check(turn.order, _decoded(content, Update))
+        self.check(turn.order, frame.decode(content, Update))
         seconds = min(max(header.seconds, 0.0), time.perf_counter() - turn.began)
         self._done[client] = Done(content, seconds, self.trained)
         self.delivered(client, self._turns.pop(client).number)
@@ -203,20 +200,6 @@ def tell_failed(hub: Hub, client: str, turn: int, reason: str) -> None:
     if client in hub.present:
         with suppress(FedstrataError):
             hub.tell(client, Header(Kind.FAILED, turn=turn), content)
-
-
-def _decoded(content: Frame, kind: type[MessageType]) -> MessageType:
-    """Returns what a client says.
-
-    Raises:
-        FrameError: It cannot be read, whatever the reason: the message is the client's.
-    """
-    try:
-        return frame.decode(content, kind)
-    except FedstrataError:
-        raise
-    except Exception as error:
-        raise FrameError(f"a message is damaged ({type(error).__name__})") from None
 
 
 def check_update(update: Update) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from fedstrata.core.errors import ConfigurationError, FedstrataError, Problem
+from fedstrata.core.files import hash_of
 from fedstrata.core.types import State
 from fedstrata.engine.book import Attendance, Book, RoundAbandonedError
 from fedstrata.engine.checkpoint import Checkpoints, discard_uncommitted
@@ -221,8 +222,13 @@ class Run(Generic[EngineType]):
         rounds = self.experiment.settings.federation.rounds
         scores = self._score(rounds, state, "test", final=True)
         self._save(rounds, state)
+        weights = (
+            *self.folder.glob("model/*.safetensors"),
+            *self.folder.glob("clients/*/model/*.safetensors"),
+        )
         facts = {
             **scores,
+            "saved": {path.relative_to(self.folder).as_posix(): hash_of(path) for path in sorted(weights)},
             "seconds": time.perf_counter() - started,
             **self._peaks(),
         }

@@ -12,7 +12,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.core.files import new_folder, write_atomically
+from fedstrata.core.files import TEMPORARY, new_folder, write_atomically
 from fedstrata.core.settings.model import TrainedTokenizer
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.source import Source, flatten, read_source
@@ -47,6 +47,9 @@ MAY_CHANGE = frozenset(
 `federation.min_clients` decides whether a round goes on at all; those that are committed stay as they are.
 """
 
+SETTINGS = "config.yaml"
+"""The file, within a run's folder, of its settings; a folder with one holds a run."""
+
 DOCUMENTS = "documents.json"
 """The file, within a run's folder, of the ids of each client's documents by split."""
 
@@ -75,13 +78,14 @@ def open_run(source: Source, folder: Path | None, listen: Listener, *, resume: b
     folder.mkdir(parents=True, exist_ok=True)
     if resume:
         _require_same_numbers(folder, source, experiment.settings)
+    # First of all: by it a run is known that was killed before it could begin, and can be gone on with.
+    write_settings(experiment.settings, folder / SETTINGS)
     if (
         isinstance(experiment.settings.model.tokenizer, TrainedTokenizer)
         and not (folder / TOKENIZER).exists()
     ):
         with new_folder(folder / TOKENIZER) as unfinished:  # a resumed run must not build another one
             experiment.model.tokenizer.save_pretrained(unfinished)
-    write_settings(experiment.settings, folder / "config.yaml")
     _write_documents(experiment.clients, folder / DOCUMENTS)
     return Run(experiment, folder, with_trackers(experiment.settings, folder, listen), LocalEngine)
 
@@ -106,7 +110,7 @@ def serving_folder(source: Source, folder: Path | None) -> Path:
     settings = check_settings(source).settings
     folder = folder or free_folder(Path("runs"), settings.name)
     folder.mkdir(parents=True, exist_ok=True)
-    write_settings(settings, folder / "config.yaml")
+    write_settings(settings, folder / SETTINGS)
     return folder
 
 
@@ -121,13 +125,17 @@ def _write_documents(clients: Mapping[str, Split], path: Path) -> None:
 
 
 def require_free_folder(folder: Path | None) -> None:
-    """Refuses a run directory that holds something already.
+    """Refuses a run directory that holds something already, other than what was never written to its end.
 
     Raises:
         ConfigurationError: It does.
     """
-    if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        message = f"{folder} holds something already; name another folder, or go on with --resume"
+    if folder is None or not folder.exists():
+        return
+    if not folder.is_dir() or any(not path.match(f".*{TEMPORARY}") for path in folder.iterdir()):
+        begun = (folder / SETTINGS).is_file()
+        way = "go on with --resume" if begun else "empty it first: there is no run in it to go on with"
+        message = f"{folder} holds something already; name another folder, or {way}"
         raise ConfigurationError([Problem("--out", message)])
 
 
@@ -151,9 +159,9 @@ def resumable(
     Raises:
         ConfigurationError: The directory holds no run, or a setting differs that may not.
     """
-    stored = folder / "config.yaml"
+    stored = folder / SETTINGS
     if not stored.is_file():
-        message = f"{folder} holds no run: there is no config.yaml in it"
+        message = f"{folder} holds no run: there is no {SETTINGS} in it"
         raise ConfigurationError([Problem(named_by, message)])
     source = read_source(file or stored, overrides)
     require_same_settings(folder, source, may_change=may_change)
@@ -173,7 +181,7 @@ def require_same_settings(folder: Path, source: Source, *, may_change: Collectio
     Raises:
         ConfigurationError: It does, or one of the two is wrong in itself.
     """
-    before, now = check_settings(read_source(folder / "config.yaml", [])), check_settings(source)
+    before, now = check_settings(read_source(folder / SETTINGS, [])), check_settings(source)
     if before.method is not None and before.method.validates:  # its rounds go by this score
         may_change = set(may_change) - {"federation.metric"}
     problems = [*before.problems, *now.problems]
@@ -188,7 +196,7 @@ def require_same_settings(folder: Path, source: Source, *, may_change: Collectio
 
 def _require_same_numbers(folder: Path, source: Source, settings: RunSettings) -> None:
     """Refuses what a configuration came to with its data, if it is not what the run came to."""
-    before = check_settings(read_source(folder / "config.yaml", [])).settings
+    before = check_settings(read_source(folder / SETTINGS, [])).settings
     if problems := _changes(source, differences(before, settings), MAY_CHANGE):
         raise ConfigurationError(problems)
 

@@ -13,11 +13,12 @@ import pickle
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from fedstrata.engine.protocol import Turns
     from fedstrata.models.state import Model
     from fedstrata.record.log import Listener
+    from fedstrata.train.evaluate import Predictor
     from fedstrata.wire.frame import Frame
 
     EngineOf: TypeAlias = Callable[[Experiment, Path, Listener], "Computing"]
@@ -62,8 +64,11 @@ class Computing(Protocol):
     def compute(self, order: Order) -> Done | Failed:
         """Computes one turn."""
 
-    def predict(self, client: str | None, number: int, shared: Tensors, examples: list[Any]) -> list[Any]:
-        """Returns the answers of a model to examples."""
+    def enter(self, client: str | None, number: int, shared: Tensors) -> None:
+        """Makes the model a client's own, or what is shared alone if none."""
+
+    def predict(self, batch: Sequence[Any]) -> Sequence[Any]:
+        """Returns the answers of the model, as it is, to the examples of a batch."""
 
 
 class WorkerLostError(TrainingError):
@@ -120,6 +125,23 @@ class _Turn(_Job):
             self.store.discard()
 
 
+@dataclass(frozen=True)
+class _Holding:
+    """What a model holds that answers.
+
+    Attributes:
+        id: Tells it from every other one.
+        client: Whose model it is; what is shared and nobody's if none.
+        number: The round.
+        shared: The global values of what is shared, a frame in shared memory.
+    """
+
+    id: int
+    client: str | None
+    number: int
+    shared: Tensor
+
+
 @dataclass
 class Workers:
     """Some processes; they are started when the first turn is computed.
@@ -139,6 +161,7 @@ class Workers:
     _busy: dict[Future[Any], tuple[ProcessPoolExecutor, _Job]] = field(default_factory=dict)
     _peaks: dict[int, int] = field(default_factory=dict)
     _started: int = 0
+    _models: int = 0
     _whole: Tensor | None = None
     _said: SimpleQueue[Event] | None = None
 
@@ -166,22 +189,20 @@ class Workers:
                 self.listen(*event)
             yield turn.order, replace(result, update=_frame(content)) if isinstance(result, Done) else result
 
-    def predict(
-        self, client: str | None, number: int, shared: Message, examples: Iterable[list[Any]]
-    ) -> Iterator[list[Any]]:
-        """Has a model answer groups of examples and yields the answers to each, in order.
+    def predictor(self, client: str | None, number: int, shared: Message) -> Predictor:
+        """Returns what has a model answer batches in these processes.
 
         Args:
-            client: Whose model it is; that of nobody but what is shared if none.
+            client: Whose model it is; what is shared and nobody's if none.
             number: The round.
             shared: The global values of what is shared.
-            examples: The groups; each is answered by itself.
-
-        Raises:
-            TrainingError: An answer is not finite, or processes end whatever is done.
         """
-        values = _shared(frame.encode(shared).buffers())
-        for job in self._computed(_Job(_predict, (client, number, values, group)) for group in examples):
+        self._models += 1
+        model = _Holding(self._models, client, number, _shared(frame.encode(shared).buffers()))
+        return partial(self._predicted, model)
+
+    def _predicted(self, model: _Holding, batches: Iterable[list[Any]]) -> Iterator[Sequence[Any]]:
+        for job in self._computed(_Job(_predict, (model, batch)) for batch in batches):
             if job.result is None:
                 raise WorkerLostError(f"the process that scored a model has ended {job.tries} times")
             yield job.result
@@ -293,6 +314,8 @@ def _frame(whole: Tensor) -> Frame:
 
 _engine: Computing
 _events: list[Event]
+_held: int | None = None
+"""The model that the process holds; none where that is not one to be scored."""
 
 
 def _prepare(
@@ -334,7 +357,9 @@ def _call(compute: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any,
 
 def _compute(order: Order, plan: Tensor) -> tuple[Done | Failed, Tensor | None, list[Event]]:
     """Computes one turn; returns what came of it, its update in shared memory, and what it told."""
+    global _held  # noqa: PLW0603
     _events.clear()
+    _held = None
     result = _engine.compute(replace(order, plan=_frame(plan)))
     if isinstance(result, Done):
         return replace(result, update=NOTHING), _shared(result.update.buffers()), _events
@@ -344,6 +369,11 @@ def _compute(order: Order, plan: Tensor) -> tuple[Done | Failed, Tensor | None, 
     return replace(result, error=TrainingError(describe(result.error))), None, _events
 
 
-def _predict(client: str | None, number: int, values: Tensor, examples: list[Any]) -> list[Any]:
-    """Returns the answers of a model to examples."""
-    return _engine.predict(client, number, frame.decode(_frame(values), Message).tensors, examples)
+def _predict(model: _Holding, batch: list[Any]) -> Sequence[Any]:
+    """Returns the answers of a model to the examples of a batch."""
+    global _held  # noqa: PLW0603
+    if _held != model.id:
+        shared = frame.decode(_frame(model.shared), Message).tensors
+        _engine.enter(model.client, model.number, shared)
+        _held = model.id
+    return _engine.predict(batch)

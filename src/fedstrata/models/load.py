@@ -223,7 +223,7 @@ def _config_from_scratch(
     settings: ModelSettings, overrides: dict[str, Any], tokenizer: Any
 ) -> PretrainedConfig:
     model_type = overrides.pop("model_type")
-    if model_type not in CONFIG_MAPPING:
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         close = difflib.get_close_matches(str(model_type), CONFIG_MAPPING, n=3)
         hint = f", for example {', '.join(close)}" if close else ", for example llama, gpt2 or bert"
         raise refused("model.config.model_type", f"{model_type!r} is no model_type of transformers{hint}")

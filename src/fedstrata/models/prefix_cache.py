@@ -6,11 +6,12 @@ one file in the client's folder, and every later pass over the data starts from 
 training step of the top k of L blocks then costs 3k, instead of L + 2k with the lower blocks frozen and 3L
 with everything trained.
 
-The file is a safetensors file of `offsets`, (texts + 1) int64, and `states`, (tokens, hidden): row
-`offsets[i]` is the first of the i-th text. Its header holds a key, a hash of all that the states depend on:
-the values of the frozen parameters, the model's configuration, attention and arithmetic, the cut, and the ids
-of every text, which stand for tokenizer, data and length at once. A file with another key, or one that is cut
-short, is not used. It is read by position and not mapped: a batch is a few large reads, the memory of the
+The file is a safetensors file of `offsets`, (texts + 1) int64, `states`, (tokens, hidden), and `sha256`, the
+hash of all before it: row `offsets[i]` is the first of the i-th text. Its header holds a key, a hash of all
+that the states depend on: the values of the frozen parameters, the model's configuration, attention and
+arithmetic, the cut, and the ids of every text, which stand for tokenizer, data and length at once. A file
+with another key, or one that is cut short or damaged, is not used; each process looks once through what
+another has written. It is read by position and not mapped: a batch is a few large reads, the memory of the
 process does not grow with the file, and a file that vanishes is an error and no crash.
 
 Texts are found by a hash of their ids, so a task may batch, window and repeat them as it likes; a batch with
@@ -38,7 +39,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fedstrata.core.errors import FedstrataError
-from fedstrata.core.files import write_atomically
+from fedstrata.core.files import HASH_BYTES, ends_with_its_hash, with_hash, write_atomically
 from fedstrata.models.blocks import transformers_model
 from fedstrata.models.prefix import BlockOutput, prefix_names, replaced_prefix, run_prefix
 from fedstrata.wire import frame
@@ -53,9 +54,12 @@ Batch = Mapping[str, Tensor]
 Run = Callable[[Batch], Tensor]
 """Runs the model on a batch in evaluation mode, as training will; returns the loss."""
 
+Identity = tuple[Path, int, int]
+"""A file as it was at some time: its place, size and last change."""
+
 FILE = "prefix.safetensors"
 
-_VERSION = 1
+_VERSION = 2
 _INPUTS = ("input_ids", "token_type_ids", "position_ids")  # what blocks may see of a token besides the mask
 
 
@@ -83,6 +87,7 @@ class PrefixCache:
         training: How the client trains, which says whether and how states are kept.
         budget: Returns how many bytes a new file may have, and what sets that limit.
         report: Told when states were stored (`used` true, `bytes`, `seconds`), or why not (`reason`).
+        whole: Files that this process has written, or found to be what was written; takes up this one.
     """
 
     def __init__(
@@ -91,8 +96,10 @@ class PrefixCache:
         training: TrainingSettings,
         budget: Callable[[], tuple[int, str]],
         report: Callable[[Mapping[str, Any]], None],
+        whole: set[Identity] | None = None,
     ) -> None:
         self._path = folder / FILE
+        self._whole = set() if whole is None else whole
         self._training, self._budget, self._report = training, budget, report
         self.serving: str | None = None  # a fingerprint of what is, or was last, served
 
@@ -142,10 +149,10 @@ class PrefixCache:
             self._report({"used": False, "reason": "its batches are not ids padded on the right"})
             return None
         key = self._key(prefix, arithmetic)
-        stored = _open(self._path, key, lengths)
+        stored = _open(self._path, key, lengths, self._whole)
         if stored is None:
             reason = self._fill(prefix, key)
-            stored = _open(self._path, key, lengths) if reason is None else None
+            stored = _open(self._path, key, lengths, self._whole) if reason is None else None
             if stored is None:
                 self._report({"used": False, "reason": reason or "the file just written cannot be read back"})
         self.serving = key if stored is not None else None
@@ -185,7 +192,8 @@ class PrefixCache:
             left, limit = self._budget()
             if needed > left:
                 return f"{needed / 1e9:.3g} GB are needed, and {limit} leaves {max(0, left) / 1e9:.3g} GB"
-            write_atomically(self._path, prefix.pieces(key, dtype))
+            write_atomically(self._path, with_hash(prefix.pieces(key, dtype)))
+            self._whole.add(_identity(self._path))
         except OSError as error:
             return f"writing {needed / 1e9:.3g} GB failed: {error.strerror}"
         seconds = time.perf_counter() - started
@@ -240,7 +248,7 @@ class _Prefix:
         return None
 
     def pieces(self, key: str, dtype: torch.dtype) -> Iterator[bytes | memoryview]:
-        """Yields the file's bytes, computing as it goes."""
+        """Yields the file's bytes but for the hash, computing as it goes."""
         offsets = torch.tensor([0, *accumulate(self.lengths.values())])
         width = self.output.states.shape[-1]
         values: dict[str, JSON] = {
@@ -251,6 +259,7 @@ class _Prefix:
         shapes = {
             "offsets": (offsets.dtype, tuple(offsets.shape)),
             "states": (dtype, (int(offsets[-1]), width)),
+            "sha256": (torch.uint8, (HASH_BYTES,)),
         }
         yield frame.head(shapes, values)
         yield frame.bytes_of(offsets)
@@ -296,7 +305,7 @@ class _Stored:
     def __post_init__(self) -> None:
         self._bytes_per_token = self.width * self.dtype.itemsize
         states = self.offsets[-1] * self._bytes_per_token
-        self._start = self.path.stat().st_size - states  # the states come last
+        self._start = self.path.stat().st_size - HASH_BYTES - states  # the states come last but one
         self.file = self.path.open("rb", buffering=0)
         self._buffer = np.empty(0, dtype=np.uint8)
 
@@ -333,7 +342,12 @@ class _Stored:
             target = target[count:]
 
 
-def _open(path: Path, key: str, lengths: Mapping[bytes, int]) -> _Stored | None:
+def _identity(path: Path) -> Identity:
+    found = path.stat()
+    return path, found.st_size, found.st_mtime_ns
+
+
+def _open(path: Path, key: str, lengths: Mapping[bytes, int], whole: set[Identity]) -> _Stored | None:
     """Opens a file of states; none if there is none, or it is damaged or of something else."""
     try:
         with safe_open(path, framework="pt") as file:
@@ -346,6 +360,9 @@ def _open(path: Path, key: str, lengths: Mapping[bytes, int]) -> _Stored | None:
         return None
     if values["key"] != key or offsets != [0, *accumulate(lengths.values())] or tokens != offsets[-1]:
         return None
+    if _identity(path) not in whole and not ends_with_its_hash(path):
+        return None
+    whole.add(_identity(path))
     rows = {text: number for number, text in enumerate(lengths)}
     return _Stored(path, rows, offsets, frame.dtype_of(dtype), width, size, given)
 

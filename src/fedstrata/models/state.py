@@ -20,6 +20,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
 from fedstrata.core.errors import FedstrataError, FrameError, did_you_mean
+from fedstrata.core.files import errors_naming
 from fedstrata.models.blocks import Layout, block_modules, find_layout, numbers_in, transformers_model
 from fedstrata.wire import frame
 
@@ -287,6 +288,7 @@ class Model:
 
         Raises:
             FedstrataError: The place is taken by something that is no saved model.
+            OSError: It cannot be written, for want of room for example.
         """
         folder = Path(folder)
         saved_before = any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
@@ -295,7 +297,8 @@ class Model:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".saving-") as work:
             complete, replaced = Path(work, "new"), Path(work, "old")
-            self._write(complete, plain)
+            with errors_naming(folder, complete):
+                self._write(complete, plain)
             if folder.exists():
                 folder.rename(replaced)
             complete.rename(folder)

@@ -184,7 +184,7 @@ class Estimate:
             for number, clients in enumerate(self.delivered, start=1)
             if due_for_scoring(number, self.federation)
         ]
-        return sum(due) * tokens["validation"] + len(self.delivered[-1]) * tokens["test"]
+        return sum(due) * tokens["validation"] + sum(map(len, self.delivered[-1:])) * tokens["test"]
 
     @property
     def _models(self) -> int:

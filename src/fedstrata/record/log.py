@@ -60,7 +60,7 @@ class RecordLog:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """Returns the events of a record; half-written lines are left out."""
+    """Returns the events of a record; half-written and damaged lines are left out."""
     return _parse(path.read_bytes())
 
 
@@ -93,9 +93,10 @@ def _parse(text: bytes) -> list[dict[str, Any]]:
     for line in text.split(b"\n"):
         try:
             event = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(event, dict) and "event" in event:
+        known = isinstance(event, dict) and isinstance(event.get("event"), str)
+        if known and isinstance(event.get("round", 0), int):
             events.append(event)
     return events
 

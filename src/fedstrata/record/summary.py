@@ -64,6 +64,7 @@ def summarise(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             **_device_memory(rounds),
         },
         "energy_joules": total_of(rounds, "joules"),
+        "saved": final.get("saved") or {},  # the hash of every file of weights
         "privacy": {"epsilon": None, "delta": None, "sigma": None, "mechanism": None, "clients": None},
     }
 

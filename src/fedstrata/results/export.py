@@ -88,7 +88,7 @@ def _summary(result: Result, names: Mapping[str, str]) -> dict[str, Any]:
     without = {"name", "device", "threads"} | ({"data", "partition"} if result.served else set())
     settings = result.settings.model_dump(mode="json", exclude=without)
     summary: dict[str, Any] = {
-        **result.summary,
+        **{key: value for key, value in result.summary.items() if key != "saved"},  # whose paths name clients
         "model": _without_paths(result.summary["model"]),
         "model_of": names[result.client] if result.client is not None else None,
         "documents": result.start["clients"],

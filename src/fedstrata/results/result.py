@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedstrata.adapters.attach import saved_adapter
 from fedstrata.client.store import client_folder
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
+from fedstrata.core.files import hash_of
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.model import ModelSettings, TrainedTokenizer
 from fedstrata.core.settings.run import RunSettings
@@ -107,6 +108,7 @@ def open_result(
         model = _assembled(folder, settings, method, task, len(committed_rounds(events)), began_with)
     else:
         saved = _model_folder(folder, method, client, trained)
+        _require_as_saved(folder, saved, events)
         task, model = _load(saved, replace(checked, settings=settings))
     return Result(folder, settings, method, task, model.to(device), client, start, summarise(events))
 
@@ -167,6 +169,16 @@ def _model_folder(folder: Path, method: Method, client: str | None, clients: Seq
     if client not in clients:
         raise ConfigurationError([Problem("--client", f"must be one of {names}, not {client!r}")])
     return client_folder(folder, client) / "model"
+
+
+def _require_as_saved(folder: Path, saved: Path, events: Sequence[Mapping[str, Any]]) -> None:
+    """Refuses weights that are not those that a run saved; of older runs no hashes are known."""
+    final = [event for event in events if event["event"] == "final"][-1]
+    for name, written in final.get("saved", {}).items():
+        path = folder / name
+        if path.parent == saved and path.is_file() and hash_of(path) != written:
+            again = f"it is saved again by: fedstrata run --resume --out {folder}"
+            raise DataError(path, f"is not what the run saved, but damaged or changed; {again}")
 
 
 def _task_of(saved: Path, checked: Checked) -> tuple[Task, ModelSettings, tuple[str, ...]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
@@ -26,8 +25,8 @@ _DIVERGED = (
     "the model's answers are not finite, so it cannot be scored: its training has diverged; a smaller "
     "training.learning_rate may help, or, where clients are not to be trusted, a method.aggregation"
 )
-Predictor: TypeAlias = Callable[[Iterator[list[Any]]], Iterator[list[Any]]]
-"""Gives the answers to each group of examples, in order."""
+Predictor: TypeAlias = Callable[[Iterator[list[Any]]], Iterator[Sequence[Any]]]
+"""Gives the answers to the examples of each batch, in order."""
 Place = tuple[str, int]
 """Whose a document is, and which of theirs."""
 BATCHES_TOGETHER = 8
@@ -42,9 +41,12 @@ def batches_by_length(
     return [order[start : start + size] for start in range(0, len(order), size)]
 
 
-@torch.inference_mode()
 def predict(
-    model: Model, task: Task, examples: Sequence[Any], settings: TrainingSettings
+    model: Model,
+    task: Task,
+    examples: Sequence[Any],
+    settings: TrainingSettings,
+    predictor: Predictor | None = None,
 ) -> list[np.ndarray]:
     """Returns the model's answer to every example, in order.
 
@@ -56,26 +58,37 @@ def predict(
         task: The task that made the examples.
         examples: Encoded examples; `len(example)` is its number of tokens.
         settings: Batch size and precision.
+        predictor: Answers batches with such a model elsewhere; this one does if none.
 
     Raises:
         TrainingError: An answer is not finite.
     """
-    module = model.module
-    module.train(False)
-    device = next(module.parameters()).device
     answers: list[Any] = [None] * len(examples)
     batches = batches_by_length(
         examples, settings.eval_batch_size, lambda example: getattr(example, "scored_length", len(example))
     )
-    for chosen in batches:
-        batch = to_device(task.collate([examples[index] for index in chosen]), device)
-        with autocast(settings, device):
-            outputs = task.predict(module, batch)
+    if predictor is None:
+        predictor = partial(map, lambda batch: predict_batch(model, task, batch, settings))
+    answered = predictor([examples[index] for index in chosen] for chosen in batches)
+    for chosen, outputs in zip(batches, answered, strict=True):
         for index, output in zip(chosen, outputs, strict=True):
             if not np.isfinite(output).all():
                 raise TrainingError(_DIVERGED)
             answers[index] = output
     return answers
+
+
+@torch.inference_mode()
+def predict_batch(
+    model: Model, task: Task, batch: Sequence[Any], settings: TrainingSettings
+) -> Sequence[np.ndarray]:
+    """Returns the model's answer to every example of a batch, which run together; see `predict`."""
+    module = model.module
+    module.train(False)
+    device = next(module.parameters()).device
+    collated = to_device(task.collate(batch), device)
+    with autocast(settings, device):
+        return task.predict(module, collated)
 
 
 @torch.inference_mode()
@@ -137,19 +150,13 @@ def answer_owners(
         task: The task.
         documents: The documents of each owner.
         settings: Batch size and precision.
-        predictor: Answers groups of examples with such a model elsewhere; this one does if none.
+        predictor: Answers batches with such a model elsewhere; this one does if none.
     """
     answers: dict[str, list[Any]] = {owner: [None] * len(own) for owner, own in documents.items()}
-    asked: deque[list[tuple[list[Place], list[Any]]]] = deque()
-
-    def examples() -> Iterator[list[Any]]:
-        for group in encoded_groups(task, model.tokenizer, documents, settings.eval_batch_size):
-            asked.append(group)
-            yield list(chain.from_iterable(own for _, own in group))
-
-    for answered in (predictor or partial(map, lambda own: predict(model, task, own, settings)))(examples()):
-        predicted = iter(answered)
-        for places, own in asked.popleft():
+    for group in encoded_groups(task, model.tokenizer, documents, settings.eval_batch_size):
+        examples = list(chain.from_iterable(own for _, own in group))
+        predicted = iter(predict(model, task, examples, settings, predictor))
+        for places, own in group:
             texts = [documents[owner][index] for owner, index in places]
             found = task.decode(texts, own, list(islice(predicted, len(own))))
             for (owner, index), each in zip(places, found, strict=True):

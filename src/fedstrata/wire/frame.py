@@ -6,15 +6,21 @@ tensors' bytes. The message's values are JSON text in the header's `__metadata__
 
 A frame is a list of buffers that alias the tensors, so making one costs the header only; `safetensors.save`
 would cost twice the payload in memory. Reading aliases the buffers in the same way. bf16 stays bf16.
+
+In a file `__metadata__` also holds, under `sha256`, a hash of all the rest: bytes that a disk has changed are
+found by whoever reads the file, a client too that knows nothing of the run's record. On the way no frame has
+one, since connections have their own.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import operator
 import struct
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -29,7 +35,9 @@ from fedstrata.core.types import JSON, Message, Update
 _LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 8
 _METADATA = "__metadata__"
+_HASH = "sha256"
 _HEADER_LIMIT = 100 * 2**20  # safetensors' own bound
+_MOST_DIMENSIONS = 64  # as in NumPy
 _NAME_OF = {
     torch.bool: "BOOL",
     torch.uint8: "U8",
@@ -86,8 +94,11 @@ class Frame:
         return b"".join(self.buffers())
 
     def write(self, path: Path) -> None:
-        """Writes the frame durably; it appears complete or not at all."""
-        write_atomically(path, self.buffers())
+        """Writes the frame durably, with a hash of it; it appears complete or not at all."""
+        header = json.loads(self.head[_LENGTH.size :])
+        _, digest = _hashes(header, self.bodies)
+        header.setdefault(_METADATA, {})[_HASH] = digest
+        write_atomically(path, Frame(_packed(header), self.bodies).buffers())
 
 
 def encode(message: Message) -> Frame:
@@ -135,6 +146,10 @@ def head(shapes: Mapping[str, Shape], values: Mapping[str, JSON]) -> bytes:
         header[_METADATA] = {"values": json.dumps(values, allow_nan=False, separators=(",", ":"))}
     except (TypeError, ValueError) as error:
         raise FrameError(f"the values of a message must be JSON: {error}") from None
+    return _packed(header)
+
+
+def _packed(header: Mapping[str, Any]) -> bytes:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     return _LENGTH.pack(len(text)) + text
@@ -158,8 +173,10 @@ def decode(frame: Frame, kind: type[MessageType]) -> MessageType:
     }
     if issubclass(kind, Update):
         weight = values.pop("weight", None)
-        if not isinstance(weight, int | float):
+        if isinstance(weight, bool) or not isinstance(weight, int | float):
             raise FrameError("an update must carry its weight")
+        if not abs(weight) <= sys.float_info.max:
+            raise FrameError("an update's weight is no number that fits 64 bits")
         return kind(tensors, values, weight=float(weight))
     return kind(tensors, values)
 
@@ -194,10 +211,14 @@ def read(path: Path) -> Frame:
     """Reads a frame from a file.
 
     Raises:
-        FrameError: The file is missing, cut short or malformed; the message names it.
+        FrameError: The file is missing, cut short, malformed, or not what was written; the message names it.
     """
     try:
-        return split(bytearray(path.read_bytes()))
+        found = split(bytearray(path.read_bytes()))
+        written, digest = _hashes(json.loads(found.head[_LENGTH.size :]), found.bodies)
+        if written not in (None, digest):  # none in files of before there were any
+            raise FrameError(f"damaged: its hash is {digest:.8}, and was {written!s:.8} when it was written")
+        return found
     except OSError as error:
         raise FrameError(f"cannot read {path}: {error.strerror}") from None
     except FrameError as error:
@@ -229,11 +250,9 @@ def _parse_header(head: bytes) -> tuple[dict[str, dict[str, Any]], dict[str, JSO
         position = 0
         for name, entry in header.items():
             begin, end = map(operator.index, entry["data_offsets"])
-            size = _DTYPE_OF[entry["dtype"]].itemsize
-            for extent in entry["shape"]:
-                if not isinstance(extent, int) or extent < 0:
-                    raise FrameError(f"tensor {name}: {extent!r} is no extent of a shape")
-                size *= extent
+            if not _is_shape(entry["shape"]):
+                raise FrameError(f"tensor {name}: {entry['shape']!r:.60} is no shape")
+            size = _DTYPE_OF[entry["dtype"]].itemsize * math.prod(entry["shape"])
             if begin != position or end - begin != size:
                 raise FrameError(
                     f"tensor {name}: {size} bytes expected at {position}, the header says {begin} to {end}"
@@ -244,6 +263,24 @@ def _parse_header(head: bytes) -> tuple[dict[str, dict[str, Any]], dict[str, JSO
     if not isinstance(values, dict):
         raise FrameError("a frame's values must be a JSON object")
     return header, values
+
+
+def _hashes(header: dict[str, Any], bodies: Iterable[memoryview]) -> tuple[object, str]:
+    """Returns the hash that a file's header holds, if any, and that of all else in it."""
+    written = header.get(_METADATA, {}).pop(_HASH, None)
+    digest = hashlib.sha256(json.dumps(header).encode())
+    for body in bodies:
+        digest.update(body)
+    return written, digest.hexdigest()
+
+
+def _is_shape(shape: object) -> bool:
+    """Whether a tensor can have this shape; the strides of an empty one, too, are numbers of 64 bits."""
+    if not isinstance(shape, list) or len(shape) > _MOST_DIMENSIONS:
+        return False
+    return all(type(extent) is int and extent >= 0 for extent in shape) and (
+        math.prod(max(extent, 1) for extent in shape) < 2**63
+    )
 
 
 def _number(text: str) -> float:

@@ -11,6 +11,9 @@ from fedstrata.engine.check import check_settings
 from fedstrata.tasks.classify import DocumentClassification
 from fedstrata.tasks.ner import NamedEntityRecognition
 
+LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
+"""Two to the fortieth values, of 40 lines."""
+
 
 def problems_of(tmp_path: Path, text: str, *overrides: str) -> dict[str, str]:
     file = tmp_path / "site.yaml"
@@ -22,12 +25,15 @@ def problems_of(tmp_path: Path, text: str, *overrides: str) -> dict[str, str]:
 def test_numbers_are_read_as_yaml_1_2(tmp_path: Path) -> None:
     file = tmp_path / "site.yaml"
     file.write_text("training:\n  learning_rate: 2e-5\nname: off\n")
-    settings, problems = validate(RunSettings, read_source(file, ["training.batch_size=3"]))
+    settings, problems = validate(
+        RunSettings, read_source(file, ["training.batch_size=3", "model.revision=2020-01-31"])
+    )
     assert not problems
     assert settings is not None
     assert settings.training.learning_rate == 2e-5
     assert settings.training.batch_size == 3
     assert settings.name == "off"
+    assert settings.model.revision == "2020-01-31"
 
 
 def test_every_problem_is_reported_with_its_place(tmp_path: Path) -> None:
@@ -157,6 +163,21 @@ def test_the_task_is_ner_unless_it_is_named(tmp_path: Path, text: str, kind: typ
         ("seed: 1", ["seed.deeper=1"], "single value"),
         ("seed: 1", ["=1"], "key.path=value"),
         ("seed: 1", ["seed=[1"], "not a YAML value"),
+        ("a: 1\nb: !!int x\n", [], "line 2: 'x' cannot be read as a whole number"),
+        (f"a: {'9' * 6000}\n", [], r"line 1: '9{96}\.\.\. cannot be read as a whole number"),
+        ("a: !new 1\n", [], "line 1: the tag '!new' is not known"),
+        (f"a: {'[' * 300}{']' * 300}\n", [], "more than 32 sections or lists"),
+        (f"a: {'[b, ' * 300}{']' * 300}\n", [], "line 1: more than 32 sections or lists"),
+        ("[" * 100_000, [], "more than 32 sections or lists"),
+        (LAUGHS, [], "more than 50000 values, those included that aliases repeat"),
+        ("a: &a 1\nb: [" + "*a, " * 300 + "]\n", [], "more than 200 aliases"),
+        (f"a: {'x' * 2**20}\n", [], "larger than 1048576 bytes"),
+        ("seed: 1", ["seed=!!int x"], "seed: '!!int x' is not a YAML value: 'x' cannot be read"),
+        ("seed: 1", [f"name={'x' * 10**7}"], r"name: 'x{96}\.\.\. is not a YAML value: it is larger"),
+        ("seed: 1", ["seed=&a [*a]"], "more than 32 sections or lists"),
+        ("seed: 1", [f"seed={'[' * 300}"], "more than 32 sections or lists"),
+        ("seed: 1", [f"model.config{'.a' * 300}=1"], "key.path=value"),
+        ("- 1\n", ["seed=1"], "key: value"),
     ],
 )
 def test_what_cannot_be_read_is_named(

@@ -208,13 +208,21 @@ def test_rows_that_cannot_be_used_are_named_without_their_text(
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
-    [("a.json", '{"text": "SECRET"'), ("a.jsonl", '{"text": SECRET}'), ("a.parquet", "SECRET")],
+    ("name", "content", "says"),
+    [
+        ("a.json", '{"text": "x"}\n{"text": "SECRET', "Missing a closing quotation mark in string. in row 1"),
+        ("a.jsonl", '{"text": SECRET}', "Invalid value. in row 0"),
+        ("a.json", '{"SECRET": 1, "SECRET": 2}', "was specified twice in row 0"),
+        ("a.parquet", "SECRET", "smaller than the minimum file footer"),
+        ("a.json", "", "StopIteration"),
+    ],
 )
-def test_files_that_cannot_be_read(tmp_path: Path, capfd, name: str, content: str) -> None:
+def test_files_that_cannot_be_read(tmp_path: Path, capfd, name: str, content: str, says: str) -> None:
     pytest.importorskip("datasets")
     (tmp_path / name).write_text(content)
-    with pytest.raises(DataError, match=rf"{name}: cannot be read by the datasets library") as raised:
+    with pytest.raises(
+        DataError, match=rf"{name}: cannot be read by the datasets library \(.*{says}\)"
+    ) as raised:
         rows(tmp_path)
     assert "SECRET" not in str(raised.value) + "".join(capfd.readouterr())
 

@@ -173,7 +173,40 @@ def test_texts_without_annotations_can_be_left_out(tmp_path: Path) -> None:
     tree(tmp_path, "a.txt", "a.ann", "README.txt")
     assert [item.id for item in read(tmp_path, "brat", unannotated="skip")] == ["a"]
     (tmp_path / "a.ann").unlink()
-    assert [item.id for item in read(tmp_path, "brat", unannotated="skip")] == ["README", "a"]
+    tree(tmp_path, "b.txt")
+    assert [item.id for item in read(tmp_path, "brat", unannotated="skip")] == ["a", "b"]
+
+
+@pytest.mark.parametrize("format", ["brat", "i2b2", "text"])
+def test_what_says_what_a_folder_holds_is_no_document_unless_it_is_annotated(
+    tmp_path: Path, format: str
+) -> None:
+    tree(tmp_path, "a.txt", "README.txt", "License.txt")
+    assert [item.id for item in read(tmp_path, format, unannotated="keep")] == ["a"]
+    if suffix := FORMATS[format].annotation_suffix:
+        tree(tmp_path, f"README{suffix}")
+        assert [item.id for item in read(tmp_path, format, unannotated="skip")] == ["README"]
+
+
+@pytest.mark.parametrize(
+    ("format", "name", "content", "says"),
+    [
+        ("conll", "train.conll", "", "holds no documents"),
+        ("conll", "train.conll", "\n# a comment = x\n", "holds no documents"),
+        ("jsonl", "train.jsonl", "\n", "holds no documents"),
+        ("glue", "train.tsv", "index\tSECRET\n0\ta\tb\tx\n", "none of its 1 rows has as many fields as .* 2"),
+        ("glue", "train.tsv", "index\tsentence1\tsentence2\tlabel\n", "holds no documents"),
+        ("datasets", "train.csv", "text\n", "holds no documents"),
+    ],
+)
+def test_a_file_without_documents_is_named_whatever_else_there_is(
+    tmp_path: Path, format: str, name: str, content: str, says: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=says) as raised:
+        read(tmp_path, format)
+    assert raised.value.path in (tmp_path / name, tmp_path)
+    assert "SECRET" not in str(raised.value)
 
 
 def test_texts_without_annotations_can_be_kept(tmp_path: Path) -> None:

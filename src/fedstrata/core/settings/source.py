@@ -1,7 +1,4 @@
-"""Reads a configuration and remembers where every value was set.
-
-YAML is read as version 1.2 (ruamel.yaml), so `2e-5` is a number and `off` is a word.
-"""
+"""Reads a configuration (`yaml.py`) and remembers where every value was set."""
 
 from __future__ import annotations
 
@@ -14,11 +11,10 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
-from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.error import YAMLError
 
 from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean
+from fedstrata.core.settings.yaml import DEEPEST, LARGEST, plain_values, shortened, told
 
 SettingsType = TypeVar("SettingsType", bound=BaseModel)
 
@@ -73,19 +69,18 @@ def read_source(file: Path | None, overrides: Sequence[str]) -> Source:
     source, problems = Source(), []
     if file is not None:
         try:
-            document = YAML(typ="rt").load(file.read_text(encoding="utf-8"))
+            with file.open("rb") as opened:
+                values = plain_values(opened.read(LARGEST + 1), file.name, source.origins)
+            if values is not None and not isinstance(values, dict):
+                problems.append(Problem("", f"{file} must hold settings as `key: value`"))
+            source.values = values if isinstance(values, dict) else {}
         except OSError as error:
             problems.append(Problem("", f"cannot read the configuration {file}: {error.strerror}"))
         except UnicodeDecodeError as error:
             line = 1 + error.object.count(b"\n", 0, error.start)
             problems.append(Problem("", f"{file} is no text in UTF-8: line {line} holds other bytes"))
         except YAMLError as error:
-            problems.append(Problem("", f"{file} is not valid YAML: {_told(error)}"))
-        else:
-            if document is not None and not isinstance(document, CommentedMap):
-                problems.append(Problem("", f"{file} must hold settings as `key: value`"))
-            elif document is not None:
-                source.values = _plain(document, file.name, "", source.origins)
+            problems.append(Problem("", f"{file} is not valid YAML: {told(error)}"))
     for override in overrides:
         problem = apply_override(override, source)
         if problem:
@@ -105,41 +100,17 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield path, value
 
 
-def _plain(node: Any, file: str, prefix: str, origins: dict[str, str]) -> Any:
-    """Turns ruamel's nodes into plain values and notes the line of every key."""
-    if isinstance(node, CommentedMap):
-        result = {}
-        for key, value in node.items():
-            path = f"{prefix}.{key}" if prefix else str(key)
-            place = (node.lc.data or {}).get(key)  # what a merge key (<<) brought in has no line of its own
-            origins[path] = f"{file}, line {place[0] + 1}" if place else file
-            result[str(key)] = _plain(value, file, path, origins)
-        return result
-    if isinstance(node, list):
-        return [_plain(item, file, prefix, origins) for item in node]
-    for kind in (bool, int, float, str):  # ruamel's scalars are subclasses that keep their spelling
-        if isinstance(node, kind):
-            return kind(node)
-    return node
-
-
-def _told(error: YAMLError) -> str:
-    """Returns what is wrong and where, without what the library says of itself."""
-    if not isinstance(error, MarkedYAMLError) or error.problem is None:
-        return " ".join(str(error).split())
-    where = "" if error.problem_mark is None else f"line {error.problem_mark.line + 1}: "
-    return f"{where}{' '.join(error.problem.split())}"
-
-
 def apply_override(override: str, source: Source) -> Problem | None:
     """Writes one `key.path=value` into the source; returns what is wrong with it, if anything."""
     path, equals, text = override.partition("=")
-    if not equals or not path or any(not part for part in path.split(".")):
-        return Problem("", f"an override must look like key.path=value, not {override!r}", COMMAND_LINE)
+    if not equals or not path or any(not part for part in path.split(".")) or path.count(".") > DEEPEST:
+        message = f"an override must look like key.path=value, not {shortened(override)}"
+        return Problem("", message, COMMAND_LINE)
     try:
-        value = YAML(typ="safe", pure=True).load(text)
-    except YAMLError:
-        return Problem(path, f"{text!r} is not a YAML value", COMMAND_LINE)
+        value = plain_values(text)
+    except YAMLError as error:
+        why = told(error).removeprefix("line 1: ")
+        return Problem(path, f"{shortened(text)} is not a YAML value: {why}", COMMAND_LINE)
     return assign(source, path, value, COMMAND_LINE)
 
 

@@ -96,7 +96,10 @@ def documents_of(source: Source, format: Format) -> Iterator[Document]:
     """
     name = stem(source.path, format.suffixes)
     # The whole source first: of one that does not follow the format there are no documents.
-    for number, document in enumerate(list(format.read(source)), start=1):
+    documents = list(format.read(source))
+    if not documents:
+        raise DataError(source.path, "holds no documents", expected="at least one")
+    for number, document in enumerate(documents, start=1):
         yield _placed(document, source, f"{name}-{number}")
 
 
@@ -148,6 +151,8 @@ def read(
             raise DataError(source.path, message, expected=f"another id than in {paths[placed.id]}")
         paths[placed.id] = source.path
         documents.append(placed)
+    if not documents:
+        raise DataError(path, "holds no documents", expected="at least one")
     return documents
 
 

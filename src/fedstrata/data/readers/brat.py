@@ -29,7 +29,7 @@ from pathlib import Path
 
 from fedstrata.core.documents import Document, Relation, Span
 from fedstrata.core.errors import DataError
-from fedstrata.data.readers.files import BYTE_ORDER_MARK, Format, Source, filled_lines, read_text, stem
+from fedstrata.data.readers.files import ABOUT, BYTE_ORDER_MARK, Format, Source, filled_lines, read_text, stem
 from fedstrata.data.readers.labels import label_from_file
 
 _TEXT_BOUND = re.compile(r"(\S+) ([0-9]{1,12} [0-9]{1,12}(?:;[0-9]{1,12} [0-9]{1,12})*)")
@@ -280,4 +280,4 @@ def read(source: Source) -> list[Document]:
     return [Document(document_id, text, tuple(spans[name] for name in order), relations)]
 
 
-FORMAT = Format(read, suffixes=(".txt",), annotation_suffix=".ann")
+FORMAT = Format(read, suffixes=(".txt",), annotation_suffix=".ann", passed_over=ABOUT)

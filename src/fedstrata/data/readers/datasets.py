@@ -36,6 +36,15 @@ _SUFFIXES = (*_TABLES, *_RECORDS, ".parquet")
 LONGEST_NAME = 200
 """Characters in a label, an id or the name of a site: they are shown and recorded, and texts must not be."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_KIND = "(string|number|boolean|object|array|null)"
+_REASONS = re.compile(
+    r"(Missing a (closing quotation mark in string|name for object member|colon after a name of object member"
+    r"|comma or [}\]] after an (object member|array element))"
+    r"|Invalid (value|(escape character|encoding) in string)"
+    rf"|The document (is empty|root must not be followed by other values)|changed from {_KIND} to {_KIND}"
+    r"|was specified twice|smaller than the minimum file footer|magic bytes not found in footer"
+    r"|Conversion failed for column)(\.? in row \d+)?"
+)
 _SAVED = ("dataset_dict.json", "state.json")
 
 
@@ -74,12 +83,21 @@ def _library(source: str | Path) -> Iterator[Any]:
     except (DataError, ConfigurationError):
         raise
     except Exception as error:
-        # Only the type: the messages of the library and of pyarrow may quote what they could not read.
-        raise DataError(source, f"cannot be read by the datasets library ({type(error).__name__})") from None
+        raise DataError(source, f"cannot be read by the datasets library ({_reason(error)})") from None
     finally:
         datasets.logging.set_verbosity(level)
         if shown:
             datasets.enable_progress_bars()
+
+
+def _reason(error: BaseException) -> str:
+    """Returns why a file cannot be read, in words of pyarrow that quote nothing of it; else the type."""
+    link: BaseException | None = error
+    while link is not None:
+        if words := _REASONS.search(str(link)):
+            return f"{type(link).__name__}: {words[0]}"
+        link = link.__cause__ or link.__context__
+    return type(error).__name__
 
 
 def _class_names(feature: Any) -> list[str] | None:

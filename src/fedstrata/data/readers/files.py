@@ -14,6 +14,8 @@ from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
 
 BYTE_ORDER_MARK = "\ufeff"
+ABOUT = ("readme", "license", "licence")
+"""How files are called, in formats of a text a file, that say what a folder holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class Format:
         table: The name, without its suffix and in lower case, of the one file of a folder that is a source of
             documents, others being tables that are joined with it; empty if every file is.
         passed_over: The names, without their suffix and in lower case, of files of a folder that are no
-            documents.
+            documents, unless there are annotations of them.
         one_a_file: Whether each file is one document.
         has_labels: Whether the documents of a source have labels, for the formats some of whose files have
             none; not given where all have.

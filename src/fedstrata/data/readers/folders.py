@@ -108,11 +108,8 @@ def _listing(folder: Path) -> list[Path]:
         raise DataError(folder, f"cannot be listed: {error.strerror}") from None
 
 
-def _files(
-    folder: Path, suffixes: tuple[str, ...], table: str = "", passed_over: tuple[str, ...] = ()
-) -> list[Path]:
+def _files(folder: Path, suffixes: tuple[str, ...], table: str = "") -> list[Path]:
     found = [path for path in _listing(folder) if path.name.lower().endswith(suffixes) and path.is_file()]
-    found = [path for path in found if stem(path, suffixes).lower() not in passed_over]
     if table:
         found = [path for path in found if stem(path, suffixes).lower() == table]
     if table and len(found) > 1:
@@ -161,13 +158,17 @@ def _source(text: Source, annotations: dict[str, dict[str, Path]], layout: Forma
 def _paired(place: Source, text_folder: Path, layout: Format) -> list[Source]:
     """Returns the texts of one folder, each with its annotations if it has any."""
     annotations = _annotations(text_folder, layout)
-    texts = _files(text_folder, layout.suffixes, layout.table, layout.passed_over)
+    texts = _files(text_folder, layout.suffixes, layout.table)
     sources = [_source(replace(place, path=path), annotations, layout) for path in texts]
     for found in annotations.values():
         for name, path in found.items():
             wanted = f"{name}{layout.suffixes[0]} in {text_folder}"
             raise DataError(path, "annotations without their text", expected=wanted)
-    return sources
+    return [
+        source
+        for source in sources
+        if source.annotations or stem(source.path, layout.suffixes).lower() not in layout.passed_over
+    ]
 
 
 def _own_documents(place: Source, layout: Format) -> list[Source]:

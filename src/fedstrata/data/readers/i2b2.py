@@ -29,7 +29,7 @@ from pathlib import Path
 
 from fedstrata.core.documents import Document, Relation, Span
 from fedstrata.core.errors import DataError
-from fedstrata.data.readers.files import Format, Source, filled_lines, read_text, stem
+from fedstrata.data.readers.files import ABOUT, Format, Source, filled_lines, read_text, stem
 
 CONCEPTS_SUFFIX, ASSERTIONS_SUFFIX, RELATIONS_SUFFIX = ".con", ".ast", ".rel"
 ASSERTIONS = (
@@ -240,4 +240,5 @@ FORMAT = Format(
     further_suffixes=(ASSERTIONS_SUFFIX, RELATIONS_SUFFIX),
     text_folder="txt",
     annotation_folders=("concept", "concepts"),
+    passed_over=ABOUT,
 )

@@ -44,8 +44,8 @@ def read_rows(
             them.
 
     Raises:
-        DataError: It cannot be read, a column is missing or there twice, or a row has another number of
-            fields.
+        DataError: It cannot be read, a column is missing or there twice, or a row, or every row, has another
+            number of fields.
     """
     csv.field_size_limit(LONGEST_FIELD)
     lines = streamed_lines(path)
@@ -54,7 +54,7 @@ def read_rows(
     else:
         reader = csv.reader(lines, strict=True)
     columns = _columns(path, names, required) if names is not None else None
-    broken = 0
+    broken = sound = 0
     while True:
         line = reader.line_num + 1
         try:
@@ -74,11 +74,20 @@ def read_rows(
             expected = f"{len(columns)}, one for each column{_hint(columns)}"
             raise DataError(path, f"a row of {len(fields)} fields", line=line, expected=expected)
         else:
+            sound += 1
             yield line, dict(zip(columns, fields, strict=True))
-    if broken:
-        logger.warning("%s: %d rows with another number of fields left out", path, broken)
     if columns is None:
         raise DataError(path, "holds nothing", expected="a header that names the columns")
+    if broken:
+        _tell_broken(path, broken, sound, columns)
+
+
+def _tell_broken(path: Path, broken: int, sound: int, columns: Sequence[str]) -> None:
+    """Logs how many rows were left out; that all were is an error of the header."""
+    if not sound:
+        message = f"none of its {broken} rows has as many fields as there are columns, {len(columns)}"
+        raise DataError(path, message, line=1, expected="a header that names each column")
+    logger.warning("%s: %d rows with another number of fields left out", path, broken)
 
 
 def _hint(columns: Sequence[str]) -> str:

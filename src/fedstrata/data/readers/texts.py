@@ -16,7 +16,7 @@ from typing import Literal
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
-from fedstrata.data.readers.files import Format, Source, read_text, stem
+from fedstrata.data.readers.files import ABOUT, Format, Source, read_text, stem
 
 Documents = Literal["files", "paragraphs", "headings"]
 
@@ -78,4 +78,4 @@ def read(source: Source, documents: Documents = "files") -> list[Document]:
     return [Document("", part.strip("\r\n")) for part in parts if part.strip()]
 
 
-FORMAT = Format(read, _SUFFIXES, passed_over=("readme", "license", "licence"), one_a_file=True)
+FORMAT = Format(read, _SUFFIXES, passed_over=ABOUT, one_a_file=True)
