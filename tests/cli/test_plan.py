@@ -14,6 +14,8 @@ SCHEMA = {
     "metric": None,
     "metrics": None,
     "device": None,
+    "threads": None,
+    "workers": None,
     "rounds": None,
     "clients": {"site-1", "site-2", "site-3"},
     "model": {"name", "parameters", "blocks", "bytes"},

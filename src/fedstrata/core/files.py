@@ -150,7 +150,8 @@ def errors_naming(path: Path, temporary: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        error.filename = str(error.filename or path).replace(str(temporary), str(path))
+        if error.errno is not None:  # whoever raises one of their own says what it is
+            error.filename = str(error.filename or path).replace(str(temporary), str(path))
         raise
     except Exception as error:  # of safetensors and tokenizers, which are written in Rust
         if (found := _OS_ERROR.search(str(error))) is None:
