@@ -12,6 +12,7 @@ import typer
 
 from fedstrata.cli.options import Arguments, Debug, Resume, configuration, sort_arguments
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.engine.fork_server import start_fork_server
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it."""
@@ -40,6 +41,9 @@ def run(
     file, overrides = sort_arguments(arguments or [])
     if resume and out is None:
         raise ConfigurationError([Problem("", "--resume needs --out: the run directory to go on with")])
+    asked = None if resume else configuration(file, overrides)
+    if asked is not None and asked.values.get("workers", 1) != 1:
+        start_fork_server()
 
     from fedstrata.cli.display import Display  # noqa: PLC0415 - heavy
     from fedstrata.engine.run_folder import open_run, resumable  # noqa: PLC0415
@@ -47,10 +51,7 @@ def run(
     display, opened = Display(), None
     display.say("preparing the data and the model ...")
     try:
-        if resume and out is not None:
-            source = resumable(out, file, overrides)
-        else:
-            source = configuration(file, overrides)
+        source = asked or resumable(out or Path(), file, overrides)
         opened = open_run(source, out, display, resume=resume)
         with display:
             summary = opened.execute(resume=resume)

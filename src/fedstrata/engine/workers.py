@@ -30,6 +30,7 @@ from fedstrata.client.store import ClientStore, client_folder
 from fedstrata.client.turn import Done, Failed, Order
 from fedstrata.core.errors import TrainingError
 from fedstrata.core.types import Message
+from fedstrata.engine.fork_server import fork_server
 from fedstrata.engine.prepare import with_model
 from fedstrata.metrics.cost import peak_rss_bytes
 from fedstrata.train.processor import use_processor
@@ -247,9 +248,8 @@ class Workers:
 
     def _new(self) -> ProcessPoolExecutor:
         """Returns a process of its own: a crash costs one job, which is run again."""
-        context = multiprocessing.get_context("forkserver")
+        context = fork_server()
         if self._whole is None or self._said is None:
-            context.set_forkserver_preload(["fedstrata.engine.workers", "fedstrata.engine.local"])
             parts = (replace(self.experiment, model=cast("Model", None)), self.experiment.model.tokenizer)
             self._whole = _shared([pickle.dumps(parts, pickle.HIGHEST_PROTOCOL)])  # not all modules can be
             self._said = context.SimpleQueue()
