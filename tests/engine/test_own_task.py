@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -86,8 +85,11 @@ class Beginnings(CausalTask):
     ) -> list[float]:
         return [float(own) for own in predictions]
 
-    def score(self, documents: Sequence[Document], answers: Sequence[float]) -> dict[str, float]:
-        return {"surprise": fmean(answers)}
+    def tally(self, documents: Sequence[Document], answers: Sequence[float]) -> dict[str, float]:
+        return {"surprise": sum(answers), "documents": len(answers)}
+
+    def scores(self, tally: Mapping[str, float], apart: Mapping[str, float]) -> dict[str, float]:
+        return {"surprise": tally["surprise"] / tally["documents"]}
 
     def known(self, document: Document) -> Document:
         return replace(document, spans=(), relations=(), labels=())

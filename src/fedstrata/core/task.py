@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fedstrata.core.documents import Document
     from fedstrata.core.errors import Problem
     from fedstrata.core.seeding import Seed
+    from fedstrata.core.types import Tally
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,9 +255,35 @@ class Task(Settings):
             An answer for each document.
         """
 
-    @abstractmethod
     def score(self, documents: Sequence[Document], answers: Sequence[Any]) -> dict[str, float]:
         """Scores one answer a document; any subset of documents can be scored."""
+        return self.scores(self.tally(documents, answers), self.apart(documents, answers))
+
+    @abstractmethod
+    def tally(self, documents: Sequence[Document], answers: Sequence[Any]) -> dict[str, float]:
+        """Returns what scores are made of and adds up, over documents and over the clients that have them.
+
+        Args:
+            documents: At least one.
+            answers: One a document.
+        """
+
+    def apart(self, documents: Sequence[Document], answers: Sequence[Any]) -> dict[str, float]:
+        """Returns the scores that nothing adds up to, such as areas under curves.
+
+        Where documents lie apart they are means over clients, weighted by documents.
+        """
+        return {}
+
+    @abstractmethod
+    def scores(self, tally: Tally, apart: Mapping[str, float]) -> dict[str, float]:
+        """Returns the scores.
+
+        Args:
+            tally: The sum of what `tally` gave for one or several groups of documents. Where it comes from
+                another site it may hold anything but what is no finite number.
+            apart: What `apart` gave, or the means of it.
+        """
 
     @abstractmethod
     def known(self, document: Document) -> Document:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 Tensors: TypeAlias = "Mapping[str, Tensor]"
+Tally: TypeAlias = "Mapping[str, float]"
+"""Numbers by name that add up, over documents and over the clients that have them; scores come of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -239,11 +239,12 @@ class RemoteClient:
         model.load(plan.tensors)
         documents = self._site.scored(str(part))
         if not documents:
-            return Update({}, {"scores": None}, weight=0.0)
+            return Update({}, {"tally": None}, weight=0.0)
         cut = method.divides(self.id)
         remote = RemoteMiddle(client.line, method.wire, cut)
         noise = method.noise_of(rng if client.secret is None else Seed(client.secret, rng.path))
         with Ends(model, cut).connected(remote, noise=noise):
             answers = answer(model, self._site.task, documents, client.training)
-        scores: dict[str, JSON] = dict(self._site.task.score(documents, answers))
-        return Update({}, {"scores": scores}, weight=float(len(documents)))
+        tally: dict[str, JSON] = dict(self._site.task.tally(documents, answers))
+        apart: dict[str, JSON] = dict(self._site.task.apart(documents, answers))
+        return Update({}, {"tally": tally, "apart": apart}, weight=float(len(documents)))

@@ -23,6 +23,7 @@ from fedstrata.engine.check import divided_method
 from fedstrata.engine.cohort import RoundCohort
 from fedstrata.engine.model import outline
 from fedstrata.engine.remote_turns import NobodySpeaks, RemoteTurns, check_trained, check_update, tell_failed
+from fedstrata.metrics.counts import added
 from fedstrata.record.history import start_of
 from fedstrata.record.log import committed_rounds, read_events
 from fedstrata.record.summary import mean_of
@@ -35,7 +36,7 @@ from fedstrata.wire.meter import Meter
 if TYPE_CHECKING:
     from fedstrata.client.turn import Order
     from fedstrata.core.cohort import Service
-    from fedstrata.core.types import JSON, State
+    from fedstrata.core.types import JSON, State, Tally
     from fedstrata.engine.prepare import Experiment
     from fedstrata.engine.protocol import Turns
     from fedstrata.models.state import Model
@@ -44,7 +45,8 @@ if TYPE_CHECKING:
     from fedstrata.split.transport.members import Greeting
 
 Scores = Mapping[str, float]
-_LARGEST_SCORE = 1e290
+_LARGEST = 1e15
+"""Of what clients count; sums of it are exact."""
 
 
 class RemoteEngine:
@@ -258,19 +260,39 @@ class RemoteEngine:
             return Plan(ends, {"part": part})
 
         clients: dict[str, Scores | None] = dict.fromkeys(cuts)
-        weights: dict[str, float] = {}
+        tallies: list[Tally] = []
+        apart: list[tuple[Mapping[str, float], float]] = []
         for info, update in cohort.converse(SCORE, plan_of, service, lambda info: cuts[info.id]):
+            if update.values.get("tally") is None:
+                continue
             try:
-                clients[info.id] = _scores_in(update, documents[info.id])
+                tally, own = _said_numbers(update, "tally"), _said_numbers(update, "apart")
+                if not 0 < update.weight <= documents[info.id]:
+                    told = f"scores came of {update.weight:g} documents"
+                    raise FrameError(f"{told}; the client has {documents[info.id]}")
+                clients[info.id] = self._scores(tally, own)
             except FrameError as error:
                 cohort.reject(info.id, error)
-            weights[info.id] = update.weight
+                continue
+            tallies.append(tally)
+            apart.append((own, update.weight))
         return {
-            "global": _weighted(clients, weights),
+            "global": self._scores(added(tallies), _weighted(apart)) if tallies else None,
             "clients": clients,
             "mean_client": mean_of(list(clients.values())),
             "external": {},
         }
+
+    def _scores(self, tally: Tally, apart: Mapping[str, float]) -> Scores:
+        """Returns the scores of what clients have counted.
+
+        Raises:
+            FrameError: Nothing can be made of it.
+        """
+        try:
+            return self._experiment.task.scores(tally, apart)
+        except (KeyError, ValueError, ArithmeticError) as error:
+            raise FrameError(f"no scores can be made of what was counted ({type(error).__name__})") from None
 
     def _scoring_cohort(self, number: int, infos: Sequence[ClientInfo], part: str) -> RoundCohort:
         """Returns the clients that score a part of their documents."""
@@ -305,38 +327,26 @@ class RemoteEngine:
         """Has nothing to end: the hub is not its own."""
 
 
-def _scores_in(update: Update, documents: int) -> Scores | None:
-    """Returns what a client says of its documents, so many at most; none if it has none.
+def _said_numbers(update: Update, name: str) -> dict[str, float]:
+    """Returns numbers that a client says of its documents, by name.
 
     Raises:
-        FrameError: It is no scores.
+        FrameError: They are none.
     """
-    match update.values.get("scores"):
-        case None:
-            return None
-        case dict(own) if (
-            0 < update.weight <= documents
-            and all(map(_is_score, own.values()))
-            and all(name == printable(name, 100) for name in own)
+    match update.values.get(name):
+        case dict(own) if all(
+            is_number(value, _LARGEST) and key == printable(key, 100) for key, value in own.items()
         ):
-            return {name: float(value) for name, value in own.items()}  # type: ignore[arg-type]
+            return own  # type: ignore[return-value]
         case _:
-            told = f"scores came that are no numbers, or of {update.weight:g} documents"
-            raise FrameError(f"{told}; the client has {documents}")
+            raise FrameError(f"what a client says of its documents ({name}) is no numbers by name")
 
 
-def _is_score(value: object) -> bool:
-    """Whether a value is a number that can be averaged; a perplexity is large long before it is infinite."""
-    return is_number(value, _LARGEST_SCORE)
-
-
-def _weighted(clients: Mapping[str, Scores | None], weights: Mapping[str, float]) -> dict[str, float] | None:
+def _weighted(apart: Sequence[tuple[Mapping[str, float], float]]) -> dict[str, float]:
     """Returns the mean of each score over the clients that have it, weighted by their documents."""
-    names = dict.fromkeys(name for scores in clients.values() for name in scores or {})
-    means = {}
-    for name in names:
-        own = [
-            (scores[name], weights[client]) for client, scores in clients.items() if scores and name in scores
-        ]
-        means[name] = sum(score * weight for score, weight in own) / sum(weight for _, weight in own)
-    return means or None
+    names = dict.fromkeys(name for scores, _ in apart for name in scores)
+    having = {name: [(scores[name], weight) for scores, weight in apart if name in scores] for name in names}
+    return {
+        name: sum(score * weight for score, weight in own) / sum(weight for _, weight in own)
+        for name, own in having.items()
+    }

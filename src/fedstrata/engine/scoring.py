@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedstrata.core.settings.federation import FEW_CLIENTS
+from fedstrata.metrics.counts import added
 from fedstrata.metrics.stats import interval
 from fedstrata.record.summary import mean_of
 from fedstrata.train.evaluate import answer_owners, mean_loss
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from fedstrata.core.settings.federation import BootstrapSettings, FederationSettings
     from fedstrata.core.settings.training import TrainingSettings
     from fedstrata.core.task import Task
-    from fedstrata.core.types import State, Tensors
+    from fedstrata.core.types import State, Tally, Tensors
     from fedstrata.engine.prepare import Experiment
     from fedstrata.models.state import Model
     from fedstrata.train.evaluate import Predictor
@@ -101,9 +102,10 @@ class Scorer:
         self._model.load_known(state.tensors)
         # Apart, so that clients' scores are to the last bit what they are without held-out sites.
         answers = self._answers(self._clients, predictor) | self._answers(self._external, predictor)
-        clients = {client: self._score([client], answers) for client in self._clients}
+        tallies = {client: self._tally(client, answers) for client in self._clients}
+        clients = {client: self._score([client], answers, tallies) for client in self._clients}
         return {
-            "global": self._score(self._clients, answers),
+            "global": self._score(self._clients, answers, tallies),
             "clients": clients,
             "mean_client": mean_of(list(clients.values())),
             "external": {site: self._score([site], answers) for site in self._external},
@@ -216,10 +218,21 @@ class Scorer:
                 found |= answer_owners(model, self._task, {site: own}, self._settings)
         return found
 
-    def _score(self, clients: Sequence[str], answers: Answers) -> Scores | None:
-        documents = [document for client in clients for document in self._documents[client]]
-        found = [answer for client in clients for answer in answers[client]]
-        return self._task.score(documents, found) if documents else None
+    def _tally(self, site: str, answers: Answers) -> Tally | None:
+        """Returns what the scores of a site's documents are made of; none where it has none."""
+        documents = self._documents[site]
+        return self._task.tally(documents, answers[site]) if documents else None
+
+    def _score(
+        self, sites: Sequence[str], answers: Answers, tallies: Mapping[str, Tally | None] | None = None
+    ) -> Scores | None:
+        """Returns the scores of some sites' documents together; none where they have none."""
+        documents = [document for site in sites for document in self._documents[site]]
+        if not documents:
+            return None
+        found = [answer for site in sites for answer in answers[site]]
+        own = [(tallies or {}).get(site) or self._tally(site, answers) for site in sites]
+        return self._task.scores(added(filter(None, own)), self._task.apart(documents, found))
 
 
 class ServerDocuments:

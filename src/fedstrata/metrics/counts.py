@@ -6,8 +6,13 @@ precision, recall and F1 are 0.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+from fedstrata.core.types import Tally
+
+FIELDS = ("gold", "predicted", "correct")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +25,9 @@ class Counts:
         correct: Those that are both.
     """
 
-    gold: int
-    predicted: int
-    correct: int
+    gold: float
+    predicted: float
+    correct: float
 
     @property
     def precision(self) -> float:
@@ -39,6 +44,29 @@ class Counts:
         """The harmonic mean of precision and recall."""
         total = self.gold + self.predicted
         return 2.0 * self.correct / total if total else 0.0
+
+    @classmethod
+    def of(cls, tally: Tally, begins: str = "", ends: str = "") -> Counts:
+        """Returns what `tally` has put down by such names; what is not there is 0."""
+        return cls(*(tally.get(f"{begins}{field}{ends}", 0) for field in FIELDS))
+
+    def tally(self, begins: str = "", ends: str = "") -> dict[str, float]:
+        """Returns them by name, to be added to others."""
+        return {f"{begins}{field}{ends}": getattr(self, field) for field in FIELDS}
+
+
+def added(tallies: Iterable[Tally]) -> dict[str, float]:
+    """Returns the sums of tallies, whatever their order: exact for whole numbers, rounded once for others.
+
+    Example:
+        >>> added([{"nats": 0.1, "tokens": 2}, {"nats": 0.2, "tokens": 3}])
+        {'nats': 0.30000000000000004, 'tokens': 5}
+    """
+    every = list(tallies)
+    names = dict.fromkeys(name for each in every for name in each)
+    columns = {name: [each.get(name, 0) for each in every] for name in names}
+    whole = {name: all(isinstance(value, int) for value in column) for name, column in columns.items()}
+    return {name: sum(column) if whole[name] else math.fsum(column) for name, column in columns.items()}
 
 
 def total(counts: Iterable[Counts]) -> Counts:

@@ -14,11 +14,12 @@ A ratio of nothing is 0, as in `fedstrata.metrics.counts`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedstrata.core.types import Tally
 from fedstrata.metrics.counts import Counts, total
 
 CUTS = (5, 8)
@@ -68,22 +69,62 @@ def label_scores(
         there are more labels `precision_at_5` and `precision_at_8`: the share of a document's likeliest
         labels that it has, mean over documents.
     """
-    counts = _counts(gold, predicted)
-    micro, macro = total(counts), _macro(counts)
+    tally = tally_of(gold, predicted, probabilities, labels)
+    return scores_from(tally, areas(gold, probabilities), labels, one_each=one_each)
+
+
+def tally_of(
+    gold: NDArray[np.bool_],
+    predicted: NDArray[np.bool_],
+    probabilities: NDArray[np.float64],
+    labels: Sequence[str],
+) -> dict[str, float]:
+    """Counts decisions: the documents, those that are right, of each label, and among the likeliest labels.
+
+    Args:
+        gold: Which labels each document has, (documents, labels).
+        predicted: Which it was given, (documents, labels).
+        probabilities: Of each label, (documents, labels).
+        labels: Their names.
+    """
+    tally: dict[str, float] = {"documents": len(gold), "right": int((gold & predicted).any(axis=1).sum())}
+    for cut in CUTS:
+        if cut < len(labels):
+            tally[f"right_at_{cut}"] = _right_at(cut, gold, probabilities)
+    for label, counts in zip(labels, _counts(gold, predicted), strict=True):
+        tally |= counts.tally(ends=f"/{label}")
+    return tally
+
+
+def scores_from(
+    tally: Tally, areas_under_curves: Mapping[str, float], labels: Sequence[str], *, one_each: bool
+) -> dict[str, float]:
+    """Scores the labels of documents; see `label_scores`.
+
+    Args:
+        tally: What `tally_of` gave, added up or not.
+        areas_under_curves: What `areas` gave, which adds up over nothing.
+        labels: The labels' names.
+        one_each: Whether every document has, and was given, exactly one label; else any number.
+    """
+    counts = [Counts.of(tally, ends=f"/{label}") for label in labels]
+    micro, macro, documents = total(counts), _macro(counts), tally["documents"]
     if one_each:
-        first = {"accuracy": float((gold & predicted).any(axis=1).mean())}
-        further = {}
+        first, further = {"accuracy": tally["right"] / documents}, {}
     else:
         first = {"micro_f1": micro.f1}
         further = {
-            f"precision_at_{cut}": precision_at(cut, gold, probabilities) for cut in CUTS if cut < len(labels)
+            f"precision_at_{cut}": tally[f"right_at_{cut}"] / (documents * cut)
+            for cut in CUTS
+            if cut < len(labels)
         }
         further |= {"micro_precision": micro.precision, "micro_recall": micro.recall}
-    auc, left_out = _auc(gold, probabilities)
+    left_out = {name: value for name, value in areas_under_curves.items() if name.endswith("left_out")}
+    curves = {name: value for name, value in areas_under_curves.items() if name not in left_out}
     return {
         **first,
         "macro_f1": macro.pop("macro_f1"),
-        **auc,
+        **curves,
         **further,
         **macro,
         **left_out,
@@ -106,9 +147,19 @@ def choice_scores(gold: Sequence[Collection[str]], given: Sequence[Collection[st
         >>> choice_scores([{"a", "b"}, {"c"}], [{"a", "b"}, set()])
         {'f1a': 0.8, 'exact_match': 0.5}
     """
+    return choice_scores_from(choice_tally(gold, given))
+
+
+def choice_tally(gold: Sequence[Collection[str]], given: Sequence[Collection[str]]) -> dict[str, float]:
+    """Counts questions, those answered rightly, and right choices; see `choice_scores`."""
     pairs = [(set(right), set(own)) for right, own in zip(gold, given, strict=True)]
     counts = total(Counts(len(right), len(own), len(right & own)) for right, own in pairs)
-    return {"f1a": counts.f1, "exact_match": sum(right == own for right, own in pairs) / len(pairs)}
+    return {"documents": len(pairs), "right": sum(right == own for right, own in pairs), **counts.tally()}
+
+
+def choice_scores_from(tally: Tally) -> dict[str, float]:
+    """Scores questions by what `choice_tally` counted."""
+    return {"f1a": Counts.of(tally).f1, "exact_match": tally["right"] / tally["documents"]}
 
 
 def precision_at(cut: int, gold: NDArray[np.bool_], probabilities: NDArray[np.float64]) -> float:
@@ -119,8 +170,13 @@ def precision_at(cut: int, gold: NDArray[np.bool_], probabilities: NDArray[np.fl
         gold: Which labels each document has, (documents, labels).
         probabilities: Of each label, (documents, labels).
     """
+    return _right_at(cut, gold, probabilities) / (len(gold) * cut)
+
+
+def _right_at(cut: int, gold: NDArray[np.bool_], probabilities: NDArray[np.float64]) -> int:
+    """Returns how many of all documents' likeliest labels these have."""
     likeliest = np.argsort(-probabilities, axis=1, kind="stable")[:, :cut]
-    return float(np.take_along_axis(gold, likeliest, axis=1).mean())
+    return int(np.take_along_axis(gold, likeliest, axis=1).sum())
 
 
 def _counts(gold: NDArray[np.bool_], predicted: NDArray[np.bool_]) -> list[Counts]:
@@ -140,10 +196,13 @@ def _macro(counts: Sequence[Counts]) -> dict[str, float]:
     }
 
 
-def _auc(
-    gold: NDArray[np.bool_], probabilities: NDArray[np.float64]
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Returns the areas under the ROC curve that are defined, and how many labels have none."""
+def areas(gold: NDArray[np.bool_], probabilities: NDArray[np.float64]) -> dict[str, float]:
+    """Returns the areas under the ROC curve that are defined, and how many labels have none.
+
+    Args:
+        gold: Which labels each document has, (documents, labels).
+        probabilities: Of each label, (documents, labels).
+    """
     from sklearn.metrics import roc_auc_score  # noqa: PLC0415 - heavy
 
     defined = np.flatnonzero(gold.any(axis=0) & ~gold.all(axis=0))
@@ -153,7 +212,7 @@ def _auc(
     if len(defined):
         each = [roc_auc_score(gold[:, label], probabilities[:, label]) for label in defined]
         scores["macro_auc"] = float(np.mean(each))
-    return scores, {"auc_labels_left_out": float(gold.shape[1] - len(defined))}
+    return scores | {"auc_labels_left_out": float(gold.shape[1] - len(defined))}
 
 
 def _each(counts: Sequence[Counts], labels: Sequence[str]) -> dict[str, float]:

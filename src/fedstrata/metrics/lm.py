@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+
+from fedstrata.core.types import Tally
+from fedstrata.metrics.counts import added
 
 LARGEST_LOSS = 700.0
 """Nats a token from which on perplexity no longer grows: its exponential would leave the range of a float."""
@@ -50,10 +53,16 @@ def language_scores(answers: Sequence[TextLikelihood]) -> dict[str, float]:
         >>> [f"{name} {value:.3f}" for name, value in scores.items()]
         ['perplexity 2.000', 'loss 0.693', 'bits_per_byte 1.000']
     """
-    total = TextLikelihood(
-        math.fsum(answer.nats for answer in answers),
-        sum(answer.tokens for answer in answers),
-        sum(answer.bytes for answer in answers),
-    )
+    return scores_from(tally_of(answers))
+
+
+def tally_of(answers: Sequence[TextLikelihood]) -> dict[str, float]:
+    """Returns the nats, the tokens and the bytes of documents."""
+    return added(asdict(answer) for answer in answers)
+
+
+def scores_from(tally: Tally) -> dict[str, float]:
+    """Scores documents by their nats, tokens and bytes; see `language_scores`."""
+    total = TextLikelihood(tally["nats"], int(tally["tokens"]), int(tally["bytes"]))
     scores = {"perplexity": total.perplexity, "loss": total.loss}
     return scores | ({"bits_per_byte": total.nats / math.log(2.0) / total.bytes} if total.bytes else {})

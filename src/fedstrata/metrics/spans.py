@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fedstrata.core.documents import Span
+from fedstrata.core.types import Tally
 from fedstrata.metrics.counts import Counts
 from fedstrata.metrics.matching import SCHEMES, Item, Matching, place_of
 
@@ -35,6 +36,8 @@ OVERALL = (
 """The scores over everything (micro), of mentions and of relations."""
 OF_A_TYPE = ("f1", "precision", "recall", "lenient_f1")
 """Those of them that single types have too."""
+OF_TYPES = {"": False, "lenient_": True}
+"""What the names of their counts begin with, and whether these are lenient."""
 
 
 def score_names(types: Sequence[str], prefix: str = "") -> tuple[str, ...]:
@@ -53,12 +56,36 @@ def match_spans(gold: Sequence[Iterable[Span]], predicted: Sequence[Iterable[Spa
 
 
 def scores_of(matching: Matching, types: Sequence[str], prefix: str = "") -> dict[str, float]:
-    """Scores mentions or relations that were matched: over all of them (micro), and for each type.
+    """Scores mentions or relations that were matched; see `scores_from`."""
+    return scores_from(tally_of(matching, types, prefix), types, prefix)
+
+
+def tally_of(matching: Matching, types: Sequence[str], prefix: str = "") -> dict[str, float]:
+    """Counts mentions or relations that were matched, over all of them and for each type.
 
     Args:
         matching: Those that are annotated and those that are predicted.
+        types: The types to count by themselves.
+        prefix: What the names of the counts begin with, for example `ner_`.
+    """
+    counts: dict[str, float] = {}
+    for begins, scheme in SCHEMES.items():
+        counts |= matching.total(scheme).tally(f"{prefix}{begins}")
+    for begins, lenient in OF_TYPES.items():
+        of_types = matching.by_type(lenient=lenient)
+        for label in types:
+            if label in of_types:
+                counts |= of_types[label].tally(f"{prefix}{begins}", f"/{label}")
+    return counts
+
+
+def scores_from(tally: Tally, types: Sequence[str], prefix: str = "") -> dict[str, float]:
+    """Scores mentions or relations by their counts: over all of them (micro), and for each type.
+
+    Args:
+        tally: What `tally_of` gave, added up or not.
         types: The types to give single scores for; others still count in the micro scores.
-        prefix: What the names of the scores begin with, for example `ner_`.
+        prefix: What the names of counts and scores begin with, for example `ner_`.
 
     Returns:
         The scores of `score_names`, without those of types that occur neither among what is annotated nor
@@ -66,14 +93,14 @@ def scores_of(matching: Matching, types: Sequence[str], prefix: str = "") -> dic
     """
     every = {
         f"{begins}{name}": value
-        for begins, scheme in SCHEMES.items()
-        for name, value in _ratios(matching.total(scheme)).items()
+        for begins in SCHEMES
+        for name, value in _ratios(Counts.of(tally, f"{prefix}{begins}")).items()
     }
     scores = {f"{prefix}{name}": every[name] for name in OVERALL}
-    strict, lenient = matching.by_type(), matching.by_type(lenient=True)
     for label in types:
-        if label in strict:  # a type that does not occur has no score: 0 would spoil means
-            own = {**_ratios(strict[label]), "lenient_f1": lenient[label].f1}
+        strict, lenient = (Counts.of(tally, f"{prefix}{begins}", f"/{label}") for begins in OF_TYPES)
+        if strict.gold or strict.predicted:  # a type that does not occur has no score: 0 would spoil means
+            own = {**_ratios(strict), "lenient_f1": lenient.f1}
             scores |= {f"{prefix}{name}/{label}": own[name] for name in OF_A_TYPE}
     return scores
 

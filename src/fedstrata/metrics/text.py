@@ -12,12 +12,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 import string
 from collections import Counter
 from collections.abc import Sequence
 
-from fedstrata.metrics.counts import Counts
+from fedstrata.core.types import Tally
+from fedstrata.metrics.counts import Counts, added
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
 """The kinds of ROUGE, by the names of their scores."""
@@ -48,6 +50,17 @@ def overlap_scores(
         >>> [f"{name} {value:.3f}" for name, value in scores.items()]
         ['rouge1 0.750', 'rouge2 0.667', 'rougeL 0.750', 'bleu4 0.669']
     """
+    return overlap_from(overlap_tally(hypotheses, references, rouge=rouge))
+
+
+def overlap_tally(
+    hypotheses: Sequence[str], references: Sequence[str], *, rouge: Sequence[str] = ROUGE
+) -> dict[str, float]:
+    """Returns the sums of ROUGE, and what BLEU is made of: n-grams that match, n-grams, and words.
+
+    Raises:
+        ValueError: There are none, or not as many references.
+    """
     if not hypotheses or len(hypotheses) != len(references):
         raise ValueError(f"{len(hypotheses)} hypotheses and {len(references)} references: one each is needed")
     from rouge_score.rouge_scorer import RougeScorer  # noqa: PLC0415 - seldom needed, and slow to import
@@ -56,7 +69,24 @@ def overlap_scores(
     scorer = RougeScorer(list(rouge))
     each = [scorer.score(*pair) for pair in zip(references, hypotheses, strict=True)]
     bleu = BLEU(force=True).corpus_score(list(hypotheses), [list(references)])  # forced: without a warning
-    means = {name: sum(own[name].fmeasure for own in each) / len(each) for name in rouge}
+    sums = added({name: float(own[name].fmeasure) for name in rouge} for own in each)
+    grams = {f"matching_{n}": count for n, count in enumerate(bleu.counts, start=1)}
+    grams |= {f"grams_{n}": count for n, count in enumerate(bleu.totals, start=1)}
+    return {"documents": len(each), **sums, **grams, "words": bleu.sys_len, "right_words": bleu.ref_len}
+
+
+def overlap_from(tally: Tally) -> dict[str, float]:
+    """Scores texts by what `overlap_tally` summed up; see `overlap_scores`."""
+    from sacrebleu.metrics import BLEU  # noqa: PLC0415 - slow to import
+
+    bleu = BLEU.compute_bleu(
+        correct=[int(tally[f"matching_{n}"]) for n in (1, 2, 3, 4)],
+        total=[int(tally[f"grams_{n}"]) for n in (1, 2, 3, 4)],
+        sys_len=int(tally["words"]),
+        ref_len=int(tally["right_words"]),
+        smooth_method="exp",
+    )
+    means = {name: tally[name] / tally["documents"] for name in ROUGE if name in tally}
     return {**means, "bleu4": bleu.score / 100.0}
 
 
@@ -79,10 +109,20 @@ def answer_scores(answers: Sequence[str], references: Sequence[Sequence[str]]) -
     """
     if not answers or len(answers) != len(references) or not all(references):
         raise ValueError(f"{len(answers)} answers to {len(references)} questions with right answers")
+    return answers_from(answer_tally(answers, references))
+
+
+def answer_tally(answers: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Returns the number of questions, and the sums of exact matches and F1; see `answer_scores`."""
     pairs = list(zip(answers, references, strict=True))
     exact = [max(exact_match(answer, one) for one in right) for answer, right in pairs]
     overlap = [max(token_f1(answer, one) for one in right) for answer, right in pairs]
-    return {"exact_match": sum(exact) / len(exact), "f1": sum(overlap) / len(overlap)}
+    return {"documents": len(pairs), "exact_match": math.fsum(exact), "f1": math.fsum(overlap)}
+
+
+def answers_from(tally: Tally) -> dict[str, float]:
+    """Scores short answers by what `answer_tally` summed up."""
+    return {name: tally[name] / tally["documents"] for name in ("exact_match", "f1")}
 
 
 def exact_match(answer: str, reference: str) -> float:

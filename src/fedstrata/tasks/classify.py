@@ -30,7 +30,7 @@ from fedstrata.core.settings.source import Source, validate
 from fedstrata.core.task import CardWords
 from fedstrata.data.select import named_in_vain, others, unnamed
 from fedstrata.data.split import every
-from fedstrata.metrics.labels import CUTS, SINGLE_LABEL, label_scores, names_of
+from fedstrata.metrics.labels import CUTS, SINGLE_LABEL, areas, names_of, scores_from, tally_of
 from fedstrata.tasks.corrupt import shuffled_windows
 from fedstrata.tasks.document_labels import LabelAnswer, LabelledDocument, pool
 from fedstrata.tasks.pairs import padded_types, text_windows
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from fedstrata.core.documents import Document
     from fedstrata.core.seeding import Seed
+    from fedstrata.core.types import Tally
     from fedstrata.data.split import Split
 
 logger = logging.getLogger(__name__)
@@ -294,12 +295,20 @@ class DocumentClassification(WindowTask):
         names = np.array(self.classes, dtype=object)
         return [LabelAnswer(tuple(names[row]), own) for row, own in zip(given, probabilities, strict=True)]
 
-    def score(self, documents: Sequence[Document], answers: Sequence[LabelAnswer]) -> dict[str, float]:
-        """Scores the labels of each document; see `fedstrata.metrics.labels`."""
+    def tally(self, documents: Sequence[Document], answers: Sequence[LabelAnswer]) -> dict[str, float]:
+        """Counts the labels of each document; see `fedstrata.metrics.labels.tally_of`."""
         gold = self._indicators([document.labels for document in documents])
         given = self._indicators([answer.labels for answer in answers])
-        probabilities = np.stack([answer.probabilities for answer in answers])
-        return label_scores(gold, given, probabilities, self.classes, one_each=self._one_each)
+        return tally_of(gold, given, np.stack([answer.probabilities for answer in answers]), self.classes)
+
+    def apart(self, documents: Sequence[Document], answers: Sequence[LabelAnswer]) -> dict[str, float]:
+        """Returns the areas under the curves of labels."""
+        gold = self._indicators([document.labels for document in documents])
+        return areas(gold, np.stack([answer.probabilities for answer in answers]))
+
+    def scores(self, tally: Tally, apart: Mapping[str, float]) -> dict[str, float]:
+        """Returns the scores of labels; see `fedstrata.metrics.labels.label_scores`."""
+        return scores_from(tally, apart, self.classes, one_each=self._one_each)
 
     def known(self, document: Document) -> Document:
         """Returns the document with its labels that the task knows, and nothing else."""

@@ -27,8 +27,16 @@ from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.task import CardWords
 from fedstrata.data.choices import NONE_RIGHT, TASK, choices_of
 from fedstrata.data.split import every
-from fedstrata.metrics.labels import SINGLE_LABEL, choice_scores, label_scores, names_of
-from fedstrata.metrics.text import answer_scores
+from fedstrata.metrics.labels import (
+    SINGLE_LABEL,
+    areas,
+    choice_scores_from,
+    choice_tally,
+    names_of,
+    scores_from,
+    tally_of,
+)
+from fedstrata.metrics.text import answer_tally, answers_from
 from fedstrata.tasks.causal import CausalTask
 from fedstrata.tasks.choice.continuations import log_likelihoods
 from fedstrata.tasks.choice.examples import ClozeExample, pad_questions, question_examples
@@ -50,6 +58,7 @@ if TYPE_CHECKING:
 
     from fedstrata.core.documents import Document
     from fedstrata.core.seeding import Seed
+    from fedstrata.core.types import Tally
     from fedstrata.data.split import Split
 
 _METRICS: Mapping[str, tuple[str, ...]] = {"multirc": ("f1a", "exact_match"), "record": ("f1", "exact_match")}
@@ -227,14 +236,16 @@ class ClozeQuestions(CausalTask):
             for own, shares in zip(labels, probabilities, strict=True)
         ]
 
-    def score(self, documents: Sequence[Document], answers: Sequence[ClozeAnswer]) -> dict[str, float]:
-        """Scores documents together, as SuperGLUE does."""
+    def tally(self, documents: Sequence[Document], answers: Sequence[ClozeAnswer]) -> dict[str, float]:
+        """Counts what is right."""
         pairs = list(zip(documents, answers, strict=True))
         if self._questions.form == "label":
-            return self._label_scores(documents, answers)
+            gold, shares = self._gold_and_shares(documents, answers)
+            chosen = self._indicators([answer.labels for answer in answers])
+            return tally_of(gold, chosen, shares, list(self.words))
         if self._questions.form == "each":
             right = [set(document.labels) - {NONE_RIGHT} for document in documents]
-            return choice_scores(right, [set(answer.labels) - {NONE_RIGHT} for answer in answers])
+            return choice_tally(right, [set(answer.labels) - {NONE_RIGHT} for answer in answers])
         if self.question == "record":
             texts = [choices_of(document) for document in documents]
             given = [own[answer.labels[0]] for own, answer in zip(texts, answers, strict=True)]
@@ -242,7 +253,7 @@ class ClozeQuestions(CausalTask):
                 [own[label] for label in document.labels if label in own]
                 for own, document in zip(texts, documents, strict=True)
             ]
-            return {name: answer_scores(given, right_texts)[name] for name in self.metrics}
+            return answer_tally(given, right_texts)
         if self._questions.form == "choice":
             hits = [answer.labels[0] in document.labels for document, answer in pairs]
         else:  # every noun is asked about on its own: it is what the pronoun means, or is not
@@ -251,7 +262,22 @@ class ClozeQuestions(CausalTask):
                 for document, answer in pairs
                 for name in choices_of(document)
             ]
-        return {"accuracy": sum(hits) / len(hits)}
+        return {"right": sum(hits), "documents": len(hits)}
+
+    def apart(self, documents: Sequence[Document], answers: Sequence[ClozeAnswer]) -> dict[str, float]:
+        """Returns the areas under the curves of labels, where labels are asked for."""
+        label = self._questions.form == "label"
+        return areas(*self._gold_and_shares(documents, answers)) if label else {}
+
+    def scores(self, tally: Tally, apart: Mapping[str, float]) -> dict[str, float]:
+        """Scores documents together, as SuperGLUE does."""
+        if self._questions.form == "label":
+            return scores_from(tally, apart, list(self.words), one_each=True)
+        if self._questions.form == "each":
+            return choice_scores_from(tally)
+        if self.question == "record":
+            return {name: answers_from(tally)[name] for name in self.metrics}
+        return {"accuracy": tally["right"] / tally["documents"]}
 
     def known(self, document: Document) -> Document:
         """Returns the document with those of its labels that an answer can stand for, and nothing else."""
@@ -279,14 +305,16 @@ class ClozeQuestions(CausalTask):
             "the pipeline above goes on with any text, and compares no answers",
         )
 
-    def _label_scores(
+    def _gold_and_shares(
         self, documents: Sequence[Document], answers: Sequence[ClozeAnswer]
-    ) -> dict[str, float]:
-        labels = list(self.words)
-        given = np.array([[label in answer.labels for label in labels] for answer in answers])
-        gold = np.array([[label in document.labels for label in labels] for document in documents])
-        shares = np.array([[answer.probabilities[label] for label in labels] for answer in answers])
-        return label_scores(gold, given, shares, labels, one_each=True)
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns which labels documents have, and the share of each, (documents, labels)."""
+        shares = [[answer.probabilities[label] for label in self.words] for answer in answers]
+        return self._indicators([document.labels for document in documents]), np.array(shares)
+
+    def _indicators(self, labels: Sequence[Sequence[str]]) -> np.ndarray:
+        """Returns which labels documents have, (documents, labels)."""
+        return np.array([[label in own for label in self.words] for own in labels])
 
     def _question_of(self, documents: Sequence[Document]) -> str:
         """Returns the kind of question that is named, or that the documents are for."""

@@ -23,7 +23,7 @@ from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.task import CardWords, Task
 from fedstrata.data.split import every
 from fedstrata.metrics.relations import Triple, match_relations, triples_of
-from fedstrata.metrics.spans import OVERALL, match_spans, score_names, scores_of
+from fedstrata.metrics.spans import OVERALL, match_spans, score_names, scores_from, tally_of
 from fedstrata.tasks.instruction.examples import Example, answer_text
 from fedstrata.tasks.instruction.extraction_types import types_in
 from fedstrata.tasks.instruction.instructions import AskingTask, InstructionTokenizer, TemplateFiles
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from fedstrata.core.documents import Document
+    from fedstrata.core.types import Tally
     from fedstrata.data.split import Split
 
 FAULTS: Mapping[str, str] = {
@@ -190,31 +191,41 @@ class Extraction(AskingTask):
             for own, pairs, fault in zip(spans, relations, faults, strict=True)
         ]
 
-    def score(self, documents: Sequence[Document], answers: Sequence[Extracted]) -> dict[str, float]:
-        """Scores mentions and modifiers; see `fedstrata.metrics.spans` and `fedstrata.metrics.relations`.
+    def tally(self, documents: Sequence[Document], answers: Sequence[Extracted]) -> dict[str, float]:
+        """Counts mentions and modifiers; see `fedstrata.metrics.spans` and `fedstrata.metrics.relations`.
 
-        Documents in which nobody looked for relations do not count in the scores of modifiers; where that is
-        all of them there are none of these, and `f1` is that of mentions.
+        Documents in which nobody looked for relations do not count in the scores of modifiers.
         """
-        scores: dict[str, float] = {}
+        counts: dict[str, float] = {}
         if "ner" in self.tasks:
             gold = [[span for span in each.spans if span.label in self._types["ner"]] for each in documents]
             mentions = match_spans(gold, [each.spans for each in answers])
-            scores |= scores_of(mentions, self._types["ner"], "ner_")
+            counts |= tally_of(mentions, self._types["ner"], "ner_")
         if "re" in self.tasks:
             pairs = [
                 (self._triples(document), answer.relations)
                 for document, answer in zip(documents, answers, strict=True)
                 if not document.lacks_relations
             ]
-            if pairs:
-                expected, found = zip(*pairs, strict=True)
-                scores |= scores_of(match_relations(expected, found), self._types["re"], "re_")
-        if len(self.tasks) > 1:
-            there = [scores[name] for name in ("ner_f1", "re_f1") if name in scores]
-            scores = {"f1": fmean(there), **scores}
+            counts["re_documents"] = len(pairs)
+            expected, found = zip(*pairs, strict=True) if pairs else ((), ())
+            counts |= tally_of(match_relations(expected, found), self._types["re"], "re_")
         faults = sum((answer.faults for answer in answers), NO_FAULTS)
-        return scores | {name: float(getattr(faults, key)) for name, key in FAULTS.items()}
+        return counts | {name: getattr(faults, key) for name, key in FAULTS.items()}
+
+    def scores(self, tally: Tally, apart: Mapping[str, float]) -> dict[str, float]:
+        """Scores mentions and modifiers; see `fedstrata.metrics.spans.scores_from`.
+
+        Where nobody looked for relations in any document there are no scores of modifiers, and `f1` is that
+        of mentions.
+        """
+        there = [task for task in self.tasks if task == "ner" or tally["re_documents"]]
+        scores: dict[str, float] = {}
+        for task in there:
+            scores |= scores_from(tally, self._types[task], f"{task}_")
+        if len(self.tasks) > 1:
+            scores = {"f1": fmean(scores[f"{task}_f1"] for task in there), **scores}
+        return scores | {name: float(tally[name]) for name in FAULTS}
 
     def known(self, document: Document) -> Document:
         """Returns the document with its mentions and modifiers of the task's types, and nothing else."""

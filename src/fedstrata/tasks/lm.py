@@ -23,7 +23,7 @@ from pydantic import Field
 
 from fedstrata.core.task import CardWords
 from fedstrata.data.split import every
-from fedstrata.metrics.lm import TextLikelihood, language_scores
+from fedstrata.metrics.lm import TextLikelihood, scores_from, tally_of
 from fedstrata.tasks.causal import CausalTask, cross_entropies, end_id, total_of
 from fedstrata.tasks.texts import padding_id, require_single_texts, whole_texts
 from fedstrata.tasks.windows import IGNORED, Row, run_model
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from fedstrata.core.documents import Document
+    from fedstrata.core.types import Tally
     from fedstrata.data.split import Split
 
 
@@ -143,9 +144,13 @@ class LanguageModelling(CausalTask):
         sizes = [len(document.text.encode()) for document in documents]
         return list(map(TextLikelihood, sums, counts, sizes))
 
-    def score(self, documents: Sequence[Document], answers: Sequence[TextLikelihood]) -> dict[str, float]:
-        """Scores documents together; see `fedstrata.metrics.lm.language_scores`."""
-        return language_scores(answers)
+    def tally(self, documents: Sequence[Document], answers: Sequence[TextLikelihood]) -> dict[str, float]:
+        """Adds up the nats, tokens and bytes of documents."""
+        return tally_of(answers)
+
+    def scores(self, tally: Tally, apart: Mapping[str, float]) -> dict[str, float]:
+        """Returns perplexity and its kin; see `fedstrata.metrics.lm.scores_from`."""
+        return scores_from(tally)
 
     def known(self, document: Document) -> Document:
         """Returns the document without annotations: none says anything of a likelihood."""

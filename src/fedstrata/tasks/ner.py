@@ -27,7 +27,7 @@ from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.settings.base import Classes
 from fedstrata.core.task import CardWords
 from fedstrata.data.select import unknown_mentions
-from fedstrata.metrics.spans import match_spans, scores_of
+from fedstrata.metrics.spans import match_spans, scores_from, tally_of
 from fedstrata.tasks.annotation_types import TypedTask
 from fedstrata.tasks.corrupt import corrupted_targets
 from fedstrata.tasks.texts import require_single_texts
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from fedstrata.core.seeding import Seed
+    from fedstrata.core.types import Tally
     from fedstrata.data.split import Split
 
 WORD = regex.compile(r"[\p{Latin}\p{Greek}\p{Cyrillic}\p{M}]+")
@@ -157,9 +158,13 @@ class NamedEntityRecognition(TypedTask, WindowTask):
             )
         return answers
 
-    def score(self, documents: Sequence[Document], answers: Sequence[Sequence[Span]]) -> dict[str, float]:
-        """Scores the mentions of each document; see `fedstrata.metrics.spans.scores_of`."""
-        return scores_of(match_spans([document.spans for document in documents], answers), self._types)
+    def tally(self, documents: Sequence[Document], answers: Sequence[Sequence[Span]]) -> dict[str, float]:
+        """Counts the mentions of each document; see `fedstrata.metrics.spans.tally_of`."""
+        return tally_of(match_spans([document.spans for document in documents], answers), self._types)
+
+    def scores(self, tally: Tally, apart: Mapping[str, float]) -> dict[str, float]:
+        """Returns the scores of mentions; see `fedstrata.metrics.spans.scores_from`."""
+        return scores_from(tally, self._types)
 
     def known(self, document: Document) -> Document:
         """Returns the document with its mentions of the task's types, and nothing else."""

@@ -39,7 +39,7 @@ from fedstrata.core.task import CardWords
 from fedstrata.data.select import unknown_relations
 from fedstrata.data.split import every
 from fedstrata.metrics.relations import match_relations, triples_of
-from fedstrata.metrics.spans import scores_of
+from fedstrata.metrics.spans import scores_from, tally_of
 from fedstrata.tasks.annotation_types import TypedTask
 from fedstrata.tasks.corrupt import shuffled_windows
 from fedstrata.tasks.mention_pairs.candidates import candidate_pairs, related_types
@@ -50,6 +50,7 @@ from fedstrata.tasks.windows import IGNORED, Row, pad_ids, run_model
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from fedstrata.core.types import Tally
     from fedstrata.data.split import Split
 
 NO_RELATION = "none"
@@ -261,8 +262,8 @@ class RelationClassification(TypedTask):
                 found[pair.document].append(Relation(pair.main, pair.modifier, self.classes[likeliest]))
         return [tuple(sorted(own)) for own in found]
 
-    def score(self, documents: Sequence[Document], answers: Sequence[Sequence[Relation]]) -> dict[str, float]:
-        """Scores the relations of each document, as triples of main mention, modifier and type.
+    def tally(self, documents: Sequence[Document], answers: Sequence[Sequence[Relation]]) -> dict[str, float]:
+        """Counts the relations of each document, as triples of main mention, modifier and type.
 
         See `fedstrata.metrics.relations`.
         """
@@ -271,7 +272,11 @@ class RelationClassification(TypedTask):
             triples_of(replace(document, relations=tuple(own)))
             for document, own in zip(documents, answers, strict=True)
         ]
-        return scores_of(match_relations(gold, found), self._types)
+        return tally_of(match_relations(gold, found), self._types)
+
+    def scores(self, tally: Tally, apart: Mapping[str, float]) -> dict[str, float]:
+        """Returns the scores of relations; see `fedstrata.metrics.spans.scores_from`."""
+        return scores_from(tally, self._types)
 
     def known(self, document: Document) -> Document:
         """Returns the document with its mentions, and its relations of the task's types."""

@@ -22,7 +22,7 @@ from fedstrata.core.settings.base import Count
 from fedstrata.core.task import CardWords
 from fedstrata.data.readers.mts_dialog import SECTION
 from fedstrata.data.split import every
-from fedstrata.metrics.text import ROUGE, answer_scores, overlap_scores
+from fedstrata.metrics.text import ROUGE, answer_tally, answers_from, overlap_from, overlap_tally
 from fedstrata.tasks.instruction.examples import Example, InstructionTask, answer_text, answered
 from fedstrata.tasks.instruction.prompts import (
     FIELDS_OF_TEMPLATE,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from fedstrata.core.documents import Document
+    from fedstrata.core.types import Tally
     from fedstrata.data.split import Split
 
 _TEMPLATE = "task.template"
@@ -157,15 +158,19 @@ class Summarization(InstructionTask):
         texts = (answer_text(example, ids) for example, ids in zip(examples, predictions, strict=True))
         return [Written(text.strip(), finished) for text, finished in texts]
 
-    def score(self, documents: Sequence[Document], answers: Sequence[Written]) -> dict[str, float]:
+    def tally(self, documents: Sequence[Document], answers: Sequence[Written]) -> dict[str, float]:
+        """Counts what the texts have in common with the documents' own, and those that came to their end."""
+        texts, references = [answer.text for answer in answers], [each.text_pair or "" for each in documents]
+        counts = overlap_tally(texts, references) | answer_tally(texts, [[own] for own in references])
+        return {**counts, "finished": sum(answer.finished for answer in answers)}
+
+    def scores(self, tally: Tally, apart: Mapping[str, float]) -> dict[str, float]:
         """Scores the texts against the documents' own; see `fedstrata.metrics.text`.
 
         `finished` is the share of texts that came to their end.
         """
-        texts, references = [answer.text for answer in answers], [each.text_pair or "" for each in documents]
-        finished = sum(answer.finished for answer in answers) / len(answers)
-        scores = overlap_scores(texts, references) | answer_scores(texts, [[own] for own in references])
-        return {**scores, "finished": finished}
+        finished = tally["finished"] / tally["documents"]
+        return {**overlap_from(tally), **answers_from(tally), "finished": finished}
 
     def known(self, document: Document) -> Document:
         """Returns the document without mentions and relations; its labels are those of the text."""

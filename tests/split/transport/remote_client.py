@@ -104,7 +104,7 @@ def misdeliver(behaviour: str) -> None:
             raise LineError("enough")
 
     def score(self: Any, *_: Any) -> Update:
-        return Update({}, {"scores": {"f1": [1]}}, weight=1.0)
+        return Update({}, {"tally": {"gold": [1]}, "apart": {}}, weight=1.0)
 
     Membership.send = instead  # type: ignore[method-assign]
     if behaviour == "scores":

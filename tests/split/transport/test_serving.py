@@ -72,7 +72,7 @@ def test_a_round_is_kept_whoever_scores_it(serve: Serve) -> None:
     }
     told = {event["client"]: event["message"] for event in lost}
     assert told["site-1"] == "client 'site-1' is not connected"
-    assert told["site-2"].startswith("scores came that are no numbers, or of 1 documents")
+    assert told["site-2"] == "what a client says of its documents (tally) is no numbers by name"
 
 
 def test_what_a_client_does_without_end_costs_it_the_turn(serve: Serve) -> None:
@@ -222,12 +222,15 @@ def test_the_model_of_a_served_run_is_put_together_from_what_it_began_with_and_w
 ) -> None:
     """No side has all of it; a simulation saves it."""
     overrides = ("method={name: fl_llama, full: [back]}", "adapter={kind: lora, rank: 4}", *ONE_ROUND)
-    simulated = open_result(run_tiny(*overrides, out="simulated").folder)
+    simulation = run_tiny(*overrides, out="simulated")
+    simulated = open_result(simulation.folder)
     server = serve(*overrides)
     for client in CLIENTS:
         server.start(client)
     run = serving(server)
-    run.execute()
+    summary = run.execute()
+    for scores in ("global", "clients", "mean_client"):
+        assert summary["metrics"][scores] == simulation.summary["metrics"][scores]
     asked = read_source(None, [*TINY, *overrides])
     write_settings(check_settings(asked).settings, run.folder / "config.yaml")  # as the command does
     found = open_result(run.folder)
@@ -239,7 +242,7 @@ def test_the_model_of_a_served_run_is_put_together_from_what_it_began_with_and_w
     export(found, tmp_path / "x", licence=None, language=None, with_names=False)
     card = (tmp_path / "x" / "README.md").read_text()
     assert "Documents of the clients, which only they have seen. Clients were processes of their own." in card
-    assert "Scores are means over the clients" in card and "synthetic" not in card
+    assert "scores are those of all counts together" in card and "synthetic" not in card
     assert "data" not in json.loads((tmp_path / "x" / "fedstrata.json").read_text())["settings"]
     kept = read_source(None, [*TINY, *overrides, "method.average_ends=never"])
     write_settings(check_settings(kept).settings, run.folder / "config.yaml")
