@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +13,13 @@ from typing import Any
 
 import psutil
 import pytest
-from support import Finished, RunTiny, assert_same_tensors, report_nothing
+from support import TINY, Finished, RunTiny, assert_same_tensors, finished, report_nothing
 from troubled import Troubled, TwoHandlers
 
 from fedstrata.client.store import ClientStore, client_folder
 from fedstrata.core.errors import ClientsLostError, ConfigurationError
+from fedstrata.core.settings.source import read_source
+from fedstrata.engine.run_folder import open_run
 from fedstrata.methods import METHODS
 
 ENGINES = {"workers": "workers=2"}
@@ -125,6 +129,34 @@ def test_a_client_whose_process_is_killed_whenever_it_works_is_lost(
     assert set(run.of("round")[-1]["exchanges"]) == {"site-1", "site-2", "site-3"}
 
 
+def test_a_process_that_ends_between_turns_costs_nothing(run_once: RunTiny, tmp_path: Path) -> None:
+    def listen(event: str, facts: Any) -> None:
+        if event == "round" and facts["round"] == 1:
+            server = next(
+                one for one in psutil.Process().children() if "forkserver" in " ".join(one.cmdline())
+            )
+            for worker in server.children():
+                worker.kill()
+
+    source = read_source(None, [*TINY, "method={name: fedavg}", "threads=1", "workers=2"])
+    opened = open_run(source, tmp_path / "run", listen, resume=False)
+    killed = finished(opened.folder, opened.execute())
+    assert_same(run_once("method={name: fedavg}", "threads=1"), killed)
+
+
+def test_a_model_that_cannot_be_loaded_again_is_no_failure_of_a_client(
+    run_tiny: RunTiny, tmp_path: Path
+) -> None:
+    """Whatever `federation.min_clients` is: nobody would ever deliver."""
+    model = run_tiny("federation.rounds=1", out="first").folder / "model"
+    asked = (f"model.name={model}", "model.init=pretrained", "model.config={}", "model.tokenizer=null")
+    source = read_source(None, [*TINY, *asked, "federation.min_clients=1", "workers=2"])
+    opened = open_run(source, tmp_path / "run", lambda event, facts: None, resume=False)
+    shutil.rmtree(model)
+    with pytest.raises(ConfigurationError, match=re.escape(str(model))):
+        opened.execute()
+
+
 def test_a_mistake_in_the_program_stops_the_run(run_tiny: RunTiny, tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="a mistake"):
         run_tiny(*troubled("breaks", tmp_path), "workers=2")
@@ -174,10 +206,6 @@ def test_processes_end_with_the_one_that_started_them(
 
 def run_and_tell(folder: Path, writer: Any) -> None:
     """Runs as a process of its own and tells when clients are at work."""
-    from support import TINY
-
-    from fedstrata.core.settings.source import read_source
-    from fedstrata.engine.run_folder import open_run
 
     def listen(event: str, facts: Any) -> None:
         if event == "client":

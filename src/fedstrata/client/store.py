@@ -88,17 +88,24 @@ class ClientStore:
         return facts.st_ino, facts.st_mtime_ns
 
     def discard(self) -> None:
-        """Removes what was written in the round under way, so that the version before it counts."""
+        """Removes what was written in the round under way, so that the version before it counts.
+
+        What a process that was killed has written by half goes, too.
+        """
+        self._remove_half_written()
         if self._number in self._versions():
             self._path(self._number).unlink()
 
     def discard_after(self, committed: int) -> None:
         """Removes what is later than a run's last committed round, or half-written."""
-        for path in self._folder.glob(f".*{TEMPORARY}"):
-            path.unlink()
+        self._remove_half_written()
         for number in self._versions():
             if number > committed:
                 self._path(number).unlink()
+
+    def _remove_half_written(self) -> None:
+        for path in self._folder.glob(f".*{TEMPORARY}"):
+            path.unlink()
 
     def _read(self, number: int) -> Message:
         return frame.decode(frame.read(self._path(number)), Message)

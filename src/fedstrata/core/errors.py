@@ -9,6 +9,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 DROPPED_OUT = "DroppedOut"
 """Stands in the record, where an error's name would, for a client that `federation.dropout` took."""
@@ -111,6 +112,10 @@ class ConfigurationError(FedstrataError):
         super().__init__(
             "\n".join([f"{head} in the configuration:", *(f"  - {item}" for item in self.problems)])
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Lets it be raised in another process."""
+        return type(self), (self.problems,)
 
 
 class DataError(FedstrataError):

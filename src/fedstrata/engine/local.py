@@ -211,9 +211,9 @@ class LocalEngine:
         model.load_known(state.tensors)
         model.save(self._folder / "model", plain=plain_where_needed(model))
 
-    def memory(self) -> int:
-        """Returns the most bytes that its processes have had."""
-        return 0 if self._workers is None else self._workers.memory
+    def memory(self) -> Sequence[Mapping[str, int | None]]:
+        """Returns the most memory that each of its processes has had."""
+        return () if self._workers is None else self._workers.memory
 
     def end(self) -> None:
         """Removes the caches: a run that is finished needs none."""

@@ -58,7 +58,7 @@ class Engine(Protocol):
         """Has turns computed, and yields what came of them.
 
         What is done comes in the orders' order, each as soon as all before it are there, and is valid until
-        the next is asked for; what failed comes at once. Orders are taken as they can be begun.
+        the next is asked for; what failed may come sooner. Orders are taken as they can be begun.
         """
 
     def converse(self, orders: Iterable[Order], service: Service, meter: Meter) -> Turns:
@@ -99,8 +99,8 @@ class Engine(Protocol):
     def save(self, number: int, state: State) -> None:
         """Saves what was learnt, as a model or as one for each client."""
 
-    def memory(self) -> int:
-        """Returns the most bytes that processes of this machine have had which compute for it."""
+    def memory(self) -> Sequence[Mapping[str, int | None]]:
+        """Returns the most memory that each process of this machine has had which computes for it."""
 
     def end(self) -> None:
         """Hears that all is recorded; what only a run under way needs can go."""

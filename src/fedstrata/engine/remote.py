@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,7 +91,9 @@ class RemoteEngine:
         self._hub: Hub | None = None
         self._known: dict[str, ClientInfo] = {}
         self._greetings: dict[str, Greeting] = {}
-        self._committed, self._without = 0, frozenset[str]()
+        # In one piece, which another thread reads: the last committed round, and who was lost to it.
+        self._committed = (0, frozenset[str]())
+        self._here: Sequence[str] | None = None
         self._under_way = 0
         self._lost: set[str] = set()  # to the round under way
         self._delivered: set[str] = set()  # in it
@@ -110,8 +113,8 @@ class RemoteEngine:
     def welcome(self, client: str) -> dict[str, JSON]:
         """Returns what a client is told when it joins: what it keeps must fit what is committed."""
         delivered = self._under_way if client in self._delivered else None
-        lost = client in self._without
-        return {"run": self.id, "committed": self._committed, "lost": lost, "delivered": delivered}
+        committed, lost = self._committed
+        return {"run": self.id, "committed": committed, "lost": client in lost, "delivered": delivered}
 
     @cached_property
     def whole(self) -> Model:
@@ -155,23 +158,30 @@ class RemoteEngine:
         Raises:
             LineError: Too few have come.
         """
+        here: list[str] = []
         self._given_up -= set(self.hub.present)
         try:
             self.hub.wait_for([name for name in self._names if name not in self._given_up], self._patience)
         except LineError:
             if needed is None or len(self.hub.present) < needed:
                 raise
-        self._given_up = set(self._names) - set(self.clients())
-        for client in self.clients():
-            self._greetings[client] = self.hub.greeting(client)
+        for client in self.hub.present:
+            with suppress(LineError):  # it has left again
+                self._greetings[client] = self.hub.greeting(client)
+                here.append(client)
+        if len(here) < max(1, len(self._names) if needed is None else needed):
+            raise LineError(f"of the clients that are needed only {', '.join(here) or 'nobody'} is here")
+        self._here = [name for name in self._names if name in here]
+        self._given_up = set(self._names) - set(here)
+        for client in self._here:
             self._known[client] = info_of(client, self._greetings[client])
             if self._recorded is not None and client not in self._recorded:
                 self._recorded.add(client)
                 self._listen("client_joined", self._facts_of(client))
 
     def clients(self) -> Sequence[str]:
-        """Returns the names of those that are there; of all that may come before anybody can."""
-        return [name for name in self._names if self._hub is None or name in self._hub.present]
+        """Returns the names of those that the last wait has found; of all that may come before it."""
+        return self._names if self._here is None else self._here
 
     def info(self, client: str) -> ClientInfo:
         """Returns what is known of a client by its greeting."""
@@ -227,7 +237,7 @@ class RemoteEngine:
 
     def committed(self, number: int, lost: Iterable[str]) -> None:
         """Notes what a client that comes back is told."""
-        self._committed, self._without = number, frozenset(lost)
+        self._committed = (number, frozenset(lost))
         self._under_way, self._delivered, self._lost = 0, set(), set(lost)
 
     def score(self, number: int, state: State, part: str, *, final: bool) -> dict[str, Any]:
@@ -316,9 +326,9 @@ class RemoteEngine:
     def save(self, number: int, state: State) -> None:
         """Saves nothing: no side has all of the model."""
 
-    def memory(self) -> int:
+    def memory(self) -> Sequence[Mapping[str, int | None]]:
         """Nobody else computes on this machine that would be known."""
-        return 0
+        return ()
 
     def end(self) -> None:
         """Has nothing to remove."""

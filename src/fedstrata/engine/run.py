@@ -206,8 +206,9 @@ class Run(Generic[EngineType]):
 
     def _peaks(self) -> dict[str, int | None]:
         """Returns the most memory that this process and those beside it have had."""
-        peaks = peak_memory(self.experiment.model.device)
-        return peaks | {"peak_rss_bytes": (peaks["peak_rss_bytes"] or 0) + self.engine.memory()}
+        peaks = [peak_memory(self.experiment.model.device), *self.engine.memory()]
+        columns = {name: [each[name] for each in peaks] for name in peaks[0]}
+        return {name: sum(map(int, filter(None, column))) or None for name, column in columns.items()}
 
     def _simulated(self, cohort: RoundCohort) -> dict[str, Any]:
         """Returns what a round took on the emulated devices; nothing without any."""

@@ -165,6 +165,8 @@ def resumable(
         raise ConfigurationError([Problem(named_by, message)])
     source = read_source(file or stored, overrides)
     require_same_settings(folder, source, may_change=may_change)
+    if source.values.get("threads") is None:  # sums depend on how many they were
+        source.values["threads"] = read_source(stored, []).values.get("threads")
     return source
 
 

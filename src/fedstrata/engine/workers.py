@@ -8,11 +8,7 @@ of the libraries. Frames lie in shared memory; through a pipe one of 50 MB takes
 
 from __future__ import annotations
 
-import os
-import pickle
-import signal
-import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -20,60 +16,38 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import torch
-from torch import Tensor, multiprocessing
 
-from fedstrata.client.failures import describe
 from fedstrata.client.store import ClientStore, client_folder
-from fedstrata.client.turn import Done, Failed, Order
+from fedstrata.client.turn import Failed, Order
 from fedstrata.core.errors import TrainingError
-from fedstrata.core.types import Message
 from fedstrata.engine.fork_server import fork_server
-from fedstrata.engine.prepare import with_model
-from fedstrata.metrics.cost import peak_rss_bytes
-from fedstrata.train.processor import use_processor
+from fedstrata.engine.worker_process import Computing, Preparation, ScoredModel, answer, call, turn
 from fedstrata.wire import frame
 
 if TYPE_CHECKING:
-    from multiprocessing.queues import SimpleQueue
+    from multiprocessing.connection import Connection
 
-    from fedstrata.core.types import Tensors
+    from fedstrata.core.types import Message
     from fedstrata.engine.prepare import Experiment
     from fedstrata.engine.protocol import Turns
     from fedstrata.models.state import Model
     from fedstrata.record.log import Listener
     from fedstrata.train.evaluate import Predictor
-    from fedstrata.wire.frame import Frame
-
-    EngineOf: TypeAlias = Callable[[Experiment, Path, Listener], "Computing"]
 
 TRIES = 2
-"""How often a turn is begun whose process is lost in it."""
+"""How often something is begun whose process is lost in it."""
 POLL = 0.1
 """Seconds after which progress is looked at."""
-NOTHING = frame.Frame(b"", ())
 
-Event = tuple[str, Mapping[str, Any]]
+EngineOf: TypeAlias = "Callable[[Experiment, Path, Listener], Computing]"
 Job = TypeVar("Job", bound="_Job")
 
 
-class Computing(Protocol):
-    """What computes in a process."""
-
-    def compute(self, order: Order) -> Done | Failed:
-        """Computes one turn."""
-
-    def enter(self, client: str | None, number: int, shared: Tensors) -> None:
-        """Makes the model a client's own, or what is shared alone if none."""
-
-    def predict(self, batch: Sequence[Any]) -> Sequence[Any]:
-        """Returns the answers of the model, as it is, to the examples of a batch."""
-
-
 class WorkerLostError(TrainingError):
-    """The processes that a client's turn ran in have ended before it did."""
+    """The processes that something was computed in have ended before it was done."""
 
 
 @dataclass
@@ -82,9 +56,9 @@ class _Job:
 
     Attributes:
         compute: What computes it there, given its arguments.
-        arguments: These; frames among them in shared memory.
+        arguments: These.
         tries: How often it was begun.
-        result: What came of it; none as long as it is under way.
+        result: What came of it; none as long as it is under way, or if its processes were lost.
     """
 
     compute: Callable[..., Any]
@@ -92,8 +66,13 @@ class _Job:
     tries: int = 0
     result: Any = None
 
-    def again(self) -> bool:
-        """Hears that its process was lost in it; returns whether it can be begun again."""
+    @property
+    def lost(self) -> WorkerLostError:
+        """What is said of it where its processes were lost."""
+        return WorkerLostError(f"the process that computed it has ended {self.tries} times")
+
+    def may_be_tried_again(self) -> bool:
+        """Hears that its process was lost in it; returns whether to begin it in another one."""
         return self.tries < TRIES
 
     def drop(self) -> None:
@@ -114,11 +93,12 @@ class _Turn(_Job):
     store: ClientStore = field(kw_only=True)
     version: tuple[int, int] | None = field(kw_only=True)
 
-    def again(self) -> bool:
+    def may_be_tried_again(self) -> bool:
         """What the lost process may have kept of the turn is dropped; over another version nothing is run."""
-        if self.version is None:
+        again = super().may_be_tried_again() and self.version in {None, self.store.version}
+        if self.version is None or not again:  # a client that is lost keeps nothing of the whole round
             self.store.discard()
-        return super().again() and self.store.version == self.version
+        return again
 
     def drop(self) -> None:
         """Drops what the turn has kept: one process would not have begun it."""
@@ -126,26 +106,43 @@ class _Turn(_Job):
             self.store.discard()
 
 
-@dataclass(frozen=True)
-class _Holding:
-    """What a model holds that answers.
+@dataclass
+class _Process:
+    """One process.
 
     Attributes:
-        id: Tells it from every other one.
-        client: Whose model it is; what is shared and nobody's if none.
-        number: The round.
-        shared: The global values of what is shared, a frame in shared memory.
+        executor: What gives it work.
+        said: Where it tells of progress.
+        preparation: What it is sent with its first work; none afterwards.
+        device: Where its model is.
     """
 
-    id: int
-    client: str | None
-    number: int
-    shared: Tensor
+    executor: ProcessPoolExecutor
+    said: Connection
+    preparation: Preparation | None
+    device: torch.device
+
+    def submit(self, job: _Job) -> Future[Any]:
+        """Gives it something to compute.
+
+        Raises:
+            BrokenProcessPool: It has ended meanwhile.
+        """
+        future = self.executor.submit(call, self.preparation, job.compute, job.arguments)
+        self.preparation = None
+        return future
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        for process in list((self.executor._processes or {}).values()):
+            process.kill()
+        self.executor.shutdown(wait=True, cancel_futures=True)
+        self.said.close()
 
 
 @dataclass
 class Workers:
-    """Some processes; they are started when the first turn is computed.
+    """Some processes; each is started when there is something for it to do.
 
     Attributes:
         experiment: What is run, and how many of them.
@@ -158,18 +155,15 @@ class Workers:
     folder: Path
     listen: Listener
     engine_of: EngineOf
-    _idle: list[ProcessPoolExecutor] = field(default_factory=list)
-    _busy: dict[Future[Any], tuple[ProcessPoolExecutor, _Job]] = field(default_factory=dict)
-    _peaks: dict[int, int] = field(default_factory=dict)
-    _started: int = 0
+    _processes: list[_Process] = field(default_factory=list)
+    _busy: dict[Future[Any], tuple[_Process, _Job]] = field(default_factory=dict)
+    _peaks: dict[int, Mapping[str, int | None]] = field(default_factory=dict)
     _models: int = 0
-    _whole: Tensor | None = None
-    _said: SimpleQueue[Event] | None = None
 
     @property
-    def memory(self) -> int:
-        """The most bytes that these processes have had, all together."""
-        return sum(self._peaks.values())
+    def memory(self) -> list[Mapping[str, int | None]]:
+        """The most memory that each of these processes has had."""
+        return list(self._peaks.values())
 
     def turns(self, orders: Iterable[Order]) -> Turns:
         """Has turns computed and yields what comes of them, in order."""
@@ -177,18 +171,13 @@ class Workers:
         def jobs() -> Iterator[_Turn]:
             for order in orders:
                 store = ClientStore(client_folder(self.folder, order.client), order.round)
-                arguments = (replace(order, plan=NOTHING), _shared(order.plan.buffers()))
-                yield _Turn(_compute, arguments, order=order, store=store, version=store.version)
+                yield _Turn(turn, (order,), order=order, store=store, version=store.version)
 
-        for turn in self._computed(jobs()):
-            if turn.result is None:
-                error = WorkerLostError(f"the process that computed it has ended {turn.tries} times")
-                yield turn.order, Failed(error)
-                continue
-            result, content, events = turn.result
+        for job in self._computed(jobs()):
+            result, events = job.result or (Failed(job.lost), [])
             for event in events:
                 self.listen(*event)
-            yield turn.order, replace(result, update=_frame(content)) if isinstance(result, Done) else result
+            yield job.order, result
 
     def predictor(self, client: str | None, number: int, shared: Message) -> Predictor:
         """Returns what has a model answer batches in these processes.
@@ -199,13 +188,13 @@ class Workers:
             shared: The global values of what is shared.
         """
         self._models += 1
-        model = _Holding(self._models, client, number, _shared(frame.encode(shared).buffers()))
-        return partial(self._predicted, model)
+        values = frame.encode(shared).in_shared_memory()
+        return partial(self._answered, ScoredModel(self._models, client, number, values))
 
-    def _predicted(self, model: _Holding, batches: Iterable[list[Any]]) -> Iterator[Sequence[Any]]:
-        for job in self._computed(_Job(_predict, (model, batch)) for batch in batches):
+    def _answered(self, model: ScoredModel, batches: Iterable[list[Any]]) -> Iterator[Sequence[Any]]:
+        for job in self._computed(_Job(answer, (model, batch)) for batch in batches):
             if job.result is None:
-                raise WorkerLostError(f"the process that scored a model has ended {job.tries} times")
+                raise job.lost
             yield job.result
 
     def _computed(self, jobs: Iterator[Job]) -> Iterator[Job]:
@@ -228,152 +217,80 @@ class Workers:
                 if begun:
                     self._wait()
         finally:
-            for executor, _ in self._busy.values():
-                _kill(executor)
+            for process, _ in self._busy.values():
+                self._end(process)
             self._busy.clear()
             for job in begun:
                 job.drop()
 
     def close(self) -> None:
         """Ends the processes, whatever they are at."""
-        for executor in [*self._idle, *(executor for executor, _ in self._busy.values())]:
-            _kill(executor)
-        self._idle, self._busy = [], {}
+        for process in list(self._processes):
+            self._end(process)
 
     def _begin(self, job: _Job) -> None:
-        """Gives a job to a process that is free, or to a new one."""
-        executor = self._idle.pop() if self._idle else self._new()
-        job.tries += 1
-        self._busy[executor.submit(_call, job.compute, job.arguments)] = (executor, job)
+        """Gives a job to a process that is free, or to a new one; one may have ended while it was free."""
+        while True:
+            at_work = [process for process, _ in self._busy.values()]
+            free = [process for process in self._processes if process not in at_work]
+            process = free[0] if free else self._new()
+            try:
+                self._busy[process.submit(job)] = (process, job)
+            except BrokenProcessPool:
+                self._end(process)
+            else:
+                job.tries += 1
+                return
 
-    def _new(self) -> ProcessPoolExecutor:
-        """Returns a process of its own: a crash costs one job, which is run again."""
+    def _new(self) -> _Process:
+        """Returns a process of its own, so that a crash costs one job."""
         context = fork_server()
-        if self._whole is None or self._said is None:
-            parts = (replace(self.experiment, model=cast("Model", None)), self.experiment.model.tokenizer)
-            self._whole = _shared([pickle.dumps(parts, pickle.HIGHEST_PROTOCOL)])  # not all modules can be
-            self._said = context.SimpleQueue()
+        said, saying = context.Pipe(duplex=False)
+        preparation = Preparation(
+            self.engine_of,
+            replace(self.experiment, model=cast("Model", None)),  # not every module can be sent
+            self.experiment.model.tokenizer,
+            self.folder,
+            torch.get_num_threads(),
+            self._device(),
+            saying,
+        )
+        process = _Process(ProcessPoolExecutor(1, context), said, preparation, preparation.device)
+        self._processes.append(process)
+        return process
+
+    def _device(self) -> torch.device:
+        """Returns where the next process computes: on the GPU that is named, or that the fewest are on."""
         device = self.experiment.model.device
-        if device.type == "cuda":  # one each
-            device = torch.device("cuda", self._started % torch.cuda.device_count())
-        self._started += 1
-        arguments = (self.engine_of, self._whole, self.folder, torch.get_num_threads(), device, self._said)
-        return ProcessPoolExecutor(1, context, _prepare, arguments)
+        if device.type == "cpu" or ":" in self.experiment.settings.device:
+            return device
+        taken = Counter(process.device.index for process in self._processes)
+        return torch.device("cuda", min(range(torch.cuda.device_count()), key=lambda index: taken[index]))
 
     def _wait(self) -> None:
         """Waits for a job that ends, and tells meanwhile of progress."""
         done: set[Future[Any]] = set()
         while not done:
             done, _ = wait(self._busy, POLL, FIRST_COMPLETED)
-            while self._said is not None and not self._said.empty():
-                self.listen(*self._said.get())
+            for process, _ in self._busy.values():
+                with suppress(EOFError, OSError):  # it has ended, which its work will say
+                    while process.said.poll():
+                        self.listen(*process.said.recv())
         for future in done:
-            self._end(future)
+            self._take(future)
 
-    def _end(self, future: Future[Any]) -> None:
+    def _take(self, future: Future[Any]) -> None:
         """Takes what came of a job; one whose process is gone is begun again."""
-        executor, job = self._busy.pop(future)
+        process, job = self._busy.pop(future)
         try:
-            job.result, process, peak = future.result()
-            self._peaks[process] = peak
-            self._idle.append(executor)
+            job.result, number, peaks = future.result()
         except BrokenProcessPool:
-            _kill(executor)
-            if job.again():
+            self._end(process)
+            if job.may_be_tried_again():
                 self._begin(job)
-        except Exception:
-            self._idle.append(executor)
-            raise
-
-
-def _kill(executor: ProcessPoolExecutor) -> None:
-    """Ends a process at once."""
-    for process in list((executor._processes or {}).values()):
-        process.kill()
-    executor.shutdown(wait=True, cancel_futures=True)
-
-
-def _shared(pieces: Iterable[bytes | memoryview]) -> Tensor:
-    """Returns these pieces as one piece of memory that processes can share."""
-    views = [memoryview(piece).cast("B") for piece in pieces]
-    whole = torch.empty(sum(view.nbytes for view in views), dtype=torch.uint8)
-    whole.share_memory_()  # type: ignore[no-untyped-call]
-    target, position = frame.bytes_of(whole), 0
-    for view in views:
-        target[position : position + view.nbytes] = view
-        position += view.nbytes
-    return whole
-
-
-def _frame(whole: Tensor) -> Frame:
-    """Returns the frame in such a piece; its tensors alias it."""
-    return frame.split(frame.bytes_of(whole))
-
-
-# Within a process of its own.
-
-_engine: Computing
-_events: list[Event]
-_held: int | None = None
-"""The model that the process holds; none where that is not one to be scored."""
-
-
-def _prepare(
-    engine_of: EngineOf,
-    whole: Tensor,
-    folder: Path,
-    threads: int,
-    device: torch.device,
-    said: SimpleQueue[Event],
-) -> None:
-    """Makes this process one that computes turns, until the one that started it ends."""
-    global _engine, _events  # noqa: PLW0603 - what a process of a pool has from its first task to its last
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it is told, and ends it
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    use_processor(threads)
-    _events = []
-
-    def listen(event: str, facts: Mapping[str, Any]) -> None:
-        if event == "client_progress":
-            said.put((event, facts))
         else:
-            _events.append((event, facts))
+            self._peaks[number] = peaks
 
-    experiment, tokenizer = pickle.loads(frame.bytes_of(whole))  # noqa: S301 - of the process that started this one
-    _engine = engine_of(with_model(experiment, tokenizer, device), folder, listen)
-
-
-def _end_with_parent() -> None:
-    """Ends this process with the one that started it, however that ends."""
-    if (parent := multiprocessing.parent_process()) is not None:
-        parent.join()
-        os._exit(1)
-
-
-def _call(compute: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, int, int]:
-    """Computes something; returns what came of it, this process, and the most memory it has had."""
-    return compute(*arguments), os.getpid(), peak_rss_bytes()
-
-
-def _compute(order: Order, plan: Tensor) -> tuple[Done | Failed, Tensor | None, list[Event]]:
-    """Computes one turn; returns what came of it, its update in shared memory, and what it told."""
-    global _held  # noqa: PLW0603
-    _events.clear()
-    _held = None
-    result = _engine.compute(replace(order, plan=_frame(plan)))
-    if isinstance(result, Done):
-        return replace(result, update=NOTHING), _shared(result.update.buffers()), _events
-    with suppress(Exception):
-        pickle.dumps(result)
-        return result, None, _events
-    return replace(result, error=TrainingError(describe(result.error))), None, _events
-
-
-def _predict(model: _Holding, batch: list[Any]) -> Sequence[Any]:
-    """Returns the answers of a model to the examples of a batch."""
-    global _held  # noqa: PLW0603
-    if _held != model.id:
-        shared = frame.decode(_frame(model.shared), Message).tensors
-        _engine.enter(model.client, model.number, shared)
-        _held = model.id
-    return _engine.predict(batch)
+    def _end(self, process: _Process) -> None:
+        process.kill()
+        self._processes.remove(process)

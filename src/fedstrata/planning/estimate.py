@@ -133,9 +133,10 @@ class Estimate:
         train += self._first_turns_seconds()
         scorings = sum(due_for_scoring(number, self.federation) for number in range(1, rounds + 1))
         tokens = scorings * self.surveyed.scored_tokens["validation"] + self._scored_by_clients()
-        if self.experiment.method.tries_updates:
-            tokens += turns * self.surveyed.scored_tokens["server"]
-        evaluate = tokens * self.per_scored_token
+        at_server = (
+            turns * self.surveyed.scored_tokens["server"] if self.experiment.method.tries_updates else 0
+        )
+        evaluate = (tokens + at_server) * self.per_scored_token
         costs = self.measured.rounds[1:]
         serve = self._trained_tokens * fmean(cost.serve_seconds for cost in costs)
         engine = rounds * fmean(cost.round_seconds for cost in costs)
@@ -151,7 +152,8 @@ class Estimate:
         workers = self.experiment.workers
         finish += 1 / workers * passes * self.per_scored_token * self.surveyed.scored_tokens["test"]
         at_once = self._longest_seconds() if workers > 1 else train
-        in_rounds = at_once + serve + evaluate / workers + engine
+        scoring = (tokens / workers + at_server) * self.per_scored_token
+        in_rounds = at_once + serve + scoring + engine
         return {
             "total_seconds": in_rounds + finish,
             "train_seconds": train,

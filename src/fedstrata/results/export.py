@@ -85,7 +85,7 @@ def _names(result: Result, *, with_names: bool) -> dict[str, str]:
 
 def _summary(result: Result, names: Mapping[str, str]) -> dict[str, Any]:
     """Returns the run's summary and settings without names of clients and paths."""
-    without = {"name", "device", "threads"} | ({"data", "partition"} if result.served else set())
+    without = {"name", "device", "threads", "workers"} | ({"data", "partition"} if result.served else set())
     settings = result.settings.model_dump(mode="json", exclude=without)
     summary: dict[str, Any] = {
         **{key: value for key, value in result.summary.items() if key != "saved"},  # whose paths name clients

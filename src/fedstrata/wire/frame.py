@@ -20,7 +20,7 @@ import math
 import operator
 import struct
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -92,6 +92,21 @@ class Frame:
     def tobytes(self) -> bytes:
         """Returns the frame as one piece; copies the payload."""
         return b"".join(self.buffers())
+
+    def __reduce__(self) -> tuple[Callable[[Tensor], Frame], tuple[Tensor]]:
+        """Lets processes of one machine hand it over in shared memory (`torch.multiprocessing`)."""
+        return of_tensor, (self.in_shared_memory(),)
+
+    def in_shared_memory(self) -> Tensor:
+        """Returns its bytes, copied into memory that processes of one machine share, (bytes,) uint8."""
+        whole = torch.empty(self.nbytes, dtype=torch.uint8)
+        whole.share_memory_()  # type: ignore[no-untyped-call]
+        target, position = bytes_of(whole), 0
+        for piece in self.buffers():
+            view = memoryview(piece).cast("B")
+            target[position : position + view.nbytes] = view
+            position += view.nbytes
+        return whole
 
     def write(self, path: Path) -> None:
         """Writes the frame durably, with a hash of it; it appears complete or not at all."""
@@ -205,6 +220,11 @@ def split(data: bytes | bytearray | memoryview) -> Frame:
         raise FrameError(f"a frame is {state}: its header announces {expected} bytes, it has {view.nbytes}")
     bodies = (view[start + a : start + b] for a, b in (entry["data_offsets"] for entry in header.values()))
     return Frame(head, tuple(bodies))
+
+
+def of_tensor(whole: Tensor) -> Frame:
+    """Returns the frame in one tensor of bytes, (bytes,) uint8, which its own tensors alias."""
+    return split(bytes_of(whole))
 
 
 def read(path: Path) -> Frame:
