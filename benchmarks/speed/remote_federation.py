@@ -19,10 +19,12 @@ from split_line import random_decoder
 from fedstrata.core.cut import Cut
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.source import read_source
-from fedstrata.core.types import ClientInfo, State
-from fedstrata.engine.agreeing import TRAINING, agreement_of, info_of
+from fedstrata.core.types import State
+from fedstrata.engine.agreeing import TRAINING, agreement_of
+from fedstrata.engine.book import Attendance, Book
+from fedstrata.engine.cohort import RoundCohort
 from fedstrata.engine.prepare import Experiment, prepare
-from fedstrata.engine.remote import RemoteCohort
+from fedstrata.engine.remote import RemoteEngine
 from fedstrata.methods.fl_llama import FLLLaMA
 from fedstrata.split.divide import ends_of
 from fedstrata.split.transport.agreement import Agreement, shapes_of
@@ -106,16 +108,25 @@ class Federation:
         experiment: What is trained, as the server has it.
         hub: The lines.
         clients: The clients' processes, by name.
+        folder: Of the run.
     """
 
     experiment: Experiment
     hub: Hub
     clients: Mapping[str, subprocess.Popen[str]]
+    folder: Path
     _state: State = field(init=False)
+    _engine: RemoteEngine = field(init=False)
     _rounds: Iterator[int] = field(default_factory=lambda: count(1), init=False)
 
     def __post_init__(self) -> None:
         self._state = self.experiment.method.start(self.experiment.model)
+        (self.folder / "record.jsonl").touch()
+        self._engine = RemoteEngine(
+            self.experiment, self.folder, _silent, names=list(self.clients), cache_bytes=0, patience=_PATIENCE
+        )
+        self._engine.connect(self.hub)
+        self._engine.wait(None)
 
     def round(self, clients: Sequence[str] = (), **method: Any) -> float:
         """Runs a round from the first state; returns its seconds.
@@ -124,22 +135,24 @@ class Federation:
             clients: Who takes part; everybody if empty.
             method: Settings of the method that only the server needs.
         """
-        infos: list[ClientInfo] = [info_of(each, self.hub.greeting(each)) for each in clients or self.clients]
+        names = list(clients or self.clients)
         chosen = FLLLaMA.model_validate({**self.experiment.method.model_dump(), **method})
         number = next(self._rounds)
-        cohort = RemoteCohort(
+        cohort = RoundCohort(
             method=chosen,
             model=self.experiment.model,
-            hub=self.hub,
-            infos=infos,
+            engine=self._engine,
+            clients=[self._engine.info(name) for name in names],
             training=self.experiment.settings.training,
-            folder=Path(),
-            number=number,
-            listen=lambda event, facts: None,
+            book=Book(number, self.folder, _silent, Attendance(names), self._engine.command),
         )
         started = time.perf_counter()
         chosen.round(self._state, cohort, Seed(0).child("round", number))
         return time.perf_counter() - started
+
+
+def _silent(event: str, facts: Mapping[str, Any]) -> None:
+    """Listens to nothing."""
 
 
 @contextmanager
@@ -177,7 +190,7 @@ def federation(
             ]
             processes[name] = stack.enter_context(_process(command))
         hub.wait_for(list(clients), _PATIENCE)
-        yield Federation(experiment, hub, processes)
+        yield Federation(experiment, hub, processes, folder)
 
 
 def _agree(experiment: Experiment, setting: Setting) -> Callable[[str, Greeting], Agreement]:

@@ -93,12 +93,11 @@ class Client:
         self._cut, self._options = Cut(options.front, options.back), options
         whole = random_decoder(options.blocks, options.hidden, positions_of(options))
         self._model = ends_of(whole, self._cut)
-        self._ends, self._membership, self._turn = Ends(self._model, self._cut), membership, 0
+        self._ends, self._membership = Ends(self._model, self._cut), membership
 
     def generate(self, way: str, context: int) -> Clock:
         """Continues a random text."""
-        self._turn += 1
-        line = MeasuredLine(GrpcLine(self._membership, self._turn), masks=way == "masked")
+        line = MeasuredLine(GrpcLine(self._membership, 0), masks=way == "masked")
         remote, clock = RemoteMiddle(line, "float32", self._cut), Clock(line)
         inner: Any = transformers_model(self._model.module)
         ids = torch.from_numpy(Seed(context).numpy().integers(4, inner.config.vocab_size, size=(1, context)))

@@ -98,7 +98,9 @@ class Steps:
         own = model.layout.all
         self._client, server = divide(model, cut, own)
         replica = Replica(Middle(server, cut), self._training, options.steps, Seed(0))
-        self._service = Sequential(replica, {CLIENT: Course(form, cut)}, by_step=False)
+        self._service = Sequential(
+            replica, {CLIENT: Course(form, cut, steps=options.steps, batches=1)}, by_step=False
+        )
         self._cut = cut
         self.first = Message()
 
@@ -113,7 +115,7 @@ class Steps:
             Membership(counter.address, CLIENT, agreement) as membership,
         ):
             Thread(target=answer, args=(hub, self._service), daemon=True).start()
-            line = MeasuredLine(GrpcLine(membership, 1), masks=self._masks)
+            line = MeasuredLine(GrpcLine(membership, 0), masks=self._masks)
             exchange = Exchange(Ends(self._client, self._cut), line, self._form)
             client = self._simulated(line)
             self._client.train_only(self._client.layout.all)

@@ -39,7 +39,7 @@ METHODS_OF_RUNS = (
     ("method={name: fedpeptao}",),
     ("method={name: fedadaopt}",),
     ("method={name: fedsa_lora}", "federation.dropout=0.4", "federation.min_clients=1"),
-    ("method={name: droppeft}", "devices={profiles: [tx2, nx, agx]}"),
+    ("method={name: droppeft}", "devices={}"),
 )
 EVERY = [
     pytest.param(engine, run, marks=() if run in FAST else pytest.mark.slow, id=f"{engine}-{run[0]}")

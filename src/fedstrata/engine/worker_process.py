@@ -28,12 +28,11 @@ from fedstrata.wire import frame
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from torch import Tensor
-
     from fedstrata.client.turn import Done, Order
     from fedstrata.core.types import Tensors
     from fedstrata.engine.prepare import Experiment
     from fedstrata.record.log import Listener
+    from fedstrata.wire.frame import SharedFrame
 
 Result = TypeVar("Result")
 Event = tuple[str, Mapping[str, Any]]
@@ -83,13 +82,13 @@ class ScoredModel:
         number: Tells it from every other one.
         client: Whose it is; what is shared and nobody's if none.
         round: The round.
-        shared: The global values of what is shared, a frame in shared memory.
+        shared: The global values of what is shared.
     """
 
     number: int
     client: str | None
     round: int
-    shared: Tensor
+    shared: SharedFrame
 
 
 @dataclass
@@ -145,7 +144,7 @@ def turn(order: Order) -> tuple[Done | Failed, list[Event]]:
 def answer(model: ScoredModel, batch: Sequence[Any]) -> Sequence[Any]:
     """Returns the answers of a model to the examples of a batch."""
     if _place.entered != model.number:
-        shared = frame.decode(frame.of_tensor(model.shared), Message)
+        shared = frame.decode(model.shared.frame(), Message)
         _place.engine.enter(model.client, model.round, shared.tensors)
         _place.entered = model.number
     return _place.engine.predict(batch)

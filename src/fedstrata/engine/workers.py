@@ -26,6 +26,7 @@ from fedstrata.core.errors import TrainingError
 from fedstrata.engine.fork_server import fork_server
 from fedstrata.engine.worker_process import Computing, Preparation, ScoredModel, answer, call, turn
 from fedstrata.wire import frame
+from fedstrata.wire.frame import SharedFrame
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -188,7 +189,7 @@ class Workers:
             shared: The global values of what is shared.
         """
         self._models += 1
-        values = frame.encode(shared).in_shared_memory()
+        values = SharedFrame.of(frame.encode(shared))
         return partial(self._answered, ScoredModel(self._models, client, number, values))
 
     def _answered(self, model: ScoredModel, batches: Iterable[list[Any]]) -> Iterator[Sequence[Any]]:

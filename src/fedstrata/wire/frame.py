@@ -22,6 +22,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -34,6 +35,7 @@ from fedstrata.core.types import JSON, Message, Update
 
 _LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 8
+_TENSOR_ALIGNMENT = 64  # of torch's allocator
 _METADATA = "__metadata__"
 _HASH = "sha256"
 _HEADER_LIMIT = 100 * 2**20  # safetensors' own bound
@@ -93,20 +95,9 @@ class Frame:
         """Returns the frame as one piece; copies the payload."""
         return b"".join(self.buffers())
 
-    def __reduce__(self) -> tuple[Callable[[Tensor], Frame], tuple[Tensor]]:
+    def __reduce__(self) -> tuple[Callable[[SharedFrame], Frame], tuple[SharedFrame]]:
         """Lets processes of one machine hand it over in shared memory (`torch.multiprocessing`)."""
-        return of_tensor, (self.in_shared_memory(),)
-
-    def in_shared_memory(self) -> Tensor:
-        """Returns its bytes, copied into memory that processes of one machine share, (bytes,) uint8."""
-        whole = torch.empty(self.nbytes, dtype=torch.uint8)
-        whole.share_memory_()  # type: ignore[no-untyped-call]
-        target, position = bytes_of(whole), 0
-        for piece in self.buffers():
-            view = memoryview(piece).cast("B")
-            target[position : position + view.nbytes] = view
-            position += view.nbytes
-        return whole
+        return SharedFrame.frame, (SharedFrame.of(self),)
 
     def write(self, path: Path) -> None:
         """Writes the frame durably, with a hash of it; it appears complete or not at all."""
@@ -114,6 +105,46 @@ class Frame:
         _, digest = _hashes(header, self.bodies)
         header.setdefault(_METADATA, {})[_HASH] = digest
         write_atomically(path, Frame(_packed(header), self.bodies).buffers())
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFrame:
+    """A frame in memory that processes of one machine share.
+
+    Tensors begin where torch's own do, at multiples of 64 bytes: on that the last bits of sums may depend.
+
+    Attributes:
+        head: Length field and header.
+        sizes: The bytes of each tensor.
+        memory: All tensors, (bytes,) uint8.
+    """
+
+    head: bytes
+    sizes: tuple[int, ...]
+    memory: Tensor
+
+    @classmethod
+    def of(cls, frame: Frame) -> SharedFrame:
+        """Copies a frame."""
+        sizes = tuple(body.nbytes for body in frame.bodies)
+        memory = torch.empty(sum(map(_aligned, sizes)), dtype=torch.uint8)
+        memory.share_memory_()  # type: ignore[no-untyped-call]
+        target, start = bytes_of(memory), 0
+        for body, size in zip(frame.bodies, sizes, strict=True):
+            target[start : start + size] = body.cast("B")
+            start += _aligned(size)
+        return cls(frame.head, sizes, memory)
+
+    def frame(self) -> Frame:
+        """Returns the frame, whose tensors alias the memory."""
+        starts = accumulate(map(_aligned, self.sizes), initial=0)
+        view = bytes_of(self.memory)
+        bodies = (view[start : start + size] for start, size in zip(starts, self.sizes, strict=False))
+        return Frame(self.head, tuple(bodies))
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _TENSOR_ALIGNMENT) * _TENSOR_ALIGNMENT
 
 
 def encode(message: Message) -> Frame:
@@ -220,11 +251,6 @@ def split(data: bytes | bytearray | memoryview) -> Frame:
         raise FrameError(f"a frame is {state}: its header announces {expected} bytes, it has {view.nbytes}")
     bodies = (view[start + a : start + b] for a, b in (entry["data_offsets"] for entry in header.values()))
     return Frame(head, tuple(bodies))
-
-
-def of_tensor(whole: Tensor) -> Frame:
-    """Returns the frame in one tensor of bytes, (bytes,) uint8, which its own tensors alias."""
-    return split(bytes_of(whole))
 
 
 def read(path: Path) -> Frame:
