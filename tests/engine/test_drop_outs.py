@@ -25,9 +25,9 @@ from fedstrata.engine.prepare import prepare
 from fedstrata.engine.run_folder import open_run
 
 LOCAL_HEAD = "method={name: layer_skipping, top: 1, head: local}"
-pytestmark = pytest.mark.usefixtures("no_report")
-
 FEW = "data.synthetic.notes=6"
+
+pytestmark = pytest.mark.usefixtures("no_report")
 
 
 def test_drop_outs_get_the_plan_and_send_nothing(run_tiny: RunTiny) -> None:
