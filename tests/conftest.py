@@ -12,13 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import settings
-from support import REPOSITORY, TINY, Call, Finished, RunTiny, Told, finished, report_nothing
+from support import REPOSITORY, TINY, Call, Finished, RunTiny, Told, executed, report_nothing
 from tiny_models import refusal, saved, settings_of, tiny_model, tokenizer_folder, variant
 
 from fedstrata.cli import main as cli
-from fedstrata.core.settings.source import read_source
 from fedstrata.data import synthetic
-from fedstrata.engine.run_folder import open_run, resumable
 
 __all__ = ["refusal", "saved", "settings_of", "tiny_model", "tokenizer_folder", "variant"]
 
@@ -80,22 +78,13 @@ def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     report_nothing(monkeypatch)
 
 
-def _run(folder: Path, overrides: tuple[str, ...], *, resume: bool = False, report: bool = False) -> Finished:
-    """Its report is written only where it is asked for."""
-    source = resumable(folder, None, overrides) if resume else read_source(None, [*TINY, *overrides])
-    with pytest.MonkeyPatch.context() as patched:
-        if not report:
-            report_nothing(patched)
-        opened = open_run(source, folder, lambda event, facts: None, resume=resume)
-        return finished(folder, opened.execute(resume=resume))
-
-
 @pytest.fixture
 def run_tiny(tmp_path: Path) -> RunTiny:
     """Runs a tiny federation in this process; takes overrides, and `out` for the name of its folder."""
 
     def run(*overrides: str, out: str = "run", resume: bool = False, report: bool = False) -> Finished:
-        return _run(tmp_path / out, overrides, resume=resume, report=report)
+        given = overrides if resume else (*TINY, *overrides)
+        return executed(tmp_path / out, given, resume=resume, report=report)
 
     return run
 
@@ -110,7 +99,7 @@ def run_once(tmp_path_factory: pytest.TempPathFactory) -> RunTiny:
 
     def run(*overrides: str) -> Finished:
         if overrides not in made:
-            made[overrides] = _run(tmp_path_factory.mktemp("once") / "run", overrides)
+            made[overrides] = executed(tmp_path_factory.mktemp("once") / "run", (*TINY, *overrides))
         return made[overrides]
 
     return run

@@ -6,7 +6,7 @@ import importlib.util
 import os
 import pty
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -16,9 +16,11 @@ import pytest
 import torch
 from hypothesis import settings
 
+from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import State
 from fedstrata.engine.checkpoint import Checkpoints
 from fedstrata.engine.run import Run
+from fedstrata.engine.run_folder import open_run, resumable
 from fedstrata.record.log import read_events
 
 REPOSITORY = Path(__file__).parents[1]
@@ -97,6 +99,18 @@ def finished(folder: Path, summary: dict[str, Any]) -> Finished:
     rounds = summary["rounds"]
     state = Checkpoints(folder / "checkpoints").load(rounds)[1] if rounds else State()
     return Finished(folder, summary, read_events(folder / "record.jsonl"), state)
+
+
+def executed(
+    folder: Path, overrides: Sequence[str], *, resume: bool = False, report: bool = False
+) -> Finished:
+    """Runs in this process, or goes on with a run; its report is written only where it is asked for."""
+    source = resumable(folder, None, overrides) if resume else read_source(None, overrides)
+    with pytest.MonkeyPatch.context() as patched:
+        if not report:
+            report_nothing(patched)
+        opened = open_run(source, folder, lambda event, facts: None, resume=resume)
+        return finished(folder, opened.execute(resume=resume))
 
 
 def assert_same_tensors(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> None:

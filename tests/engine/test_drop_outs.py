@@ -26,9 +26,9 @@ from fedstrata.engine.run_folder import open_run
 from fedstrata.engine.sampling import drop_outs
 
 LOCAL_HEAD = "method={name: layer_skipping, top: 1, head: local}"
-pytestmark = pytest.mark.usefixtures("no_report")
-
 FEW = "data.synthetic.notes=6"
+
+pytestmark = pytest.mark.usefixtures("no_report")
 
 
 def test_drop_outs_get_the_plan_and_send_nothing(run_tiny: RunTiny) -> None:

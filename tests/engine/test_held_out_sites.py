@@ -44,14 +44,8 @@ LITTLE = ("federation.rounds=1", "training.learning_rate=0.0003")
 """Hardly trained, a model still finds a little by chance; one that has begun to learn finds nothing."""
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        pytest.param("fedavg", marks=pytest.mark.slow),
-        pytest.param("layer_skipping, top: 2, head: local", marks=pytest.mark.slow),
-        pytest.param("centralized", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedavg", "layer_skipping, top: 2, head: local", "centralized"])
 def test_the_others_run_as_if_it_were_not_there(run_tiny: RunTiny, notes: Path, method: str) -> None:
     overrides = [f"method={{name: {method}}}", "training.learning_rate=0.01"]
     without = run_tiny(data(notes / "three"), *overrides, out="without")

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import Finished, assert_same_tensors, finished, report_nothing
+from support import Finished, assert_same_tensors, executed
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from fedstrata.core.errors import ConfigurationError, TrainingError
 from fedstrata.core.settings.source import read_source
-from fedstrata.engine.run_folder import open_run, resumable
 from fedstrata.planning.plan import make_plan
 from fedstrata.results.export import export
 from fedstrata.results.predict import check_output, open_inputs, predict_files
@@ -55,13 +54,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(folder: Path, *overrides: str, resume: bool = False, report: bool = False) -> Finished:
-    """Its report is written only where it is asked for."""
-    source = resumable(folder, None, overrides) if resume else read_source(None, overrides)
-    with pytest.MonkeyPatch.context() as patched:
-        if not report:
-            report_nothing(patched)
-        opened = open_run(source, folder, lambda event, facts: None, resume=resume)
-        return finished(folder, opened.execute(resume=resume))
+    return executed(folder, overrides, resume=resume, report=report)
 
 
 def base(texts: Path, *overrides: str) -> tuple[str, ...]:

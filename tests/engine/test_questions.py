@@ -71,12 +71,13 @@ def predict(run: Path, source: Path, out: Path, form: str) -> Any:
     return CliRunner().invoke(app, arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "rows", "metrics"),
     [
-        pytest.param("rte", RTE, ["accuracy", "macro_f1"], marks=pytest.mark.slow),
-        pytest.param("copa", COPA, ["accuracy"], marks=pytest.mark.slow),
-        pytest.param("multirc", MULTIRC, ["f1a", "exact_match"], marks=pytest.mark.slow),
+        ("rte", RTE, ["accuracy", "macro_f1"]),
+        ("copa", COPA, ["accuracy"]),
+        ("multirc", MULTIRC, ["f1a", "exact_match"]),
     ],
 )
 def test_a_model_that_knows_its_questions_answers_them_in_runs_and_predictions(

@@ -125,7 +125,7 @@ def test_no_text_of_the_server_s_documents_is_in_the_run_directory(run_once: Run
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [pytest.param("fedmedlora", marks=pytest.mark.slow), "fedmedlora_plus"])
+@pytest.mark.parametrize("method", ["fedmedlora", "fedmedlora_plus"])
 def test_the_printed_formulas_shrink_the_adapters_and_say_so(
     run_tiny: RunTiny, caplog: pytest.LogCaptureFixture, method: str
 ) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.task import Task
 from fedstrata.data.select import named_in_vain, unnamed
-from fedstrata.data.split import every
+from fedstrata.data.split import PARTS, every
 from fedstrata.metrics.spans import OVERALL, score_names
 from fedstrata.tasks.texts import require_single_texts
 
@@ -107,7 +107,8 @@ class TypedTask(Task):
             raise ConfigurationError([fault])
         if self.types != "auto":
             types = tuple(self.types)
-            return types, unnamed("task.types", self._occurring(every(clients)), types)
+            annotated = [document for part in PARTS for document in every(clients, part)]
+            return types, unnamed("task.types", self._occurring(annotated), types)
         parts = ("validation", "test")
         return types, [fault for part in parts for fault in self._unknown(every(clients, part), types, part)]
 
