@@ -47,7 +47,7 @@ from fedstrata.split.middle import Middle
 from fedstrata.split.modes import Sequential
 from fedstrata.split.protocol import Course
 from fedstrata.split.replica import Replica
-from fedstrata.split.transport.membership import GrpcLine, Membership
+from fedstrata.transport.membership import GrpcLine, Membership
 from fedstrata.tasks.lm import LanguageModelling
 from fedstrata.train.processor import use_processor
 from fedstrata.wire import frame

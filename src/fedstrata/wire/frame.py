@@ -95,6 +95,10 @@ class Frame:
         """Returns the frame as one piece; copies the payload."""
         return b"".join(self.buffers())
 
+    def aligned(self) -> Frame:
+        """Returns a copy whose tensors begin where torch's own do; the last bits of sums may depend on it."""
+        return SharedFrame.of(self, shared=False).frame()
+
     def __reduce__(self) -> tuple[Callable[[SharedFrame], Frame], tuple[SharedFrame]]:
         """Lets processes of one machine hand it over in shared memory (`torch.multiprocessing`)."""
         return SharedFrame.frame, (SharedFrame.of(self),)
@@ -124,11 +128,17 @@ class SharedFrame:
     memory: Tensor
 
     @classmethod
-    def of(cls, frame: Frame) -> SharedFrame:
-        """Copies a frame."""
+    def of(cls, frame: Frame, *, shared: bool = True) -> SharedFrame:
+        """Copies a frame.
+
+        Args:
+            frame: The frame.
+            shared: Whether other processes are to see it; else it has memory of its own here.
+        """
         sizes = tuple(body.nbytes for body in frame.bodies)
         memory = torch.empty(sum(map(_aligned, sizes)), dtype=torch.uint8)
-        memory.share_memory_()  # type: ignore[no-untyped-call]
+        if shared:
+            memory.share_memory_()  # type: ignore[no-untyped-call]
         target, start = bytes_of(memory), 0
         for body, size in zip(frame.bodies, sizes, strict=True):
             target[start : start + size] = body.cast("B")

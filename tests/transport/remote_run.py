@@ -22,8 +22,8 @@ from fedstrata.engine.book import Attendance, Book
 from fedstrata.engine.cohort import RoundCohort
 from fedstrata.engine.prepare import Experiment, prepare_server
 from fedstrata.engine.remote import RemoteEngine
-from fedstrata.split.transport.hub import Hub
-from fedstrata.split.transport.timing import Timing
+from fedstrata.transport.hub import Hub
+from fedstrata.transport.timing import Timing
 
 CLIENTS = ("site-1", "site-2", "site-3")
 PATIENT = Timing(answer=300.0, reconnect=60.0, keepalive=20.0)
