@@ -266,7 +266,8 @@ class RemoteClient:
             raise FrameError(f"the server asks for scores of {part!r}, which is no part of the data")
         model, documents = self._experiment.model, self._site.scored(str(part))
         model.load(plan.tensors)
-        model.load_known(client.store.read().tensors)
+        if self._experiment.method.personal:  # what else a store holds is not what was learnt
+            model.load_known(client.store.read().tensors)
         counted: dict[str, JSON] = {"tally": None}
         scores = None
         if documents:

@@ -91,7 +91,7 @@ class RemoteTurns:
         meter: Counts what they say, and what they are told.
         check: Looks at an update before anything is done with it; raises FrameError.
         delivered: Told the number of each client's turn whose update has come.
-        trained: How many numbers a client and the server train together at most.
+        trained: How many numbers a client trains at most, of a divided model together with the server.
         stays: Whether updates stay at their clients until they are fetched: not where the model is divided.
     """
 
@@ -201,7 +201,8 @@ class RemoteTurns:
         self.check(turn.order, frame.decode(content, Update))
         said = turn.ready or header
         seconds = min(max(said.seconds, 0.0), time.perf_counter() - turn.began)
-        self._done[client] = Done(content, seconds, min(said.trained, self.trained))
+        trained = min(said.trained, self.trained) if turn.stays else self.trained  # there, and here
+        self._done[client] = Done(content, seconds, trained)
         self.delivered(client, self._turns.pop(client).number)
         self._say(self.service.leave(client))
 
