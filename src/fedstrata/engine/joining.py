@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import secrets
+import time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +37,9 @@ from fedstrata.engine.check import divided_method
 from fedstrata.engine.facts import model_facts
 from fedstrata.engine.run_folder import SETTINGS, write_settings
 from fedstrata.engine.sites import sites_of
-from fedstrata.record.log import RecordLog
+from fedstrata.metrics.cost import peak_memory
+from fedstrata.record.log import RecordLog, read_events
+from fedstrata.record.summary import summarise, write_summary
 from fedstrata.split.ends import Ends
 from fedstrata.split.inference import RemoteMiddle
 from fedstrata.train.evaluate import answer
@@ -264,7 +267,8 @@ class RemoteClient:
         part, task = plan.values.get("part"), self._site.task
         if part not in PARTS:
             raise FrameError(f"the server asks for scores of {part!r}, which is no part of the data")
-        model, documents = self._experiment.model, self._site.scored(str(part))
+        started, documents = time.perf_counter(), self._site.scored(str(part))
+        model = self._experiment.model
         model.load(plan.tensors)
         if self._experiment.method.personal:  # what else a store holds is not what was learnt
             model.load_known(client.store.read().tensors)
@@ -276,7 +280,7 @@ class RemoteClient:
             tally, apart = task.tally(documents, answers), task.apart(documents, answers)
             counted, scores = {"tally": {**tally}, "apart": {**apart}}, task.scores(tally, apart)
         if plan.values.get("final") and self._experiment.method.divides(self.id) is None:
-            self._keep_model(scores)
+            self._keep_model(scores, started)
         return Update({}, counted, weight=float(len(documents)))
 
     def _connected(self, client: ClientAtWork, rng: Seed) -> AbstractContextManager[object]:
@@ -290,11 +294,12 @@ class RemoteClient:
         noise = method.noise_of(rng if client.secret is None else Seed(client.secret, rng.path))
         return Ends(self._experiment.model, cut).connected(remote, noise=noise)
 
-    def _keep_model(self, scores: Mapping[str, float] | None) -> None:
+    def _keep_model(self, scores: Mapping[str, float] | None, started: float) -> None:
         """Makes this client's folder one of a finished run, whose model is the client's own.
 
         Args:
             scores: Of its test documents; none where it has none.
+            started: When that was begun.
         """
         experiment, folder = self._experiment, self._workplace.folder
         model = experiment.model
@@ -316,8 +321,13 @@ class RemoteClient:
         facts = {
             "global": scores,
             "clients": {self.id: scores},
+            "mean_client": scores,
+            "external": {},
             "saved": {path.relative_to(folder).as_posix(): hash_of(path) for path in weights},
+            "seconds": time.perf_counter() - started,
+            **peak_memory(model.device),
         }
         log.append("final", facts, durable=True)
         log.close()
+        write_summary(summarise(read_events(folder / "record.jsonl")), folder / "summary.json")
         self._listen("kept", {"folder": str(folder)})
