@@ -1,4 +1,4 @@
-"""`fedstrata split serve` and `join`: processes, certificates, a server that is killed and goes on."""
+"""`fedstrata serve` and `join`: processes, certificates, a server that is killed and goes on."""
 
 from __future__ import annotations
 
