@@ -20,8 +20,9 @@ from fedstrata.adapters.prefix import PLACE, SAVED, divide, parts_of
 from fedstrata.adapters.stack import adapted_layers, with_product
 from fedstrata.adapters.targets import NONE, inside_blocks, linear_layers, sublayer_ends
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
+from fedstrata.core.model import Layout
 from fedstrata.core.settings.adapter import BottleneckSettings, LoraSettings, PrefixSettings
-from fedstrata.models.blocks import Layout, find_layout, transformers_model
+from fedstrata.models.blocks import find_layout, transformers_model
 from fedstrata.models.state import FIRST_VALUES, Model, is_of_adapter
 
 if TYPE_CHECKING:

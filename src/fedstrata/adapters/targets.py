@@ -13,7 +13,8 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.models.blocks import Layout, block_modules, transformers_model
+from fedstrata.core.model import Layout
+from fedstrata.models.blocks import block_modules, transformers_model
 
 if TYPE_CHECKING:
     from typing import Literal

@@ -39,7 +39,7 @@ from fedstrata.wire import frame
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from fedstrata.client.turn import ClientAtWork
+    from fedstrata.core.client import Client
     from fedstrata.core.types import JSON
     from fedstrata.engine.prepare import Experiment
     from fedstrata.record.log import Listener
@@ -230,7 +230,7 @@ class RemoteClient:
             raise FrameError(f"the server asks for {name!r}, which no client of this method runs")
         return None
 
-    def _score(self, plan: Plan, client: ClientAtWork, rng: Seed) -> Update:
+    def _score(self, plan: Plan, client: Client, rng: Seed) -> Update:
         """Scores the client's documents of a part of the split; the server runs the middle."""
         part = plan.values.get("part")
         if part not in PARTS or client.line is None:

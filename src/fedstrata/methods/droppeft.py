@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
-from fedstrata.aggregate.mean import MeanResult, StreamingMean, replace
+from fedstrata.aggregate.mean import StreamingMean, replace
 from fedstrata.core.errors import Problem
 from fedstrata.core.settings.base import Count, Fraction
 from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Update
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedstrata.core.client import Client
-    from fedstrata.core.cohort import Cohort
+    from fedstrata.core.cohort import Cohort, Mean
     from fedstrata.core.model import Model
     from fedstrata.core.preflight import Facts
     from fedstrata.core.seeding import Seed
@@ -192,7 +192,7 @@ class DropPEFT(SomeBlocksShared):
         """As `weighting` says."""
         return float(client.examples) if self.weighting == "examples" else 1.0
 
-    def _merged(self, state: State, mean: MeanResult) -> dict[str, Any]:
+    def _merged(self, state: State, mean: Mean) -> dict[str, Any]:
         """Returns the global tensors with what enough devices sent."""
         least = 2 if self.personal else 1
         inside = {name for names in blocks_in(state) for name in names}

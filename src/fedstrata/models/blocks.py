@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from transformers import PreTrainedModel
 
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.model import EMBEDDING, FINAL_NORM, HEAD, Layout
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from fedstrata.core import model as protocols
-
-EMBEDDING, FINAL_NORM, HEAD = "embedding", "final norm", "head"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,52 +74,6 @@ FAMILIES: Mapping[str, Family] = {
 """The known families by `model_type`; DeBERTa-v3 is a `deberta-v2`. Others are found by their shape."""
 
 
-@dataclass(frozen=True)
-class Layout:
-    """A model's parameter names by part. Names are those of `named_parameters()`: a tied parameter has one.
-
-    Attributes:
-        blocks_path: Where the list of blocks is, for example `model.layers`.
-        blocks: Names of every block, lowest first, each in model order.
-        embedding: Names below the blocks or shared by all of them: input and position embeddings, their norm,
-            DeBERTa's relative positions, soft prompts. Includes the head's weight when it is tied to the
-            input embedding.
-        final_norm: Names of the norm after the last block; empty for BERT and its kin.
-        head: Names of the task head, with the pooler or dense layer in front of it; empty when it is tied.
-        sizes: How many numbers each parameter holds, by name.
-        frozen: Names that can never train: with an adapter, those of the model it was added to. They are in
-            no other group.
-    """
-
-    blocks_path: str
-    blocks: tuple[tuple[str, ...], ...]
-    embedding: tuple[str, ...]
-    final_norm: tuple[str, ...]
-    head: tuple[str, ...]
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    frozen: tuple[str, ...] = ()
-
-    def group_of(self, name: str) -> str:
-        """Returns `embedding`, `block 3` (counted from 0), `final norm` or `head`.
-
-        Raises:
-            KeyError: No parameter of this name can train.
-        """
-        return self._groups[name]
-
-    @property
-    def all(self) -> tuple[str, ...]:
-        """Every name that can train, in the order of the data: embedding, blocks, final norm, head."""
-        return tuple(self._groups)
-
-    @cached_property
-    def _groups(self) -> dict[str, str]:
-        groups = dict.fromkeys(self.embedding, EMBEDDING)
-        for index, names in enumerate(self.blocks):
-            groups |= dict.fromkeys(names, f"block {index}")
-        return groups | dict.fromkeys(self.final_norm, FINAL_NORM) | dict.fromkeys(self.head, HEAD)
-
-
 def find_layout(model: nn.Module, learnable: Collection[str] | None = None) -> Layout:
     """Finds the parts of a transformers model, also inside a wrapper such as PEFT's.
 
@@ -165,7 +115,7 @@ def find_layout(model: nn.Module, learnable: Collection[str] | None = None) -> L
     )
 
 
-def block_modules(model: nn.Module, layout: protocols.Layout) -> nn.ModuleList:
+def block_modules(model: nn.Module, layout: Layout) -> nn.ModuleList:
     """Returns the live list of blocks.
 
     Args:

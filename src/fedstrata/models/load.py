@@ -31,9 +31,10 @@ from transformers import (
 from transformers.models.auto.auto_factory import _get_model_class
 
 from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean
+from fedstrata.core.model import HEAD
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.model import ModelSettings, TrainedTokenizer
-from fedstrata.models.blocks import HEAD, block_count, find_layout
+from fedstrata.models.blocks import block_count, find_layout
 from fedstrata.models.locate import check_weights, locate, refuse_adapter, refused
 from fedstrata.models.quantize import check_quantized, quantization
 from fedstrata.models.state import Model, quiet

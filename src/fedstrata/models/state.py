@@ -21,7 +21,8 @@ from transformers.utils import logging as transformers_logging
 
 from fedstrata.core.errors import FedstrataError, FrameError, did_you_mean
 from fedstrata.core.files import errors_naming
-from fedstrata.models.blocks import Layout, block_modules, find_layout, numbers_in, transformers_model
+from fedstrata.core.model import Layout
+from fedstrata.models.blocks import block_modules, find_layout, numbers_in, transformers_model
 from fedstrata.wire import frame
 
 FIRST_VALUES = ".original_module."
