@@ -1,14 +1,16 @@
 """Which parameters of a transformer belong to its embedding, its blocks, its final norm and its head.
 
 Everything fedstrata freezes, trains, skips, sends or merges is named by these groups. The families people
-use most are listed below; any other architecture works if it has one list of blocks of one class.
+use most are listed in `families.json`; any other architecture works if it has one list of blocks of one class.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -42,35 +44,12 @@ class Family:
     returns: int = 0
 
 
-_LLAMA_LIKE = Family("layers", "norm")
-_BERT_LIKE = Family("encoder.layer")
-_RELATIVE = "encoder.rel_embeddings"
+def _families() -> dict[str, Family]:
+    table = json.loads((files("fedstrata.models") / "families.json").read_text(encoding="utf-8"))
+    return {name: Family(**parts | {"shared": tuple(parts.get("shared", ()))}) for name, parts in table.items()}
 
-FAMILIES: Mapping[str, Family] = {
-    "llama": _LLAMA_LIKE,
-    "mistral": _LLAMA_LIKE,
-    "qwen2": _LLAMA_LIKE,
-    "qwen3": _LLAMA_LIKE,
-    "gemma": _LLAMA_LIKE,
-    "gemma2": _LLAMA_LIKE,
-    "gemma3_text": _LLAMA_LIKE,
-    "gemma3": Family("language_model.layers", "language_model.norm"),
-    "phi": Family("layers", "final_layernorm"),
-    "phi3": _LLAMA_LIKE,
-    "gpt2": Family("h", "ln_f"),
-    "gpt_neox": Family("layers", "final_layer_norm"),
-    "bert": _BERT_LIKE,
-    "roberta": _BERT_LIKE,
-    "xlm-roberta": _BERT_LIKE,
-    "camembert": _BERT_LIKE,
-    "deberta": Family("encoder.layer", shared=(_RELATIVE,), returns=2),
-    "deberta-v2": Family("encoder.layer", shared=(_RELATIVE, "encoder.LayerNorm", "encoder.conv"), returns=2),
-    "distilbert": Family("transformer.layer"),
-    "modernbert": Family("layers", "final_norm"),
-    "bloom": Family("h", "ln_f", returns=2),
-    "openai-gpt": Family("h", returns=1),
-    "mpnet": Family("encoder.layer", shared=("encoder.relative_attention_bias",), returns=1),
-}
+
+FAMILIES: Mapping[str, Family] = _families()
 """The known families by `model_type`; DeBERTa-v3 is a `deberta-v2`. Others are found by their shape."""
 
 
