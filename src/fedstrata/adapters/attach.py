@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -21,13 +21,10 @@ from fedstrata.adapters.stack import adapted_layers, with_product
 from fedstrata.adapters.targets import NONE, inside_blocks, linear_layers, sublayer_ends
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
 from fedstrata.core.model import Layout
-from fedstrata.core.settings.adapter import BottleneckSettings, LoraSettings, PrefixSettings
+from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.adapter import AdapterSettings, BottleneckSettings, LoraSettings, PrefixSettings
 from fedstrata.models.blocks import find_layout, transformers_model
 from fedstrata.models.state import FIRST_VALUES, Model, is_of_adapter
-
-if TYPE_CHECKING:
-    from fedstrata.core.seeding import Seed
-    from fedstrata.core.settings.adapter import AdapterSettings
 
 _ADAPTER = "default"
 """What PEFT calls an adapter that is given no name."""

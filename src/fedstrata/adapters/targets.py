@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING
+from typing import Literal
 
 from torch import nn
 from transformers.pytorch_utils import Conv1D
@@ -15,9 +15,6 @@ from transformers.pytorch_utils import Conv1D
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.model import Layout
 from fedstrata.models.blocks import block_modules, transformers_model
-
-if TYPE_CHECKING:
-    from typing import Literal
 
 NONE = "dummy-target-modules"
 """What PEFT takes for no layer at all (its `DUMMY_TARGET_MODULES`, which takes seconds to import)."""

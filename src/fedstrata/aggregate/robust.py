@@ -28,7 +28,7 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -45,11 +45,9 @@ from fedstrata.aggregate.rules import (
     RobustRule,
     TrimmedMeanRule,
 )
+from fedstrata.core.cohort import Cohort
 from fedstrata.core.errors import TrainingError
 from fedstrata.core.types import JSON, Plan, State, Tensors
-
-if TYPE_CHECKING:
-    from fedstrata.core.cohort import Cohort
 
 FACTS = "aggregation"
 """Where the state's values say what the rule did in the last round, and what it remembers."""

@@ -8,16 +8,14 @@ hostile updates among those that arrive; what that takes is known before the run
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
 from fedstrata.core.errors import Problem
+from fedstrata.core.preflight import Facts
 from fedstrata.core.settings.base import Count, Positive, Settings
 from fedstrata.core.settings.federation import share_of
-
-if TYPE_CHECKING:
-    from fedstrata.core.preflight import Facts
 
 Hostile = Annotated[float, Field(ge=0.0, lt=0.5)]
 

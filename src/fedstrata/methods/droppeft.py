@@ -24,12 +24,18 @@ Deviations: the paper's Algorithm 1 did not survive in its text; the bandit's ru
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from fedstrata.aggregate.mean import StreamingMean, replace
+from fedstrata.core.client import Client
+from fedstrata.core.cohort import Cohort, Mean
 from fedstrata.core.errors import Problem
+from fedstrata.core.model import Model
+from fedstrata.core.preflight import Facts
+from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Count, Fraction
 from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Update
 from fedstrata.methods.averaging import SomeBlocksShared
@@ -43,15 +49,6 @@ from fedstrata.policies.share import (
     sent_and_kept,
 )
 from fedstrata.train.local import fit
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedstrata.core.client import Client
-    from fedstrata.core.cohort import Cohort, Mean
-    from fedstrata.core.model import Model
-    from fedstrata.core.preflight import Facts
-    from fedstrata.core.seeding import Seed
 
 
 class DropPEFT(SomeBlocksShared):

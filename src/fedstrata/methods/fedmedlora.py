@@ -24,18 +24,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from fedstrata.adapters.rank import is_lora
 from fedstrata.aggregate.rules import MeanRule
+from fedstrata.core.cohort import Cohort
+from fedstrata.core.model import Model
+from fedstrata.core.seeding import Seed
 from fedstrata.core.types import State
 from fedstrata.methods.averaging import Averaging, LocalTraining
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedstrata.core.cohort import Cohort
-    from fedstrata.core.model import Model
-    from fedstrata.core.seeding import Seed
 
 logger = logging.getLogger(__name__)
 

@@ -21,21 +21,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from fedstrata.aggregate.influence import InfluenceMean, room_for, unusable
 from fedstrata.aggregate.mean import replace
+from fedstrata.core.cohort import Cohort
 from fedstrata.core.errors import Problem
+from fedstrata.core.preflight import Facts
+from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Fraction
 from fedstrata.core.types import Plan, State
 from fedstrata.methods.fedmedlora import MedLoRA
-
-if TYPE_CHECKING:
-    from fedstrata.core.cohort import Cohort
-    from fedstrata.core.preflight import Facts
-    from fedstrata.core.seeding import Seed
 
 
 class FedMedLoRAPlus(MedLoRA):

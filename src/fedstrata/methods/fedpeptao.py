@@ -21,22 +21,20 @@ Deviations: the paper finds k and the scores from the Hessian's spectrum; here k
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
+from typing import Annotated, ClassVar, Literal, cast
 
 from pydantic import Field
 
 from fedstrata.aggregate.changes import add
+from fedstrata.core.client import Client
+from fedstrata.core.cohort import Cohort
+from fedstrata.core.model import Model
+from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Count, Fraction, Positive
 from fedstrata.core.types import JSON, Plan, State, Update
 from fedstrata.methods.averaging import LocalTraining, SomeBlocksShared
 from fedstrata.policies.share import block_count, blocks_in, names_outside, noted_blocks
 from fedstrata.train.probe import NORMS, asked_norms, send_norms
-
-if TYPE_CHECKING:
-    from fedstrata.core.client import Client
-    from fedstrata.core.cohort import Cohort
-    from fedstrata.core.model import Model
-    from fedstrata.core.seeding import Seed
 
 MOMENTUM = "momentum/"
 """Before the name of a parameter in the state: its momentum, and not its value."""

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
 from pydantic import Field, model_validator
@@ -33,7 +33,11 @@ from pydantic import Field, model_validator
 from fedstrata.aggregate.changes import add
 from fedstrata.aggregate.robust import FACTS, past_facts, robust_change
 from fedstrata.aggregate.rules import MeanRule
+from fedstrata.core.client import Client
+from fedstrata.core.cohort import Cohort
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.model import Layout, Model
+from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Count, Fraction, NotNegative
 from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Update
 from fedstrata.methods.averaging import Averaging
@@ -55,12 +59,6 @@ from fedstrata.policies.select import (
 )
 from fedstrata.policies.share import blocks_in, names_outside, noted_blocks
 from fedstrata.train.local import fit, update_of
-
-if TYPE_CHECKING:
-    from fedstrata.core.client import Client
-    from fedstrata.core.cohort import Cohort
-    from fedstrata.core.model import Layout, Model
-    from fedstrata.core.seeding import Seed
 
 CHANGE = "change/"
 """Before the name of a tensor in a client's store: its change, and not its value."""

@@ -21,13 +21,17 @@ Deviations: optimisers begin anew in every round, as all methods' do here. A and
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
 from fedstrata.aggregate.mean import StreamingMean, replace
+from fedstrata.core.client import Client
+from fedstrata.core.cohort import Cohort
 from fedstrata.core.cut import Cut
 from fedstrata.core.errors import Problem
+from fedstrata.core.model import Layout, Model
+from fedstrata.core.preflight import Facts
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Settings, idle_settings
 from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Update
@@ -42,12 +46,6 @@ from fedstrata.split.protocol import Course
 from fedstrata.split.replica import Replica
 from fedstrata.train.batches import steps_in_round
 from fedstrata.train.local import fit, update_of
-
-if TYPE_CHECKING:
-    from fedstrata.core.client import Client
-    from fedstrata.core.cohort import Cohort
-    from fedstrata.core.model import Layout, Model
-    from fedstrata.core.preflight import Facts
 
 Segment = Literal["front", "middle", "back"]
 Blocks = Annotated[int, Field(ge=0)]

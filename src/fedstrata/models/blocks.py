@@ -1,7 +1,8 @@
 """Which parameters of a transformer belong to its embedding, its blocks, its final norm and its head.
 
 Everything fedstrata freezes, trains, skips, sends or merges is named by these groups. The families people
-use most are listed in `families.json`; any other architecture works if it has one list of blocks of one class.
+use most are listed in `families.json`; any other architecture works if it has one list of blocks of one
+class.
 """
 
 from __future__ import annotations
@@ -11,16 +12,13 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.model import EMBEDDING, FINAL_NORM, HEAD, Layout
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,9 @@ class Family:
 
 def _families() -> dict[str, Family]:
     table = json.loads((files("fedstrata.models") / "families.json").read_text(encoding="utf-8"))
-    return {name: Family(**parts | {"shared": tuple(parts.get("shared", ()))}) for name, parts in table.items()}
+    return {
+        name: Family(**parts | {"shared": tuple(parts.get("shared", ()))}) for name, parts in table.items()
+    }
 
 
 FAMILIES: Mapping[str, Family] = _families()

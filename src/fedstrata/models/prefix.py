@@ -11,14 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
+from fedstrata.core.model import Layout
 from fedstrata.models.blocks import block_modules
-
-if TYPE_CHECKING:
-    from fedstrata.core.model import Layout
 
 Answer = Callable[..., Any]
 

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,17 +38,15 @@ import transformers
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from fedstrata.core.client import Feed
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.files import HASH_BYTES, ends_with_its_hash, with_hash, write_atomically
+from fedstrata.core.model import Model
+from fedstrata.core.settings.training import TrainingSettings
+from fedstrata.core.types import JSON
 from fedstrata.models.blocks import transformers_model
 from fedstrata.models.prefix import BlockOutput, prefix_names, replaced_prefix, run_prefix
 from fedstrata.wire import frame
-
-if TYPE_CHECKING:
-    from fedstrata.core.client import Feed
-    from fedstrata.core.model import Model
-    from fedstrata.core.settings.training import TrainingSettings
-    from fedstrata.core.types import JSON
 
 Batch = Mapping[str, Tensor]
 Run = Callable[[Batch], Tensor]

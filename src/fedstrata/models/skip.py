@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
+from fedstrata.core.model import Layout
 from fedstrata.models.blocks import block_modules
 from fedstrata.models.prefix import Answer, answering, as_returned, run_prefix
-
-if TYPE_CHECKING:
-    from fedstrata.core.model import Layout
 
 
 @contextmanager

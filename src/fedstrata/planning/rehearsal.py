@@ -15,17 +15,19 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from fedstrata.client.site import Site
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ClientsLostError
 from fedstrata.core.settings.federation import FederationSettings
 from fedstrata.core.settings.run import RunSettings
+from fedstrata.core.task import Task
 from fedstrata.core.types import State
 from fedstrata.data.split import Split
 from fedstrata.engine.cohort import RoundCohort
 from fedstrata.engine.local import LocalEngine
+from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.run import Run
 from fedstrata.engine.sites import sites_of
 from fedstrata.planning.survey import Samples
@@ -33,10 +35,6 @@ from fedstrata.planning.watched_task import WatchedTask
 from fedstrata.record.log import read_events
 from fedstrata.wire import frame
 from fedstrata.wire.meter import Meter
-
-if TYPE_CHECKING:
-    from fedstrata.core.task import Task
-    from fedstrata.engine.prepare import Experiment
 
 SECONDS = 10.0
 """How long rounds are measured, unless told otherwise: the faster a step, the more of them."""

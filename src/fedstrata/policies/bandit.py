@@ -13,18 +13,15 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+import numpy as np
 from pydantic import Field, model_validator
 
+from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Count, Settings
+from fedstrata.core.types import JSON
 from fedstrata.policies.dropout import CAP
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from fedstrata.core.seeding import Seed
-    from fedstrata.core.types import JSON
 
 EVERYBODY = ""
 """Under which the bandit that all devices share is kept; no client has this name."""

@@ -18,15 +18,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedstrata.core.errors import TrainingError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 CAP = 1e6
 """The score of a change that is the same everywhere, which has no standard deviation."""

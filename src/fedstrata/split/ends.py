@@ -28,21 +28,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from fedstrata.core.cut import Cut
 from fedstrata.core.errors import FedstrataError, FrameError, SessionLostError
 from fedstrata.models.blocks import block_modules, family_of, is_empty, transformers_model
 from fedstrata.models.prefix import answering, as_returned, replaced_prefix, run_prefix
+from fedstrata.models.state import Model
+from fedstrata.split.noise import Noise
 from fedstrata.split.rows import Rows
 from fedstrata.split.stand_ins import cache_of, note_tokens, noted_rows, states_of
-
-if TYPE_CHECKING:
-    from fedstrata.core.cut import Cut
-    from fedstrata.models.state import Model
-    from fedstrata.split.noise import Noise
 
 Result = TypeVar("Result")
 

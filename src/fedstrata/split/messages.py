@@ -19,21 +19,16 @@ by the first ones comes down. Labels and tokens are in none of them.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard
+from collections.abc import Mapping
+from typing import Any, Literal, TypeGuard
 
 import torch
+from torch import Tensor
 
 from fedstrata.core.cut import Cut
 from fedstrata.core.errors import FrameError
-from fedstrata.core.types import Message
+from fedstrata.core.types import JSON, Message, Tensors
 from fedstrata.wire.quantize import dequantize, quantize, relative_error
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
-
-    from fedstrata.core.types import JSON, Tensors
 
 Form = Literal["float32", "bfloat16", "int8"]
 """In what numbers hidden states and gradients travel."""

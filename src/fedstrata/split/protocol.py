@@ -8,11 +8,14 @@ way has one message at a time, and there are at most `in_flight` of them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from fedstrata.core.cut import Cut
 from fedstrata.core.errors import FrameError
+from fedstrata.core.types import Message, Tensors
 from fedstrata.split.messages import (
     ENDS,
     GRADIENT,
@@ -26,12 +29,6 @@ from fedstrata.split.messages import (
     unpack,
 )
 from fedstrata.split.rows import Rows
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedstrata.core.cut import Cut
-    from fedstrata.core.types import Message, Tensors
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
+from fedstrata.core.documents import Document
 from fedstrata.core.errors import TrainingError
+from fedstrata.core.model import Model
+from fedstrata.core.settings.training import TrainingSettings
+from fedstrata.core.task import Task
+from fedstrata.models.state import Model as LoadedModel
 from fedstrata.train.local import autocast, to_device
-
-if TYPE_CHECKING:
-    from fedstrata.core.documents import Document
-    from fedstrata.core.model import Model
-    from fedstrata.core.settings.training import TrainingSettings
-    from fedstrata.core.task import Task
-    from fedstrata.models.state import Model as LoadedModel
-
 
 _DIVERGED = (
     "the model's answers are not finite, so it cannot be scored: its training has diverged; a smaller "

@@ -26,7 +26,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,15 +35,13 @@ from torch.utils.data import DataLoader
 from transformers import AutoModel
 
 from fedstrata.core.cut import Cut
+from fedstrata.core.seeding import Seed
 from fedstrata.metrics.text import overlap_scores
 from fedstrata.models.blocks import transformers_model
+from fedstrata.models.state import Model
 from fedstrata.privacy.attacks.search import can_search, search
 from fedstrata.split.divide import ends_of
 from fedstrata.split.ends import Ends
-
-if TYPE_CHECKING:
-    from fedstrata.core.seeding import Seed
-    from fedstrata.models.state import Model
 
 IGNORED = -100
 BATCH_SIZE, LEARNING_RATE = 16, 1e-3
