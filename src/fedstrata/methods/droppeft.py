@@ -23,10 +23,10 @@ Deviations: the paper's Algorithm 1 did not survive in its text; the bandit's ru
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, Self, cast
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, Literal, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from fedstrata.aggregate.mean import StreamingMean, replace
@@ -79,11 +79,9 @@ class DropPEFT(SomeBlocksShared):
     adapters: ClassVar[tuple[str, ...]] = ("lora", "bottleneck")
     begins_in_full: ClassVar[bool] = True
 
-    @model_validator(mode="after")
-    def _bandit_only_where_used(self) -> Self:
+    def _misfits(self) -> Iterator[str]:
         if isinstance(self.rates, float | int) and self.bandit_of != "everybody":
-            raise ValueError(f"bandit_of has no meaning with a fixed rate, {self.rates}; leave it out")
-        return self
+            yield f"bandit_of has no meaning with a fixed rate, {self.rates}; leave it out"
 
     @property
     def validates(self) -> bool:

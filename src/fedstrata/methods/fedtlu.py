@@ -23,12 +23,12 @@ Deviations: changes travel and not weights, since a small change would drown in 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import asdict
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fedstrata.aggregate.changes import add
 from fedstrata.aggregate.robust import FACTS, past_facts, robust_change
@@ -87,20 +87,16 @@ class FedTLU(Averaging):
         "every change up, the model down; sketched: sketches, then the merged blocks only"
     )
 
-    @model_validator(mode="after")
-    def _only_what_is_used(self) -> Self:
+    def _misfits(self) -> Iterator[str]:
         if self.selection == "sketched" and self.update != "targeted":
-            raise ValueError(f"selection sketched chooses by scores, which update {self.update} does not use")
+            yield f"selection sketched chooses by scores, which update {self.update} does not use"
         if self.selection == "sketched" and not isinstance(self.aggregation, MeanRule):
-            raise ValueError(
-                f"aggregation {self.aggregation.rule} compares whole changes; sketched sends parts"
-            )
+            yield f"aggregation {self.aggregation.rule} compares whole changes; sketched sends parts"
         unused = {"portion": self.update in ("last", "full"), "width": self.selection == "exact"}
         for name, has_no_meaning in unused.items():
             if has_no_meaning and getattr(self, name) != type(self).model_fields[name].default:
                 what = f"update {self.update} and selection {self.selection}"
-                raise ValueError(f"{name} has no meaning with {what}; leave it out")
-        return self
+                yield f"{name} has no meaning with {what}; leave it out"
 
     def trainable(self, layout: Layout) -> tuple[str, ...]:
         """Every parameter: which ones are merged is decided after they were trained.

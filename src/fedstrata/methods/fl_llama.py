@@ -20,10 +20,11 @@ Deviations: optimisers begin anew in every round, as all methods' do here. A and
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import chain
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fedstrata.aggregate.mean import StreamingMean, replace
 from fedstrata.core.client import Client
@@ -94,26 +95,21 @@ class FLLLaMA(Divided):
     noise: NoiseSettings | None = None
     travels: ClassVar[str] = "hidden states and their gradients, both ways, in every step"
 
-    @model_validator(mode="after")
-    def _modes(self) -> Self:
+    def _misfits(self) -> Iterator[str]:
         modes = {"average_every": ["hierarchical"], "turns": ["sequential"], "mean": ["client_batch"]}
         for name, (mode,) in idle_settings(self, self.mode, modes).items():
-            value = getattr(self, name)
-            raise ValueError(f"{name}={value} has no meaning with mode {self.mode}, only with {mode}")
+            yield f"{name}={getattr(self, name)} has no meaning with mode {self.mode}, only with {mode}"
         if isinstance(self.average_ends, int) and self.mode == "sequential":
-            raise ValueError(
-                f"average_ends={self.average_ends} needs clients that step side by side: mode "
-                "client_batch or hierarchical, not sequential"
-            )
+            needs = "needs clients that step side by side: mode client_batch or hierarchical, not sequential"
+            yield f"average_ends={self.average_ends} {needs}"
         if self.in_flight > 1 and self.mode == "client_batch":
-            raise ValueError(f"in_flight={self.in_flight}: with client_batch all wait for all; it must be 1")
+            yield f"in_flight={self.in_flight}: with client_batch all wait for all; it must be 1"
         if self.cuts and self.mode == "client_batch":
-            raise ValueError("cuts: clients of one batch are all divided at one place; use another mode")
+            yield "cuts: clients of one batch are all divided at one place; use another mode"
         if self.full and self.cuts:
-            raise ValueError("full: with cuts a block may be of one segment here and of another there")
+            yield "full: with cuts a block may be of one segment here and of another there"
         if len({*self.full}) == len(get_args(Segment)):
-            raise ValueError("full: all segments train in full without an adapter; leave both out")
-        return self
+            yield "full: all segments train in full without an adapter; leave both out"
 
     @property
     def personal(self) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from pydantic import Field
 
-from fedstrata.core.settings.base import Count, Fraction, Settings
+from fedstrata.core.settings.base import Count, Fraction, Part, Settings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,7 +24,7 @@ class Schedule(Settings):
         default_factory=lambda: [0.75, 0.5, 0.25]
     )
     patience: Count = 10
-    threshold: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.01
+    threshold: Part = 0.01
 
 
 def equal_blocks(blocks: Sequence[Sequence[str]], tensors: Tensors) -> list[list[int]]:
