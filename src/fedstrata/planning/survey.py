@@ -12,20 +12,18 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from torch import Tensor
+
+from fedstrata.client.site import Site
+from fedstrata.core.documents import Document
+from fedstrata.core.seeding import Seed
+from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.scoring import scores_everywhere
 from fedstrata.engine.sites import sites_of
 from fedstrata.train.batches import loader
 from fedstrata.train.evaluate import batches_by_length, encoded_groups
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedstrata.client.site import Site
-    from fedstrata.core.documents import Document
-    from fedstrata.core.seeding import Seed
-    from fedstrata.engine.prepare import Experiment
 
 BATCHES = 6
 """Batches of a rehearsed client's turn, all epochs together."""

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, cast
 
+import numpy as np
 from pydantic import Field
 
+from fedstrata.core.model import Model
 from fedstrata.core.settings.base import Count, Fraction, Part, Settings
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from fedstrata.core.model import Model
-    from fedstrata.core.types import Tensors
+from fedstrata.core.types import Tensors
 
 
 class Schedule(Settings):
