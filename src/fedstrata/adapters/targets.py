@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache
-from importlib import resources
+from importlib.resources import files
 from typing import Literal
 
 from torch import nn
@@ -20,12 +19,10 @@ NONE = "dummy-target-modules"
 """What PEFT takes for no layer at all (its `DUMMY_TARGET_MODULES`, which takes seconds to import)."""
 
 
-@cache
-def known_ends() -> Mapping[str, Sequence[str]]:
-    """Returns the last linear layers of a block's attention and feed-forward part, by `model_type`."""
-    table = resources.files("fedstrata.adapters") / "sublayer_ends.json"
-    ends: Mapping[str, Sequence[str]] = json.loads(table.read_text(encoding="utf-8"))
-    return ends
+SUBLAYER_ENDS: Mapping[str, Sequence[str]] = json.loads(
+    (files("fedstrata.adapters") / "sublayer_ends.json").read_text(encoding="utf-8")
+)
+"""The last linear layers of a block's attention and feed-forward part, by `model_type`."""
 
 
 def inside_blocks(layout: Layout, blocks: Sequence[int]) -> str:
@@ -68,11 +65,11 @@ def sublayer_ends(module: nn.Module, layout: Layout, targets: Sequence[str] | No
     if targets is not None:
         return _pattern(layout, _named(there, targets))
     family = transformers_model(module).config.model_type
-    usual = [name for name in known_ends().get(family, ()) if name in there]
+    usual = [name for name in SUBLAYER_ENDS.get(family, ()) if name in there]
     if not usual:
         message = (
             f"must name the layers that adapters follow, since {family!r} is none of the families known "
-            f"({', '.join(known_ends())}); its blocks have: {', '.join(there)}"
+            f"({', '.join(SUBLAYER_ENDS)}); its blocks have: {', '.join(there)}"
         )
         raise ConfigurationError([Problem("adapter.targets", message)])
     return _pattern(layout, usual)

@@ -41,6 +41,7 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Count, Fraction, NotNegative
 from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Update
 from fedstrata.methods.averaging import Averaging
+from fedstrata.policies import select
 from fedstrata.policies.scores import (
     block_scores,
     change_score,
@@ -48,15 +49,7 @@ from fedstrata.policies.scores import (
     require_finite,
     sketch_all,
 )
-from fedstrata.policies.select import (
-    Progress,
-    Schedule,
-    best_blocks,
-    equal_blocks,
-    random_blocks,
-    scored_tensors,
-    tied_head,
-)
+from fedstrata.policies.select import Progress, Schedule
 from fedstrata.policies.share import blocks_in, names_outside, noted_blocks
 from fedstrata.train.local import fit, update_of
 
@@ -117,7 +110,7 @@ class FedTLU(Averaging):
         if self._schedule and self._chooses:
             values["schedule"] = asdict(Progress())
         if self.update == "last":
-            last = (*layout.final_norm, *layout.head, *tied_head(model))
+            last = (*layout.final_norm, *layout.head, *select.tied_head(model))
             values["_last"] = [name for name in last if name in set(layout.all)]
         if self._sketched:
             values |= {"_round": 0, "_changed": dict.fromkeys(layout.all, 0), "_visits": {}}
@@ -140,7 +133,7 @@ class FedTLU(Averaging):
         if not self._sketched:
             return update_of(client, change, facts)
         client.store.write(Message(before | {CHANGE + name: value for name, value in change.items()}))
-        inside = {name: change[name] for name in scored_tensors(model.layout.blocks, change)}
+        inside = {name: change[name] for name in select.scored_tensors(model.layout.blocks, change)}
         outside = {name: value for name, value in change.items() if name not in inside}
         sums, sketches = sketch_all(inside, self.width, cast("int", plan.values["seed"]))
         return update_of(client, outside | {SUMS: sums, SKETCHES: sketches}, facts)
@@ -168,7 +161,7 @@ class FedTLU(Averaging):
             change, loss, facts = merged.tensors, merged.loss, {FACTS: merged.facts}
         scores = {
             name: change_score(change[name])
-            for name in scored_tensors(blocks_in(state), state.tensors)
+            for name in select.scored_tensors(blocks_in(state), state.tensors)
             if self.update == "targeted"
         }
         values, names = self._decide(state, scores, loss, rng)
@@ -186,7 +179,7 @@ class FedTLU(Averaging):
             return Plan(news, {"seed": rng.child("signs").integer()})
 
         mean = cohort.mean("train", plan_of)
-        inside = scored_tensors(blocks_in(state), state.tensors)
+        inside = select.scored_tensors(blocks_in(state), state.tensors)
         sizes = {name: state.tensors[name].numel() for name in inside}
         scores = estimated_scores(sizes, self.width, mean.tensors[SUMS], mean.tensors[SKETCHES])
         values, merged = self._decide(state, scores, mean.values["loss"], rng)
@@ -208,7 +201,7 @@ class FedTLU(Averaging):
         """Returns the state's new values, and the names of the tensors that are merged."""
         blocks, update = blocks_in(state), self.update
         values: dict[str, Any] = dict(state.values)
-        groups, kept = equal_blocks(blocks, state.tensors), list(range(len(blocks)))
+        groups, kept = select.equal_blocks(blocks, state.tensors), list(range(len(blocks)))
         if self._chooses:
             values["portion"] = self.portion
             if schedule := self._schedule:
@@ -218,9 +211,9 @@ class FedTLU(Averaging):
         if update == "targeted":
             require_finite(scores)
             values |= {"tensor_scores": scores, "block_scores": block_scores(scores, blocks)}
-            kept = best_blocks(values["block_scores"], groups, values["portion"])
+            kept = select.best_blocks(values["block_scores"], groups, values["portion"])
         elif update == "random":
-            kept = random_blocks(groups, values["portion"], rng.child("blocks").numpy())
+            kept = select.random_blocks(groups, values["portion"], rng.child("blocks").numpy())
         elif update == "last":
             kept = []
         left_out = set(names_outside(blocks, kept))

@@ -34,7 +34,7 @@ from fedstrata.core.errors import Problem
 from fedstrata.core.model import Layout, Model
 from fedstrata.core.preflight import Facts
 from fedstrata.core.seeding import Seed
-from fedstrata.core.settings.base import Settings, idle_settings
+from fedstrata.core.settings.base import Count, Settings, idle_settings
 from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Update
 from fedstrata.methods.divided import Divided
 from fedstrata.split.client_step import Exchange, rounding_in
@@ -50,7 +50,6 @@ from fedstrata.train.local import fit, update_of
 
 Segment = Literal["front", "middle", "back"]
 Blocks = Annotated[int, Field(ge=0)]
-Steps = Annotated[int, Field(ge=1)]
 
 
 class CutSettings(Settings):
@@ -80,15 +79,15 @@ class FLLLaMA(Divided):
         default="terms",
         description="Whose mean B's gradient is in client_batch: all terms' (tokens'), or the clients'.",
     )
-    average_every: Steps | None = Field(
+    average_every: Count | None = Field(
         default=None,
-        description="Steps between averages of B's copies in hierarchical mode; null: at the end of a round.",
+        description="Count between averages of B's copies in hierarchical mode; null: at the end of a round.",
     )
-    average_ends: Literal["round", "never"] | Steps = Field(
+    average_ends: Literal["round", "never"] | Count = Field(
         default="round",
         description="When clients' ends are averaged: after a round, never, or also every so many steps.",
     )
-    in_flight: Steps = Field(
+    in_flight: Count = Field(
         default=1, description="Batches of a step (`training.accumulation`) that may be under way at once."
     )
     wire: Form = Field(default="float32", description="In what numbers hidden states and gradients travel.")

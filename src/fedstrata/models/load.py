@@ -121,11 +121,8 @@ def skeleton(
 ) -> PreTrainedModel:
     """Builds the model `load` would give, without weights: names, shapes and layout at no cost in memory.
 
-    Args:
-        settings: Which model.
-        kind: As for `load`.
-        labels: As for `load`.
-        tokenizer: As for `load`. Where it is yet to be built the vocabulary is as large as it may become.
+    The arguments are those of `load`. Where the tokenizer is yet to be built the vocabulary is as large as it
+    may become.
 
     Returns:
         The model on torch's `meta` device.
@@ -282,10 +279,7 @@ def _for_kind(
         return config
     if not labels:
         raise ValueError(f"a {kind} model needs labels")
-    for part in (
-        config,
-        config.get_text_config(),
-    ):  # transformers builds some composite models from the latter
+    for part in (config, config.get_text_config()):  # some composite models are built from the latter
         part.id2label = dict(enumerate(labels))
         part.label2id = {label: index for index, label in enumerate(labels)}
         part.problem_type = problem_type or part.problem_type

@@ -279,10 +279,6 @@ class Rehearsal(Run[LocalEngine]):
         elif event == "round":
             self._note_round(facts)
 
-    @property
-    def _of_all_parts(self) -> tuple[str, ...]:
-        return self.experiment.method.trainable(self.experiment.model.layout)
-
     def _begin_turn(self, number: int) -> None:
         self._turn, self._marked, self._counted = Turn(number), 0.0, 0
         self._served = self._book.serve_seconds
@@ -297,7 +293,8 @@ class Rehearsal(Run[LocalEngine]):
     def _end_turn(self, facts: Mapping[str, Any]) -> None:
         self._turn.client = facts["client"]
         # Where the model is divided the parts of it train, and it does not.
-        self._trained = self.experiment.model.trainable or self._of_all_parts
+        model = self.experiment.model
+        self._trained = model.trainable or self.experiment.method.trainable(model.layout)
         self._turn.fixed_seconds = facts["seconds"] - sum(step.seconds for step in self._turn.steps)
         self.measured.turns.append(self._turn)
         self._begin_turn(facts["round"])

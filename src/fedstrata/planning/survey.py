@@ -98,9 +98,7 @@ def survey(experiment: Experiment) -> Survey:
         examples = site.encode()
         encode_seconds = time.perf_counter() - started
         order = seed.child("order", site.id)
-        batches = list(
-            loader(examples, experiment.settings.training, order, list)
-        )  # as training divides them
+        batches = list(loader(examples, experiment.settings.training, order, list))  # as in training
         sizes = tuple(padded_tokens(site.task.collate(batch)) for batch in batches)
         tokens = sum(map(len, examples))
         workloads.append(Workload(site.id, len(examples), tokens, sizes, encode_seconds))

@@ -46,7 +46,7 @@ Result = TypeVar("Result")
 
 
 class Remote(Protocol):
-    """The server's middle as a client sees it while nothing is learnt: `fedstrata.split.kvcache.Sessions`."""
+    """The server's middle as a client sees it while nothing is learnt; see `split.kvcache.Sessions`."""
 
     def run(self, states: Tensor, rows: Rows) -> Tensor:
         """Returns what the middle gives for whole rows, (rows, length, hidden) to the same."""
@@ -55,17 +55,7 @@ class Remote(Protocol):
         """Does the same and keeps keys and values; a session of that name is replaced."""
 
     def extend(self, session: str, states: Tensor, past: int, kept: Sequence[int] | None = None) -> Tensor:
-        """Goes on behind `past` columns, (rows, columns, hidden) to the same.
-
-        Args:
-            session: Its name.
-            states: What comes next.
-            past: Columns that the session has.
-            kept: The indices of the rows that go on, ascending; the others are forgotten. None: all.
-
-        Raises:
-            SessionLostError: The server does not hold the session with so many columns.
-        """
+        """Goes on behind `past` columns with the rows `kept`, (rows, columns, hidden) to the same."""
 
     def close(self, session: str) -> None:
         """Forgets a session, if there is one."""

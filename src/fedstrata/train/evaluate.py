@@ -92,11 +92,7 @@ def predict_batch(
 def mean_loss(model: Model, task: Task, examples: Sequence[Any], settings: TrainingSettings) -> float:
     """Returns the mean loss over all terms of some examples (for token tasks: tokens), nothing being learnt.
 
-    Args:
-        model: The model; left in evaluation mode.
-        task: The task that made the examples.
-        examples: Encoded examples.
-        settings: Batch size and precision.
+    The arguments are those of `predict`.
 
     Raises:
         TrainingError: They have no term at all.
@@ -118,13 +114,9 @@ def mean_loss(model: Model, task: Task, examples: Sequence[Any], settings: Train
 def answer(
     model: LoadedModel, task: Task, documents: Sequence[Document], settings: TrainingSettings
 ) -> list[Any]:
-    """Returns the model's answer to every document, in order.
+    """Returns the model's answer to every document, in order; all are in memory as examples at once.
 
-    Args:
-        model: The model with its tokenizer; left in evaluation mode.
-        task: The task.
-        documents: The documents; all are in memory as examples at once.
-        settings: Batch size and precision.
+    The arguments are those of `answer_owners`, for a single owner.
     """
     return answer_owners(model, task, {"": documents}, settings)[""]
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,7 +148,8 @@ def attack(
     inner = transformers_model(model.module)
     decoder = Decoder(inner.config, ends.cut.front, seed.child("weights")).to(known[0].states.device)
     train(decoder, known, epochs, seed)
-    guesses = [guess for batch in _batches(unseen, BATCH_SIZE) for guess in read(decoder, batch)]
+    batches = (unseen[start : start + BATCH_SIZE] for start in range(0, len(unseen), BATCH_SIZE))
+    guesses = [guess for batch in batches for guess in read(decoder, batch)]
     vocabulary = inner.get_input_embeddings().num_embeddings
     closest = nearest(unseen, embedding_of(model), vocabulary)
     texts, truth = (
@@ -268,10 +269,6 @@ def _nearest(states: Tensor, embed: Embed, vocabulary: int) -> Tensor:
             best[:, part] = torch.where(nearer, distances, best[:, part])
             found[:, part] = torch.where(nearer, ids[indices], found[:, part])
     return found
-
-
-def _batches(observed: Sequence[Observed], size: int) -> Iterable[Sequence[Observed]]:
-    return (observed[start : start + size] for start in range(0, len(observed), size))
 
 
 def _padded(observed: Sequence[Observed]) -> tuple[Tensor, Tensor, Tensor]:
