@@ -83,11 +83,7 @@ class Cohort(Protocol):
         """Runs a client handler everywhere and yields updates, each valid until the next is asked for."""
 
     def middle(self, cut: Cut) -> Model:
-        """Returns the server's own part of the model, with parameters of its own, at their base values.
-
-        Args:
-            cut: Where the model is divided.
-        """
+        """Returns the server's part of a model divided there, with parameters of its own, at base values."""
 
     def converse(
         self,

@@ -39,15 +39,9 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Count, Fraction
 from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Update
 from fedstrata.methods.averaging import SomeBlocksShared
+from fedstrata.policies import share
 from fedstrata.policies.bandit import Bandits, BanditSettings, Rate
 from fedstrata.policies.dropout import Distribution, LayerDropout, block_rates
-from fedstrata.policies.share import (
-    block_count,
-    blocks_in,
-    names_outside,
-    noted_blocks,
-    sent_and_kept,
-)
 from fedstrata.train.local import fit
 
 
@@ -109,7 +103,7 @@ class DropPEFT(SomeBlocksShared):
 
     def start(self, model: Model) -> State:
         """The adapter, which changes nothing yet, and the head."""
-        values = {**noted_blocks(model.layout), "_round": 0, "_personal": {}, "_bandits": {}}
+        values = {**share.noted_blocks(model.layout), "_round": 0, "_personal": {}, "_bandits": {}}
         return State(model.snapshot(model.layout.all), values)
 
     def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
@@ -119,7 +113,7 @@ class DropPEFT(SomeBlocksShared):
         bandits, rates = self._choose(state, [client.id for client in cohort.clients], number, rng)
 
         def plan_of(client: ClientInfo) -> Plan:
-            own = {name for block in personal.get(client.id, ()) for name in blocks_in(state)[block]}
+            own = {name for block in personal.get(client.id, ()) for name in share.blocks_in(state)[block]}
             wanted = {name: tensor for name, tensor in state.tensors.items() if name not in own}
             return Plan(wanted, {"rate": rates[client.id]})
 
@@ -140,7 +134,7 @@ class DropPEFT(SomeBlocksShared):
             "rates": {client: rates[client] for client in sent},
             "rewards": {client: reward for client, (_, reward) in rewards.items()},
             "shared_by": [
-                sum(block in own for own in sent.values()) for block in range(len(blocks_in(state)))
+                sum(block in own for own in sent.values()) for block in range(len(share.blocks_in(state)))
             ],
         }
         return State(self._merged(state, mean.finish()), values)
@@ -154,7 +148,7 @@ class DropPEFT(SomeBlocksShared):
         rates = block_rates(rate, len(layout.blocks), self.distribution)
         dropout = LayerDropout(rates, rng.child("blocks"))
         known = cast("list[float | None] | None", client.store.read().values.get("importance"))
-        k = block_count(self.shared_blocks, layout)
+        k = share.block_count(self.shared_blocks, layout)
         came = [
             block for block, names in enumerate(layout.blocks) if not plan.tensors.keys().isdisjoint(names)
         ]
@@ -162,10 +156,10 @@ class DropPEFT(SomeBlocksShared):
         def divided() -> tuple[list[int], list[int]]:
             """Returns the blocks that are sent and those that stay, which is known once training is over."""
             unchanged = [block for block in came if not dropout.batches[block]]
-            return sent_and_kept(dropout.importance(known), k, unchanged)
+            return share.sent_and_kept(dropout.importance(known), k, unchanged)
 
         def unsent() -> list[str]:
-            return names_outside(layout.blocks, divided()[0])
+            return share.names_outside(layout.blocks, divided()[0])
 
         loss = fit(client, layout.all, rng, private=unsent, dropout=dropout)
         shared, own = divided()
@@ -190,7 +184,7 @@ class DropPEFT(SomeBlocksShared):
     def _merged(self, state: State, mean: Mean) -> dict[str, Any]:
         """Returns the global tensors with what enough devices sent."""
         least = 2 if self.personal else 1
-        inside = {name for names in blocks_in(state) for name in names}
+        inside = {name for names in share.blocks_in(state) for name in names}
         enough = {
             name: tensor
             for name, tensor in mean.tensors.items()

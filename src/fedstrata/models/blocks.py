@@ -95,12 +95,7 @@ def find_layout(model: nn.Module, learnable: Collection[str] | None = None) -> L
 
 
 def block_modules(model: nn.Module, layout: Layout) -> nn.ModuleList:
-    """Returns the live list of blocks.
-
-    Args:
-        model: The model the layout was found in.
-        layout: Its layout.
-    """
+    """Returns the live list of blocks of the model in which a layout was found."""
     blocks = model.get_submodule(layout.blocks_path)
     assert isinstance(blocks, nn.ModuleList)  # noqa: S101 - find_layout saw one at this path
     return blocks

@@ -50,11 +50,7 @@ def score(count: int, total: float, deviations: float) -> float:
 
 
 def change_score(change: Tensor) -> float:
-    """Returns FedTLU's score of a change, in float64.
-
-    Args:
-        change: A tensor of any shape.
-    """
+    """Returns FedTLU's score of a change, a tensor of any shape, in float64."""
     exact = change.detach().double()
     total = exact.sum()
     return score(exact.numel(), float(total), float((exact - total / exact.numel()).square().sum()))

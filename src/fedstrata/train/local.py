@@ -327,11 +327,7 @@ def accumulate(
 
 
 def block_gradient_norms(blocks: Sequence[Sequence[Parameter]]) -> list[float | None]:
-    """Returns the L2 norm of each block's gradient; none for a block that has no gradient.
-
-    Args:
-        blocks: The parameters of each block.
-    """
+    """Returns the L2 norm of the gradient of each block's parameters; none for a block that has none."""
     gradients = [[parameter.grad for parameter in block if parameter.grad is not None] for block in blocks]
     norms = [torch.nn.utils.get_total_norm(own) for own in gradients if own]
     values = iter(torch.stack(norms).tolist() if norms else ())  # read back once, not block by block

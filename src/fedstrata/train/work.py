@@ -75,10 +75,7 @@ class Tally:
 def counting(client: Client, trainable: Collection[str], *, steps: bool = True) -> Tally | None:
     """Returns what counts a client's batches while these parameters train; none without emulation.
 
-    Args:
-        client: The client.
-        trainable: Names of the parameters that train.
-        steps: Whether the optimiser takes steps.
+    The arguments are those of `Tally`.
     """
     return None if client.work is None else Tally(client, client.work, trainable, steps=steps)
 
