@@ -26,7 +26,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import wraps
+from functools import partial, wraps
 from itertools import count
 from typing import Any, Protocol, TypeVar
 
@@ -176,23 +176,20 @@ class Ends:
         asking = _Asking(remote, f"{name}/{next(self._sessions)}", used)
         answer: list[Tensor] = []
 
-        def middle_block(index: int) -> Callable[..., Any]:
-            def run(*args: Any, **kwargs: Any) -> Any:
-                states, cache = states_of(args, kwargs), cache_of(args, kwargs)
-                if index == self._middle.start:
-                    past = cache.get_seq_length(index) if cache is not None else 0
-                    if not past:
-                        asking.begin(self._rows(states), keep=cache is not None)
-                    live = noted_rows(cache, index) if cache is not None and past else range(len(states))
-                    answer[:] = [asking.ask(states, past, live)]
-                note_tokens(cache, index, states)
-                return as_returned(answer[0], self._returns)
-
-            return run
+        def run(index: int, /, *args: Any, **kwargs: Any) -> Any:
+            states, cache = states_of(args, kwargs), cache_of(args, kwargs)
+            if index == self._middle.start:
+                past = cache.get_seq_length(index) if cache is not None else 0
+                if not past:
+                    asking.begin(self._rows(states), keep=cache is not None)
+                live = noted_rows(cache, index) if cache is not None and past else range(len(states))
+                answer[:] = [asking.ask(states, past, live)]
+            note_tokens(cache, index, states)
+            return as_returned(answer[0], self._returns)
 
         blocks = [self._blocks[index] for index in self._middle]
         try:
-            with self._seeing_masks(), answering(blocks, [middle_block(index) for index in self._middle]):
+            with self._seeing_masks(), answering(blocks, [partial(run, index) for index in self._middle]):
                 yield
         finally:
             asking.close()
