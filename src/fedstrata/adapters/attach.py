@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedstrata.adapters.prefix import PLACE, SAVED, divide, parts_of
 from fedstrata.adapters.stack import adapted_layers, with_product
-from fedstrata.adapters.targets import NONE, inside_blocks, linear_layers, sublayer_ends
+from fedstrata.adapters.targets import NONE, inside_blocks, linear_layers
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
 from fedstrata.core.model import Layout
 from fedstrata.core.seeding import Seed
@@ -251,7 +251,7 @@ def _configuration(
         return BottleneckConfig(
             width=settings.width,
             activation=settings.activation,
-            target_modules=sublayer_ends(module, layout, settings.targets) if adapted else NONE,
+            target_modules=linear_layers(module, layout, settings.targets) if adapted else NONE,
             modules_to_save=saved,
         )
     return PrefixTuningConfig(num_virtual_tokens=settings.tokens)
