@@ -81,7 +81,7 @@ class FLLLaMA(Divided):
     )
     average_every: Count | None = Field(
         default=None,
-        description="Count between averages of B's copies in hierarchical mode; null: at the end of a round.",
+        description="Steps between averages of B's copies in hierarchical mode; null: at the end of a round.",
     )
     average_ends: Literal["round", "never"] | Count = Field(
         default="round",
