@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedstrata.client.turn import ClientAtWork
+from fedstrata.core.client import Client
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.training import TrainingSettings
 from fedstrata.models.prefix_cache import PrefixCache
@@ -73,9 +73,9 @@ def cache_in(
 
 def client_of(
     model: Model, examples: Sequence[Sequence[int]], cache: PrefixCache | None, **training: Any
-) -> ClientAtWork:
+) -> Client:
     common = {"batch_size": 3, "epochs": 2, "optimizer": "sgd", "learning_rate": 0.01, "eval_batch_size": 4}
-    return ClientAtWork(
+    return Client(
         id="client",
         model=model,
         task=Regression(),

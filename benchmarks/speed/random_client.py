@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedstrata.client.store import ClientStore
-from fedstrata.client.turn import ClientAtWork
-from fedstrata.core.client import PrefixCache
+from fedstrata.core.client import Client, PrefixCache
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.model import ModelSettings
 from fedstrata.core.settings.training import TrainingSettings
@@ -58,7 +57,7 @@ def client_of(
     training: TrainingSettings,
     folder: Path,
     cache: PrefixCache | None = None,
-) -> ClientAtWork:
+) -> Client:
     """The client, which reports to nobody."""
     store = ClientStore(folder, 1)
-    return ClientAtWork("client", model, task, windows, training, store, lambda progress: None, cache)
+    return Client("client", model, task, windows, training, store, lambda progress: None, cache)

@@ -44,7 +44,7 @@ from remote_federation import Federation, Setting, federation
 import fedstrata.transport.membership  # noqa: F401 - what a client has imported
 from fedstrata.client.site import Examples
 from fedstrata.client.store import ClientStore
-from fedstrata.client.turn import ClientAtWork
+from fedstrata.core.client import Client
 from fedstrata.core.cut import Cut
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.source import read_source
@@ -111,11 +111,11 @@ def time_whole(options: argparse.Namespace, folder: Path) -> list[float]:
     return found[1:]
 
 
-def client_of(experiment: Experiment, folder: Path) -> ClientAtWork:
+def client_of(experiment: Experiment, folder: Path) -> Client:
     """Returns the only client of a configuration, with the whole model."""
     (site,), training = sites_of(experiment)[1], experiment.settings.training
     store = ClientStore(folder, 1)
-    return ClientAtWork(
+    return Client(
         site.id, experiment.model, site.task, Examples(site), training, store, lambda progress: None
     )
 

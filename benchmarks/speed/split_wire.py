@@ -34,7 +34,7 @@ import torch
 from split_line import CLIENT, MeasuredLine, agreement_for, answer, listening, random_decoder, with_mask
 
 from fedstrata.client.store import ClientStore
-from fedstrata.client.turn import ClientAtWork
+from fedstrata.core.client import Client
 from fedstrata.core.cut import Cut
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.run import RunSettings
@@ -127,12 +127,10 @@ class Steps:
                 after = membership.bytes_sent + hub.bytes_sent(CLIENT), sum(counter.passed)
                 yield after[0] - before[0], after[1] - before[1]
 
-    def _simulated(self, line: Any) -> ClientAtWork:
+    def _simulated(self, line: Any) -> Client:
         task = LanguageModelling(max_length=self._options.columns)
         store = ClientStore(self._folder, 1)
-        return ClientAtWork(
-            CLIENT, self._client, task, [], self._training, store, lambda progress: None, line=line
-        )
+        return Client(CLIENT, self._client, task, [], self._training, store, lambda progress: None, line=line)
 
     def _batches(self) -> Iterator[dict[str, torch.Tensor]]:
         """Yields random batches; the first row is whole, others have padding on the right."""

@@ -25,10 +25,11 @@ from transformers import (
 from fedstrata.adapters.attach import wrap
 from fedstrata.adapters.rank import held
 from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.model import Layout
 from fedstrata.core.settings.adapter import AdapterSettings, BottleneckSettings, LoraSettings, PrefixSettings
 from fedstrata.core.types import AdapterSize
 from fedstrata.metrics.flops import FlopCounter
-from fedstrata.models.blocks import Layout, block_modules, find_layout
+from fedstrata.models.blocks import block_modules, find_layout
 
 SIZES = {
     "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,

@@ -9,8 +9,9 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.model import Layout
 from fedstrata.models import blocks
-from fedstrata.models.blocks import Layout, block_count, block_modules, find_layout
+from fedstrata.models.blocks import block_count, block_modules, find_layout
 from fedstrata.models.state import Model
 
 BERT_EMBEDDINGS = ("word_embeddings", "position_embeddings", "token_type_embeddings", "LayerNorm")

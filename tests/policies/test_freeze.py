@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstrata.models.blocks import Layout
+from fedstrata.core.model import Layout
 from fedstrata.policies.freeze import largest_top, smallest_top, top_count, train_top
 
 LAYOUT = Layout(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstrata.core.errors import ConfigurationError
-from fedstrata.models.blocks import Layout
+from fedstrata.core.model import Layout
 from fedstrata.policies.share import block_count, personal_top, sent_and_kept
 
 LAYOUT = Layout(

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from transformers import get_scheduler
 
 from fedstrata.client.site import Site
-from fedstrata.client.turn import ClientAtWork
+from fedstrata.core.client import Client
 from fedstrata.core.errors import TrainingError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.source import read_source
@@ -37,13 +37,13 @@ class Store:
         raise AssertionError("fit writes no store")
 
 
-def make_client(*overrides: str) -> tuple[Experiment, ClientAtWork, list[dict[str, float]]]:
+def make_client(*overrides: str) -> tuple[Experiment, Client, list[dict[str, float]]]:
     experiment = prepare(read_source(None, [*TINY, *overrides]))
     name, documents = next(iter(experiment.clients.items()))
     site = Site(name, documents, experiment.task, experiment.model.tokenizer)
     progress: list[dict[str, float]] = []
     training = experiment.settings.training
-    client = ClientAtWork(
+    client = Client(
         name,
         experiment.model,
         experiment.task,
@@ -81,7 +81,7 @@ def test_one_sgd_step_is_that_of_plain_pytorch() -> None:
         torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-6)
 
 
-def reference_steps(client: ClientAtWork, names: tuple[str, ...], settings) -> dict[str, torch.Tensor]:
+def reference_steps(client: Client, names: tuple[str, ...], settings) -> dict[str, torch.Tensor]:
     """What `fit` does, written out: every batch in the same order, one gradient a group, clipping by hand."""
     module = client.model.module
     weights = {name: parameter for name, parameter in module.named_parameters() if name in set(names)}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -18,15 +18,13 @@ from torch import Tensor, nn
 
 from fedstrata.adapters.prefix import PLACE, SAVED, divide, parts_of
 from fedstrata.adapters.stack import adapted_layers, with_product
-from fedstrata.adapters.targets import NONE, inside_blocks, linear_layers, sublayer_ends
+from fedstrata.adapters.targets import NONE, inside_blocks, linear_layers
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
-from fedstrata.core.settings.adapter import BottleneckSettings, LoraSettings, PrefixSettings
-from fedstrata.models.blocks import Layout, find_layout, transformers_model
+from fedstrata.core.model import Layout
+from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.adapter import AdapterSettings, BottleneckSettings, LoraSettings, PrefixSettings
+from fedstrata.models.blocks import find_layout, transformers_model
 from fedstrata.models.state import FIRST_VALUES, Model, is_of_adapter
-
-if TYPE_CHECKING:
-    from fedstrata.core.seeding import Seed
-    from fedstrata.core.settings.adapter import AdapterSettings
 
 _ADAPTER = "default"
 """What PEFT calls an adapter that is given no name."""
@@ -253,7 +251,7 @@ def _configuration(
         return BottleneckConfig(
             width=settings.width,
             activation=settings.activation,
-            target_modules=sublayer_ends(module, layout, settings.targets) if adapted else NONE,
+            target_modules=linear_layers(module, layout, settings.targets) if adapted else NONE,
             modules_to_save=saved,
         )
     return PrefixTuningConfig(num_virtual_tokens=settings.tokens)

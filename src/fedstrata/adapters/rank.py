@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fedstrata.core.errors import Problem
-
-if TYPE_CHECKING:
-    from fedstrata.core.preflight import Facts
-    from fedstrata.core.seeding import Seed
-    from fedstrata.core.types import AdapterSize, ClientInfo
+from fedstrata.core.preflight import Facts
+from fedstrata.core.seeding import Seed
+from fedstrata.core.types import AdapterSize, ClientInfo
 
 _AXES = {"lora_A": 0, "lora_B": 1, "bottleneck_down": 0, "bottleneck_up": 1}
 """Which axis of a tensor is the rank; the bias of `bottleneck_up` has none."""

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
-from functools import cache
-from importlib import resources
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import Literal
 
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.models.blocks import Layout, block_modules, transformers_model
-
-if TYPE_CHECKING:
-    from typing import Literal
+from fedstrata.core.model import Layout
+from fedstrata.models.blocks import block_modules, transformers_model
 
 NONE = "dummy-target-modules"
 """What PEFT takes for no layer at all (its `DUMMY_TARGET_MODULES`, which takes seconds to import)."""
 
 
-@cache
-def known_ends() -> Mapping[str, Sequence[str]]:
-    """Returns the last linear layers of a block's attention and feed-forward part, by `model_type`."""
-    table = resources.files("fedstrata.adapters") / "sublayer_ends.json"
-    ends: Mapping[str, Sequence[str]] = json.loads(table.read_text(encoding="utf-8"))
-    return ends
+SUBLAYER_ENDS: Mapping[str, Sequence[str]] = json.loads(
+    (files("fedstrata.adapters") / "sublayer_ends.json").read_text(encoding="utf-8")
+)
+"""The last linear layers of a block's attention and feed-forward part, by `model_type`."""
 
 
 def inside_blocks(layout: Layout, blocks: Sequence[int]) -> str:
@@ -35,49 +30,45 @@ def inside_blocks(layout: Layout, blocks: Sequence[int]) -> str:
     return rf"{re.escape(layout.blocks_path)}\.(?:{'|'.join(map(str, blocks))})\..*"
 
 
-def linear_layers(module: nn.Module, layout: Layout, targets: Literal["all-linear"] | Sequence[str]) -> str:
+def linear_layers(
+    module: nn.Module, layout: Layout, targets: Literal["all-linear"] | Sequence[str] | None
+) -> str:
     """Returns a regular expression for linear layers inside the blocks, as PEFT takes it.
 
     Args:
         module: The model.
         layout: Its layout.
-        targets: The ends of their names, or all.
+        targets: The ends of their names, or all; if none those of the family that bottleneck adapters follow.
 
     Raises:
-        ConfigurationError: No layer has such a name, or there is none at all.
+        ConfigurationError: No layer has such a name, there is none at all, or the family is not known and
+            they must be named.
     """
     there = _linear_names(module, layout)
-    if targets == "all-linear":
-        if not there:
-            message = "the blocks of this model have no linear layers of their own"
-            raise ConfigurationError([Problem("adapter.kind", message)])
-        return _pattern(layout, there)
-    return _pattern(layout, _named(there, targets))
+    if targets is None:
+        found = _sublayer_ends(module, there)
+    elif targets == "all-linear":
+        found = there
+    else:
+        found = _named(there, targets)
+    if not found:
+        message = "the blocks of this model have no linear layers of their own"
+        raise ConfigurationError([Problem("adapter.kind", message)])
+    inside = "|".join(re.escape(name) for name in found)
+    return rf"{re.escape(layout.blocks_path)}\.\d+\.(?:{inside})"
 
 
-def sublayer_ends(module: nn.Module, layout: Layout, targets: Sequence[str] | None) -> str:
-    """Returns a regular expression for the layers that bottleneck adapters follow.
-
-    Args:
-        module: The model.
-        layout: Its layout.
-        targets: The ends of their names; those of the family if none.
-
-    Raises:
-        ConfigurationError: No layer has such a name, or the family is not known and they must be named.
-    """
-    there = _linear_names(module, layout)
-    if targets is not None:
-        return _pattern(layout, _named(there, targets))
+def _sublayer_ends(module: nn.Module, there: Sequence[str]) -> list[str]:
+    """Returns the layers that end the parts of a block in the model's family."""
     family = transformers_model(module).config.model_type
-    usual = [name for name in known_ends().get(family, ()) if name in there]
+    usual = [name for name in SUBLAYER_ENDS.get(family, ()) if name in there]
     if not usual:
         message = (
             f"must name the layers that adapters follow, since {family!r} is none of the families known "
-            f"({', '.join(known_ends())}); its blocks have: {', '.join(there)}"
+            f"({', '.join(SUBLAYER_ENDS)}); its blocks have: {', '.join(there)}"
         )
         raise ConfigurationError([Problem("adapter.targets", message)])
-    return _pattern(layout, usual)
+    return usual
 
 
 def _linear_names(module: nn.Module, layout: Layout) -> list[str]:
@@ -108,8 +99,3 @@ def _named(there: Sequence[str], targets: Sequence[str]) -> list[str]:
     if problems:
         raise ConfigurationError(problems)
     return list(dict.fromkeys(name for names in found.values() for name in names))
-
-
-def _pattern(layout: Layout, names: Collection[str]) -> str:
-    inside = "|".join(re.escape(name) for name in names)
-    return rf"{re.escape(layout.blocks_path)}\.\d+\.(?:{inside})"

@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import TypeAlias
 
 import torch
@@ -44,7 +43,7 @@ def require_weight(update: Update) -> None:
         raise TrainingError(f"an update's weight must be positive and finite, not {update.weight}")
 
 
-class Changes:
+class Changes(ExitStack):
     """What the clients of a round changed, float32 and flattened.
 
     A client whose change is not finite is noted and not kept. The folder, if one was needed, is gone when the
@@ -61,23 +60,15 @@ class Changes:
     """
 
     def __init__(self, base: Tensors, memory: float) -> None:
+        super().__init__()
         self.base = base
         self.weights: dict[str, float] = {}
         self.not_finite: list[str] = []
         self._memory = memory
         self._bytes = 4 * sum(tensor.numel() for tensor in base.values())
         self._readers: dict[str, Reader] = {}
-        self._exit = ExitStack()
+        self.callback(self._readers.clear)
         self._folder: Path | None = None
-
-    def __enter__(self) -> Changes:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._readers.clear()
-        self._exit.close()
 
     @property
     def clients(self) -> list[str]:
@@ -126,7 +117,7 @@ class Changes:
     def _spool(self, update: Update) -> Reader:
         if self._folder is None:
             name = tempfile.TemporaryDirectory(prefix="fedstrata-updates-", ignore_cleanup_errors=True)
-            self._folder = Path(self._exit.enter_context(name))
+            self._folder = Path(self.enter_context(name))
         path = self._folder / f"{len(self._readers)}.safetensors"
         shapes = {name: (torch.float32, (tensor.numel(),)) for name, tensor in self.base.items()}
 
@@ -136,7 +127,7 @@ class Changes:
                 yield piece.numpy().tobytes()
 
         write_atomically(path, content(), durable=False)
-        file = self._exit.enter_context(safe_open(path, "pt"))
+        file = self.enter_context(safe_open(path, "pt"))
         return lambda name, start, stop: file.get_slice(name)[start:stop]
 
     def _require_same_tensors(self, client: str, update: Update) -> None:

@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedstrata.aggregate.changes import require_weight
-from fedstrata.aggregate.mean import MeanResult, StreamingMean
+from fedstrata.aggregate.mean import StreamingMean
+from fedstrata.core.cohort import Mean
 from fedstrata.core.errors import TrainingError
 from fedstrata.core.types import Update
 
@@ -93,7 +94,7 @@ class InfluenceMean:
             entry = heapq.heapreplace(self._apart, _copied(entry))
         self._fold(entry[2], self._facts[entry[1]][1])
 
-    def finish(self) -> tuple[MeanResult, dict[str, Influence]]:
+    def finish(self) -> tuple[Mean, dict[str, Influence]]:
         """Returns the mean, and how much each client counted; the object must not be used afterwards."""
         counts, losses = (np.array(each) for each in zip(*self._facts.values(), strict=True))
         weights, capped = shares(np.log(counts) - losses, self._cap)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,32 +15,11 @@ from torch import Tensor
 from fedstrata.aggregate.changes import require_weight
 from fedstrata.aggregate.robust import robust_average
 from fedstrata.aggregate.rules import Aggregation, MeanRule
+from fedstrata.core.cohort import Cohort, Mean
 from fedstrata.core.errors import TrainingError
 from fedstrata.core.types import ClientInfo, Plan, State, Tensors, Update
 
-if TYPE_CHECKING:
-    from fedstrata.core.cohort import Cohort
-
 _SCRATCH_ELEMENTS = 2**20  # 4 MiB of float32
-
-
-@dataclass(frozen=True, slots=True)
-class MeanResult:
-    """A weighted mean.
-
-    Attributes:
-        tensors: The mean of each tensor over the clients that sent it, float32 on the CPU.
-        weights: The sum of the weights behind each tensor.
-        values: The weighted mean of each number in the updates' values.
-        counts: How many clients sent each tensor.
-        clients: Whose updates are in it.
-    """
-
-    tensors: dict[str, Tensor]
-    weights: dict[str, float]
-    values: dict[str, float]
-    counts: dict[str, int]
-    clients: tuple[str, ...] = ()
 
 
 class StreamingMean:
@@ -115,7 +92,7 @@ class StreamingMean:
         for part, target in zip(parts, targets, strict=True):
             target.add_(self._scratch[: part.numel()].copy_(part), alpha=weight)
 
-    def finish(self, clients: Sequence[str] = ()) -> MeanResult:
+    def finish(self, clients: Sequence[str] = ()) -> Mean:
         """Divides in place and returns the mean; the object must not be used afterwards.
 
         Args:
@@ -124,10 +101,10 @@ class StreamingMean:
         for name, total in self._sums.items():
             total.div_(self._weights[name])
         values = {key: total / weight for key, (total, weight) in self._values.items()}
-        return MeanResult(self._sums, self._weights, values, dict(self._counts), tuple(clients))
+        return Mean(self._sums, self._weights, values, dict(self._counts), tuple(clients))
 
 
-def mean_of(updates: Iterable[tuple[ClientInfo, Update]]) -> MeanResult:
+def mean_of(updates: Iterable[tuple[ClientInfo, Update]]) -> Mean:
     """Folds every client's update into one running sum per tensor; none is looked at again."""
     mean, clients = StreamingMean(), []
     for client, update in updates:

@@ -28,28 +28,18 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedstrata.aggregate import rules
 from fedstrata.aggregate.changes import Changes, add
-from fedstrata.aggregate.rules import (
-    CosineRule,
-    CountingRule,
-    KrumRule,
-    MedianRule,
-    MultiKrumRule,
-    NormClippingRule,
-    RobustRule,
-    TrimmedMeanRule,
-)
+from fedstrata.aggregate.rules import RobustRule
+from fedstrata.core.cohort import Cohort
 from fedstrata.core.errors import TrainingError
 from fedstrata.core.types import JSON, Plan, State, Tensors
-
-if TYPE_CHECKING:
-    from fedstrata.core.cohort import Cohort
 
 FACTS = "aggregation"
 """Where the state's values say what the rule did in the last round, and what it remembers."""
@@ -171,7 +161,7 @@ def _remaining_hostile(changes: Changes, rule: RobustRule, clients: int) -> int:
             f"{arrived} of a round's {clients} updates arrived; {rule.rule} needs {rule.condition}{told}: "
             f"set federation.min_clients to {rule.needed(clients)} or more, or another method.aggregation"
         )
-    counting = isinstance(rule, CountingRule)
+    counting = isinstance(rule, rules.CountingRule)
     needed = rule.needed(clients) - 2 * min(found, hostile) if counting else 1
     if left < needed:
         raise TrainingError(
@@ -190,23 +180,23 @@ def judge(changes: Changes, rule: RobustRule, hostile: int, past: Mapping[str, J
         past: The facts of the round before.
     """
     clients = changes.clients
-    if isinstance(rule, MedianRule):
+    if isinstance(rule, rules.MedianRule):
         return Verdict(trimmed=(len(clients) - 1) // 2)
-    if isinstance(rule, TrimmedMeanRule):
+    if isinstance(rule, rules.TrimmedMeanRule):
         return Verdict(trimmed=hostile)
     products = gram_matrix(changes)
     counts = np.array([changes.weights[client] for client in clients])
-    if isinstance(rule, KrumRule):
+    if isinstance(rule, rules.KrumRule):
         best = int(np.argmin(krum_scores(products, hostile)))
         return Verdict(np.eye(len(clients))[best], facts={"chosen": [clients[best]]})
-    if isinstance(rule, MultiKrumRule):
+    if isinstance(rule, rules.MultiKrumRule):
         most = len(clients) - hostile
         ranks = np.argsort(krum_scores(products, hostile), kind="stable")
         kept = np.isin(np.arange(len(clients)), ranks[: min(rule.keep or most, most)])
         return _mean_of_kept(clients, counts, kept)
-    if isinstance(rule, CosineRule):
+    if isinstance(rule, rules.CosineRule):
         return _mean_of_kept(clients, counts, cosines(products) >= rule.threshold)
-    if isinstance(rule, NormClippingRule):
+    if isinstance(rule, rules.NormClippingRule):
         return _clipped(clients, counts, np.sqrt(np.diag(products)), rule, past)
     raise TypeError(f"no robust rule is called {rule.rule!r}")
 
@@ -281,7 +271,7 @@ def _clipped(
     clients: list[str],
     counts: np.ndarray,
     norms: np.ndarray,
-    rule: NormClippingRule,
+    rule: rules.NormClippingRule,
     past: Mapping[str, JSON],
 ) -> Verdict:
     """Returns the mean, weighted by n_k, of changes that are scaled down to a limit.

@@ -8,18 +8,14 @@ hostile updates among those that arrive; what that takes is known before the run
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
 from fedstrata.core.errors import Problem
+from fedstrata.core.preflight import Facts
 from fedstrata.core.settings.base import Count, Positive, Settings
 from fedstrata.core.settings.federation import share_of
-
-if TYPE_CHECKING:
-    from fedstrata.core.preflight import Facts
-
-Hostile = Annotated[float, Field(ge=0.0, lt=0.5)]
 
 OUTVOTE = 3
 """The least number of updates of which the majority can be right and one wrong."""
@@ -101,7 +97,7 @@ class CountingRule(RobustRule):
     beyond: ClassVar[int]
     """How many updates must arrive besides two for each hostile one."""
 
-    hostile: Hostile = Field(
+    hostile: Annotated[float, Field(ge=0.0, lt=0.5)] = Field(
         default=0.1, description="Share of a round's clients that may be hostile; f is rounded up."
     )
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fedstrata.client.failures import is_client_failure, release_memory
 from fedstrata.client.site import Examples
 from fedstrata.client.store import ClientStore, client_folder
+from fedstrata.core.client import Client, Line, PrefixCache
 from fedstrata.core.types import Plan, Work
 from fedstrata.split.divide import ends_of
 from fedstrata.train.evaluate import answer
@@ -24,14 +25,11 @@ from fedstrata.wire import frame
 
 if TYPE_CHECKING:
     from fedstrata.client.site import Site
-    from fedstrata.core.client import Line, PrefixCache
     from fedstrata.core.cut import Cut
     from fedstrata.core.method import Method
     from fedstrata.core.seeding import Seed
     from fedstrata.core.settings.devices import Device
-    from fedstrata.core.settings.federation import CorruptSettings
     from fedstrata.core.settings.training import TrainingSettings
-    from fedstrata.core.task import Task
     from fedstrata.core.types import Tensors, Update
     from fedstrata.models.state import Model
     from fedstrata.record.log import Listener
@@ -100,26 +98,6 @@ class Failed:
     error: Exception
     seconds: float = 0.0
     update: Frame | None = None
-
-
-@dataclass(slots=True)
-class ClientAtWork:
-    """One client in its turn; implements `core.client.Client`."""
-
-    id: str
-    model: Model
-    task: Task
-    examples: Sequence[Any]
-    training: TrainingSettings
-    store: ClientStore
-    report: Callable[[Mapping[str, float]], None]
-    cache: PrefixCache | None = None
-    corruption: CorruptSettings | None = None
-    validate: Callable[[], float | None] = lambda: None
-    device: Device | None = None
-    work: Work | None = None
-    line: Line | None = None
-    secret: int | None = None
 
 
 @dataclass(slots=True)
@@ -226,7 +204,7 @@ class Workplace:
         self.model.restore()
         self.store(client, number).discard()
 
-    def _client(self, order: Order, site: Site, line: Line | None) -> ClientAtWork:
+    def _client(self, order: Order, site: Site, line: Line | None) -> Client:
         """Returns the client as its handler sees it, with the ends of the model alone if it is divided."""
 
         def report(progress: Mapping[str, float]) -> None:
@@ -234,7 +212,7 @@ class Workplace:
 
         store, cut = self.enter(order.client, order.round), order.cut
         work = Work(stored_states=order.stored_states) if order.device else None
-        return ClientAtWork(
+        return Client(
             order.client,
             self.model if cut is None else ends_of(self.model, cut, self.learnt),
             site.task,

@@ -220,17 +220,13 @@ def _metrics(rows: list[RowPlan]) -> tuple[Sequence[str], Divided | None, list[P
     for cell in pending.values():  # another seed may leave a label without a training document
         refused[cell.name] = []
         with collecting(refused[cell.name], cell.checked.source):
-            divided = _divide(cell.checked)
+            own = cell.checked
+            sites = divide(own.settings, own.task)
+            divided = Divided(own.settings, sites, own.task.fitted(sites.clients))
             problems += _by_row({row.name: _unfit(row, divided) for row in rows})
             first = first or divided
     problems += _by_run(refused, len(pending))
     return first.task.metric_names if first else (), first, problems
-
-
-def _divide(own: Checked) -> Divided:
-    """Returns the documents of a run, divided."""
-    sites = divide(own.settings, own.task)
-    return Divided(own.settings, sites, own.task.fitted(sites.clients))
 
 
 def _unfit(row: RowPlan, divided: Divided) -> list[Problem]:

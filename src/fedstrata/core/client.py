@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from fedstrata.core.model import Model
@@ -67,67 +68,41 @@ class Line(Protocol):
         """
 
 
-class Client(Protocol):
-    """One client, as the client half of a method sees it."""
+@dataclass(slots=True)
+class Client:
+    """One client in its turn, as the client half of a method sees it.
 
-    @property
-    def id(self) -> str:
-        """The client's name."""
+    Attributes:
+        id: The client's name.
+        model: Its model, holding base weights: what arrived in earlier rounds is not in it, the store is.
+        task: What it learns.
+        examples: Its encoded training examples.
+        training: How it trains.
+        store: Its private tensors.
+        report: Told of progress within the local training.
+        cache: Where it keeps what its frozen blocks give; none to run them every time.
+        corruption: What it does to what it sends; none if it is honest, or corrupt in its examples only.
+        validate: Scores the model as it is on the client's validation documents: the score a run is judged
+            by. Its sign is changed where less is better, so that more always is. None where it has no
+            documents.
+        device: The device that it is emulated on in this round; none without emulation.
+        work: What it has computed in this turn; none without emulation.
+        line: Its line to the server; none for a handler that no conversation runs.
+        secret: What the server must not know is drawn from this in place of the run's seed, which it knows.
+            None in a simulation, whose numbers are to be the same every time.
+    """
 
-    @property
-    def model(self) -> Model:
-        """Its model, holding base weights: what arrived in earlier rounds is not in it, the store is."""
-
-    @property
-    def task(self) -> Task:
-        """What it learns."""
-
-    @property
-    def examples(self) -> Sequence[Any]:
-        """Its encoded training examples."""
-
-    @property
-    def training(self) -> TrainingSettings:
-        """How it trains."""
-
-    @property
-    def corruption(self) -> CorruptSettings | None:
-        """What it does to what it sends; none if it is honest, or corrupt in its examples only."""
-
-    @property
-    def store(self) -> Store:
-        """Its private tensors."""
-
-    @property
-    def report(self) -> Callable[[Mapping[str, float]], None]:
-        """Told of progress within the local training."""
-
-    @property
-    def validate(self) -> Callable[[], float | None]:
-        """Scores the model as it is on the client's validation documents: the score a run is judged by.
-
-        Its sign is changed where less is better, so that more always is. None where it has no documents.
-        """
-
-    @property
-    def cache(self) -> PrefixCache | None:
-        """Where it keeps what its frozen blocks give; none to run them every time."""
-
-    @property
-    def device(self) -> Device | None:
-        """The device that it is emulated on in this round; none without emulation."""
-
-    @property
-    def work(self) -> Work | None:
-        """What it has computed in this turn; none without emulation."""
-
-    @property
-    def line(self) -> Line | None:
-        """Its line to the server; none for a handler that no conversation runs."""
-
-    @property
-    def secret(self) -> int | None:
-        """What the server must not know is drawn from this in place of the run's seed, which it knows.
-
-        None in a simulation, whose numbers are to be the same every time.
-        """
+    id: str
+    model: Model
+    task: Task
+    examples: Sequence[Any]
+    training: TrainingSettings
+    store: Store
+    report: Callable[[Mapping[str, float]], None]
+    cache: PrefixCache | None = None
+    corruption: CorruptSettings | None = None
+    validate: Callable[[], float | None] = lambda: None
+    device: Device | None = None
+    work: Work | None = None
+    line: Line | None = None
+    secret: int | None = None

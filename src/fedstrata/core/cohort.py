@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from fedstrata.core.model import Model
@@ -43,28 +44,23 @@ class Service(Protocol):
         """
 
 
-class Mean(Protocol):
-    """The result of a streaming weighted mean."""
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """The result of a streaming weighted mean.
 
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        """The mean of each tensor over the clients that sent it, float32 on the CPU."""
+    Attributes:
+        tensors: The mean of each tensor over the clients that sent it, float32 on the CPU.
+        weights: The sum of the weights behind each tensor.
+        values: The weighted mean of each number in the updates' values.
+        counts: How many clients sent each tensor.
+        clients: Whose updates are in it: a client that was lost is not among them.
+    """
 
-    @property
-    def weights(self) -> dict[str, float]:
-        """The sum of the weights behind each tensor."""
-
-    @property
-    def values(self) -> dict[str, float]:
-        """The weighted mean of each number in the updates' values."""
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many clients sent each tensor."""
-
-    @property
-    def clients(self) -> tuple[str, ...]:
-        """Whose updates are in it: a client that was lost is not among them."""
+    tensors: dict[str, Tensor]
+    weights: dict[str, float]
+    values: dict[str, float]
+    counts: dict[str, int]
+    clients: tuple[str, ...] = ()
 
 
 class Cohort(Protocol):
@@ -87,11 +83,7 @@ class Cohort(Protocol):
         """Runs a client handler everywhere and yields updates, each valid until the next is asked for."""
 
     def middle(self, cut: Cut) -> Model:
-        """Returns the server's own part of the model, with parameters of its own, at their base values.
-
-        Args:
-            cut: Where the model is divided.
-        """
+        """Returns the server's part of a model divided there, with parameters of its own, at base values."""
 
     def converse(
         self,

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from fedstrata.core.errors import ConfigurationError, Problem
-
-if TYPE_CHECKING:
-    from fedstrata.core.model import Layout
+from fedstrata.core.model import Layout
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.resources import files
 
 MENTION_TYPES = ("problem", "test", "treatment", "drug")
 """The four clinical mention types of Fed-MedLoRA."""
 
 MODIFIERS_OF: Mapping[str, tuple[str, ...]] = {
-    "test": ("temporal", "lab value", "reference range", "negation"),
-    "treatment": ("temporal", "negation"),
-    "problem": (
-        "body location",
-        "negation",
-        "temporal",
-        "subject",
-        "severity",
-        "course",
-        "condition",
-        "uncertain",
-    ),
-    "drug": ("temporal", "route", "form", "strength", "frequency", "dosage", "duration", "negation"),
+    mention: tuple(modifiers)
+    for mention, modifiers in json.loads((files("fedstrata.core") / "modifiers.json").read_text()).items()
 }
 """The modifier types that may modify each mention type (Fed-MedLoRA, its annotation guideline)."""
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
+from fedstrata.core.client import Client
+from fedstrata.core.cohort import Cohort
+from fedstrata.core.cut import Cut
+from fedstrata.core.errors import Problem
+from fedstrata.core.model import Layout, Model
+from fedstrata.core.preflight import Facts, Growth
+from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Settings
-
-if TYPE_CHECKING:
-    from fedstrata.core.client import Client
-    from fedstrata.core.cohort import Cohort
-    from fedstrata.core.cut import Cut
-    from fedstrata.core.errors import Problem
-    from fedstrata.core.model import Layout, Model
-    from fedstrata.core.preflight import Facts, Growth
-    from fedstrata.core.seeding import Seed
-    from fedstrata.core.types import JSON, ClientInfo, Plan, State, Tensors, Update
+from fedstrata.core.types import JSON, ClientInfo, Plan, State, Tensors, Update
 
 
 class Method(Settings):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from fedstrata.core.types import Tensors
@@ -12,40 +14,53 @@ if TYPE_CHECKING:
     from torch.nn import Parameter
 
 
-class Layout(Protocol):
-    """Which parameters belong to which part of a model; see `fedstrata.models.blocks.Layout`."""
+EMBEDDING, FINAL_NORM, HEAD = "embedding", "final norm", "head"
 
-    @property
-    def blocks_path(self) -> str:
-        """Where the list of blocks is in the module."""
 
-    @property
-    def blocks(self) -> tuple[tuple[str, ...], ...]:
-        """Parameter names of every block, lowest first."""
+@dataclass(frozen=True)
+class Layout:
+    """A model's parameter names by part. Names are those of `named_parameters()`: a tied parameter has one.
 
-    @property
-    def embedding(self) -> tuple[str, ...]:
-        """Parameter names below the blocks, or shared by all of them."""
+    Attributes:
+        blocks_path: Where the list of blocks is, for example `model.layers`.
+        blocks: Names of every block, lowest first, each in model order.
+        embedding: Names below the blocks or shared by all of them: input and position embeddings, their norm,
+            DeBERTa's relative positions, soft prompts. Includes the head's weight when it is tied to the
+            input embedding.
+        final_norm: Names of the norm after the last block; empty for BERT and its kin.
+        head: Names of the task head, with the pooler or dense layer in front of it; empty when it is tied.
+        sizes: How many numbers each parameter holds, by name.
+        frozen: Names that can never train: with an adapter, those of the model it was added to. They are in
+            no other group.
+    """
 
-    @property
-    def final_norm(self) -> tuple[str, ...]:
-        """Parameter names of the norm after the last block."""
+    blocks_path: str
+    blocks: tuple[tuple[str, ...], ...]
+    embedding: tuple[str, ...]
+    final_norm: tuple[str, ...]
+    head: tuple[str, ...]
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    frozen: tuple[str, ...] = ()
 
-    @property
-    def head(self) -> tuple[str, ...]:
-        """Parameter names of the task head; empty when it is tied to the embedding."""
+    def group_of(self, name: str) -> str:
+        """Returns `embedding`, `block 3` (counted from 0), `final norm` or `head`.
+
+        Raises:
+            KeyError: No parameter of this name can train.
+        """
+        return self._groups[name]
 
     @property
     def all(self) -> tuple[str, ...]:
-        """Every name that can train, in model order: with an adapter, its parameters and the head's."""
+        """Every name that can train, in the order of the data: embedding, blocks, final norm, head."""
+        return tuple(self._groups)
 
-    @property
-    def frozen(self) -> tuple[str, ...]:
-        """Every name that can never train: none without an adapter."""
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        """How many numbers each parameter holds, by name."""
+    @cached_property
+    def _groups(self) -> dict[str, str]:
+        groups = dict.fromkeys(self.embedding, EMBEDDING)
+        for index, names in enumerate(self.blocks):
+            groups |= dict.fromkeys(names, f"block {index}")
+        return groups | dict.fromkeys(self.final_norm, FINAL_NORM) | dict.fromkeys(self.head, HEAD)
 
 
 class Model(Protocol):

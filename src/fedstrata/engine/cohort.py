@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fedstrata.aggregate.mean import MeanResult, mean_of
+from fedstrata.aggregate.mean import mean_of
 from fedstrata.client.turn import Done, Failed, Order
 from fedstrata.core.types import ClientInfo, Plan, Tensors, Update
 from fedstrata.engine.conversation import TimedService
@@ -20,7 +20,7 @@ from fedstrata.split.divide import middle_of
 from fedstrata.wire import frame
 
 if TYPE_CHECKING:
-    from fedstrata.core.cohort import Service
+    from fedstrata.core.cohort import Mean, Service
     from fedstrata.core.cut import Cut
     from fedstrata.core.errors import FedstrataError
     from fedstrata.core.method import Method
@@ -70,7 +70,7 @@ class RoundCohort:
     trained_scores: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     score_seconds: float = 0.0
 
-    def mean(self, handler: str, plan_of: Callable[[ClientInfo], Plan]) -> MeanResult:
+    def mean(self, handler: str, plan_of: Callable[[ClientInfo], Plan]) -> Mean:
         """Folds every update into one running sum per tensor."""
         return mean_of(self.each(handler, plan_of))
 

@@ -13,8 +13,8 @@ from fedstrata.core.types import Message
 from fedstrata.wire import frame
 
 if TYPE_CHECKING:
+    from fedstrata.core.model import Layout
     from fedstrata.engine.prepare import Experiment
-    from fedstrata.models.blocks import Layout
     from fedstrata.models.state import Model
 
 OTHER = "other"

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
 
-    from fedstrata.client.turn import ClientAtWork
+    from fedstrata.core.client import Client
     from fedstrata.core.types import JSON
     from fedstrata.engine.prepare import Experiment
     from fedstrata.record.log import Listener
@@ -262,7 +262,7 @@ class RemoteClient:
             raise FrameError(f"the server asks for {name!r}, which no client of this method runs")
         return None
 
-    def _score(self, plan: Plan, client: ClientAtWork, rng: Seed) -> Update:
+    def _score(self, plan: Plan, client: Client, rng: Seed) -> Update:
         """Scores the client's documents of a part of the split; what was learnt at the end is kept."""
         part, task = plan.values.get("part"), self._site.task
         if part not in PARTS:
@@ -283,7 +283,7 @@ class RemoteClient:
             self._keep_model(scores, started)
         return Update({}, counted, weight=float(len(documents)))
 
-    def _connected(self, client: ClientAtWork, rng: Seed) -> AbstractContextManager[object]:
+    def _connected(self, client: Client, rng: Seed) -> AbstractContextManager[object]:
         """Returns the context in which the model answers: with the server's middle, where that has one."""
         if (cut := self._experiment.method.divides(self.id)) is None:
             return nullcontext()

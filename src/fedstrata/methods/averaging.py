@@ -9,18 +9,16 @@ from pydantic import Field, field_validator
 
 from fedstrata.aggregate.mean import average
 from fedstrata.aggregate.rules import Aggregation, MeanRule
+from fedstrata.core.client import Client
+from fedstrata.core.cohort import Cohort
+from fedstrata.core.errors import Problem
 from fedstrata.core.method import Method
+from fedstrata.core.model import Layout, Model
+from fedstrata.core.preflight import Facts
+from fedstrata.core.seeding import Seed
 from fedstrata.core.types import Message, Plan, State, Update
 from fedstrata.policies.share import block_count, keeps_some
 from fedstrata.train.local import fit, update_of
-
-if TYPE_CHECKING:
-    from fedstrata.core.client import Client
-    from fedstrata.core.cohort import Cohort
-    from fedstrata.core.errors import Problem
-    from fedstrata.core.model import Layout, Model
-    from fedstrata.core.preflight import Facts
-    from fedstrata.core.seeding import Seed
 
 
 class LocalTraining(Method):

@@ -11,20 +11,17 @@ from typing import TYPE_CHECKING, Any
 from fedstrata.core.cut import Cut
 from fedstrata.core.errors import Problem
 from fedstrata.core.method import Method
+from fedstrata.core.model import Layout
+from fedstrata.core.preflight import Facts
+from fedstrata.core.seeding import Seed
+from fedstrata.core.types import JSON, Plan, Tensors
+from fedstrata.models.state import Model
 from fedstrata.split.divide import divide
 from fedstrata.split.ends import Ends
 from fedstrata.split.kvcache import Sessions
+from fedstrata.split.messages import Form
 from fedstrata.split.middle import Middle
-from fedstrata.split.noise import Noise
-
-if TYPE_CHECKING:
-    from fedstrata.core.model import Layout
-    from fedstrata.core.preflight import Facts
-    from fedstrata.core.seeding import Seed
-    from fedstrata.core.types import JSON, Plan, Tensors
-    from fedstrata.models.state import Model
-    from fedstrata.split.messages import Form
-    from fedstrata.split.noise import NoiseSettings
+from fedstrata.split.noise import Noise, NoiseSettings
 
 
 class Divided(Method):

@@ -23,35 +23,26 @@ Deviations: the paper's Algorithm 1 did not survive in its text; the bandit's ru
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field
+from torch import Tensor
 
-from fedstrata.aggregate.mean import MeanResult, StreamingMean, replace
+from fedstrata.aggregate.mean import StreamingMean, replace
+from fedstrata.core.client import Client
+from fedstrata.core.cohort import Cohort, Mean
 from fedstrata.core.errors import Problem
+from fedstrata.core.model import Layout, Model
+from fedstrata.core.preflight import Facts
+from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Count, Fraction
 from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Tensors, Update, whole_number
 from fedstrata.methods.averaging import SomeBlocksShared
+from fedstrata.policies import share
 from fedstrata.policies.bandit import Bandits, BanditSettings, Rate
 from fedstrata.policies.dropout import Distribution, LayerDropout, block_rates
-from fedstrata.policies.share import (
-    block_count,
-    blocks_in,
-    names_outside,
-    noted_blocks,
-    sent_and_kept,
-)
 from fedstrata.train.local import fit
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedstrata.core.client import Client
-    from fedstrata.core.cohort import Cohort
-    from fedstrata.core.model import Layout, Model
-    from fedstrata.core.preflight import Facts
-    from fedstrata.core.seeding import Seed
 
 
 class DropPEFT(SomeBlocksShared):
@@ -82,11 +73,9 @@ class DropPEFT(SomeBlocksShared):
     adapters: ClassVar[tuple[str, ...]] = ("lora", "bottleneck")
     begins_in_full: ClassVar[bool] = True
 
-    @model_validator(mode="after")
-    def _bandit_only_where_used(self) -> Self:
+    def _misfits(self) -> Iterator[str]:
         if isinstance(self.rates, float | int) and self.bandit_of != "everybody":
-            raise ValueError(f"bandit_of has no meaning with a fixed rate, {self.rates}; leave it out")
-        return self
+            yield f"bandit_of has no meaning with a fixed rate, {self.rates}; leave it out"
 
     @property
     def validates(self) -> bool:
@@ -114,7 +103,7 @@ class DropPEFT(SomeBlocksShared):
 
     def start(self, model: Model) -> State:
         """The adapter, which changes nothing yet, and the head."""
-        values = {**noted_blocks(model.layout), "_round": 0, "_personal": {}, "_bandits": {}}
+        values = {**share.noted_blocks(model.layout), "_round": 0, "_personal": {}, "_bandits": {}}
         return State(model.snapshot(model.layout.all), values)
 
     def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
@@ -124,7 +113,7 @@ class DropPEFT(SomeBlocksShared):
         bandits, rates = self._choose(state, [client.id for client in cohort.clients], number, rng)
 
         def plan_of(client: ClientInfo) -> Plan:
-            own = {name for block in personal.get(client.id, ()) for name in blocks_in(state)[block]}
+            own = {name for block in personal.get(client.id, ()) for name in share.blocks_in(state)[block]}
             wanted = {name: tensor for name, tensor in state.tensors.items() if name not in own}
             return Plan(wanted, {"rate": rates[client.id]})
 
@@ -145,7 +134,7 @@ class DropPEFT(SomeBlocksShared):
             "rates": {client: rates[client] for client in sent},
             "rewards": {client: reward for client, (_, reward) in rewards.items()},
             "shared_by": [
-                sum(block in own for own in sent.values()) for block in range(len(blocks_in(state)))
+                sum(block in own for own in sent.values()) for block in range(len(share.blocks_in(state)))
             ],
         }
         return State(self._merged(state, mean.finish()), values)
@@ -159,7 +148,7 @@ class DropPEFT(SomeBlocksShared):
         rates = block_rates(rate, len(layout.blocks), self.distribution)
         dropout = LayerDropout(rates, rng.child("blocks"))
         known = cast("list[float | None] | None", client.store.read().values.get("importance"))
-        k = block_count(self.shared_blocks, layout)
+        k = share.block_count(self.shared_blocks, layout)
         came = [
             block for block, names in enumerate(layout.blocks) if not plan.tensors.keys().isdisjoint(names)
         ]
@@ -167,10 +156,10 @@ class DropPEFT(SomeBlocksShared):
         def divided() -> tuple[list[int], list[int]]:
             """Returns the blocks that are sent and those that stay, which is known once training is over."""
             unchanged = [block for block in came if not dropout.batches[block]]
-            return sent_and_kept(dropout.importance(known), k, unchanged)
+            return share.sent_and_kept(dropout.importance(known), k, unchanged)
 
         def unsent() -> list[str]:
-            return names_outside(layout.blocks, divided()[0])
+            return share.names_outside(layout.blocks, divided()[0])
 
         loss = fit(client, layout.all, rng, private=unsent, dropout=dropout)
         shared, own = divided()
@@ -199,17 +188,17 @@ class DropPEFT(SomeBlocksShared):
             blocks[key] = (
                 [whole_number(each, key, 0, last) for each in said] if isinstance(said, list) else []
             )
-        kept = set(names_outside(layout.blocks, blocks["shared"]))
+        kept = set(share.names_outside(layout.blocks, blocks["shared"]))
         return {name: tensor for name, tensor in trained.items() if name not in kept}
 
     def weighs(self, client: ClientInfo) -> float:
         """As `weighting` says."""
         return float(client.examples) if self.weighting == "examples" else 1.0
 
-    def _merged(self, state: State, mean: MeanResult) -> dict[str, Any]:
+    def _merged(self, state: State, mean: Mean) -> dict[str, Any]:
         """Returns the global tensors with what enough devices sent."""
         least = 2 if self.personal else 1
-        inside = {name for names in blocks_in(state) for name in names}
+        inside = {name for names in share.blocks_in(state) for name in names}
         enough = {
             name: tensor
             for name, tensor in mean.tensors.items()

@@ -19,29 +19,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field
+from torch import Tensor
 
 from fedstrata.adapters.rank import beyond_adapter, cut, largest_rank, of_several_sizes, pad, written
 from fedstrata.aggregate.mean import StreamingMean
+from fedstrata.core.client import Client
+from fedstrata.core.cohort import Cohort
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.method import Method
+from fedstrata.core.model import Layout, Model
+from fedstrata.core.preflight import Facts
+from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Count
 from fedstrata.core.types import JSON, ClientInfo, Plan, State, Tensors, Update
 from fedstrata.policies.share import blocks_in, noted_blocks
 from fedstrata.train.local import fit, update_of
 from fedstrata.train.work import adapter_of
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedstrata.core.client import Client
-    from fedstrata.core.cohort import Cohort
-    from fedstrata.core.model import Layout, Model
-    from fedstrata.core.preflight import Facts
-    from fedstrata.core.seeding import Seed
-
 
 CONFIGURATIONS = 3
 """How many a round tries: the present one, one deeper and one wider."""

@@ -20,27 +20,27 @@ Deviations: the printed formulas multiply the mean by 1/m, m being the sites of 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
+from torch import Tensor
 
 from fedstrata.adapters.rank import is_lora
 from fedstrata.aggregate.rules import MeanRule
+from fedstrata.core.cohort import Cohort
+from fedstrata.core.model import Model
+from fedstrata.core.seeding import Seed
 from fedstrata.core.types import State
 from fedstrata.methods.averaging import Averaging, LocalTraining
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedstrata.core.cohort import Cohort
-    from fedstrata.core.model import Model
-    from fedstrata.core.seeding import Seed
 
 logger = logging.getLogger(__name__)
 
 USUAL_ADAPTER: Mapping[str, float] = {"rank": 16, "alpha": 64, "dropout": 0.05}
 """The paper's adapter where none is named: of its methods, FedSA-LoRA, FFA-LoRA and FLoRA."""
+_PRINTED = "The printed formulas, which divide the mean adapters by the sites of a round once more."
+Printed = Annotated[bool, Field(description=_PRINTED)]
+"""The setting `literal`."""
 
 
 class MedLoRA(LocalTraining):
@@ -72,16 +72,11 @@ class FedMedLoRA(MedLoRA, Averaging):
     """The method; see the module's docstring. The adapter has settings of its own, `adapter`."""
 
     name: Literal["fedmedlora"] = "fedmedlora"
-    literal: bool = Field(
-        default=False,
-        description="The printed formulas, which divide the mean adapters by the sites of a round once more.",
-    )
+    literal: Printed = False
 
-    @model_validator(mode="after")
-    def _literal_is_a_mean(self) -> Self:
+    def _misfits(self) -> Iterator[str]:
         if self.literal and not isinstance(self.aggregation, MeanRule):
-            raise ValueError(f"literal stands for a printed mean, and aggregation is {self.aggregation.rule}")
-        return self
+            yield f"literal stands for a printed mean, and aggregation is {self.aggregation.rule}"
 
     def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
         """One weighted mean, or what `aggregation` says."""

@@ -21,21 +21,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from fedstrata.aggregate.influence import InfluenceMean, room_for, unusable
 from fedstrata.aggregate.mean import replace
+from fedstrata.core.cohort import Cohort
 from fedstrata.core.errors import Problem
+from fedstrata.core.preflight import Facts
+from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Fraction
 from fedstrata.core.types import Plan, State
-from fedstrata.methods.fedmedlora import MedLoRA
-
-if TYPE_CHECKING:
-    from fedstrata.core.cohort import Cohort
-    from fedstrata.core.preflight import Facts
-    from fedstrata.core.seeding import Seed
+from fedstrata.methods.fedmedlora import MedLoRA, Printed
 
 
 class FedMedLoRAPlus(MedLoRA):
@@ -47,10 +45,7 @@ class FedMedLoRAPlus(MedLoRA):
         description="Largest share of the weight that a site may have; what exceeds it goes to the others in "
         "proportion. No limit if null.",
     )
-    literal: bool = Field(
-        default=False,
-        description="The printed formulas, which divide the mean adapters by the sites of a round once more.",
-    )
+    literal: Printed = False
     tries_updates: ClassVar[bool] = True
 
     def problems(self, facts: Facts) -> list[Problem]:

@@ -22,22 +22,20 @@ Deviations: the paper finds k and the scores from the Hessian's spectrum; here k
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
+from typing import ClassVar, Literal, cast
 
 from pydantic import Field
 
 from fedstrata.aggregate.changes import add
-from fedstrata.core.settings.base import Count, Fraction, Positive
+from fedstrata.core.client import Client
+from fedstrata.core.cohort import Cohort
+from fedstrata.core.model import Layout, Model
+from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.base import Count, Fraction, Part, Positive
 from fedstrata.core.types import JSON, Plan, State, Tensors, Update
 from fedstrata.methods.averaging import LocalTraining, SomeBlocksShared
 from fedstrata.policies.share import block_count, blocks_in, names_outside, noted_blocks
 from fedstrata.train.probe import NORMS, asked_norms, norms_of, send_norms
-
-if TYPE_CHECKING:
-    from fedstrata.core.client import Client
-    from fedstrata.core.cohort import Cohort
-    from fedstrata.core.model import Layout, Model
-    from fedstrata.core.seeding import Seed
 
 MOMENTUM = "momentum/"
 """Before the name of a parameter in the state: its momentum, and not its value."""
@@ -50,9 +48,7 @@ class FedPepTAO(SomeBlocksShared, LocalTraining):
     shared_blocks: Count | Fraction = Field(
         default=0.5, description="Blocks whose prefix is shared, a count or a share of the model's."
     )
-    momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
-        default=0.9, description="Beta: how much of the last step the server keeps."
-    )
+    momentum: Part = Field(default=0.9, description="Beta: how much of the last step the server keeps.")
     server_learning_rate: Positive = Field(default=1.0, description="Eta: 1 takes the clients' mean.")
     batches: Count = Field(default=8, description="Batches of each device that the choice looks at.")
     travels: ClassVar[str] = "the prefix of the blocks that matter and the head, both ways"

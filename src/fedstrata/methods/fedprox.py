@@ -10,17 +10,15 @@ Deviations: none from the method; partial work of slow devices is not modelled.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
+from fedstrata.core.client import Client
+from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import NotNegative
+from fedstrata.core.types import Plan, Update
 from fedstrata.methods.averaging import Averaging
-
-if TYPE_CHECKING:
-    from fedstrata.core.client import Client
-    from fedstrata.core.seeding import Seed
-    from fedstrata.core.types import Plan, Update
 
 
 class FedProx(Averaging):

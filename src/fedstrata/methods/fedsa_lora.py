@@ -14,14 +14,12 @@ Deviations: none; as everywhere here the mean is weighted.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from fedstrata.adapters.rank import is_first_factor
+from fedstrata.core.model import Layout
 from fedstrata.methods.averaging import Averaging
 from fedstrata.methods.fedmedlora import USUAL_ADAPTER
-
-if TYPE_CHECKING:
-    from fedstrata.core.model import Layout
 
 
 class FedSALoRA(Averaging):

@@ -23,20 +23,25 @@ Deviations: changes travel and not weights, since a small change would drown in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fedstrata.aggregate.changes import add
 from fedstrata.aggregate.robust import FACTS, past_facts, robust_change
 from fedstrata.aggregate.rules import MeanRule
+from fedstrata.core.client import Client
+from fedstrata.core.cohort import Cohort
 from fedstrata.core.errors import ConfigurationError, FrameError, Problem
+from fedstrata.core.model import Layout, Model
+from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Count, Fraction, NotNegative
 from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Tensors, Update
 from fedstrata.methods.averaging import Averaging
+from fedstrata.policies import select
 from fedstrata.policies.scores import (
     block_scores,
     change_score,
@@ -45,23 +50,9 @@ from fedstrata.policies.scores import (
     sketch_all,
     sketch_size,
 )
-from fedstrata.policies.select import (
-    Progress,
-    Schedule,
-    best_blocks,
-    equal_blocks,
-    random_blocks,
-    scored_tensors,
-    tied_head,
-)
+from fedstrata.policies.select import Progress, Schedule
 from fedstrata.policies.share import blocks_in, names_outside, noted_blocks
 from fedstrata.train.local import fit, update_of
-
-if TYPE_CHECKING:
-    from fedstrata.core.client import Client
-    from fedstrata.core.cohort import Cohort
-    from fedstrata.core.model import Layout, Model
-    from fedstrata.core.seeding import Seed
 
 CHANGE = "change/"
 """Before the name of a tensor in a client's store: its change, and not its value."""
@@ -90,20 +81,16 @@ class FedTLU(Averaging):
         "every change up, the model down; sketched: sketches, then the merged blocks only"
     )
 
-    @model_validator(mode="after")
-    def _only_what_is_used(self) -> Self:
+    def _misfits(self) -> Iterator[str]:
         if self.selection == "sketched" and self.update != "targeted":
-            raise ValueError(f"selection sketched chooses by scores, which update {self.update} does not use")
+            yield f"selection sketched chooses by scores, which update {self.update} does not use"
         if self.selection == "sketched" and not isinstance(self.aggregation, MeanRule):
-            raise ValueError(
-                f"aggregation {self.aggregation.rule} compares whole changes; sketched sends parts"
-            )
+            yield f"aggregation {self.aggregation.rule} compares whole changes; sketched sends parts"
         unused = {"portion": self.update in ("last", "full"), "width": self.selection == "exact"}
         for name, has_no_meaning in unused.items():
             if has_no_meaning and getattr(self, name) != type(self).model_fields[name].default:
                 what = f"update {self.update} and selection {self.selection}"
-                raise ValueError(f"{name} has no meaning with {what}; leave it out")
-        return self
+                yield f"{name} has no meaning with {what}; leave it out"
 
     def trainable(self, layout: Layout) -> tuple[str, ...]:
         """Every parameter: which ones are merged is decided after they were trained.
@@ -124,7 +111,7 @@ class FedTLU(Averaging):
         if self._schedule and self._chooses:
             values["schedule"] = asdict(Progress())
         if self.update == "last":
-            last = (*layout.final_norm, *layout.head, *tied_head(model))
+            last = (*layout.final_norm, *layout.head, *select.tied_head(model))
             values["_last"] = [name for name in last if name in set(layout.all)]
         if self._sketched:
             values |= {"_round": 0, "_changed": dict.fromkeys(layout.all, 0), "_visits": {}}
@@ -147,7 +134,7 @@ class FedTLU(Averaging):
         if not self._sketched:
             return update_of(client, change, facts)
         client.store.write(Message(before | {CHANGE + name: value for name, value in change.items()}))
-        inside = {name: change[name] for name in scored_tensors(model.layout.blocks, change)}
+        inside = {name: change[name] for name in select.scored_tensors(model.layout.blocks, change)}
         outside = {name: value for name, value in change.items() if name not in inside}
         sums, sketches = sketch_all(inside, self.width, cast("int", plan.values["seed"]))
         return update_of(client, outside | {SUMS: sums, SKETCHES: sketches}, facts)
@@ -169,7 +156,7 @@ class FedTLU(Averaging):
             raise FrameError("an update says no loss")
         if not self._sketched:
             return change
-        inside = scored_tensors(layout.blocks, change)
+        inside = select.scored_tensors(layout.blocks, change)
         size = sum(sketch_size(change[name].numel(), self.width) for name in inside)
         outside = {name: tensor for name, tensor in change.items() if name not in set(inside)}
         sums = torch.empty(len(inside), dtype=torch.float64, device="meta")
@@ -188,7 +175,7 @@ class FedTLU(Averaging):
             change, loss, facts = merged.tensors, merged.loss, {FACTS: merged.facts}
         scores = {
             name: change_score(change[name])
-            for name in scored_tensors(blocks_in(state), state.tensors)
+            for name in select.scored_tensors(blocks_in(state), state.tensors)
             if self.update == "targeted"
         }
         values, names = self._decide(state, scores, loss, rng)
@@ -206,7 +193,7 @@ class FedTLU(Averaging):
             return Plan(news, {"seed": rng.child("signs").integer()})
 
         mean = cohort.mean("train", plan_of)
-        inside = scored_tensors(blocks_in(state), state.tensors)
+        inside = select.scored_tensors(blocks_in(state), state.tensors)
         sizes = {name: state.tensors[name].numel() for name in inside}
         scores = estimated_scores(sizes, self.width, mean.tensors[SUMS], mean.tensors[SKETCHES])
         values, merged = self._decide(state, scores, mean.values["loss"], rng)
@@ -228,7 +215,7 @@ class FedTLU(Averaging):
         """Returns the state's new values, and the names of the tensors that are merged."""
         blocks, update = blocks_in(state), self.update
         values: dict[str, Any] = dict(state.values)
-        groups, kept = equal_blocks(blocks, state.tensors), list(range(len(blocks)))
+        groups, kept = select.equal_blocks(blocks, state.tensors), list(range(len(blocks)))
         if self._chooses:
             values["portion"] = self.portion
             if schedule := self._schedule:
@@ -238,9 +225,9 @@ class FedTLU(Averaging):
         if update == "targeted":
             require_finite(scores)
             values |= {"tensor_scores": scores, "block_scores": block_scores(scores, blocks)}
-            kept = best_blocks(values["block_scores"], groups, values["portion"])
+            kept = select.best_blocks(values["block_scores"], groups, values["portion"])
         elif update == "random":
-            kept = random_blocks(groups, values["portion"], rng.child("blocks").numpy())
+            kept = select.random_blocks(groups, values["portion"], rng.child("blocks").numpy())
         elif update == "last":
             kept = []
         left_out = set(names_outside(blocks, kept))

@@ -20,16 +20,21 @@ Deviations: optimisers begin anew in every round, as all methods' do here. A and
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fedstrata.aggregate.mean import StreamingMean, replace
+from fedstrata.core.client import Client
+from fedstrata.core.cohort import Cohort
 from fedstrata.core.cut import Cut
 from fedstrata.core.errors import Problem
+from fedstrata.core.model import Layout, Model
+from fedstrata.core.preflight import Facts
 from fedstrata.core.seeding import Seed
-from fedstrata.core.settings.base import Settings, idle_settings
+from fedstrata.core.settings.base import Count, Settings, idle_settings
 from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Update
 from fedstrata.methods.divided import Divided
 from fedstrata.split.client_step import Exchange, rounding_in
@@ -43,15 +48,8 @@ from fedstrata.split.replica import Replica
 from fedstrata.train.batches import steps_in_round
 from fedstrata.train.local import fit, update_of
 
-if TYPE_CHECKING:
-    from fedstrata.core.client import Client
-    from fedstrata.core.cohort import Cohort
-    from fedstrata.core.model import Layout, Model
-    from fedstrata.core.preflight import Facts
-
 Segment = Literal["front", "middle", "back"]
 Blocks = Annotated[int, Field(ge=0)]
-Steps = Annotated[int, Field(ge=1)]
 
 
 class CutSettings(Settings):
@@ -81,41 +79,36 @@ class FLLLaMA(Divided):
         default="terms",
         description="Whose mean B's gradient is in client_batch: all terms' (tokens'), or the clients'.",
     )
-    average_every: Steps | None = Field(
+    average_every: Count | None = Field(
         default=None,
         description="Steps between averages of B's copies in hierarchical mode; null: at the end of a round.",
     )
-    average_ends: Literal["round", "never"] | Steps = Field(
+    average_ends: Literal["round", "never"] | Count = Field(
         default="round",
         description="When clients' ends are averaged: after a round, never, or also every so many steps.",
     )
-    in_flight: Steps = Field(
+    in_flight: Count = Field(
         default=1, description="Batches of a step (`training.accumulation`) that may be under way at once."
     )
     wire: Form = Field(default="float32", description="In what numbers hidden states and gradients travel.")
     noise: NoiseSettings | None = None
     travels: ClassVar[str] = "hidden states and their gradients, both ways, in every step"
 
-    @model_validator(mode="after")
-    def _modes(self) -> Self:
+    def _misfits(self) -> Iterator[str]:
         modes = {"average_every": ["hierarchical"], "turns": ["sequential"], "mean": ["client_batch"]}
         for name, (mode,) in idle_settings(self, self.mode, modes).items():
-            value = getattr(self, name)
-            raise ValueError(f"{name}={value} has no meaning with mode {self.mode}, only with {mode}")
+            yield f"{name}={getattr(self, name)} has no meaning with mode {self.mode}, only with {mode}"
         if isinstance(self.average_ends, int) and self.mode == "sequential":
-            raise ValueError(
-                f"average_ends={self.average_ends} needs clients that step side by side: mode "
-                "client_batch or hierarchical, not sequential"
-            )
+            needs = "needs clients that step side by side: mode client_batch or hierarchical, not sequential"
+            yield f"average_ends={self.average_ends} {needs}"
         if self.in_flight > 1 and self.mode == "client_batch":
-            raise ValueError(f"in_flight={self.in_flight}: with client_batch all wait for all; it must be 1")
+            yield f"in_flight={self.in_flight}: with client_batch all wait for all; it must be 1"
         if self.cuts and self.mode == "client_batch":
-            raise ValueError("cuts: clients of one batch are all divided at one place; use another mode")
+            yield "cuts: clients of one batch are all divided at one place; use another mode"
         if self.full and self.cuts:
-            raise ValueError("full: with cuts a block may be of one segment here and of another there")
+            yield "full: with cuts a block may be of one segment here and of another there"
         if len({*self.full}) == len(get_args(Segment)):
-            raise ValueError("full: all segments train in full without an adapter; leave both out")
-        return self
+            yield "full: all segments train in full without an adapter; leave both out"
 
     @property
     def personal(self) -> bool:

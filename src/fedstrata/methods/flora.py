@@ -20,9 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field
+from torch import Tensor
 
 from fedstrata.adapters.rank import (
     beyond_adapter,
@@ -42,21 +43,17 @@ from fedstrata.adapters.stack import (
     with_product,
 )
 from fedstrata.aggregate.mean import StreamingMean, replace
+from fedstrata.core.client import Client
+from fedstrata.core.cohort import Cohort
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.model import Layout, Model
+from fedstrata.core.preflight import Facts, Growth
+from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Count
 from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Tensors, Update
 from fedstrata.methods.averaging import LocalTraining
 from fedstrata.methods.fedmedlora import USUAL_ADAPTER
 from fedstrata.train.work import adapter_of
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedstrata.core.client import Client
-    from fedstrata.core.cohort import Cohort
-    from fedstrata.core.model import Layout, Model
-    from fedstrata.core.preflight import Facts, Growth
-    from fedstrata.core.seeding import Seed
 
 STACK = "round {}/"
 """Before the name of an A or a B: that of all clients of a round, stacked."""

@@ -18,9 +18,10 @@ Deviations: a device's rank is drawn once from `ranks`, where the paper goes by 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field
+from torch import Tensor
 
 from fedstrata.adapters.rank import (
     beyond_adapter,
@@ -34,21 +35,17 @@ from fedstrata.adapters.rank import (
     written,
 )
 from fedstrata.aggregate.mean import StreamingMean
+from fedstrata.core.client import Client
+from fedstrata.core.cohort import Cohort
+from fedstrata.core.errors import Problem
 from fedstrata.core.method import Method
+from fedstrata.core.model import Layout, Model
+from fedstrata.core.preflight import Facts
+from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Count, Positive, Settings
 from fedstrata.core.types import JSON, ClientInfo, Plan, State, Tensors, Update, whole_number
 from fedstrata.train.local import fit, update_of
 from fedstrata.train.work import adapter_of
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedstrata.core.client import Client
-    from fedstrata.core.cohort import Cohort
-    from fedstrata.core.errors import Problem
-    from fedstrata.core.model import Layout, Model
-    from fedstrata.core.preflight import Facts
-    from fedstrata.core.seeding import Seed
 
 
 class PruneSettings(Settings):

@@ -22,23 +22,21 @@ Deviations: the paper does not say where the final norm belongs (here it trains 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
+from typing import Annotated, ClassVar, Literal, cast
 
 from pydantic import Field
 
+from fedstrata.core.client import Client
+from fedstrata.core.cohort import Cohort
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.model import Layout, Model
+from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Count, Fraction, Settings
 from fedstrata.core.types import JSON, Plan, State, Tensors, Update
 from fedstrata.methods.averaging import Averaging
 from fedstrata.policies.freeze import largest_top, smallest_top, top_count, train_top
 from fedstrata.policies.share import personal_top
 from fedstrata.train.probe import NORMS, asked_norms, norms_of, send_norms
-
-if TYPE_CHECKING:
-    from fedstrata.core.client import Client
-    from fedstrata.core.cohort import Cohort
-    from fedstrata.core.model import Layout, Model
-    from fedstrata.core.seeding import Seed
 
 
 class AutomaticDepth(Settings):

@@ -11,12 +11,10 @@ Deviations: none. "Global" scores of a run are the mean, over clients, of each c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
+from fedstrata.core.model import Layout
 from fedstrata.methods.averaging import LocalTraining
-
-if TYPE_CHECKING:
-    from fedstrata.core.model import Layout
 
 
 class LocalOnly(LocalTraining):

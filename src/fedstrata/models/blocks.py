@@ -1,28 +1,24 @@
 """Which parameters of a transformer belong to its embedding, its blocks, its final norm and its head.
 
 Everything fedstrata freezes, trains, skips, sends or merges is named by these groups. The families people
-use most are listed below; any other architecture works if it has one list of blocks of one class.
+use most are listed in `families.json`; any other architecture works if it has one list of blocks of one
+class.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from fedstrata.core.errors import ConfigurationError, Problem
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedstrata.core import model as protocols
-
-EMBEDDING, FINAL_NORM, HEAD = "embedding", "final norm", "head"
+from fedstrata.core.model import EMBEDDING, FINAL_NORM, HEAD, Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,82 +42,15 @@ class Family:
     returns: int = 0
 
 
-_LLAMA_LIKE = Family("layers", "norm")
-_BERT_LIKE = Family("encoder.layer")
-_RELATIVE = "encoder.rel_embeddings"
+def _families() -> dict[str, Family]:
+    table = json.loads((files("fedstrata.models") / "families.json").read_text(encoding="utf-8"))
+    return {
+        name: Family(**parts | {"shared": tuple(parts.get("shared", ()))}) for name, parts in table.items()
+    }
 
-FAMILIES: Mapping[str, Family] = {
-    "llama": _LLAMA_LIKE,
-    "mistral": _LLAMA_LIKE,
-    "qwen2": _LLAMA_LIKE,
-    "qwen3": _LLAMA_LIKE,
-    "gemma": _LLAMA_LIKE,
-    "gemma2": _LLAMA_LIKE,
-    "gemma3_text": _LLAMA_LIKE,
-    "gemma3": Family("language_model.layers", "language_model.norm"),
-    "phi": Family("layers", "final_layernorm"),
-    "phi3": _LLAMA_LIKE,
-    "gpt2": Family("h", "ln_f"),
-    "gpt_neox": Family("layers", "final_layer_norm"),
-    "bert": _BERT_LIKE,
-    "roberta": _BERT_LIKE,
-    "xlm-roberta": _BERT_LIKE,
-    "camembert": _BERT_LIKE,
-    "deberta": Family("encoder.layer", shared=(_RELATIVE,), returns=2),
-    "deberta-v2": Family("encoder.layer", shared=(_RELATIVE, "encoder.LayerNorm", "encoder.conv"), returns=2),
-    "distilbert": Family("transformer.layer"),
-    "modernbert": Family("layers", "final_norm"),
-    "bloom": Family("h", "ln_f", returns=2),
-    "openai-gpt": Family("h", returns=1),
-    "mpnet": Family("encoder.layer", shared=("encoder.relative_attention_bias",), returns=1),
-}
+
+FAMILIES: Mapping[str, Family] = _families()
 """The known families by `model_type`; DeBERTa-v3 is a `deberta-v2`. Others are found by their shape."""
-
-
-@dataclass(frozen=True)
-class Layout:
-    """A model's parameter names by part. Names are those of `named_parameters()`: a tied parameter has one.
-
-    Attributes:
-        blocks_path: Where the list of blocks is, for example `model.layers`.
-        blocks: Names of every block, lowest first, each in model order.
-        embedding: Names below the blocks or shared by all of them: input and position embeddings, their norm,
-            DeBERTa's relative positions, soft prompts. Includes the head's weight when it is tied to the
-            input embedding.
-        final_norm: Names of the norm after the last block; empty for BERT and its kin.
-        head: Names of the task head, with the pooler or dense layer in front of it; empty when it is tied.
-        sizes: How many numbers each parameter holds, by name.
-        frozen: Names that can never train: with an adapter, those of the model it was added to. They are in
-            no other group.
-    """
-
-    blocks_path: str
-    blocks: tuple[tuple[str, ...], ...]
-    embedding: tuple[str, ...]
-    final_norm: tuple[str, ...]
-    head: tuple[str, ...]
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    frozen: tuple[str, ...] = ()
-
-    def group_of(self, name: str) -> str:
-        """Returns `embedding`, `block 3` (counted from 0), `final norm` or `head`.
-
-        Raises:
-            KeyError: No parameter of this name can train.
-        """
-        return self._groups[name]
-
-    @property
-    def all(self) -> tuple[str, ...]:
-        """Every name that can train, in the order of the data: embedding, blocks, final norm, head."""
-        return tuple(self._groups)
-
-    @cached_property
-    def _groups(self) -> dict[str, str]:
-        groups = dict.fromkeys(self.embedding, EMBEDDING)
-        for index, names in enumerate(self.blocks):
-            groups |= dict.fromkeys(names, f"block {index}")
-        return groups | dict.fromkeys(self.final_norm, FINAL_NORM) | dict.fromkeys(self.head, HEAD)
 
 
 def find_layout(model: nn.Module, learnable: Collection[str] | None = None) -> Layout:
@@ -165,13 +94,8 @@ def find_layout(model: nn.Module, learnable: Collection[str] | None = None) -> L
     )
 
 
-def block_modules(model: nn.Module, layout: protocols.Layout) -> nn.ModuleList:
-    """Returns the live list of blocks.
-
-    Args:
-        model: The model the layout was found in.
-        layout: Its layout.
-    """
+def block_modules(model: nn.Module, layout: Layout) -> nn.ModuleList:
+    """Returns the live list of blocks of the model in which a layout was found."""
     blocks = model.get_submodule(layout.blocks_path)
     assert isinstance(blocks, nn.ModuleList)  # noqa: S101 - find_layout saw one at this path
     return blocks

@@ -31,9 +31,10 @@ from transformers import (
 from transformers.models.auto.auto_factory import _get_model_class
 
 from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean
+from fedstrata.core.model import HEAD
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.model import ModelSettings, TrainedTokenizer
-from fedstrata.models.blocks import HEAD, block_count, find_layout
+from fedstrata.models.blocks import block_count, find_layout
 from fedstrata.models.locate import check_weights, locate, refuse_adapter, refused
 from fedstrata.models.quantize import check_quantized, quantization
 from fedstrata.models.state import Model, quiet
@@ -120,11 +121,8 @@ def skeleton(
 ) -> PreTrainedModel:
     """Builds the model `load` would give, without weights: names, shapes and layout at no cost in memory.
 
-    Args:
-        settings: Which model.
-        kind: As for `load`.
-        labels: As for `load`.
-        tokenizer: As for `load`. Where it is yet to be built the vocabulary is as large as it may become.
+    The arguments are those of `load`. Where the tokenizer is yet to be built the vocabulary is as large as it
+    may become.
 
     Returns:
         The model on torch's `meta` device.
@@ -281,10 +279,7 @@ def _for_kind(
         return config
     if not labels:
         raise ValueError(f"a {kind} model needs labels")
-    for part in (
-        config,
-        config.get_text_config(),
-    ):  # transformers builds some composite models from the latter
+    for part in (config, config.get_text_config()):  # some composite models are built from the latter
         part.id2label = dict(enumerate(labels))
         part.label2id = {label: index for index, label in enumerate(labels)}
         part.problem_type = problem_type or part.problem_type

@@ -33,9 +33,6 @@ def locate(name: str, *, revision: str | None = None, weights: bool, setting: st
         weights: Whether the weights are needed too.
         setting: The setting the name comes from, for messages.
 
-    Returns:
-        The folder.
-
     Raises:
         ConfigurationError: There is no such thing, or the hub does not give it.
     """

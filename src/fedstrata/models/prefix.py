@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 
+from fedstrata.core.model import Layout
 from fedstrata.models.blocks import block_modules
-
-if TYPE_CHECKING:
-    from fedstrata.core.model import Layout
 
 Answer = Callable[..., Any]
 
@@ -115,19 +114,14 @@ def replaced_prefix(
     blocks = list(block_modules(module, layout)[:cut])
     current: list[Tensor | None] = [None]
 
-    def instead_of(forward: Answer) -> Answer:
-        def answer(*args: Any, **kwargs: Any) -> Any:
-            states = current[0]
-            if states is None:
-                return forward(*args, **kwargs)
-            return as_returned(states, size)
-
-        return answer
+    def answer(forward: Answer, /, *args: Any, **kwargs: Any) -> Any:
+        states = current[0]
+        return forward(*args, **kwargs) if states is None else as_returned(states, size)
 
     def use(states: Tensor | None) -> None:
         current[0] = states
 
-    with answering(blocks, [instead_of(block.forward) for block in blocks]):
+    with answering(blocks, [partial(answer, block.forward) for block in blocks]):
         yield use
 
 

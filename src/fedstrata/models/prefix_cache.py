@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,17 +38,15 @@ import transformers
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from fedstrata.core.client import Feed
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.files import HASH_BYTES, ends_with_its_hash, with_hash, write_atomically
+from fedstrata.core.model import Model
+from fedstrata.core.settings.training import TrainingSettings
+from fedstrata.core.types import JSON
 from fedstrata.models.blocks import transformers_model
 from fedstrata.models.prefix import BlockOutput, prefix_names, replaced_prefix, run_prefix
 from fedstrata.wire import frame
-
-if TYPE_CHECKING:
-    from fedstrata.core.client import Feed
-    from fedstrata.core.model import Model
-    from fedstrata.core.settings.training import TrainingSettings
-    from fedstrata.core.types import JSON
 
 Batch = Mapping[str, Tensor]
 Run = Callable[[Batch], Tensor]
@@ -79,29 +77,25 @@ def estimate_bytes(lengths: Iterable[int], hidden_size: int, dtype: torch.dtype)
     return sum(each) * hidden_size * dtype.itemsize + (len(each) + 1) * torch.int64.itemsize
 
 
+@dataclass
 class PrefixCache:
     """One client's stored states; implements `core.client.PrefixCache`.
 
-    Args:
+    Attributes:
         folder: The client's folder; made when needed.
         training: How the client trains, which says whether and how states are kept.
         budget: Returns how many bytes a new file may have, and what sets that limit.
         report: Told when states were stored (`used` true, `bytes`, `seconds`), or why not (`reason`).
         whole: Files that this process has written, or found to be what was written; takes up this one.
+        serving: A fingerprint of what is, or was last, served.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        training: TrainingSettings,
-        budget: Callable[[], tuple[int, str]],
-        report: Callable[[Mapping[str, Any]], None],
-        whole: set[Identity] | None = None,
-    ) -> None:
-        self._path = folder / FILE
-        self._whole = set() if whole is None else whole
-        self._training, self._budget, self._report = training, budget, report
-        self.serving: str | None = None  # a fingerprint of what is, or was last, served
+    folder: Path
+    training: TrainingSettings
+    budget: Callable[[], tuple[int, str]]
+    report: Callable[[Mapping[str, Any]], None]
+    whole: set[Identity] = field(default_factory=set)
+    serving: str | None = field(default=None, init=False)
 
     @contextmanager
     def serve(
@@ -136,9 +130,13 @@ class PrefixCache:
 
             yield feed
 
+    @property
+    def _path(self) -> Path:
+        return self.folder / FILE
+
     def _pays(self, prefix: _Prefix) -> bool:
         """Whether each text is used more than once while its states stay what they are."""
-        if self._training.cache == "on" or self._training.epochs > 1:
+        if self.training.cache == "on" or self.training.epochs > 1:
             return True
         return not prefix.model.is_changed(prefix.names)  # later rounds find them again
 
@@ -146,15 +144,15 @@ class PrefixCache:
         """Returns the states of these texts, from the file if it holds them; none if they cannot be kept."""
         lengths = prefix.lengths
         if not lengths:
-            self._report({"used": False, "reason": "its batches are not ids padded on the right"})
+            self.report({"used": False, "reason": "its batches are not ids padded on the right"})
             return None
         key = self._key(prefix, arithmetic)
-        stored = _open(self._path, key, lengths, self._whole)
+        stored = _open(self._path, key, lengths, self.whole)
         if stored is None:
             reason = self._fill(prefix, key)
-            stored = _open(self._path, key, lengths, self._whole) if reason is None else None
+            stored = _open(self._path, key, lengths, self.whole) if reason is None else None
             if stored is None:
-                self._report({"used": False, "reason": reason or "the file just written cannot be read back"})
+                self.report({"used": False, "reason": reason or "the file just written cannot be read back"})
         self.serving = key if stored is not None else None
         return stored
 
@@ -163,7 +161,7 @@ class PrefixCache:
         facts = [
             _VERSION,
             prefix.cut,
-            self._training.cache_dtype,
+            self.training.cache_dtype,
             arithmetic,
             config._attn_implementation,
             config.to_json_string(use_diff=False),
@@ -183,21 +181,21 @@ class PrefixCache:
         if reason is not None:
             return reason
         dtype = prefix.output.states.dtype
-        if self._training.cache_dtype != "auto":
-            dtype = getattr(torch, self._training.cache_dtype)
+        if self.training.cache_dtype != "auto":
+            dtype = getattr(torch, self.training.cache_dtype)
         needed = estimate_bytes(prefix.lengths.values(), prefix.output.states.shape[-1], dtype)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._path.unlink(missing_ok=True)  # its room is needed
-            left, limit = self._budget()
+            left, limit = self.budget()
             if needed > left:
                 return f"{needed / 1e9:.3g} GB are needed, and {limit} leaves {max(0, left) / 1e9:.3g} GB"
             write_atomically(self._path, with_hash(prefix.pieces(key, dtype)))
-            self._whole.add(_identity(self._path))
+            self.whole.add(_identity(self._path))
         except OSError as error:
             return f"writing {needed / 1e9:.3g} GB failed: {error.strerror}"
         seconds = time.perf_counter() - started
-        self._report({"used": True, "bytes": self._path.stat().st_size, "seconds": seconds, "reason": None})
+        self.report({"used": True, "bytes": self._path.stat().st_size, "seconds": seconds, "reason": None})
         return None
 
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from transformers import BitsAndBytesConfig
+from transformers import BitsAndBytesConfig, PreTrainedModel
 
+from fedstrata.core.settings.model import ModelSettings
 from fedstrata.models.locate import refused
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from fedstrata.core.settings.model import ModelSettings
 
 # Whoever imports it, PEFT for one, would else be told of faster kernels that lie on the hub.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

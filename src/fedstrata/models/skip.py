@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from torch import nn
 
+from fedstrata.core.model import Layout
 from fedstrata.models.blocks import block_modules
 from fedstrata.models.prefix import Answer, answering, as_returned, run_prefix
-
-if TYPE_CHECKING:
-    from fedstrata.core.model import Layout
 
 
 @contextmanager
@@ -41,18 +40,15 @@ def skippable_blocks(
     size = first.size if first is not None else 0
     skipped: set[int] = set()
 
-    def instead_of(index: int, forward: Answer) -> Answer:
-        def answer(*args: Any, **kwargs: Any) -> Any:
-            if index not in skipped:
-                return forward(*args, **kwargs)
-            states = args[0] if args else kwargs["hidden_states"]
-            return as_returned(states, size)
-
-        return answer
+    def answer(index: int, forward: Answer, /, *args: Any, **kwargs: Any) -> Any:
+        if index not in skipped:
+            return forward(*args, **kwargs)
+        states = args[0] if args else kwargs["hidden_states"]
+        return as_returned(states, size)
 
     def skip(chosen: Collection[int]) -> None:
         skipped.clear()
         skipped.update(chosen)
 
-    with answering(blocks, [instead_of(index, block.forward) for index, block in enumerate(blocks)]):
+    with answering(blocks, [partial(answer, index, block.forward) for index, block in enumerate(blocks)]):
         yield skip

@@ -21,7 +21,8 @@ from transformers.utils import logging as transformers_logging
 
 from fedstrata.core.errors import FedstrataError, FrameError, did_you_mean
 from fedstrata.core.files import errors_naming
-from fedstrata.models.blocks import Layout, block_modules, find_layout, numbers_in, transformers_model
+from fedstrata.core.model import Layout
+from fedstrata.models.blocks import block_modules, find_layout, numbers_in, transformers_model
 from fedstrata.wire import frame
 
 FIRST_VALUES = ".original_module."
@@ -44,7 +45,8 @@ class Model:
 
     Every parameter starts frozen; `train_only` unfreezes. Parameters must change through `load` or by
     training what `train_only` was given, since `restore` undoes nothing else. After wrapping the module make
-    a new handle: wrapping renames the parameters.
+    a new handle: wrapping renames the parameters. Values
+    under a name that no parameter has are a `FrameError`, whoever asks for them.
 
     Args:
         module: The model; frozen in place.
@@ -54,11 +56,8 @@ class Model:
         learnable: Parameters that can train; all if none.
 
     Attributes:
-        module: The model.
-        tokenizer: Its tokenizer.
+        module, tokenizer, name, new_parameters: As given.
         layout: Its parameter names by part.
-        name: What the user calls it.
-        new_parameters: Parameters that no file held and that were drawn at random.
         is_causal: Whether a token sees only the tokens before it.
     """
 
@@ -124,29 +123,18 @@ class Model:
         )
 
     def parameters(self, names: Iterable[str]) -> list[nn.Parameter]:
-        """Returns the live parameters of these names, in the order given.
-
-        Raises:
-            FrameError: The model has no parameter of such a name.
-        """
+        """Returns the live parameters of these names, in the order given."""
         return [self._parameter(name) for name in names]
 
     def tensors(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Returns detached views by name, on the model's device.
 
         They share the parameters' memory: nothing is copied, and they change when the model does.
-
-        Raises:
-            FrameError: The model has no parameter of such a name.
         """
         return {name: self._parameter(name).detach() for name in names}
 
     def snapshot(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Returns contiguous copies by name, on the CPU, in the model's dtype.
-
-        Raises:
-            FrameError: The model has no parameter of such a name.
-        """
+        """Returns contiguous copies by name, on the CPU, in the model's dtype."""
         return {
             name: tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
             for name, tensor in self.tensors(names).items()
@@ -160,9 +148,6 @@ class Model:
         """Returns a hash of each of these parameters at its present value, by name.
 
         It is short: enough to tell weights apart that differ by mistake.
-
-        Raises:
-            FrameError: The model has no parameter of such a name.
         """
         return {name: self.fingerprint([name])[:_HASH_DIGITS] for name in names}
 
@@ -175,9 +160,6 @@ class Model:
         """Returns a hash of the names, shapes and present values of parameters.
 
         Base values never change and are read once in the life of the handle; others every time.
-
-        Raises:
-            FrameError: The model has no parameter of such a name.
         """
         whole = hashlib.sha256()
         for name, parameter in self.tensors(names).items():
@@ -220,9 +202,6 @@ class Model:
 
         Args:
             names: Parameter names.
-
-        Raises:
-            FrameError: The model has no parameter of such a name.
         """
         wanted = set(names)
         self.parameters(wanted)  # all names are known before anything changes

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import psutil
@@ -18,16 +18,14 @@ from scipy.optimize import nnls
 
 from fedstrata.client.store import KEEP
 from fedstrata.core.files import nearest_existing
+from fedstrata.core.preflight import Growth
 from fedstrata.engine.facts import size_facts
+from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.sampling import sample
 from fedstrata.engine.scoring import due_for_scoring, scores_everywhere
 from fedstrata.engine.sites import dropped, sites_of
-
-if TYPE_CHECKING:
-    from fedstrata.core.preflight import Growth
-    from fedstrata.engine.prepare import Experiment
-    from fedstrata.planning.rehearsal import Rehearsed, Turn
-    from fedstrata.planning.survey import Survey, Workload
+from fedstrata.planning.rehearsal import Rehearsed, Turn
+from fedstrata.planning.survey import Survey, Workload
 
 COMMUNICATION = (
     "bytes_up",

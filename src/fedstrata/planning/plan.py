@@ -13,12 +13,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.files import nearest_existing
+from fedstrata.core.settings.source import Source
 from fedstrata.data.split import PARTS
 from fedstrata.engine.facts import OTHER
 from fedstrata.engine.prepare import prepare
@@ -26,9 +27,6 @@ from fedstrata.engine.sites import sites_of
 from fedstrata.planning.estimate import Estimate
 from fedstrata.planning.rehearsal import SECONDS, rehearse
 from fedstrata.planning.survey import survey
-
-if TYPE_CHECKING:
-    from fedstrata.core.settings.source import Source
 
 NEARLY_ALL = 0.95
 

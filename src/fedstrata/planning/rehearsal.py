@@ -15,17 +15,19 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from fedstrata.client.site import Site
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ClientsLostError
 from fedstrata.core.settings.federation import FederationSettings
 from fedstrata.core.settings.run import RunSettings
+from fedstrata.core.task import Task
 from fedstrata.core.types import State
 from fedstrata.data.split import Split
 from fedstrata.engine.cohort import RoundCohort
 from fedstrata.engine.local import LocalEngine
+from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.run import Run
 from fedstrata.engine.sites import sites_of
 from fedstrata.planning.survey import Samples
@@ -33,10 +35,6 @@ from fedstrata.planning.watched_task import WatchedTask
 from fedstrata.record.log import read_events
 from fedstrata.wire import frame
 from fedstrata.wire.meter import Meter
-
-if TYPE_CHECKING:
-    from fedstrata.core.task import Task
-    from fedstrata.engine.prepare import Experiment
 
 SECONDS = 10.0
 """How long rounds are measured, unless told otherwise: the faster a step, the more of them."""
@@ -281,10 +279,6 @@ class Rehearsal(Run[LocalEngine]):
         elif event == "round":
             self._note_round(facts)
 
-    @property
-    def _of_all_parts(self) -> tuple[str, ...]:
-        return self.experiment.method.trainable(self.experiment.model.layout)
-
     def _begin_turn(self, number: int) -> None:
         self._turn, self._marked, self._counted = Turn(number), 0.0, 0
         self._served = self._book.serve_seconds
@@ -299,7 +293,8 @@ class Rehearsal(Run[LocalEngine]):
     def _end_turn(self, facts: Mapping[str, Any]) -> None:
         self._turn.client = facts["client"]
         # Where the model is divided the parts of it train, and it does not.
-        self._trained = self.experiment.model.trainable or self._of_all_parts
+        model = self.experiment.model
+        self._trained = model.trainable or self.experiment.method.trainable(model.layout)
         self._turn.fixed_seconds = facts["seconds"] - sum(step.seconds for step in self._turn.steps)
         self.measured.turns.append(self._turn)
         self._begin_turn(facts["round"])

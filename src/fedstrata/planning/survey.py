@@ -12,20 +12,18 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from torch import Tensor
+
+from fedstrata.client.site import Site
+from fedstrata.core.documents import Document
+from fedstrata.core.seeding import Seed
+from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.scoring import scores_everywhere
 from fedstrata.engine.sites import sites_of
 from fedstrata.train.batches import loader
 from fedstrata.train.evaluate import batches_by_length, encoded_groups
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedstrata.client.site import Site
-    from fedstrata.core.documents import Document
-    from fedstrata.core.seeding import Seed
-    from fedstrata.engine.prepare import Experiment
 
 BATCHES = 6
 """Batches of a rehearsed client's turn, all epochs together."""
@@ -100,9 +98,7 @@ def survey(experiment: Experiment) -> Survey:
         examples = site.encode()
         encode_seconds = time.perf_counter() - started
         order = seed.child("order", site.id)
-        batches = list(
-            loader(examples, experiment.settings.training, order, list)
-        )  # as training divides them
+        batches = list(loader(examples, experiment.settings.training, order, list))  # as in training
         sizes = tuple(padded_tokens(site.task.collate(batch)) for batch in batches)
         tokens = sum(map(len, examples))
         workloads.append(Workload(site.id, len(examples), tokens, sizes, encode_seconds))

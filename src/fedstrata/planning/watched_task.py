@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor, nn
 
+from fedstrata.core.task import Task
 from fedstrata.planning.survey import padded_tokens
-
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor, nn
-
-    from fedstrata.core.task import Task
 
 
 class WatchedTask:

@@ -10,21 +10,18 @@ changes, and the worst rates are given up once all were tried twice.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-from pydantic import Field, model_validator
+import numpy as np
+from pydantic import Field
 
-from fedstrata.core.settings.base import Count, Settings
+from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.base import Count, Part, Settings
+from fedstrata.core.types import JSON
 from fedstrata.policies.dropout import CAP
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from fedstrata.core.seeding import Seed
-    from fedstrata.core.types import JSON
 
 EVERYBODY = ""
 """Under which the bandit that all devices share is kept; no client has this name."""
@@ -49,16 +46,14 @@ class BanditSettings(Settings):
         default=50, description="Rounds over which that share falls; a device's own bandit counts its turns."
     )
     memory: Count = Field(default=10, description="Rounds, or turns, after which a reward is forgotten.")
-    drop: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+    drop: Part = Field(
         default=0.25,
         description="Share of the rates, rounded down, that is given up whenever all had two rewards more.",
     )
 
-    @model_validator(mode="after")
-    def _each_rate_once(self) -> BanditSettings:
+    def _misfits(self) -> Iterator[str]:
         if len(set(self.rates)) < len(self.rates):
-            raise ValueError(f"rates must differ from each other, not {self.rates}")
-        return self
+            yield f"rates must differ from each other, not {self.rates}"
 
 
 @dataclass(frozen=True, slots=True)

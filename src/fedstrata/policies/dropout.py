@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from fedstrata.core.seeding import Seed
+from fedstrata.core.seeding import Seed
 
 Distribution: TypeAlias = Literal["incremental", "uniform", "decremental"]
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from fedstrata.core.model import Layout
+from fedstrata.core.model import Layout
 
 
 def top_count(top: int | float, blocks: int) -> int:

@@ -18,15 +18,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedstrata.core.errors import TrainingError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 CAP = 1e6
 """The score of a change that is the same everywhere, which has no standard deviation."""
@@ -53,11 +50,7 @@ def score(count: int, total: float, deviations: float) -> float:
 
 
 def change_score(change: Tensor) -> float:
-    """Returns FedTLU's score of a change, in float64.
-
-    Args:
-        change: A tensor of any shape.
-    """
+    """Returns FedTLU's score of a change, a tensor of any shape, in float64."""
     exact = change.detach().double()
     total = exact.sum()
     return score(exact.numel(), float(total), float((exact - total / exact.numel()).square().sum()))

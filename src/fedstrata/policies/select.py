@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, cast
 
+import numpy as np
 from pydantic import Field
 
-from fedstrata.core.settings.base import Count, Fraction, Settings
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from fedstrata.core.model import Model
-    from fedstrata.core.types import Tensors
+from fedstrata.core.model import Model
+from fedstrata.core.settings.base import Count, Fraction, Part, Settings
+from fedstrata.core.types import Tensors
 
 
 class Schedule(Settings):
@@ -24,7 +21,7 @@ class Schedule(Settings):
         default_factory=lambda: [0.75, 0.5, 0.25]
     )
     patience: Count = 10
-    threshold: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.01
+    threshold: Part = 0.01
 
 
 def equal_blocks(blocks: Sequence[Sequence[str]], tensors: Tensors) -> list[list[int]]:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.core.types import JSON
+from fedstrata.core.model import Layout
+from fedstrata.core.types import JSON, State
 from fedstrata.policies.freeze import top_count
-
-if TYPE_CHECKING:
-    from fedstrata.core.model import Layout
-    from fedstrata.core.types import State
 
 _BLOCKS = "_blocks"
 

@@ -8,18 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jinja2 import StrictUndefined, Template
 from rich.filesize import decimal
 
+from fedstrata.core.settings.adapter import AdapterSettings
 from fedstrata.core.settings.model import TrainedTokenizer
 from fedstrata.record.scores import compared, overall, score_tables
-
-if TYPE_CHECKING:
-    from fedstrata.core.settings.adapter import AdapterSettings
-    from fedstrata.results.result import Result
+from fedstrata.results.result import Result
 
 PIPELINES = {
     "token-classification": "token-classification",

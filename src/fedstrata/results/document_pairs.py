@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 
 from fedstrata.core.documents import Document
@@ -202,8 +203,8 @@ def paired(gold: Sequence[Document], predicted: Sequence[Document], name: str) -
     Raises:
         ConfigurationError: A document is missing on one side, or has another text; all are told at once.
     """
-    key = _id
-    if {_id(document) for document in gold} != {_id(document) for document in predicted} and (
+    key: Callable[[Document], str] = attrgetter("id")
+    if {key(document) for document in gold} != {key(document) for document in predicted} and (
         {_place(document) for document in gold} == {_place(document) for document in predicted}
     ):
         key = _place
@@ -229,10 +230,6 @@ def paired(gold: Sequence[Document], predicted: Sequence[Document], name: str) -
     if problems:
         raise ConfigurationError(problems)
     return [other for _, other in pairs]
-
-
-def _id(document: Document) -> str:
-    return document.id
 
 
 def _place(document: Document) -> str:

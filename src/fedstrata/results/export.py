@@ -9,17 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedstrata.adapters.attach import merge
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.files import new_folder
 from fedstrata.models.state import Model
 from fedstrata.results.card import Facts, card_of, is_path
-from fedstrata.results.result import ADAPTER
-
-if TYPE_CHECKING:
-    from fedstrata.results.result import Result
+from fedstrata.results.result import ADAPTER, Result
 
 SUMMARY = "fedstrata.json"
 """The summary for programs."""

@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
 from fedstrata.core.files import require_new, write_atomically
 from fedstrata.core.settings.data import DataSettings
+from fedstrata.core.task import Task
 from fedstrata.data.icd9 import category
 from fedstrata.data.readers import FORMATS, documents_of, formats_of, texts
 from fedstrata.data.readers.files import BYTE_ORDER_MARK, Format, Source, read_text
@@ -23,12 +25,8 @@ from fedstrata.data.readers.folders import find_sources
 from fedstrata.data.select import relation_types, rename_relations, rename_types
 from fedstrata.data.writers import brat, i2b2, jsonl
 from fedstrata.data.writers.layout import FileLabels, by_folder, file_name_of
+from fedstrata.results.result import Result
 from fedstrata.train.evaluate import answer
-
-if TYPE_CHECKING:
-    from fedstrata.core.documents import Document
-    from fedstrata.core.task import Task
-    from fedstrata.results.result import Result
 
 TEXT = "text"
 """The input format whose files may lie anywhere; the others are laid out like a corpus."""

@@ -16,21 +16,12 @@ from numpy.typing import NDArray
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.seeding import Seed
+from fedstrata.metrics import stats
 from fedstrata.metrics.counts import Counts
 from fedstrata.metrics.errors import MentionError, count_errors, errors_of
 from fedstrata.metrics.matching import SCHEMES, Matching
 from fedstrata.metrics.relations import match_relations, triples_of
 from fedstrata.metrics.spans import match_spans, scores_of
-from fedstrata.metrics.stats import (
-    INSTANCES,
-    LEVEL,
-    RESAMPLES,
-    Interval,
-    bootstrap,
-    interval,
-    paired_permutation,
-    rank_sum,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +35,9 @@ class Draws:
         seed: Of everything that is drawn.
     """
 
-    instances: int = INSTANCES
-    resamples: int = RESAMPLES
-    level: float = LEVEL
+    instances: int = stats.INSTANCES
+    resamples: int = stats.RESAMPLES
+    level: float = stats.LEVEL
     seed: int = 0
 
     def size(self, documents: int) -> int:
@@ -71,7 +62,7 @@ class Scored:
     scores: Mapping[str, float]
     counts: Mapping[str, Counts]
     types: Mapping[str, Counts]
-    intervals: Mapping[str, Interval]
+    intervals: Mapping[str, stats.Interval]
     by_document: Mapping[str, NDArray[np.int64]]
     draws: Mapping[str, NDArray[np.float64]]
 
@@ -204,14 +195,14 @@ def _scored(matching: Matching, draws: Draws, seed: Seed) -> Scored:
     size = draws.size(matching.documents)
     rows = {begins: matching.by_document(scheme) for begins, scheme in SCHEMES.items()}
     drawn = {
-        begins: bootstrap(own, seed, instances=size, resamples=draws.resamples)
+        begins: stats.bootstrap(own, seed, instances=size, resamples=draws.resamples)
         for begins, own in rows.items()
     }
     return Scored(
         scores_of(matching, list(types)),
         {begins: matching.total(scheme) for begins, scheme in SCHEMES.items()},
         types,
-        {begins: interval(own, draws.level) for begins, own in drawn.items()},
+        {begins: stats.interval(own, draws.level) for begins, own in drawn.items()},
         rows,
         drawn,
     )
@@ -226,10 +217,10 @@ def differences(first: System, second: System, seed: int) -> dict[str, dict[str,
             begins: Difference(
                 one.counts[begins].f1,
                 other.counts[begins].f1,
-                paired_permutation(
+                stats.paired_permutation(
                     one.by_document[begins], other.by_document[begins], Seed(seed).child("permutation")
                 ),
-                rank_sum(one.draws[begins], other.draws[begins]),
+                stats.rank_sum(one.draws[begins], other.draws[begins]),
             )
             for begins in SCHEMES
         }

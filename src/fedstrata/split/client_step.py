@@ -14,24 +14,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
+from fedstrata.core.client import Client, Line
 from fedstrata.core.errors import FrameError
-from fedstrata.core.types import Message
+from fedstrata.core.types import JSON, Message, Update
+from fedstrata.split.ends import Ends, Front
 from fedstrata.split.messages import ENDS, GRADIENT, STATES, Form, error_in, kind_of, number_in, pack, unpack
+from fedstrata.split.noise import Noise
 from fedstrata.train.local import autocast, to_device
-
-if TYPE_CHECKING:
-    from torch.nn import Parameter
-
-    from fedstrata.core.client import Client, Line
-    from fedstrata.core.types import JSON, Update
-    from fedstrata.split.ends import Ends, Front
-    from fedstrata.split.noise import Noise
-
 
 ROUNDED = ("states_up", "states_down", "gradient_up", "gradient_down")
 """What travels in a step, by kind and direction."""

@@ -48,30 +48,12 @@ def leave_ends(module: nn.Module, cut: Cut) -> None:
     Raises:
         ConfigurationError: The cut does not fit, or there is no single list of blocks.
     """
-    layout = find_layout(module)
-    middle = cut.middle(len(layout.blocks))
-    returns = family_of(transformers_model(module)).returns
-    blocks = block_modules(module, layout)
-    for index in middle:
-        empty(blocks[index], index, returns)
+    _without_blocks(module, cut, middle=True)
 
 
 def leave_middle(module: nn.Module, cut: Cut) -> None:
-    """Takes everything but the middle out of a model, which becomes the server's side.
-
-    Args:
-        module: A transformers model, with weights or without; changed in place.
-        cut: Where it is divided.
-
-    Raises:
-        ConfigurationError: The cut does not fit, or there is no single list of blocks.
-    """
-    layout = find_layout(module)
-    middle = cut.middle(len(layout.blocks))
-    inner, blocks = transformers_model(module), block_modules(module, layout)
-    for index, block in enumerate(blocks):
-        if index not in middle:
-            empty(block, index, family_of(inner).returns)
+    """Takes everything but the middle out of a model, which becomes the server's side; see `leave_ends`."""
+    blocks, inner = _without_blocks(module, cut, middle=False), transformers_model(module)
     _take_out(inner, {blocks, *_shared(inner)}, inner.get_input_embeddings(), known=is_listed(inner))
     for part in inner.modules():  # no two ends are left that could be tied
         if isinstance(part, PreTrainedModel):
@@ -109,6 +91,17 @@ def middle_of(model: Model, cut: Cut, own: Collection[str] = ()) -> Model:
     module = _twin(model.module, {id(each) for each in (*model.parameters(own), *shared)})
     leave_middle(module, cut)
     return _side(module, model)
+
+
+def _without_blocks(module: nn.Module, cut: Cut, *, middle: bool) -> nn.ModuleList:
+    """Empties the blocks of the middle, or all others; returns all of them."""
+    layout = find_layout(module)
+    blocks, own = block_modules(module, layout), cut.middle(len(layout.blocks))
+    returns = family_of(transformers_model(module)).returns
+    for index, block in enumerate(blocks):
+        if (index in own) == middle:
+            empty(block, index, returns)
+    return blocks
 
 
 def _twin(module: nn.Module, copied: Collection[int]) -> nn.Module:

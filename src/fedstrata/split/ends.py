@@ -26,29 +26,27 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import wraps
+from functools import partial, wraps
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from fedstrata.core.cut import Cut
 from fedstrata.core.errors import FedstrataError, FrameError, SessionLostError
 from fedstrata.models.blocks import block_modules, family_of, is_empty, transformers_model
 from fedstrata.models.prefix import answering, as_returned, replaced_prefix, run_prefix
+from fedstrata.models.state import Model
+from fedstrata.split.noise import Noise
 from fedstrata.split.rows import Rows
 from fedstrata.split.stand_ins import cache_of, note_tokens, noted_rows, states_of
-
-if TYPE_CHECKING:
-    from fedstrata.core.cut import Cut
-    from fedstrata.models.state import Model
-    from fedstrata.split.noise import Noise
 
 Result = TypeVar("Result")
 
 
 class Remote(Protocol):
-    """The server's middle as a client sees it while nothing is learnt: `fedstrata.split.kvcache.Sessions`."""
+    """The server's middle as a client sees it while nothing is learnt; see `split.kvcache.Sessions`."""
 
     def run(self, states: Tensor, rows: Rows) -> Tensor:
         """Returns what the middle gives for whole rows, (rows, length, hidden) to the same."""
@@ -57,17 +55,7 @@ class Remote(Protocol):
         """Does the same and keeps keys and values; a session of that name is replaced."""
 
     def extend(self, session: str, states: Tensor, past: int, kept: Sequence[int] | None = None) -> Tensor:
-        """Goes on behind `past` columns, (rows, columns, hidden) to the same.
-
-        Args:
-            session: Its name.
-            states: What comes next.
-            past: Columns that the session has.
-            kept: The indices of the rows that go on, ascending; the others are forgotten. None: all.
-
-        Raises:
-            SessionLostError: The server does not hold the session with so many columns.
-        """
+        """Goes on behind `past` columns with the rows `kept`, (rows, columns, hidden) to the same."""
 
     def close(self, session: str) -> None:
         """Forgets a session, if there is one."""
@@ -188,23 +176,20 @@ class Ends:
         asking = _Asking(remote, f"{name}/{next(self._sessions)}", used)
         answer: list[Tensor] = []
 
-        def middle_block(index: int) -> Callable[..., Any]:
-            def run(*args: Any, **kwargs: Any) -> Any:
-                states, cache = states_of(args, kwargs), cache_of(args, kwargs)
-                if index == self._middle.start:
-                    past = cache.get_seq_length(index) if cache is not None else 0
-                    if not past:
-                        asking.begin(self._rows(states), keep=cache is not None)
-                    live = noted_rows(cache, index) if cache is not None and past else range(len(states))
-                    answer[:] = [asking.ask(states, past, live)]
-                note_tokens(cache, index, states)
-                return as_returned(answer[0], self._returns)
-
-            return run
+        def run(index: int, /, *args: Any, **kwargs: Any) -> Any:
+            states, cache = states_of(args, kwargs), cache_of(args, kwargs)
+            if index == self._middle.start:
+                past = cache.get_seq_length(index) if cache is not None else 0
+                if not past:
+                    asking.begin(self._rows(states), keep=cache is not None)
+                live = noted_rows(cache, index) if cache is not None and past else range(len(states))
+                answer[:] = [asking.ask(states, past, live)]
+            note_tokens(cache, index, states)
+            return as_returned(answer[0], self._returns)
 
         blocks = [self._blocks[index] for index in self._middle]
         try:
-            with self._seeing_masks(), answering(blocks, [middle_block(index) for index in self._middle]):
+            with self._seeing_masks(), answering(blocks, [partial(run, index) for index in self._middle]):
                 yield
         finally:
             asking.close()

@@ -18,20 +18,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from torch import Tensor
+
+from fedstrata.core.client import Line
+from fedstrata.core.cut import Cut
 from fedstrata.core.errors import FrameError, SessionLostError
-from fedstrata.core.types import Message
+from fedstrata.core.types import JSON, Message, Tensors
+from fedstrata.split.kvcache import Sessions
 from fedstrata.split.messages import ENDS, STATES, Form, cut_in, kind_of, number_in, numbers_in, pack, unpack
 from fedstrata.split.rows import Rows
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedstrata.core.client import Line
-    from fedstrata.core.cut import Cut
-    from fedstrata.core.types import JSON, Tensors
-    from fedstrata.split.kvcache import Sessions
 
 _NAME = 64
 """Characters that a session's name may have."""

@@ -14,15 +14,12 @@ its own summed loss again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from fedstrata.split.rows import Rows
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Joint:

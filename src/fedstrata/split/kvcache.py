@@ -16,11 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 from transformers import Cache, DynamicCache
 
+from fedstrata.core.cut import Cut
 from fedstrata.core.errors import (
     ConfigurationError,
     FrameError,
@@ -29,16 +30,10 @@ from fedstrata.core.errors import (
     SessionTooLargeError,
     printable,
 )
+from fedstrata.core.settings.training import TrainingSettings
+from fedstrata.split.middle import Middle
 from fedstrata.split.rows import Rows
 from fedstrata.train.local import autocast
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedstrata.core.cut import Cut
-    from fedstrata.core.settings.training import TrainingSettings
-    from fedstrata.split.middle import Middle
-
 
 _SESSIONS = 1024
 """Sessions at most: beside its keys and values each takes some kilobytes, which `limit` does not count."""

@@ -2,7 +2,8 @@
 
 A message holds hidden states or the gradient by them, and a few numbers. Of a batch there are four: the
 states that A gives go up, those that B makes of them come down, the gradient by these goes up, the gradient
-by the first ones comes down. Labels and tokens are in none of them.
+by the first ones comes down. Labels and tokens are in none of them. What is read of a message and is not of
+its kind is a `FrameError`.
 
 | value | in | |
 |---|---|---|
@@ -19,21 +20,16 @@ by the first ones comes down. Labels and tokens are in none of them.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard
+from collections.abc import Mapping
+from typing import Any, Literal, TypeGuard
 
 import torch
+from torch import Tensor
 
 from fedstrata.core.cut import Cut
 from fedstrata.core.errors import FrameError
-from fedstrata.core.types import Message
+from fedstrata.core.types import JSON, Message, Tensors
 from fedstrata.wire.quantize import dequantize, quantize, relative_error
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
-
-    from fedstrata.core.types import JSON, Tensors
 
 Form = Literal["float32", "bfloat16", "int8"]
 """In what numbers hidden states and gradients travel."""
@@ -125,11 +121,7 @@ def is_count(value: object) -> TypeGuard[int]:
 
 
 def kind_of(message: Message) -> str:
-    """Returns what a message is about.
-
-    Raises:
-        FrameError: It is nothing that is known.
-    """
+    """Returns what a message is about."""
     kind = message.values.get("kind")
     if kind not in (STATES, GRADIENT, ENDS):
         raise FrameError(f"a message is about {kind!r}; known are {STATES}, {GRADIENT} and {ENDS}")
@@ -143,11 +135,7 @@ def error_in(message: Message) -> float | None:
 
 
 def number_in(message: Message, name: str) -> int:
-    """Returns a whole number from 0 to `MOST` among a message's values.
-
-    Raises:
-        FrameError: It is none.
-    """
+    """Returns a whole number from 0 to `MOST` among a message's values."""
     value: Any = message.values.get(name)
     if not is_count(value):
         told = value if isinstance(value, int) and abs(value) <= MOST else type(value).__name__
@@ -156,11 +144,7 @@ def number_in(message: Message, name: str) -> int:
 
 
 def amount_in(message: Message, name: str) -> float:
-    """Returns a number from 0 to `MOST`, whole or not, among a message's values.
-
-    Raises:
-        FrameError: It is none.
-    """
+    """Returns a number from 0 to `MOST`, whole or not, among a message's values."""
     value = message.values.get(name)
     if not is_number(value, MOST) or value < 0:
         raise FrameError(f"a message says {name}={value!r:.40}, which is no number from 0 to {MOST}")
@@ -168,11 +152,7 @@ def amount_in(message: Message, name: str) -> float:
 
 
 def numbers_in(message: Message, name: str) -> list[int] | None:
-    """Returns whole numbers among a message's values; none if it does not say any.
-
-    Raises:
-        FrameError: They are something else.
-    """
+    """Returns whole numbers among a message's values; none if it does not say any."""
     value: Any = message.values.get(name)
     if value is not None and not (isinstance(value, list) and all(type(each) is int for each in value)):
         raise FrameError(f"a message says {name}={value!r}, which are no whole numbers")

@@ -20,23 +20,20 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import Cache, PreTrainedModel
 
+from fedstrata.core.cut import Cut
 from fedstrata.core.errors import ConfigurationError, FrameError, Problem, StepLostError
 from fedstrata.models.blocks import block_modules, family_of, is_empty, is_listed, transformers_model
 from fedstrata.models.prefix import answering, run_prefix
+from fedstrata.models.state import Model
 from fedstrata.split.rows import Rows
 from fedstrata.split.stand_ins import hand_on
 from fedstrata.train.local import train_mode
-
-if TYPE_CHECKING:
-    from transformers import Cache, PreTrainedModel
-
-    from fedstrata.core.cut import Cut
-    from fedstrata.models.state import Model
 
 
 @dataclass(frozen=True, slots=True)

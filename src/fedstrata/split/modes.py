@@ -11,22 +11,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
+from torch import Tensor
 
 from fedstrata.aggregate.mean import StreamingMean
 from fedstrata.core.errors import FrameError, TrainingError
-from fedstrata.core.types import Message, Update
+from fedstrata.core.types import Message, Tensors, Update
 from fedstrata.split.joint import Joint, mean_scales
 from fedstrata.split.messages import ENDS, GRADIENT, STATES, pack
 from fedstrata.split.protocol import Course, Said
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedstrata.core.types import Tensors
-    from fedstrata.split.replica import Replica
+from fedstrata.split.replica import Replica
 
 Answers = Iterator[tuple[str, Message]]
 

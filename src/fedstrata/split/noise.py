@@ -14,18 +14,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
+from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Settings
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedstrata.core.seeding import Seed
-    from fedstrata.split.rows import Rows
+from fedstrata.split.rows import Rows
 
 Kind = Literal["mean_abs", "std"]
 

@@ -8,30 +8,16 @@ way has one message at a time, and there are at most `in_flight` of them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from fedstrata.core.cut import Cut
 from fedstrata.core.errors import FrameError
-from fedstrata.split.messages import (
-    ENDS,
-    GRADIENT,
-    STATES,
-    Form,
-    amount_in,
-    cut_in,
-    kind_of,
-    number_in,
-    require_moderate,
-    unpack,
-)
+from fedstrata.core.types import Message, Tensors
+from fedstrata.split import messages
 from fedstrata.split.rows import Rows
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedstrata.core.cut import Cut
-    from fedstrata.core.types import Message, Tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +72,7 @@ class Course:
 
     def __init__(
         self,
-        form: Form,
+        form: messages.Form,
         cut: Cut,
         in_flight: int = 1,
         average_every: int | None = None,
@@ -109,18 +95,18 @@ class Course:
             FrameError: It is not what may come now, or does not hold what it must.
         """
         try:
-            kind = kind_of(message)
-            if kind == ENDS:
+            kind = messages.kind_of(message)
+            if kind == messages.ENDS:
                 return self._ends(message)
-            return self._states(message) if kind == STATES else self._gradient(message)
+            return self._states(message) if kind == messages.STATES else self._gradient(message)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise FrameError(f"a message of a step is damaged ({type(error).__name__})") from None
 
     def answered(self, said: Said) -> None:
         """Notes that a message has its answer."""
-        if said.kind == ENDS:
+        if said.kind == messages.ENDS:
             self._averaged = True
-        elif said.kind == STATES:
+        elif said.kind == messages.STATES:
             self._batches[said.batch].answered = True
         else:
             del self._batches[said.batch]
@@ -130,7 +116,7 @@ class Course:
                 self._averaged = not self._average_every or self._steps % self._average_every != 0
 
     def _states(self, message: Message) -> Said:
-        batch, states = number_in(message, "batch"), self._tensor(message)
+        batch, states = messages.number_in(message, "batch"), self._tensor(message)
         if batch in self._batches or len(self._batches) >= self._in_flight or self._closing:
             under_way = ", ".join(map(str, self._batches)) or "none"
             raise FrameError(
@@ -145,7 +131,7 @@ class Course:
             )
         if not self._averaged:
             raise FrameError("states came where the clients' ends are to be averaged")
-        cut_in(message, self.cut)  # refused if it is elsewhere
+        messages.cut_in(message, self.cut)  # refused if it is elsewhere
         if not isinstance(lengths := message.values.get("rows"), dict):
             raise FrameError("hidden states came without the lengths of their rows")
         rows = Rows.from_json(lengths)
@@ -158,10 +144,10 @@ class Course:
         self._batches[batch] = _Batch(states.shape)
         self._begun += 1
         wanted = _flag(message, "wants_gradient")
-        return Said(STATES, batch, states, rows, wants_gradient=wanted)
+        return Said(messages.STATES, batch, states, rows, wants_gradient=wanted)
 
     def _gradient(self, message: Message) -> Said:
-        batch, gradient = number_in(message, "batch"), self._tensor(message)
+        batch, gradient = messages.number_in(message, "batch"), self._tensor(message)
         own = self._batches.get(batch)
         if own is None or not own.answered or own.turned:
             raise FrameError(f"a gradient of batch {batch} came, which does not wait for one")
@@ -169,22 +155,22 @@ class Course:
             raise FrameError(
                 f"batch {batch} waits for a gradient of shape {tuple(own.shape)}, not {tuple(gradient.shape)}"
             )
-        terms, last = amount_in(message, "terms"), _flag(message, "last")
+        terms, last = messages.amount_in(message, "terms"), _flag(message, "last")
         if last and any(not each.turned for number, each in self._batches.items() if number != batch):
             raise FrameError(f"batch {batch} is called the last of its step while others wait for gradients")
         own.turned, self._closing = True, last
-        return Said(GRADIENT, batch, gradient, terms=terms, last=last)
+        return Said(messages.GRADIENT, batch, gradient, terms=terms, last=last)
 
     def _ends(self, message: Message) -> Said:
         if self._averaged or self._batches:
             raise FrameError("a client wants its ends averaged where the method does not average them")
-        require_moderate(message.tensors)
+        messages.require_moderate(message.tensors)
         self._averaged = True  # a second time would be one too many
-        return Said(ENDS, ends=message.tensors)
+        return Said(messages.ENDS, ends=message.tensors)
 
     def _tensor(self, message: Message) -> Tensor:
-        if (tensor := unpack(message, self.form)) is None:
-            raise FrameError(f"a {kind_of(message)} message came without a tensor")
+        if (tensor := messages.unpack(message, self.form)) is None:
+            raise FrameError(f"a {messages.kind_of(message)} message came without a tensor")
         return tensor
 
 

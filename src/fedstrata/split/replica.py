@@ -7,21 +7,17 @@ by itself, as the client's is (`training.clip_norm`).
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
+from fedstrata.core.cut import Cut
 from fedstrata.core.errors import TrainingError
+from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.training import TrainingSettings
+from fedstrata.split.middle import Middle
+from fedstrata.split.rows import Rows
 from fedstrata.train.local import autocast, clip, optimizer_of, schedule_of
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedstrata.core.cut import Cut
-    from fedstrata.core.seeding import Seed
-    from fedstrata.core.settings.training import TrainingSettings
-    from fedstrata.split.middle import Middle
-    from fedstrata.split.rows import Rows
 
 
 class Replica:

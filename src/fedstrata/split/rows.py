@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from fedstrata.core.errors import FrameError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedstrata.core.types import JSON
+from fedstrata.core.types import JSON
 
 
 @dataclass(frozen=True, slots=True)

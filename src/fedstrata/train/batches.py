@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-if TYPE_CHECKING:
-    from fedstrata.core.client import Client
-    from fedstrata.core.seeding import Seed
-    from fedstrata.core.settings.training import TrainingSettings
+from fedstrata.core.client import Client
+from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.training import TrainingSettings
 
 BATCHES_IN_A_DRAW = 50
 """Batches whose examples are drawn together and then sorted by length, at most; transformers' number."""

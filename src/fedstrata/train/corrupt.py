@@ -13,14 +13,12 @@ Whatever a method sends later - tensors, or a sketch of them - is then corrupt i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from fedstrata.core.seeding import Seed
-    from fedstrata.core.settings.federation import CorruptSettings
+from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.federation import CorruptSettings
 
 
 @torch.no_grad()

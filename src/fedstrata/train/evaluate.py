@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
+from fedstrata.core.documents import Document
 from fedstrata.core.errors import TrainingError
+from fedstrata.core.model import Model
+from fedstrata.core.settings.training import TrainingSettings
+from fedstrata.core.task import Task
+from fedstrata.models.state import Model as LoadedModel
 from fedstrata.train.local import autocast, to_device
-
-if TYPE_CHECKING:
-    from fedstrata.core.documents import Document
-    from fedstrata.core.model import Model
-    from fedstrata.core.settings.training import TrainingSettings
-    from fedstrata.core.task import Task
-    from fedstrata.models.state import Model as LoadedModel
-
 
 _DIVERGED = (
     "the model's answers are not finite, so it cannot be scored: its training has diverged; a smaller "
@@ -95,11 +92,7 @@ def predict_batch(
 def mean_loss(model: Model, task: Task, examples: Sequence[Any], settings: TrainingSettings) -> float:
     """Returns the mean loss over all terms of some examples (for token tasks: tokens), nothing being learnt.
 
-    Args:
-        model: The model; left in evaluation mode.
-        task: The task that made the examples.
-        examples: Encoded examples.
-        settings: Batch size and precision.
+    The arguments are those of `predict`.
 
     Raises:
         TrainingError: They have no term at all.
@@ -121,13 +114,9 @@ def mean_loss(model: Model, task: Task, examples: Sequence[Any], settings: Train
 def answer(
     model: LoadedModel, task: Task, documents: Sequence[Document], settings: TrainingSettings
 ) -> list[Any]:
-    """Returns the model's answer to every document, in order.
+    """Returns the model's answer to every document, in order; all are in memory as examples at once.
 
-    Args:
-        model: The model with its tokenizer; left in evaluation mode.
-        task: The task.
-        documents: The documents; all are in memory as examples at once.
-        settings: Batch size and precision.
+    The arguments are those of `answer_owners`, for a single owner.
     """
     return answer_owners(model, task, {"": documents}, settings)[""]
 

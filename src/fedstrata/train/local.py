@@ -11,28 +11,25 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from fedstrata.core.client import Client, Feed
 from fedstrata.core.errors import TrainingError
+from fedstrata.core.model import Model
+from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.training import TrainingSettings
 from fedstrata.core.types import JSON, Tensors, Update
 from fedstrata.models.blocks import transformers_model
 from fedstrata.models.prefix import frozen_blocks
 from fedstrata.models.skip import skippable_blocks
+from fedstrata.policies.dropout import LayerDropout
 from fedstrata.train.batches import training_batches
 from fedstrata.train.corrupt import distort
 from fedstrata.train.work import Tally, counted_states, counting
-
-if TYPE_CHECKING:
-    from fedstrata.core.client import Client, Feed
-    from fedstrata.core.model import Model
-    from fedstrata.core.seeding import Seed
-    from fedstrata.core.settings.training import TrainingSettings
-    from fedstrata.policies.dropout import LayerDropout
-
 
 Gradients: TypeAlias = (
     "Callable[[Client, Sequence[Mapping[str, Tensor]], Sequence[Parameter]], tuple[float, float]]"
@@ -330,11 +327,7 @@ def accumulate(
 
 
 def block_gradient_norms(blocks: Sequence[Sequence[Parameter]]) -> list[float | None]:
-    """Returns the L2 norm of each block's gradient; none for a block that has no gradient.
-
-    Args:
-        blocks: The parameters of each block.
-    """
+    """Returns the L2 norm of the gradient of each block's parameters; none for a block that has none."""
     gradients = [[parameter.grad for parameter in block if parameter.grad is not None] for block in blocks]
     norms = [torch.nn.utils.get_total_norm(own) for own in gradients if own]
     values = iter(torch.stack(norms).tolist() if norms else ())  # read back once, not block by block

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
+from fedstrata.core.client import Client
+from fedstrata.core.cohort import Cohort
 from fedstrata.core.errors import TrainingError
+from fedstrata.core.model import Layout
+from fedstrata.core.seeding import Seed
 from fedstrata.core.types import Plan, Update
 from fedstrata.train.batches import training_batches
 from fedstrata.train.local import accumulate, block_gradient_norms, update_of
 from fedstrata.train.work import counting
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedstrata.core.client import Client
-    from fedstrata.core.cohort import Cohort
-    from fedstrata.core.model import Layout
-    from fedstrata.core.seeding import Seed
-
 
 NORMS = "block_gradient_norms"
 """The name of a probe's tensor in an update, and of its mean in a state."""

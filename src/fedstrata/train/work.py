@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from fedstrata.adapters.rank import held
-from fedstrata.core.types import AdapterSize
+from fedstrata.core.client import Client, Feed
+from fedstrata.core.model import Model
+from fedstrata.core.types import AdapterSize, Work
 from fedstrata.metrics.flops import FlopCounter
 from fedstrata.metrics.memory import SavedActivations
 from fedstrata.models.state import FIRST_VALUES
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedstrata.core.client import Client, Feed
-    from fedstrata.core.model import Model
-    from fedstrata.core.types import Work
 
 
 class Tally:
@@ -78,10 +75,7 @@ class Tally:
 def counting(client: Client, trainable: Collection[str], *, steps: bool = True) -> Tally | None:
     """Returns what counts a client's batches while these parameters train; none without emulation.
 
-    Args:
-        client: The client.
-        trainable: Names of the parameters that train.
-        steps: Whether the optimiser takes steps.
+    The arguments are those of `Tally`.
     """
     return None if client.work is None else Tally(client, client.work, trainable, steps=steps)
 

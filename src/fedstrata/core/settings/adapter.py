@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from fedstrata.core.settings.base import Count, Positive, Settings
+from fedstrata.core.settings.base import Count, Part, Positive, Settings
 
 _Names = Annotated[list[str], Field(min_length=1)]
 
@@ -17,9 +17,7 @@ class LoraSettings(Settings):
     kind: Literal["lora"] = "lora"
     rank: Count = Field(default=8, description="Rows of A and columns of B.")
     alpha: Positive | None = Field(default=None, description="alpha / rank scales B A; 2 rank if null.")
-    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
-        default=0.0, description="Of what goes into A, when training."
-    )
+    dropout: Part = Field(default=0.0, description="Of what goes into A, when training.")
     targets: Literal["all-linear"] | _Names = Field(
         default="all-linear",
         description="Linear layers of the blocks, by the ends of their names: [query, value].",

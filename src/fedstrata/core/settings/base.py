@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 NotNegative = Annotated[float, Field(ge=0.0)]
+Part = Annotated[float, Field(ge=0.0, lt=1.0)]
+"""A share that may be none and is never all."""
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -29,6 +31,16 @@ class Settings(BaseModel):
     """Base of every part of the configuration: strict, finite, frozen, unknown keys refused."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        for misfit in self._misfits():
+            raise ValueError(misfit)
+        return self
+
+    def _misfits(self) -> Iterator[str]:
+        """Yields why values do not go together that are right each by itself; the first is told."""
+        yield from ()
 
 
 def idle_settings(

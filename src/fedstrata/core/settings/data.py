@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from fedstrata.core.settings.base import Count, Fraction, Settings, idle_settings
+from fedstrata.core.settings.base import Count, Fraction, Part, Settings, idle_settings
 
 
 class SplitSettings(Settings):
@@ -18,8 +19,8 @@ class SplitSettings(Settings):
         "`auto` for documents that name one.",
     )
     train: Fraction = 0.7
-    validation: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
-    test: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.2
+    validation: Part = 0.1
+    test: Part = 0.2
     test_sites: list[str] = Field(
         default_factory=list,
         description="Sites held out: all their documents are test documents, they are no clients, and their "
@@ -31,12 +32,10 @@ class SplitSettings(Settings):
         "seed; no client trains on them.",
     )
 
-    @model_validator(mode="after")
-    def _sum_to_one(self) -> SplitSettings:
+    def _misfits(self) -> Iterator[str]:
         total = self.train + self.validation + self.test
         if abs(total - 1.0) > 1e-6:
-            raise ValueError(f"train + validation + test must be 1, not {total:g}")
-        return self
+            yield f"train + validation + test must be 1, not {total:g}"
 
 
 class SyntheticSettings(Settings):
@@ -51,13 +50,9 @@ class SyntheticSettings(Settings):
     )
     seed: int | None = Field(default=None, description="Seed of the corpus; the run's seed when null.")
 
-    @model_validator(mode="after")
-    def _check_size(self) -> SyntheticSettings:
+    def _misfits(self) -> Iterator[str]:
         if self.notes < self.sites:
-            raise ValueError(
-                f"notes must be at least {self.sites}, one for each of the sites, not {self.notes}"
-            )
-        return self
+            yield f"notes must be at least {self.sites}, one for each of the sites, not {self.notes}"
 
 
 DISCHARGE_SUMMARY = "Discharge summary"
@@ -123,15 +118,13 @@ class ColumnSettings(Settings):
         default=None, description="The columns of CSV files that have no header, in order."
     )
 
-    @model_validator(mode="after")
-    def _go_together(self) -> ColumnSettings:
+    def _misfits(self) -> Iterator[str]:
         if (self.tokens is None) != (self.tags is None):
-            raise ValueError("tokens and tags are two columns of one task: name both, or none")
+            yield "tokens and tags are two columns of one task: name both, or none"
         if self.tokens is not None and self.text_pair is not None:
-            raise ValueError("text_pair has no meaning with tokens, which are no pair of texts")
+            yield "text_pair has no meaning with tokens, which are no pair of texts"
         if self.separator is not None and self.labels is None:
-            raise ValueError("separator has no meaning without labels, the column that it divides")
-        return self
+            yield "separator has no meaning without labels, the column that it divides"
 
 
 class LabelSettings(Settings):
@@ -190,8 +183,7 @@ class CorpusSettings(Settings):
     )
     labels: LabelSettings = LabelSettings()
 
-    @model_validator(mode="after")
-    def _sections_of_the_format(self) -> CorpusSettings:
+    def _misfits(self) -> Iterator[str]:
         owners = {
             "synthetic": ("synthetic",),
             "mimic": ("mimic",),
@@ -207,16 +199,11 @@ class CorpusSettings(Settings):
             for name, formats in idle_settings(self, self.format, owners).items()
         ]
         if idle:
-            raise ValueError("; ".join(idle))
-        return self
-
-    @model_validator(mode="after")
-    def _path_where_needed(self) -> CorpusSettings:
+            yield "; ".join(idle)
         if self.format != "synthetic" and not self.path:
-            raise ValueError(f"data.path must name a file or folder when data.format is {self.format!r}")
+            yield f"data.path must name a file or folder when data.format is {self.format!r}"
         if self.format == "synthetic" and self.path:
-            raise ValueError(f"data.path={self.path!r} has no meaning when data.format is 'synthetic'")
-        return self
+            yield f"data.path={self.path!r} has no meaning when data.format is 'synthetic'"
 
 
 class DataSettings(CorpusSettings):

@@ -10,12 +10,12 @@ training.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from fedstrata.core.settings.base import Fraction, Positive, Settings
 
@@ -87,11 +87,9 @@ class BandwidthSettings(Settings):
     low: Positive = 1.0
     high: Positive = 100.0
 
-    @model_validator(mode="after")
-    def _in_order(self) -> BandwidthSettings:
+    def _misfits(self) -> Iterator[str]:
         if self.low > self.high:
-            raise ValueError(f"low must be at most high ({self.high:g} megabits a second), not {self.low:g}")
-        return self
+            yield f"low must be at most high ({self.high:g} megabits a second), not {self.low:g}"
 
 
 class DeviceSettings(Settings):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from fedstrata.core.settings.base import Count, Fraction, Positive, Settings
+from fedstrata.core.settings.base import Count, Fraction, Part, Positive, Settings
 
 DATA_CORRUPTIONS = ("shuffled_labels", "shuffled_tokens", "label_flips")
 """What can be wrong with the training examples of a corrupt client."""
@@ -20,7 +21,7 @@ UPDATE_CORRUPTIONS = ("gaussian", "sign_flip", "scale")
 class CorruptSettings(Settings):
     """Clients whose training is corrupt in every round, as noise or as an attack (simulated)."""
 
-    share: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+    share: Part = Field(
         default=0.0, description="Share of the clients that is corrupt, rounded up; who is drawn by the seed."
     )
     kind: Literal["shuffled_labels", "shuffled_tokens", "label_flips", "gaussian", "sign_flip", "scale"] = (
@@ -36,13 +37,10 @@ class CorruptSettings(Settings):
         "change); 1 if null, with `scale` 10.",
     )
 
-    @model_validator(mode="after")
-    def _strength_where_used(self) -> CorruptSettings:
+    def _misfits(self) -> Iterator[str]:
         if self.strength is not None and self.kind in DATA_CORRUPTIONS:
             of_updates = ", ".join(UPDATE_CORRUPTIONS)
-            message = f"strength={self.strength:g} has no meaning with kind {self.kind!r}; it is for"
-            raise ValueError(f"{message} {of_updates}")
-        return self
+            yield f"strength={self.strength:g} has no meaning with kind {self.kind!r}; it is for {of_updates}"
 
     @property
     def strength_used(self) -> float | None:
@@ -77,7 +75,7 @@ class FederationSettings(Settings):
         description="Clients of a round that must deliver; the run stops when failures leave fewer. "
         "When null, every one that does not drop out must.",
     )
-    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+    dropout: Part = Field(
         default=0.0,
         description="Chance of each sampled client to be lost to a round once it has the plan (simulated: it "
         "does not train). A round left with fewer than `min_clients`, or none, changes nothing.",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fedstrata.core.settings.base import Settings
 
@@ -29,15 +30,11 @@ class TrainedTokenizer(Settings):
         "tokenised already (words).",
     )
 
-    @model_validator(mode="after")
-    def _fits_its_kind(self) -> TrainedTokenizer:
+    def _misfits(self) -> Iterator[str]:
         if self.train == "bytes" and self.vocabulary < BYTE_VOCABULARY:
-            raise ValueError(
-                f"vocabulary must be at least {BYTE_VOCABULARY} with train 'bytes', not {self.vocabulary}"
-            )
+            yield f"vocabulary must be at least {BYTE_VOCABULARY} with train 'bytes', not {self.vocabulary}"
         if self.train == "bytes" and self.split != "punctuation":
-            raise ValueError(f"split={self.split!r} has no meaning with train 'bytes'; it belongs to 'words'")
-        return self
+            yield f"split={self.split!r} has no meaning with train 'bytes'; it belongs to 'words'"
 
 
 class ModelSettings(Settings):
@@ -69,19 +66,11 @@ class ModelSettings(Settings):
             return self.name
         return f"{self.config.get('model_type', self.name)} with random weights"
 
-    @model_validator(mode="after")
-    def _weights_to_quantize(self) -> ModelSettings:
+    def _misfits(self) -> Iterator[str]:
         if self.quantization is not None and self.init == "random":
-            raise ValueError(
-                f"quantization={self.quantization!r} needs `init: pretrained`, weights to quantize"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _new_tokenizer_for_new_weights(self) -> ModelSettings:
+            yield f"quantization={self.quantization!r} needs `init: pretrained`, weights to quantize"
         if isinstance(self.tokenizer, TrainedTokenizer) and self.init != "random":
-            raise ValueError(
+            yield (
                 "a tokenizer that is built from the training texts (model.tokenizer.train) needs "
                 f"`init: random`, since weights know their own tokens; init is {self.init!r}"
             )
-        return self

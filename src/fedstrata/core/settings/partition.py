@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fedstrata.core.settings.base import Count, Fraction, Positive, Settings, idle_settings
 
@@ -25,14 +26,9 @@ class PartitionSettings(Settings):
         default=0.8, description="Chance that a document goes to the client of its kind (`speciality`)."
     )
 
-    @model_validator(mode="after")
-    def _clients_where_needed(self) -> PartitionSettings:
+    def _misfits(self) -> Iterator[str]:
         if self.by != "site" and self.clients is None:
-            raise ValueError(f"clients must be set (1 or more) when documents are partitioned by {self.by!r}")
-        return self
-
-    @model_validator(mode="after")
-    def _settings_of_the_rule(self) -> PartitionSettings:
+            yield f"clients must be set (1 or more) when documents are partitioned by {self.by!r}"
         owners = {"alpha": ("dirichlet", "dirichlet_equal", "quantity"), "lean": ("speciality",)}
         fields = type(self).model_fields
         idle = [
@@ -41,5 +37,4 @@ class PartitionSettings(Settings):
             for name, rules in idle_settings(self, self.by, owners).items()
         ]
         if idle:
-            raise ValueError("; ".join(idle))
-        return self
+            yield "; ".join(idle)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from fedstrata.core.settings.base import Count, NotNegative, Positive, Settings
+from fedstrata.core.settings.base import Count, NotNegative, Part, Positive, Settings
 
 
 class TrainingSettings(Settings):
@@ -22,14 +23,12 @@ class TrainingSettings(Settings):
     )
     optimizer: Literal["adamw", "sgd"] = "adamw"
     learning_rate: Positive = 5e-4
-    momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    momentum: Part = 0.0
     weight_decay: NotNegative = 0.01
     schedule: Literal["constant", "linear", "cosine"] = Field(
         default="constant", description="Within a client's local training of one round."
     )
-    warmup: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
-        default=0.0, description="Share of the steps warmed up."
-    )
+    warmup: Part = Field(default=0.0, description="Share of the steps warmed up.")
     clip_norm: Positive | None = 1.0
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto",
@@ -54,10 +53,6 @@ class TrainingSettings(Settings):
         description="Disk it may take, all clients of a run together; without it where it is less.",
     )
 
-    @model_validator(mode="after")
-    def _momentum_only_where_used(self) -> TrainingSettings:
+    def _misfits(self) -> Iterator[str]:
         if self.momentum and self.optimizer != "sgd":
-            raise ValueError(
-                f"momentum={self.momentum:g} has no meaning with optimizer {self.optimizer!r}; use sgd"
-            )
-        return self
+            yield f"momentum={self.momentum:g} has no meaning with optimizer {self.optimizer!r}; use sgd"

@@ -24,9 +24,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,15 +35,13 @@ from torch.utils.data import DataLoader
 from transformers import AutoModel
 
 from fedstrata.core.cut import Cut
+from fedstrata.core.seeding import Seed
 from fedstrata.metrics.text import overlap_scores
 from fedstrata.models.blocks import transformers_model
+from fedstrata.models.state import Model
 from fedstrata.privacy.attacks.search import can_search, search
 from fedstrata.split.divide import ends_of
 from fedstrata.split.ends import Ends
-
-if TYPE_CHECKING:
-    from fedstrata.core.seeding import Seed
-    from fedstrata.models.state import Model
 
 IGNORED = -100
 BATCH_SIZE, LEARNING_RATE = 16, 1e-3
@@ -150,7 +148,8 @@ def attack(
     inner = transformers_model(model.module)
     decoder = Decoder(inner.config, ends.cut.front, seed.child("weights")).to(known[0].states.device)
     train(decoder, known, epochs, seed)
-    guesses = [guess for batch in _batches(unseen, BATCH_SIZE) for guess in read(decoder, batch)]
+    batches = (unseen[start : start + BATCH_SIZE] for start in range(0, len(unseen), BATCH_SIZE))
+    guesses = [guess for batch in batches for guess in read(decoder, batch)]
     vocabulary = inner.get_input_embeddings().num_embeddings
     closest = nearest(unseen, embedding_of(model), vocabulary)
     texts, truth = (
@@ -270,10 +269,6 @@ def _nearest(states: Tensor, embed: Embed, vocabulary: int) -> Tensor:
             best[:, part] = torch.where(nearer, distances, best[:, part])
             found[:, part] = torch.where(nearer, ids[indices], found[:, part])
     return found
-
-
-def _batches(observed: Sequence[Observed], size: int) -> Iterable[Sequence[Observed]]:
-    return (observed[start : start + size] for start in range(0, len(observed), size))
 
 
 def _padded(observed: Sequence[Observed]) -> tuple[Tensor, Tensor, Tensor]:

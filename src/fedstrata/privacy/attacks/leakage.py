@@ -11,27 +11,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedstrata.core.cut import Cut
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.files import write_atomically
 from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.run import RunSettings
+from fedstrata.core.task import Task
+from fedstrata.models.state import Model
 from fedstrata.privacy.attacks.inversion import Leakage, Observed, attack
 from fedstrata.split.divide import ends_of
 from fedstrata.split.ends import Ends, Front
 from fedstrata.split.noise import Kind, Noise, NoiseSettings
 from fedstrata.train.evaluate import batches_by_length
 from fedstrata.train.local import to_device
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedstrata.core.settings.run import RunSettings
-    from fedstrata.core.task import Task
-    from fedstrata.models.state import Model
 
 SCORES = {
     "tokens": "tokens",

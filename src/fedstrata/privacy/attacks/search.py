@@ -12,16 +12,14 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 
 from fedstrata.models.blocks import transformers_model
-
-if TYPE_CHECKING:
-    from fedstrata.split.ends import Ends
+from fedstrata.split.ends import Ends
 
 _CANDIDATES_AT_A_TIME = 1024
 
