@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.data import CorpusSettings
 from fedstrata.core.settings.run import RunSettings
+from fedstrata.core.task import Task
 from fedstrata.data.partial_annotation import mark_unannotated, require_sites, set_relations_aside
 from fedstrata.data.partition import partition
 from fedstrata.data.select import mention_types, select_labels, select_relations, select_types
 from fedstrata.data.split import Split, hold_out, set_aside, split
-
-if TYPE_CHECKING:
-    from fedstrata.core.task import Task
 
 MIMIC_LABELS = 50
 """How many codes are kept of MIMIC-III by default, the most frequent ones, as in Mullenbach et al. (CAML)."""

@@ -16,18 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from fedstrata.core.model import Layout
 from fedstrata.metrics.gradients import Passed, passed_by_lowest
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedstrata.core.model import Layout
 
 _POOLED = ("pooler", "pre_classifier", "classifier", "head")
 """What a sequence classifier applies to one vector a row; decoders have a `score`, applied to every token."""

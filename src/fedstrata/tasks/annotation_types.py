@@ -6,16 +6,13 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
+from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.task import Task
 from fedstrata.data.select import named_in_vain, unnamed
-from fedstrata.data.split import PARTS, every
+from fedstrata.data.split import PARTS, Split, every
 from fedstrata.metrics.spans import OVERALL, score_names
 from fedstrata.tasks.texts import require_single_texts
-
-if TYPE_CHECKING:
-    from fedstrata.core.documents import Document
-    from fedstrata.data.split import Split
 
 
 class TypedTask(Task):

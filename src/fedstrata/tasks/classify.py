@@ -17,33 +17,29 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field, model_validator
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Classes, Count, Positive
 from fedstrata.core.settings.source import Source, validate
 from fedstrata.core.task import CardWords
+from fedstrata.core.types import Tally
 from fedstrata.data.select import named_in_vain, others, unnamed
-from fedstrata.data.split import every
+from fedstrata.data.split import Split, every
 from fedstrata.metrics.labels import CUTS, SINGLE_LABEL, areas, names_of, scores_from, tally_of
 from fedstrata.tasks.corrupt import shuffled_windows
 from fedstrata.tasks.document_labels import LabelAnswer, LabelledDocument, pool
 from fedstrata.tasks.pairs import padded_types, text_windows
 from fedstrata.tasks.texts import padding_id, require_one_each
 from fedstrata.tasks.windows import CUT_INTO_WINDOWS, IGNORED, WindowTask, pad_ids, run_model
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from fedstrata.core.documents import Document
-    from fedstrata.core.seeding import Seed
-    from fedstrata.core.types import Tally
-    from fedstrata.data.split import Split
 
 logger = logging.getLogger(__name__)
 _UNLABELLED = "multi_label: %s of %s documents have no label; data.labels.without_labels=drop leaves them out"

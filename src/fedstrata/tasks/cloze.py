@@ -17,16 +17,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 from scipy.special import softmax
+from torch import Tensor, nn
 
+from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.seeding import Seed
 from fedstrata.core.task import CardWords
+from fedstrata.core.types import Tally
 from fedstrata.data.choices import NONE_RIGHT, TASK, choices_of
-from fedstrata.data.split import every
+from fedstrata.data.split import Split, every
 from fedstrata.metrics.labels import (
     SINGLE_LABEL,
     areas,
@@ -52,14 +56,6 @@ from fedstrata.tasks.choice.questions import (
 )
 from fedstrata.tasks.corrupt import shuffled_windows
 from fedstrata.tasks.instruction.prompts import FIELDS_OF_TEMPLATE
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from fedstrata.core.documents import Document
-    from fedstrata.core.seeding import Seed
-    from fedstrata.core.types import Tally
-    from fedstrata.data.split import Split
 
 _METRICS: Mapping[str, tuple[str, ...]] = {"multirc": ("f1a", "exact_match"), "record": ("f1", "exact_match")}
 """The scores of questions that are not scored by accuracy; the first one is what a run is judged by."""

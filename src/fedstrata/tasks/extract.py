@@ -16,12 +16,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from fedstrata.core.documents import Relation, Span
+import numpy as np
+
+from fedstrata.core.documents import Document, Relation, Span
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.task import CardWords, Task
-from fedstrata.data.split import every
+from fedstrata.core.types import Tally
+from fedstrata.data.split import Split, every
 from fedstrata.metrics.relations import Triple, match_relations, triples_of
 from fedstrata.metrics.spans import OVERALL, match_spans, score_names, scores_from, tally_of
 from fedstrata.tasks.instruction.examples import Example, answer_text
@@ -30,13 +33,6 @@ from fedstrata.tasks.instruction.instructions import AskingTask, InstructionToke
 from fedstrata.tasks.instruction.markup import NO_FAULTS, Faults, read
 from fedstrata.tasks.instruction.question import Kind
 from fedstrata.tasks.texts import require_single_texts
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from fedstrata.core.documents import Document
-    from fedstrata.core.types import Tally
-    from fedstrata.data.split import Split
 
 FAULTS: Mapping[str, str] = {
     "broken_tags_left_out": "broken",

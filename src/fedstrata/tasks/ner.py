@@ -14,19 +14,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import regex
 import torch
 from pydantic import Field
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Classes
 from fedstrata.core.task import CardWords
+from fedstrata.core.types import Tally
 from fedstrata.data.select import unknown_mentions
+from fedstrata.data.split import Split
 from fedstrata.metrics.spans import match_spans, scores_from, tally_of
 from fedstrata.tasks.annotation_types import TypedTask
 from fedstrata.tasks.corrupt import corrupted_targets
@@ -40,13 +44,6 @@ from fedstrata.tasks.windows import (
     pad_labelled,
     run_model,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from fedstrata.core.seeding import Seed
-    from fedstrata.core.types import Tally
-    from fedstrata.data.split import Split
 
 WORD = regex.compile(r"[\p{Latin}\p{Greek}\p{Cyrillic}\p{M}]+")
 """A word of the scripts that put blanks between words; in others a run of letters may be a whole sentence."""

@@ -13,19 +13,16 @@ that is too long loses tokens of whichever text has more of them (`longest_first
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from torch import Tensor
 
+from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.tasks.document_labels import LabelledDocument
 from fedstrata.tasks.texts import DOCUMENTS_PER_CALL, separator_id, special_around
 from fedstrata.tasks.windows import WindowTask, padded, token_windows
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedstrata.core.documents import Document
-    from fedstrata.tasks.document_labels import LabelledDocument
 
 _TYPES = "token_type_ids"
 

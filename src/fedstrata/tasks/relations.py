@@ -24,11 +24,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field, model_validator
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedstrata.core.documents import Document, Relation
@@ -36,8 +37,9 @@ from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Classes, Fraction
 from fedstrata.core.task import CardWords
+from fedstrata.core.types import Tally
 from fedstrata.data.select import unknown_relations
-from fedstrata.data.split import every
+from fedstrata.data.split import Split, every
 from fedstrata.metrics.relations import match_relations, triples_of
 from fedstrata.metrics.spans import scores_from, tally_of
 from fedstrata.tasks.annotation_types import TypedTask
@@ -46,12 +48,6 @@ from fedstrata.tasks.mention_pairs.candidates import candidate_pairs, related_ty
 from fedstrata.tasks.mention_pairs.markers import PairMarker, code_of, markable, require_signs
 from fedstrata.tasks.texts import padding_id, require_single_texts, whole_texts
 from fedstrata.tasks.windows import IGNORED, Row, pad_ids, run_model
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from fedstrata.core.types import Tally
-    from fedstrata.data.split import Split
 
 NO_RELATION = "none"
 """What pairs of mentions without a relation are called."""

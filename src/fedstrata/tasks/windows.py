@@ -18,16 +18,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import torch
 from pydantic import Field, model_validator
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.task import Task
 from fedstrata.tasks.texts import DOCUMENTS_PER_CALL, padding_id, require_offsets
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from fedstrata.core.documents import Document
 
 IGNORED = -100
 """The tag of a token that counts in no loss; what torch's cross entropy ignores by default."""

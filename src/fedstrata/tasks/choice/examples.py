@@ -6,20 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.tasks.choice.questions import Asked, Questions
 from fedstrata.tasks.instruction.prompts import PromptTokenizer
 from fedstrata.tasks.windows import IGNORED, Row, pad_labelled, padded
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedstrata.core.documents import Document
-    from fedstrata.tasks.choice.questions import Asked, Questions
 
 
 @dataclass(frozen=True, slots=True)

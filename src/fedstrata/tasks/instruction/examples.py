@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
+from torch import Tensor, nn
 
 from fedstrata.tasks.causal import CausalTask, end_id
 from fedstrata.tasks.instruction.generate import generate
 from fedstrata.tasks.instruction.prompts import PromptTokenizer
+from fedstrata.tasks.instruction.question import Question
 from fedstrata.tasks.windows import IGNORED, Row, pad_labelled
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from fedstrata.tasks.instruction.question import Question
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,18 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
 
+from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean
 from fedstrata.data.select import mention_types, relation_types, unknown_mentions, unknown_relations
-from fedstrata.data.split import every
+from fedstrata.data.split import Split, every
 from fedstrata.tasks.instruction.instructions import DEFINITIONS, AskingTask
 from fedstrata.tasks.instruction.markup import unusable_types
 from fedstrata.tasks.instruction.prompts import fields_of
-
-if TYPE_CHECKING:
-    from fedstrata.core.documents import Document
-    from fedstrata.data.split import Split
 
 logger = logging.getLogger(__name__)
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from fedstrata.core.documents import Document
+from fedstrata.core.documents import Document
 
 WORD = re.compile(r"\w+")
 

@@ -17,16 +17,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.tasks.texts import require_offsets, special_around
 from fedstrata.tasks.windows import without_blanks
-
-if TYPE_CHECKING:
-    from fedstrata.core.documents import Document, Span
 
 SIGNS = (("@", "*"), ("#", "^"))
 """What stands around a main mention and around its type; and so for a modifier."""
