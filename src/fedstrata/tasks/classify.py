@@ -303,7 +303,7 @@ class DocumentClassification(WindowTask):
         return areas(gold, np.stack([answer.probabilities for answer in answers]))
 
     def scores(self, tally: Tally, apart: Mapping[str, float]) -> dict[str, float]:
-        """Returns the scores of labels; see `fedstrata.metrics.labels.label_scores`."""
+        """Returns the scores of labels; see `fedstrata.metrics.labels.scores_from`."""
         return scores_from(tally, apart, self.classes, one_each=self._one_each)
 
     def known(self, document: Document) -> Document:
