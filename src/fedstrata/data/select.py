@@ -33,22 +33,32 @@ def relation_types(documents: Iterable[Document]) -> tuple[str, ...]:
     return tuple(sorted({relation.label for document in documents for relation in document.relations}))
 
 
-def unknown_mentions(documents: Iterable[Document], types: Sequence[str], part: str = "") -> list[Problem]:
-    """Returns a problem for each mention type of these documents that no training document has.
+def occurring(documents: Iterable[Document], kind: str) -> list[tuple[str, str]]:
+    """Returns the type of each of the documents' `spans`, or `relations`, with the id of its document."""
+    return [(own.label, document.id) for document in documents for own in getattr(document, kind)]
+
+
+def unknown_types(
+    documents: Iterable[Document], kind: str, types: Sequence[str], part: str = ""
+) -> list[Problem]:
+    """Returns a problem for each type of these documents that no training document has.
 
     Args:
         documents: The documents.
-        types: The mention types of the training documents.
+        kind: What has types: `spans` or `relations`.
+        types: The types of the training documents.
         part: The part of the split they are of; empty where that is not known.
     """
-    found = ((span.label, document.id) for document in documents for span in document.spans)
-    return _unlearnt("data.types", "mention", found, types, part)
-
-
-def unknown_relations(documents: Iterable[Document], types: Sequence[str], part: str = "") -> list[Problem]:
-    """Returns a problem for each type of relations that no training document has; see `unknown_mentions`."""
-    found = ((relation.label, document.id) for document in documents for relation in document.relations)
-    return _unlearnt("data.relations", "relation", found, types, part)
+    setting, what = {"spans": ("data.types", "mention"), "relations": ("data.relations", "relation")}[kind]
+    problems = []
+    for label, id_ in others(occurring(documents, kind), types):
+        where = f"{part} document {id_!r}".strip()
+        message = (
+            f"{what} type {label!r} ({where}) occurs in no training document, whose types are: "
+            f"{', '.join(types)}; name the types to keep, or map this one to one of them"
+        )
+        problems.append(Problem(setting, message))
+    return problems
 
 
 def unnamed(setting: str, found: Iterable[tuple[str, str]], named: Sequence[str]) -> list[Problem]:
@@ -87,20 +97,6 @@ def others(found: Iterable[tuple[str, str]], names: Sequence[str]) -> list[tuple
         if label not in known:
             first.setdefault(label, document)
     return sorted(first.items())
-
-
-def _unlearnt(
-    setting: str, what: str, found: Iterable[tuple[str, str]], types: Sequence[str], part: str
-) -> list[Problem]:
-    problems = []
-    for label, id_ in others(found, types):
-        where = f"{part} document {id_!r}".strip()
-        message = (
-            f"{what} type {label!r} ({where}) occurs in no training document, whose types are: "
-            f"{', '.join(types)}; name the types to keep, or map this one to one of them"
-        )
-        problems.append(Problem(setting, message))
-    return problems
 
 
 def select_types(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.task import Task
-from fedstrata.data.select import named_in_vain, unnamed
+from fedstrata.data.select import named_in_vain, occurring, unknown_types, unnamed
 from fedstrata.data.split import PARTS, Split, every
 from fedstrata.metrics.spans import OVERALL, score_names
 from fedstrata.tasks.texts import require_single_texts
@@ -84,11 +84,7 @@ class TypedTask(Task):
 
     def _types_in(self, documents: Iterable[Document]) -> tuple[str, ...]:
         """Returns the types that documents have, sorted."""
-        return tuple(sorted({label for label, _ in self._occurring(documents)}))
-
-    def _occurring(self, documents: Iterable[Document]) -> list[tuple[str, str]]:
-        """Returns the type of everything that has one, with the id of its document."""
-        return [(own.label, item.id) for item in documents for own in getattr(item, self.gives[0])]
+        return tuple(sorted({label for label, _ in occurring(documents, self.gives[0])}))
 
     def _found(self, clients: Mapping[str, Split]) -> tuple[tuple[str, ...], list[Problem]]:
         """Returns the types to learn, and a problem for each that other documents have.
@@ -105,14 +101,12 @@ class TypedTask(Task):
         if self.types != "auto":
             types = tuple(self.types)
             annotated = [document for part in PARTS for document in every(clients, part)]
-            return types, unnamed("task.types", self._occurring(annotated), types)
-        parts = ("validation", "test")
-        return types, [fault for part in parts for fault in self._unknown(every(clients, part), types, part)]
-
-    @staticmethod
-    @abstractmethod
-    def _unknown(documents: Iterable[Document], types: Sequence[str], part: str = "") -> list[Problem]:
-        """Returns a problem for each type of these documents that is none of the task's."""
+            return types, unnamed("task.types", occurring(annotated, self.gives[0]), types)
+        return types, [
+            fault
+            for part in ("validation", "test")
+            for fault in unknown_types(every(clients, part), self.gives[0], types, part)
+        ]
 
     @abstractmethod
     def _fault_of(self, types: Sequence[str], count: int) -> Problem | None:

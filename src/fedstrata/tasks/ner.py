@@ -29,7 +29,7 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Classes
 from fedstrata.core.task import CardWords
 from fedstrata.core.types import Tally
-from fedstrata.data.select import unknown_mentions
+from fedstrata.data.select import unknown_types
 from fedstrata.data.split import Split
 from fedstrata.metrics.spans import match_spans, scores_from, tally_of
 from fedstrata.tasks.annotation_types import TypedTask
@@ -71,7 +71,6 @@ class NamedEntityRecognition(TypedTask, WindowTask):
     outputs: ClassVar[tuple[str, ...]] = ("brat", "i2b2", "jsonl")
     naming: ClassVar[tuple[str, ...]] = ("types",)
     class_words: ClassVar[str] = "O and B-, I- of every type"
-    _unknown = staticmethod(unknown_mentions)
 
     def fitted(self, clients: Mapping[str, Split]) -> NamedEntityRecognition:
         """Returns the task for a corpus: its types are those that are named, or of all training documents.
@@ -106,7 +105,7 @@ class NamedEntityRecognition(TypedTask, WindowTask):
             ConfigurationError: If a document has a type that the task does not know, or is a pair of texts.
         """
         require_single_texts(documents, self.name)
-        if problems := unknown_mentions(documents, self._types):
+        if problems := unknown_types(documents, "spans", self._types):
             raise ConfigurationError(problems)
         return encode_windows(documents, tokenizer, self, self._tags)
 

@@ -38,7 +38,7 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Classes, Fraction
 from fedstrata.core.task import CardWords
 from fedstrata.core.types import Tally
-from fedstrata.data.select import unknown_relations
+from fedstrata.data.select import unknown_types
 from fedstrata.data.split import Split, every
 from fedstrata.metrics.relations import match_relations, triples_of
 from fedstrata.metrics.spans import scores_from, tally_of
@@ -119,7 +119,6 @@ class RelationClassification(TypedTask):
         "mentions (brat, i2b2, jsonl ...)",
         "task relations says how mentions that are marked already are related",
     )
-    _unknown = staticmethod(unknown_relations)
 
     @model_validator(mode="after")
     def _no_type_is_none(self) -> RelationClassification:
@@ -336,7 +335,7 @@ class RelationClassification(TypedTask):
     ) -> list[MarkedPair]:
         """Makes the examples of these pairs of each document."""
         require_single_texts(documents, self.name)
-        if problems := unknown_relations(documents, self._types):
+        if problems := unknown_types(documents, "relations", self._types):
             raise ConfigurationError(problems)
         pad_id = padding_id(tokenizer)
         marker = PairMarker(tokenizer, self.max_length, typed=self.typed)

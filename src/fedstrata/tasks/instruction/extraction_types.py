@@ -8,7 +8,7 @@ from itertools import chain
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean
-from fedstrata.data.select import mention_types, relation_types, unknown_mentions, unknown_relations
+from fedstrata.data.select import mention_types, relation_types, unknown_types
 from fedstrata.data.split import Split, every
 from fedstrata.tasks.instruction.instructions import DEFINITIONS, AskingTask
 from fedstrata.tasks.instruction.markup import unusable_types
@@ -41,9 +41,9 @@ def types_in(wanted: AskingTask, clients: Mapping[str, Split]) -> tuple[list[str
     for part in ("validation", "test"):
         scored = every(clients, part)
         if "ner" in wanted.tasks and wanted.mentions == "auto":
-            problems += unknown_mentions(scored, mention_types(train), part)
+            problems += unknown_types(scored, "spans", mention_types(train), part)
         if "re" in wanted.tasks and wanted.modifiers == "auto":
-            problems += unknown_relations(scored, relation_types(train), part)
+            problems += unknown_types(scored, "relations", relation_types(train), part)
             _tell_of_other_pairs(scored, modifiers, part)
     if not problems and "ner" not in wanted.tasks:
         problems += _untaught(clients, modifiers)
