@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Literal
 
 from fedstrata.core.documents import MODIFIERS_OF, Document, Relation
-from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean
+from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean, refuse
 from fedstrata.core.settings.data import CorpusSettings, LabelSettings
 from fedstrata.data.icd9 import category
 
@@ -31,6 +31,21 @@ def mention_types(documents: Sequence[Document]) -> tuple[str, ...]:
 def relation_types(documents: Iterable[Document]) -> tuple[str, ...]:
     """Returns the labels of all relations of these documents, sorted."""
     return tuple(sorted({relation.label for document in documents for relation in document.relations}))
+
+
+def related_types(documents: Iterable[Document], *, by_relation: bool = False) -> dict[str, list[str]]:
+    """Returns the types of modifiers that each type of main mention has in these documents, both sorted.
+
+    Args:
+        documents: The documents.
+        by_relation: Whether a modifier goes by the type of its relation; else by that of its mention.
+    """
+    found: dict[str, set[str]] = {}
+    for document in documents:
+        for relation in document.relations:
+            modifier = relation.label if by_relation else document.spans[relation.tail].label
+            found.setdefault(document.spans[relation.head].label, set()).add(modifier)
+    return {main: sorted(types) for main, types in sorted(found.items())}
 
 
 def occurring(documents: Iterable[Document], kind: str) -> list[tuple[str, str]]:
@@ -122,8 +137,7 @@ def select_types(
     if types is None:
         return list(documents)
     renamed = _renaming(types)
-    if problems := _unfit("data.types", renamed, "type", mention_types(documents), absent):
-        raise ConfigurationError(problems)
+    refuse(_unfit("data.types", renamed, "type", mention_types(documents), absent))
     return [_select(document, renamed) for document in documents]
 
 
@@ -217,8 +231,7 @@ def select_relations(
     if isinstance(settings.modifiers, Mapping):
         between = (name for main, own in settings.modifiers.items() for name in (main, *own))
         problems += _unfit("data.modifiers", {name: name for name in between}, "type", types, absent)
-    if problems:
-        raise ConfigurationError(problems)
+    refuse(problems)
     kept = _renaming(found if settings.relations is None else settings.relations)
     selected = [_related(document, kept, settings.modifiers) for document in documents]
     if found and not relation_types(selected):
@@ -323,5 +336,4 @@ def _require_labels(wanted: Sequence[str], counts: Mapping[str, int]) -> None:
             hint = f"for example {near}" if counts else "no document has any label"
             message = f"{label!r} is the label of no document; {len(counts)} labels occur: {hint}"
             problems.append(Problem("data.labels.keep", message if counts else f"{label!r}: {hint}"))
-    if problems:
-        raise ConfigurationError(problems)
+    refuse(problems)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError, Problem, refuse
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Classes, Count, Positive
 from fedstrata.core.settings.source import Source, validate
@@ -131,8 +131,7 @@ class DocumentClassification(WindowTask):
             others = f", and {len(odd) - 1} more have not exactly one" if len(odd) > 1 else ""
             message = f"single_label, but document {odd[0].id!r} has {len({*odd[0].labels})} labels{others}"
             problems.append(Problem("task.problem_type", message))
-        if problems:
-            raise ConfigurationError(problems)
+        refuse(problems)
         return task.of_labels(labels)
 
     def restored(self, classes: Sequence[str]) -> DocumentClassification:
@@ -185,8 +184,7 @@ class DocumentClassification(WindowTask):
             ConfigurationError: If a document has a label that the task does not know, or the tokenizer has
                 nothing to put between the texts of a pair.
         """
-        if problems := self._unknown(documents):
-            raise ConfigurationError(problems)
+        refuse(self._unknown(documents))
         pad_id = padding_id(tokenizer)
         encoded = text_windows(documents, tokenizer, self, self.max_windows)
         return [

@@ -25,7 +25,7 @@ from scipy.special import softmax
 from torch import Tensor, nn
 
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError, Problem, refuse
 from fedstrata.core.seeding import Seed
 from fedstrata.core.task import CardWords
 from fedstrata.core.types import Tally
@@ -122,8 +122,7 @@ class ClozeQuestions(CausalTask):
         elif self.words:
             message = f"have no meaning with question {question}, whose answers the documents have"
             problems.append(Problem("task.words", message))
-        if problems:
-            raise ConfigurationError(problems)
+        refuse(problems)
         task = self.changed(question=question, words=words)
         if self.template is not None:  # so that a saved model does not need the file again
             task = task.changed(template=template)

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedstrata.core.documents import Document, Relation, Span
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import Problem, refuse
 from fedstrata.core.task import CardWords, Task
 from fedstrata.core.types import Tally
 from fedstrata.data.split import Split, every
@@ -98,8 +98,7 @@ class Extraction(AskingTask):
         wanted = {"mentions": "ner" in self.tasks, "modifiers": "re" in self.tasks}
         left_open = [name for name in wanted if getattr(self, name) == "auto"]
         message = "must be named, not 'auto': no documents are read here in which they could be found"
-        if problems := [Problem(f"task.{name}", message) for name in left_open if wanted[name]]:
-            raise ConfigurationError(problems)
+        refuse([Problem(f"task.{name}", message) for name in left_open if wanted[name]])
         return self.restored(())
 
     def restored(self, classes: Sequence[str]) -> Extraction:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedstrata.core.documents import Document, Span
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import Problem, refuse
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Classes
 from fedstrata.core.task import CardWords
@@ -80,8 +80,7 @@ class NamedEntityRecognition(TypedTask, WindowTask):
                 of them has or that is not named, or documents are pairs of texts.
         """
         types, problems = self._found(clients)
-        if problems:
-            raise ConfigurationError(problems)
+        refuse(problems)
         return self.of_types(types)
 
     def _fault_of(self, types: Sequence[str], count: int) -> Problem | None:
@@ -105,8 +104,7 @@ class NamedEntityRecognition(TypedTask, WindowTask):
             ConfigurationError: If a document has a type that the task does not know, or is a pair of texts.
         """
         require_single_texts(documents, self.name)
-        if problems := unknown_types(documents, "spans", self._types):
-            raise ConfigurationError(problems)
+        refuse(unknown_types(documents, "spans", self._types))
         return encode_windows(documents, tokenizer, self, self._tags)
 
     def corrupt(self, examples: Sequence[Window], kind: str, tokenizer: Any, rng: Seed) -> list[Window]:

@@ -33,18 +33,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedstrata.core.documents import Document, Relation
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError, Problem, refuse
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Classes, Fraction
 from fedstrata.core.task import CardWords
 from fedstrata.core.types import Tally
-from fedstrata.data.select import unknown_types
+from fedstrata.data.select import related_types, unknown_types
 from fedstrata.data.split import Split, every
 from fedstrata.metrics.relations import match_relations, triples_of
 from fedstrata.metrics.spans import scores_from, tally_of
 from fedstrata.tasks.annotation_types import TypedTask
 from fedstrata.tasks.corrupt import shuffled_windows
-from fedstrata.tasks.mention_pairs.candidates import candidate_pairs, related_types
+from fedstrata.tasks.mention_pairs.candidates import candidate_pairs
 from fedstrata.tasks.mention_pairs.markers import PairMarker, code_of, markable, require_signs
 from fedstrata.tasks.texts import padding_id, require_single_texts, whole_texts
 from fedstrata.tasks.windows import IGNORED, Row, pad_ids, run_model
@@ -146,8 +146,7 @@ class RelationClassification(TypedTask):
             if own.train and not any(task._learnt(document) for document in own.train):
                 message = f"the training documents of {name} have no two mentions to learn relations from"
                 problems.append(Problem("partition", message))
-        if problems:
-            raise ConfigurationError(problems)
+        refuse(problems)
         return task
 
     def restored(self, classes: Sequence[str]) -> RelationClassification:
@@ -335,8 +334,7 @@ class RelationClassification(TypedTask):
     ) -> list[MarkedPair]:
         """Makes the examples of these pairs of each document."""
         require_single_texts(documents, self.name)
-        if problems := unknown_types(documents, "relations", self._types):
-            raise ConfigurationError(problems)
+        refuse(unknown_types(documents, "relations", self._types))
         pad_id = padding_id(tokenizer)
         marker = PairMarker(tokenizer, self.max_length, typed=self.typed)
         asked = [index for index, own in enumerate(pairs) if own]

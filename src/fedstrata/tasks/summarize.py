@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError, Problem, refuse
 from fedstrata.core.settings.base import Count
 from fedstrata.core.task import CardWords
 from fedstrata.core.types import Tally
@@ -108,8 +108,7 @@ class Summarization(InstructionTask):
                 f"no training document of {', '.join(lacking)} has a second text, which is what is learnt"
             )
             problems.append(Problem("data.path", message))
-        if problems:
-            raise ConfigurationError(problems)
+        refuse(problems)
         return self.changed(template=template)
 
     def as_named(self) -> Summarization:

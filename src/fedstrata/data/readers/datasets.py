@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, DataError, Problem
+from fedstrata.core.errors import ConfigurationError, DataError, Problem, refuse
 from fedstrata.core.settings.data import ColumnSettings, DatasetSettings
 from fedstrata.data.readers.files import Format, Source, stem
 from fedstrata.data.readers.folders import find_sources, split_named
@@ -211,8 +211,7 @@ def _check_columns(table: _Rows, columns: ColumnSettings) -> None:
         Problem(f"data.columns.{key}", f"{table.source.path} has no column {name!r}; {found}")
         for key, name in missing.items()
     ]
-    if problems:
-        raise ConfigurationError(problems)
+    refuse(problems)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean
-from fedstrata.data.select import mention_types, relation_types, unknown_types
+from fedstrata.core.errors import Problem, did_you_mean, refuse
+from fedstrata.data.select import mention_types, related_types, relation_types, unknown_types
 from fedstrata.data.split import Split, every
 from fedstrata.tasks.instruction.instructions import DEFINITIONS, AskingTask
 from fedstrata.tasks.instruction.markup import unusable_types
@@ -30,7 +30,7 @@ def types_in(wanted: AskingTask, clients: Mapping[str, Split]) -> tuple[list[str
             learn from, a definition is given by no template, or one of these cannot be used.
     """
     train = every(clients, "train")
-    modifiers = _modifier_types(train) if wanted.modifiers == "auto" else dict(wanted.modifiers)
+    modifiers = related_types(train, by_relation=True) if wanted.modifiers == "auto" else wanted.modifiers
     mentions = _mention_types(train, modifiers) if wanted.mentions == "auto" else list(wanted.mentions)
     problems = [*_nothing(wanted, mentions, modifiers, len(train)), *_misnamed(wanted, clients)]
     problems += _idle_definitions(wanted)
@@ -47,18 +47,8 @@ def types_in(wanted: AskingTask, clients: Mapping[str, Split]) -> tuple[list[str
             _tell_of_other_pairs(scored, modifiers, part)
     if not problems and "ner" not in wanted.tasks:
         problems += _untaught(clients, modifiers)
-    if problems:
-        raise ConfigurationError(problems)
+    refuse(problems)
     return mentions, modifiers
-
-
-def _modifier_types(documents: Sequence[Document]) -> dict[str, list[str]]:
-    """Returns the types of the relations of each mention type that has any, sorted."""
-    found: dict[str, set[str]] = {}
-    for document in documents:
-        for relation in document.relations:
-            found.setdefault(document.spans[relation.head].label, set()).add(relation.label)
-    return {main: sorted(types) for main, types in sorted(found.items())}
 
 
 def _mention_types(documents: Sequence[Document], modifiers: Mapping[str, Sequence[str]]) -> list[str]:

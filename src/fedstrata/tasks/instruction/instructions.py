@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from fedstrata.core.documents import Document, Span
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError, Problem, refuse
 from fedstrata.core.settings.base import Settings
 from fedstrata.data.sentences import lines, sentences
 from fedstrata.tasks.instruction.examples import Example, InstructionTask, answered
@@ -128,8 +128,7 @@ class AskingTask(InstructionTask):
                 problems += [Problem(path, fault) for fault in faults(texts[kind], INPUT, FIELDS[kind])]
             except ConfigurationError as error:
                 problems += error.problems
-        if problems:
-            raise ConfigurationError(problems)
+        refuse(problems)
         return texts
 
     def prompt(self, question: Question, text: str) -> str:
