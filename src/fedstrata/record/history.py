@@ -138,8 +138,9 @@ def bytes_sent(rounds: Sequence[Mapping[str, Any]]) -> list[int]:
     )
 
 
-def client_scores(clients: Mapping[str, Mapping[str, float] | None], metric: str) -> dict[str, float]:
-    """Returns the score of every client that has one, in the clients' order."""
+def client_scores(event: Mapping[str, Any], metric: str) -> dict[str, float]:
+    """Returns the score of every client that has one in an event, in the clients' order."""
+    clients = event.get("clients") or {}
     return {name: scores[metric] for name, scores in clients.items() if scores and metric in scores}
 
 
@@ -200,7 +201,7 @@ def round_rows(rounds: Sequence[Mapping[str, Any]], metric: str) -> list[dict[st
     for event, sent in zip(rounds, bytes_sent(rounds), strict=True):
         own = event.get("simulated_seconds")
         simulated += own or 0.0
-        clients = client_scores(event.get("clients") or {}, metric).values()
+        clients = client_scores(event, metric).values()
         rows.append(
             {
                 "round": event["round"],

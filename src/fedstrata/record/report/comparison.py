@@ -73,7 +73,7 @@ def _row(index: int, name: str, history: History) -> dict[str, Any]:
     if history.start is None or history.summary is None:
         return row
     metric, summary, scores = history.start["metric"], history.summary, history.final or {}
-    clients = client_scores(scores.get("clients") or {}, metric).values()
+    clients = client_scores(scores, metric).values()
     rounds = round_rows(history.rounds, metric)
     return row | {
         "begun": True,
@@ -139,7 +139,7 @@ def _figures(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
         figures["clients"] = plots.ranges("clients", f"{metric} of the clients of each run", spread, metric)
     times = [(plots.shorten(row["name"]), list(row["parts"].values())) for row in rows if row["rounds"]]
     if times:
-        figures["time"] = plots.stacks("time", "seconds by what they were spent on", times, "seconds")
+        figures["time"] = plots.stacks(times)
     return figures
 
 

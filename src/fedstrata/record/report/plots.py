@@ -11,6 +11,7 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -38,31 +39,7 @@ _VARIABLES = {colour: name for name, colour in _NAMED.items()} | {
 _INK, _MUTED, _RULE, _PAGE = _NAMED.values()
 _MARKERS = "osD^vPX*"
 _LINES = ("solid", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1.5, 1.5)))
-_STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "fedstrata",  # the same numbers give the same bytes
-    "text.parse_math": False,  # a client may be called $x$
-    "font.size": 12.0,
-    "text.color": _INK,
-    "axes.edgecolor": _RULE,
-    "axes.labelcolor": _MUTED,
-    "axes.facecolor": "none",
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "grid.color": _RULE,
-    "grid.linewidth": 0.8,
-    "xtick.color": _MUTED,
-    "ytick.color": _MUTED,
-    "xtick.major.size": 0.0,
-    "ytick.major.size": 0.0,
-    "xtick.major.pad": 6.0,
-    "ytick.major.pad": 6.0,
-    "figure.facecolor": "none",
-    "lines.linewidth": 1.9,
-    "lines.markersize": 6.0,
-}
+_STYLE = mpl.rc_params_from_file(Path(__file__).with_name("figures.mplstyle"), use_default_template=False)
 _STEPS = (1, 2, 2.5, 5, 10)  # between the numbers of an axis, times a power of ten
 _WIDTH, _HEIGHT = 420.0, 250.0  # points; one point is one unit of the viewBox
 _ROW = 23.0
@@ -96,7 +73,7 @@ def curves(key: str, title: str, series: Sequence[Series], x_label: str, *, whol
         key: Unique within the page; goes into the figure's ids.
         title: What a screen reader says.
         series: The lines.
-        x_label: What the positions are.
+        x_label: What the positions, or the values of rows, are.
         whole: Whether positions are whole numbers.
     """
     with mpl.rc_context(_STYLE):
@@ -125,11 +102,7 @@ def curves(key: str, title: str, series: Sequence[Series], x_label: str, *, whol
 def bars(key: str, title: str, rows: Sequence[tuple[str, float, float]], x_label: str) -> Markup:
     """Draws a bar for each row in front of a wider, paler one.
 
-    Args:
-        key: Unique within the page; goes into the figure's ids.
-        title: What a screen reader says.
-        rows: A label, the value in front and the value behind it.
-        x_label: What the values are.
+    A row is a label, the value in front and the value behind it; the rest is as for `curves`.
     """
     with mpl.rc_context(_STYLE):
         figure, axes = _rows([label for label, _, _ in rows])
@@ -144,11 +117,7 @@ def bars(key: str, title: str, rows: Sequence[tuple[str, float, float]], x_label
 def dots(key: str, title: str, rows: Sequence[tuple[str, float, int]], x_label: str) -> Markup:
     """Draws a dot for each row on a line from 0, or from the lowest value where that is negative.
 
-    Args:
-        key: Unique within the page; goes into the figure's ids.
-        title: What a screen reader says.
-        rows: A label, a value and the style of the dot.
-        x_label: What the values are.
+    A row is a label, a value and the style of the dot; the rest is as for `curves`.
     """
     with mpl.rc_context(_STYLE):
         figure, axes = _rows([label for label, _, _ in rows])
@@ -170,11 +139,8 @@ def ranges(
 ) -> Markup:
     """Draws a line from a low to a high value for each row, and a marker between.
 
-    Args:
-        key: Unique within the page; goes into the figure's ids.
-        title: What a screen reader says.
-        rows: A label, the low value, the value marked, the high value and the style.
-        x_label: What the values are.
+    A row is a label, the low value, the value marked, the high value and the style; the rest is as for
+    `curves`.
     """
     with mpl.rc_context(_STYLE):
         figure, axes = _rows([label for label, *_ in rows])
@@ -189,15 +155,8 @@ def ranges(
         return _markup(figure, key, title)
 
 
-def stacks(key: str, title: str, rows: Sequence[tuple[str, Sequence[float]]], x_label: str) -> Markup:
-    """Draws one bar a row, cut into parts.
-
-    Args:
-        key: Unique within the page; goes into the figure's ids.
-        title: What a screen reader says.
-        rows: A label and the parts.
-        x_label: What the parts measure.
-    """
+def stacks(rows: Sequence[tuple[str, Sequence[float]]]) -> Markup:
+    """Draws the seconds of each row, a label and the parts that they went to, as one bar that is cut."""
     with mpl.rc_context(_STYLE):
         figure, axes = _rows([label for label, _ in rows])
         for place, (_, parts) in enumerate(rows):
@@ -207,9 +166,9 @@ def stacks(key: str, title: str, rows: Sequence[tuple[str, Sequence[float]]], x_
                     place, part, left=left, height=0.62, color=_SERIES[number], edgecolor=_PAGE, linewidth=1.0
                 )
                 left += part
-        axes.set_xlabel(x_label)
+        axes.set_xlabel("seconds")
         axes.set_xlim(0, max((sum(parts) for _, parts in rows), default=0.0) * 1.02 or 1.0)
-        return _markup(figure, key, title)
+        return _markup(figure, "time", "seconds by what they were spent on")
 
 
 def heat_map(
