@@ -47,8 +47,8 @@ class Format:
     """A file format: its reader, and how its files are laid out in a folder.
 
     Attributes:
-        read: Reads one source. The ids it gives are unique within that source; a document without one is
-            called after the file, and its number in it.
+        read: Reads one source; a file whose name ends in `.gz` is decompressed. The ids it gives are unique
+            within that source; a document without one is called after the file, and its number in it.
         suffixes: How the names of the files that hold text end, in lower case.
         annotation_suffix: How the names of the annotation files end; empty if the text file holds them.
         further_suffixes: How the names of files with annotations of other kinds end, which a text may have or

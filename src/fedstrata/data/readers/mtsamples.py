@@ -30,9 +30,6 @@ class _Note:
 def read(source: Source) -> list[Document]:
     """Reads one table of transcriptions.
 
-    Args:
-        source: The file; `.gz` is decompressed.
-
     Returns:
         A document for each distinct transcription (without white space around it), in the order of the rows.
 

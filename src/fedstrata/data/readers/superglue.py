@@ -294,9 +294,6 @@ def task_of(path: Path) -> str:
 def has_labels(source: Source) -> bool:
     """Whether the questions of a file have right answers, judged by the first ones.
 
-    Args:
-        source: The file.
-
     Raises:
         DataError: It cannot be read.
     """
@@ -305,9 +302,6 @@ def has_labels(source: Source) -> bool:
 
 def read(source: Source) -> Iterator[Document]:
     """Reads one file.
-
-    Args:
-        source: The file; `.gz` is decompressed.
 
     Yields:
         A document for each question.
