@@ -87,27 +87,29 @@ def scores_from(
         labels that it has, mean over documents.
     """
     counts = [Counts.of(tally, ends=f"/{label}") for label in labels]
-    micro, macro, documents = total(counts), _macro(counts), tally["documents"]
+    occurring = {label: own for label, own in zip(labels, counts, strict=True) if own.gold or own.predicted}
+    micro, number, documents = total(counts), max(len(occurring), 1), tally["documents"]
+    further: dict[str, float] = {}
     if one_each:
-        first, further = {"accuracy": tally["right"] / documents}, {}
+        first = {"accuracy": tally["right"] / documents}
     else:
         first = {"micro_f1": micro.f1}
-        further = {
-            f"precision_at_{cut}": tally[f"right_at_{cut}"] / (documents * cut)
-            for cut in CUTS
-            if cut < len(labels)
-        }
+        cuts = [cut for cut in CUTS if cut < len(labels)]
+        further |= {f"precision_at_{cut}": tally[f"right_at_{cut}"] / (documents * cut) for cut in cuts}
         further |= {"micro_precision": micro.precision, "micro_recall": micro.recall}
     left_out = {name: value for name, value in areas_under_curves.items() if name.endswith("left_out")}
     curves = {name: value for name, value in areas_under_curves.items() if name not in left_out}
+    singly = occurring if len(labels) <= SCORED_SINGLY else {}
     return {
         **first,
-        "macro_f1": macro.pop("macro_f1"),
+        "macro_f1": sum(own.f1 for own in occurring.values()) / number,
         **curves,
         **further,
-        **macro,
+        "macro_precision": sum(own.precision for own in occurring.values()) / number,
+        "macro_recall": sum(own.recall for own in occurring.values()) / number,
+        "f1_labels_left_out": float(len(counts) - len(occurring)),
         **left_out,
-        **_each(counts, labels),
+        **{f"f1/{label}": own.f1 for label, own in singly.items()},
     }
 
 
@@ -143,10 +145,7 @@ def choice_scores_from(tally: Tally) -> dict[str, float]:
 def right_at(cut: int, gold: NDArray[np.bool_], probabilities: NDArray[np.float64]) -> int:
     """Returns how many of each document's likeliest labels it has, in all; of equals the first is taken.
 
-    Args:
-        cut: How many labels are looked at; at most as many as there are.
-        gold: Which labels each document has, (documents, labels).
-        probabilities: Of each label, (documents, labels).
+    At most as many labels as there are can be looked at (`cut`). What else is given is as for `tally_of`.
     """
     likeliest = np.argsort(-probabilities, axis=1, kind="stable")[:, :cut]
     return int(np.take_along_axis(gold, likeliest, axis=1).sum())
@@ -158,23 +157,10 @@ def _counts(gold: NDArray[np.bool_], predicted: NDArray[np.bool_]) -> list[Count
     return [Counts(*map(int, column)) for column in zip(*columns, strict=True)]
 
 
-def _macro(counts: Sequence[Counts]) -> dict[str, float]:
-    occurring = [label for label in counts if label.gold or label.predicted]
-    number = max(len(occurring), 1)
-    return {
-        "macro_f1": sum(label.f1 for label in occurring) / number,
-        "macro_precision": sum(label.precision for label in occurring) / number,
-        "macro_recall": sum(label.recall for label in occurring) / number,
-        "f1_labels_left_out": float(len(counts) - len(occurring)),
-    }
-
-
 def areas(gold: NDArray[np.bool_], probabilities: NDArray[np.float64]) -> dict[str, float]:
     """Returns the areas under the ROC curve that are defined, and how many labels have none.
 
-    Args:
-        gold: Which labels each document has, (documents, labels).
-        probabilities: Of each label, (documents, labels).
+    What is given is as for `tally_of`.
     """
     from sklearn.metrics import roc_auc_score  # noqa: PLC0415 - heavy
 
@@ -186,10 +172,3 @@ def areas(gold: NDArray[np.bool_], probabilities: NDArray[np.float64]) -> dict[s
         each = [roc_auc_score(gold[:, label], probabilities[:, label]) for label in defined]
         scores["macro_auc"] = float(np.mean(each))
     return scores | {"auc_labels_left_out": float(gold.shape[1] - len(defined))}
-
-
-def _each(counts: Sequence[Counts], labels: Sequence[str]) -> dict[str, float]:
-    if len(labels) > SCORED_SINGLY:
-        return {}
-    named = zip(labels, counts, strict=True)
-    return {f"f1/{label}": count.f1 for label, count in named if count.gold or count.predicted}
