@@ -27,11 +27,10 @@ from fedstrata.core.types import Tally
 from fedstrata.data.split import Split, every
 from fedstrata.metrics.relations import Triple, match_relations, triples_of
 from fedstrata.metrics.spans import OVERALL, match_spans, score_names, scores_from, tally_of
-from fedstrata.tasks.instruction.examples import Example, answer_text
+from fedstrata.tasks.instruction.examples import Example, Kind, answer_text
 from fedstrata.tasks.instruction.extraction_types import types_in
 from fedstrata.tasks.instruction.instructions import AskingTask, InstructionTokenizer, TemplateFiles
 from fedstrata.tasks.instruction.markup import NO_FAULTS, Faults, read
-from fedstrata.tasks.instruction.question import Kind
 from fedstrata.tasks.texts import require_single_texts
 
 FAULTS: Mapping[str, str] = {

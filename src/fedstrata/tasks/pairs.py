@@ -39,11 +39,7 @@ def text_windows(
 ) -> Iterator[EncodedText]:
     """Tokenizes documents: single texts as windows, pairs as one window each.
 
-    Args:
-        documents: The documents.
-        tokenizer: A fast transformers tokenizer.
-        task: The task; it says how long the windows are, and how far they overlap.
-        limit: Windows of a single text that are kept, from its beginning; all if none.
+    What is given is as for `token_windows`.
 
     Yields:
         Each document's windows. Where one of the documents is a pair and the tokenizer tells types, all have

@@ -79,16 +79,13 @@ def _misnamed(wanted: AskingTask, clients: Mapping[str, Split]) -> Iterator[Prob
     """
     documents = every(clients)
     mentions, relations = mention_types(documents), relation_types(documents)
-    chosen = {
-        "mentions": [] if wanted.mentions == "auto" else wanted.mentions,
-        "modifiers": [] if wanted.modifiers == "auto" else [*wanted.modifiers],
-    }
-    types = [] if wanted.modifiers == "auto" else list(chain.from_iterable(wanted.modifiers.values()))
-    asked = {*chosen["mentions"], *chosen["modifiers"], *types}
+    mains, modified = wanted.asked_mentions, [*wanted.asked_modifiers]
+    types = list(chain.from_iterable(wanted.asked_modifiers.values()))
+    asked = {*mains, *modified, *types}
     defined = {*DEFINITIONS, *wanted.definitions}
     for setting, names, known in (
-        ("mentions", chosen["mentions"], {*mentions, *defined}),
-        ("modifiers", chosen["modifiers"], {*mentions, *defined}),
+        ("mentions", mains, {*mentions, *defined}),
+        ("modifiers", modified, {*mentions, *defined}),
         ("modifiers", types, {*relations, *defined}),
         ("definitions", [*wanted.definitions], {*mentions, *relations, *DEFINITIONS, *asked}),
     ):

@@ -20,10 +20,9 @@ from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError, Problem, refuse
 from fedstrata.core.settings.base import Settings
 from fedstrata.data.sentences import lines, sentences
-from fedstrata.tasks.instruction.examples import Example, InstructionTask, answered
+from fedstrata.tasks.instruction.examples import Example, InstructionTask, Kind, Question, answered
 from fedstrata.tasks.instruction.markup import mark, read
 from fedstrata.tasks.instruction.prompts import PromptTokenizer, builtin, faults, read_template
-from fedstrata.tasks.instruction.question import Kind, Question
 
 DEFINITIONS: Mapping[str, str] = dict(line.split(": ", 1) for line in builtin("definitions").splitlines())
 """What the types of Fed-MedLoRA mean, in a line each, as an instruction tells a model.
