@@ -13,9 +13,9 @@ spans 0-10 and 1-2 and the predicted ones 1-2 and 8-9 it pairs 0-10 with 1-2 and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from scipy.sparse.csgraph import maximum_bipartite_matching
 from fedstrata.core.documents import Span
 from fedstrata.metrics.counts import Counts
 
+T = TypeVar("T")
 Place = tuple[tuple[int, int], ...]
 """The stretches of text that something is at, `(start, end)` each, in order."""
 
@@ -116,6 +117,13 @@ class Matching:
         items = [pair for pair, both_overlap in zip(items, overlap, strict=True) if both_overlap]
         self.same_places = np.array([one.places == other.places for one, other in items], dtype=bool)
         self.same_label = np.array([one.label == other.label for one, other in items], dtype=bool)
+
+    @classmethod
+    def of(
+        cls, gold: Sequence[Iterable[T]], predicted: Sequence[Iterable[T]], item: Callable[[T], Item]
+    ) -> Self:
+        """Matches what is annotated in each document with what is predicted, given what is scored of it."""
+        return cls([map(item, own) for own in gold], [map(item, own) for own in predicted])
 
     def matched(self, scheme: Scheme) -> NDArray[np.int64]:
         """Returns the positions of the items that match each other, (matches, 2): as many as can be."""

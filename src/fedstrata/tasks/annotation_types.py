@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.task import Task
+from fedstrata.core.types import Tally
 from fedstrata.data.select import named_in_vain, occurring, unknown_types, unnamed
 from fedstrata.data.split import PARTS, Split, every
-from fedstrata.metrics.spans import OVERALL, score_names
+from fedstrata.metrics.spans import OVERALL, score_names, scores_from
 from fedstrata.tasks.texts import require_single_texts
 
 
@@ -107,6 +108,10 @@ class TypedTask(Task):
             for part in ("validation", "test")
             for fault in unknown_types(every(clients, part), self.gives[0], types, part)
         ]
+
+    def scores(self, tally: Tally, apart: Mapping[str, float]) -> dict[str, float]:
+        """Returns the scores of mentions or relations; see `fedstrata.metrics.spans.scores_from`."""
+        return scores_from(tally, self._types)
 
     @abstractmethod
     def _fault_of(self, types: Sequence[str], count: int) -> Problem | None:

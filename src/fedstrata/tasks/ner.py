@@ -28,10 +28,9 @@ from fedstrata.core.errors import Problem, refuse
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Classes
 from fedstrata.core.task import CardWords
-from fedstrata.core.types import Tally
 from fedstrata.data.select import unknown_types
 from fedstrata.data.split import Split
-from fedstrata.metrics.spans import match_spans, scores_from, tally_of
+from fedstrata.metrics.spans import match_spans, tally_of
 from fedstrata.tasks.annotation_types import TypedTask
 from fedstrata.tasks.corrupt import corrupted_targets
 from fedstrata.tasks.texts import require_single_texts
@@ -155,10 +154,6 @@ class NamedEntityRecognition(TypedTask, WindowTask):
     def tally(self, documents: Sequence[Document], answers: Sequence[Sequence[Span]]) -> dict[str, float]:
         """Counts the mentions of each document; see `fedstrata.metrics.spans.tally_of`."""
         return tally_of(match_spans([document.spans for document in documents], answers), self._types)
-
-    def scores(self, tally: Tally, apart: Mapping[str, float]) -> dict[str, float]:
-        """Returns the scores of mentions; see `fedstrata.metrics.spans.scores_from`."""
-        return scores_from(tally, self._types)
 
     def known(self, document: Document) -> Document:
         """Returns the document with its mentions of the task's types, and nothing else."""

@@ -37,11 +37,10 @@ from fedstrata.core.errors import ConfigurationError, Problem, refuse
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Classes, Fraction
 from fedstrata.core.task import CardWords
-from fedstrata.core.types import Tally
 from fedstrata.data.select import related_types, unknown_types
 from fedstrata.data.split import Split, every
 from fedstrata.metrics.relations import match_relations, triples_of
-from fedstrata.metrics.spans import scores_from, tally_of
+from fedstrata.metrics.spans import tally_of
 from fedstrata.tasks.annotation_types import TypedTask
 from fedstrata.tasks.corrupt import shuffled_windows
 from fedstrata.tasks.mention_pairs.candidates import candidate_pairs
@@ -267,10 +266,6 @@ class RelationClassification(TypedTask):
             for document, own in zip(documents, answers, strict=True)
         ]
         return tally_of(match_relations(gold, found), self._types)
-
-    def scores(self, tally: Tally, apart: Mapping[str, float]) -> dict[str, float]:
-        """Returns the scores of relations; see `fedstrata.metrics.spans.scores_from`."""
-        return scores_from(tally, self._types)
 
     def known(self, document: Document) -> Document:
         """Returns the document with its mentions, and its relations of the task's types."""

@@ -23,6 +23,7 @@ import numpy as np
 
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.tasks.instruction.prompts import builtin
 from fedstrata.tasks.texts import require_offsets, special_around
 from fedstrata.tasks.windows import without_blanks
 
@@ -50,14 +51,8 @@ def code_of(modifiers: Mapping[str, Sequence[str]], *, typed: bool) -> str:
     main = next(label for label, own in modifiers.items() if own)
     before, after = marks_around(main, 0, typed=typed)
     begin, end = marks_around(modifiers[main][0], 1, typed=typed)
-    return f"""from transformers import AutoModelForTokenClassification, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained(".")
-model = AutoModelForTokenClassification.from_pretrained(".").eval()
-text = "... {before} WORDS {after} ... {begin} WORDS {end} ..."
-inputs = tokenizer(text, return_tensors="pt")
-marks = [inputs.char_to_token(text.rindex(sign)) for sign in "@#"]  # the closing ones
-relation = model.config.id2label[int(model(**inputs).logits[0, marks].sum(dim=0).argmax())]"""
+    text = f"... {before} WORDS {after} ... {begin} WORDS {end} ..."
+    return builtin("relation_code").format(text=text).rstrip()
 
 
 @dataclass(frozen=True, slots=True)
