@@ -187,8 +187,9 @@ class DocumentClassification(WindowTask):
         refuse(self._unknown(documents))
         pad_id = padding_id(tokenizer)
         encoded = text_windows(documents, tokenizer, self, self.max_windows)
+        numbers = [sorted({self._number[label] for label in document.labels}) for document in documents]
         return [
-            LabelledDocument(index, *own, self._targets(documents[index]), pad_id)
+            LabelledDocument(index, *own, np.array(numbers[index], dtype=np.int32), pad_id)
             for index, own in enumerate(encoded)
         ]
 
@@ -361,9 +362,6 @@ class DocumentClassification(WindowTask):
         if len(self.classes) == 1:
             return np.arange(1 - len(targets), dtype=np.int32)
         return np.sort((targets + 1) % len(self.classes))
-
-    def _targets(self, document: Document) -> np.ndarray:
-        return np.array(sorted({self._number[label] for label in document.labels}), dtype=np.int32)
 
     def _indicators(self, labels: Sequence[Sequence[str]]) -> np.ndarray:
         """Returns which label each document has, (documents, labels) bool."""

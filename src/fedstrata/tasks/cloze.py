@@ -17,9 +17,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+import torch
 from pydantic import Field
 from scipy.special import softmax
 from torch import Tensor, nn
@@ -43,7 +45,7 @@ from fedstrata.metrics.labels import (
 from fedstrata.metrics.text import answer_tally, answers_from
 from fedstrata.tasks.causal import CausalTask
 from fedstrata.tasks.choice.continuations import log_likelihoods
-from fedstrata.tasks.choice.examples import ClozeExample, pad_questions, question_examples
+from fedstrata.tasks.choice.examples import ClozeExample, question_examples
 from fedstrata.tasks.choice.questions import (
     ANSWER,
     FORMS,
@@ -56,6 +58,7 @@ from fedstrata.tasks.choice.questions import (
 )
 from fedstrata.tasks.corrupt import shuffled_windows
 from fedstrata.tasks.instruction.prompts import FIELDS_OF_TEMPLATE
+from fedstrata.tasks.windows import IGNORED, pad_labelled, padded
 
 _METRICS: Mapping[str, tuple[str, ...]] = {"multirc": ("f1a", "exact_match"), "record": ("f1", "exact_match")}
 """The scores of questions that are not scored by accuracy; the first one is what a run is judged by."""
@@ -197,8 +200,21 @@ class ClozeQuestions(CausalTask):
         ]
 
     def collate(self, examples: Sequence[ClozeExample]) -> dict[str, Tensor]:
-        """Pads questions on the right; see `fedstrata.tasks.choice.examples.pad_questions`."""
-        return pad_questions(examples)
+        """Pads questions on the right to the longest one.
+
+        Returns:
+            Those of `fedstrata.tasks.windows.pad_labelled`, for questions with their right answers; and what
+            `fedstrata.tasks.choice.continuations.log_likelihoods` takes.
+        """
+        answers = list(chain.from_iterable(each.answers for each in examples))
+        owner = np.repeat(np.arange(len(examples)), [len(each.answers) for each in examples])
+        return {
+            **pad_labelled(examples),
+            "prompt": torch.tensor([len(each.prompt) for each in examples]),
+            "pad_id": torch.tensor([each.pad_id for each in examples]),
+            "answers": padded(answers, IGNORED),
+            "owner": torch.from_numpy(owner),
+        }
 
     def predict(self, module: nn.Module, batch: Mapping[str, Tensor]) -> list[np.ndarray]:
         """Returns the log-likelihoods of the answers to each question, (answers,) float32."""

@@ -42,6 +42,7 @@ from fedstrata.tasks.windows import (
     encode_windows,
     pad_labelled,
     run_model,
+    touched,
 )
 
 WORD = regex.compile(r"[\p{Latin}\p{Greek}\p{Cyrillic}\p{M}]+")
@@ -175,16 +176,9 @@ class NamedEntityRecognition(TypedTask, WindowTask):
     def _tags(self, document: Document, offsets: np.ndarray) -> np.ndarray:
         """Returns the tag of each token of a document, (tokens,) int16, from their offsets, (tokens, 2)."""
         tags = np.zeros(len(offsets), dtype=np.int16)
-        solid = np.flatnonzero(offsets[:, 1] > offsets[:, 0])
         spans = sorted(document.spans, key=_precedence)
-        starts, ends = [span.start for span in spans], [span.end for span in spans]
-        firsts = np.searchsorted(offsets[solid, 1], starts, side="right")
-        lasts = np.searchsorted(offsets[solid, 0], ends, side="left") - 1
-        for span, first, last in zip(spans, firsts, lasts, strict=True):
-            if first > last:
-                continue  # nothing of it is in any token
-            begin, end = solid[first], solid[last] + 1
-            if not tags[begin:end].any():
+        for span, begin, end in zip(spans, *touched(spans, offsets), strict=True):
+            if begin < end and not tags[begin:end].any():
                 tags[begin:end] = 2 * self._types.index(span.label) + 2
                 tags[begin] -= 1
         return tags

@@ -125,11 +125,6 @@ class RelationClassification(TypedTask):
             raise ValueError(f"types: {NO_RELATION!r} is the class of pairs without a relation; rename it")
         return self
 
-    @property
-    def needs_documents(self) -> bool:
-        """Whether the types, or which pairs a model is asked about, are left to documents."""
-        return "auto" in (self.types, self.modifiers)
-
     def fitted(self, clients: Mapping[str, Split]) -> RelationClassification:
         """Returns the task for a corpus: its types are those that are named, or of all training documents.
 

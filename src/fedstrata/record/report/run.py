@@ -180,10 +180,8 @@ def _influence_rows(history: History) -> list[dict[str, Any]]:
 
 def _rounding(history: History) -> dict[str, float]:
     """Returns what hidden states and gradients lost to 8 bits, a share of their norm: the mean of rounds."""
-    rounds = [
-        event.get("state", {}).get("rounding") for event in history.rounds if not event.get("abandoned")
-    ]
-    known = [own for own in rounds if own]
+    rounds = [event for event in history.rounds if not event.get("abandoned")]
+    known = [own for event in rounds if (own := event.get("state", {}).get("rounding"))]
     return {
         name.replace("_", " "): fmean(own[name] for own in known if name in own)
         for name in dict.fromkeys(name for own in known for name in own)

@@ -25,7 +25,7 @@ from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.tasks.instruction.prompts import builtin
 from fedstrata.tasks.texts import require_offsets, special_around
-from fedstrata.tasks.windows import without_blanks
+from fedstrata.tasks.windows import touched, without_blanks
 
 SIGNS = (("@", "*"), ("#", "^"))
 """What stands around a main mention and around its type; and so for a modifier."""
@@ -78,15 +78,8 @@ def markable(document: Document, input_ids: Sequence[int], offsets: Sequence[Seq
         input_ids: Its tokens, without special ones.
         offsets: First and one past the last character of each.
     """
-    (solid_offsets,) = without_blanks(document.text, [np.array(offsets, dtype=np.int32).reshape(-1, 2)])
-    solid = np.flatnonzero(solid_offsets[:, 1] > solid_offsets[:, 0])
-    starts = [span.start for span in document.spans]
-    ends = [span.end for span in document.spans]
-    first = np.searchsorted(solid_offsets[solid, 1], starts, side="right")
-    last = np.searchsorted(solid_offsets[solid, 0], ends, side="left") - 1
-    begins = np.append(solid, len(input_ids))[first]
-    after = np.append(solid, -1)[last] + 1
-    return MarkableText(np.array(input_ids, dtype=np.int32), begins, np.where(first > last, begins, after))
+    (solid,) = without_blanks(document.text, [np.array(offsets, dtype=np.int32).reshape(-1, 2)])
+    return MarkableText(np.array(input_ids, dtype=np.int32), *touched(document.spans, solid))
 
 
 class PairMarker:
