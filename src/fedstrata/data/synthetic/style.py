@@ -82,10 +82,9 @@ class HouseStyle:
 
     def rewrite(self, text: str) -> str:
         """Returns text in the site's spelling, clipping and casing."""
-        rewritten = self._rewritten.get(text)
-        if rewritten is None:
-            rewritten = self._rewritten[text] = self._rewrite(text)
-        return rewritten
+        if text not in self._rewritten:
+            self._rewritten[text] = self._rewrite(text)
+        return self._rewritten[text]
 
     def title(self, text: str) -> str:
         """Returns a section heading in the site's format."""
