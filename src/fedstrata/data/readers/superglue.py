@@ -117,10 +117,6 @@ class _Place(_Row):
     end: int
 
 
-class _Name(_Row):
-    text: str
-
-
 class _Passage(_Row):
     text: str
     entities: tuple[_Place, ...]
@@ -128,7 +124,7 @@ class _Passage(_Row):
 
 class _Query(_Row):
     query: str
-    answers: tuple[_Name, ...] | None = None
+    answers: tuple[_Answer, ...] | None = None
 
 
 class _Record(_Row):
