@@ -133,26 +133,20 @@ class Extraction(AskingTask):
             "re": tuple(sorted(set(chain.from_iterable(self.asked_modifiers.values())))),
         }
 
-    def encode(self, documents: Sequence[Document], tokenizer: Any) -> list[Example]:
-        """Makes the instructions of documents.
+    def encode(self, documents: Sequence[Document], tokenizer: Any, *, learnt: bool = False) -> list[Example]:
+        """Makes the instructions of documents, and sees to the length of right answers if they are learnt.
 
         Raises:
             ConfigurationError: The tokenizer has no token that ends a text or does not give tags back, the
                 instruction alone is too long, or a document is a pair of texts.
         """
-        return self._examples(documents, tokenizer)
-
-    def training_examples(self, documents: Sequence[Document], tokenizer: Any) -> list[Example]:
-        """Makes the instructions of documents; a sentence is also cut where a right answer is too long."""
-        return self._examples(documents, tokenizer, learnt=True)
-
-    def _examples(
-        self, documents: Sequence[Document], tokenizer: Any, *, learnt: bool = False
-    ) -> list[Example]:
-        """Makes the instructions of documents, and sees to the length of right answers if they are learnt."""
         require_single_texts(documents, self.name)
         types = [label for task in self.tasks for label in self._types[task]]
         return InstructionTokenizer(tokenizer, self, types).examples(documents, learnt=learnt)
+
+    def training_examples(self, documents: Sequence[Document], tokenizer: Any) -> list[Example]:
+        """Makes the instructions of documents; a sentence is also cut where a right answer is too long."""
+        return self.encode(documents, tokenizer, learnt=True)
 
     def decode(
         self, documents: Sequence[Document], examples: Sequence[Example], predictions: Sequence[np.ndarray]
