@@ -23,16 +23,6 @@ Names = Mapping[str, str] | Sequence[str]
 """Names to keep; or what each of those that are kept becomes."""
 
 
-def mention_types(documents: Sequence[Document]) -> tuple[str, ...]:
-    """Returns the labels of all spans of these documents, sorted."""
-    return tuple(sorted({span.label for document in documents for span in document.spans}))
-
-
-def relation_types(documents: Iterable[Document]) -> tuple[str, ...]:
-    """Returns the labels of all relations of these documents, sorted."""
-    return tuple(sorted({relation.label for document in documents for relation in document.relations}))
-
-
 def related_types(documents: Iterable[Document], *, by_relation: bool = False) -> dict[str, list[str]]:
     """Returns the types of modifiers that each type of main mention has in these documents, both sorted.
 
@@ -51,6 +41,11 @@ def related_types(documents: Iterable[Document], *, by_relation: bool = False) -
 def occurring(documents: Iterable[Document], kind: str) -> list[tuple[str, str]]:
     """Returns the type of each of the documents' `spans`, or `relations`, with the id of its document."""
     return [(own.label, document.id) for document in documents for own in getattr(document, kind)]
+
+
+def types_of(documents: Iterable[Document], kind: str) -> tuple[str, ...]:
+    """Returns the types of the documents' `spans`, or `relations`, sorted."""
+    return tuple(sorted({label for label, _ in occurring(documents, kind)}))
 
 
 def unknown_types(
@@ -137,7 +132,7 @@ def select_types(
     if types is None:
         return list(documents)
     renamed = _renaming(types)
-    refuse(_unfit("data.types", renamed, "type", mention_types(documents), absent))
+    refuse(_unfit("data.types", renamed, "type", types_of(documents, "spans"), absent))
     return [_select(document, renamed) for document in documents]
 
 
@@ -167,7 +162,7 @@ def _unfit(
 
 def rename_types(document: Document, renamed: Mapping[str, str]) -> Document:
     """Returns the document with its mention types renamed; those that the mapping does not name stay."""
-    return _select(document, {label: label for label in mention_types([document])} | dict(renamed))
+    return _select(document, {label: label for label in types_of([document], "spans")} | dict(renamed))
 
 
 def _select(document: Document, renamed: Mapping[str, str]) -> Document:
@@ -219,7 +214,7 @@ def select_relations(
     if settings.relations is None and settings.modifiers is None:
         return list(documents)
     problems = []
-    found, types = relation_types(documents), mention_types(documents)
+    found, types = types_of(documents, "relations"), types_of(documents, "spans")
     if settings.relations is not None:
         renamed = _renaming(settings.relations)
         problems += _unfit("data.relations", renamed, "relation", found, absent)
@@ -234,7 +229,7 @@ def select_relations(
     refuse(problems)
     kept = _renaming(found if settings.relations is None else settings.relations)
     selected = [_related(document, kept, settings.modifiers) for document in documents]
-    if found and not relation_types(selected):
+    if found and not types_of(selected, "relations"):
         count = sum(len(document.relations) for document in documents)
         message = f"leaves none of the {count} relations, which are between other types of mentions"
         raise ConfigurationError([Problem("data.modifiers", message)])
@@ -246,7 +241,7 @@ def rename_relations(document: Document, settings: CorpusSettings) -> Document:
 
     Relations between types of mentions that the settings leave out are left out.
     """
-    renamed = {label: label for label in relation_types([document])}
+    renamed = {label: label for label in types_of([document], "relations")}
     if isinstance(settings.relations, Mapping):
         renamed |= settings.relations
     return _related(document, renamed, settings.modifiers)

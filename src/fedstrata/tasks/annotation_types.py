@@ -10,7 +10,7 @@ from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.task import Task
 from fedstrata.core.types import Tally
-from fedstrata.data.select import named_in_vain, occurring, unknown_types, unnamed
+from fedstrata.data.select import named_in_vain, occurring, types_of, unknown_types, unnamed
 from fedstrata.data.split import PARTS, Split, every
 from fedstrata.metrics.spans import OVERALL, score_names, scores_from
 from fedstrata.tasks.texts import require_single_texts
@@ -81,11 +81,7 @@ class TypedTask(Task):
     def named_in_vain(self, documents: Sequence[Document]) -> list[Problem]:
         """Returns a problem for each type that is named and that no document has."""
         names = () if self.types == "auto" else self.types
-        return named_in_vain("task.types", names, self._types_in(documents))
-
-    def _types_in(self, documents: Iterable[Document]) -> tuple[str, ...]:
-        """Returns the types that documents have, sorted."""
-        return tuple(sorted({label for label, _ in occurring(documents, self.gives[0])}))
+        return named_in_vain("task.types", names, types_of(documents, self.gives[0]))
 
     def _found(self, clients: Mapping[str, Split]) -> tuple[tuple[str, ...], list[Problem]]:
         """Returns the types to learn, and a problem for each that other documents have.
@@ -96,7 +92,7 @@ class TypedTask(Task):
         """
         require_single_texts(every(clients), self.name)
         train = every(clients, "train")
-        types = self._types_in(train)
+        types = types_of(train, self.gives[0])
         if fault := self._fault_of(types, len(train)):
             raise ConfigurationError([fault])
         if self.types != "auto":

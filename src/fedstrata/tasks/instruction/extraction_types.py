@@ -8,7 +8,7 @@ from itertools import chain
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import Problem, did_you_mean, refuse
-from fedstrata.data.select import mention_types, related_types, relation_types, unknown_types
+from fedstrata.data.select import related_types, types_of, unknown_types
 from fedstrata.data.split import Split, every
 from fedstrata.tasks.instruction.instructions import DEFINITIONS, AskingTask
 from fedstrata.tasks.instruction.markup import unusable_types
@@ -41,9 +41,9 @@ def types_in(wanted: AskingTask, clients: Mapping[str, Split]) -> tuple[list[str
     for part in ("validation", "test"):
         scored = every(clients, part)
         if "ner" in wanted.tasks and wanted.mentions == "auto":
-            problems += unknown_types(scored, "spans", mention_types(train), part)
+            problems += unknown_types(scored, "spans", types_of(train, "spans"), part)
         if "re" in wanted.tasks and wanted.modifiers == "auto":
-            problems += unknown_types(scored, "relations", relation_types(train), part)
+            problems += unknown_types(scored, "relations", types_of(train, "relations"), part)
             _tell_of_other_pairs(scored, modifiers, part)
     if not problems and "ner" not in wanted.tasks:
         problems += _untaught(clients, modifiers)
@@ -56,7 +56,7 @@ def _mention_types(documents: Sequence[Document], modifiers: Mapping[str, Sequen
     only_modify = {
         document.spans[relation.tail].label for document in documents for relation in document.relations
     }
-    return [label for label in mention_types(documents) if label not in only_modify or label in modifiers]
+    return [label for label in types_of(documents, "spans") if label not in only_modify or label in modifiers]
 
 
 def _nothing(
@@ -78,7 +78,7 @@ def _misnamed(wanted: AskingTask, clients: Mapping[str, Split]) -> Iterator[Prob
     A few notes of a new site need not hold every type that a model was trained for.
     """
     documents = every(clients)
-    mentions, relations = mention_types(documents), relation_types(documents)
+    mentions, relations = types_of(documents, "spans"), types_of(documents, "relations")
     mains, modified = wanted.asked_mentions, [*wanted.asked_modifiers]
     types = list(chain.from_iterable(wanted.asked_modifiers.values()))
     asked = {*mains, *modified, *types}
