@@ -184,7 +184,10 @@ class DocumentClassification(WindowTask):
             ConfigurationError: If a document has a label that the task does not know, or the tokenizer has
                 nothing to put between the texts of a pair.
         """
-        refuse(self._unknown(documents))
+        found = ((label, document.id) for document in documents for label in document.labels)
+        message = f"is none of the {len(self.classes)} labels known"
+        strangers = others(found, self.classes)
+        refuse([Problem("data.labels", f"{own!r} (document {id_!r}) {message}") for own, id_ in strangers])
         pad_id = padding_id(tokenizer)
         encoded = text_windows(documents, tokenizer, self, self.max_windows)
         numbers = [sorted({self._number[label] for label in document.labels}) for document in documents]
@@ -369,12 +372,3 @@ class DocumentClassification(WindowTask):
         for row, own in enumerate(labels):
             matrix[row, [self._number[label] for label in own]] = True
         return matrix
-
-    def _unknown(self, documents: Sequence[Document]) -> list[Problem]:
-        """Returns a problem for each label of these documents that the task does not know."""
-        found = ((label, document.id) for document in documents for label in document.labels)
-        message = f"is none of the {len(self.classes)} labels known"
-        return [
-            Problem("data.labels", f"{label!r} (document {id_!r}) {message}")
-            for label, id_ in others(found, self.classes)
-        ]
