@@ -70,9 +70,6 @@ def read_history(folder: Path) -> History:
     began = max((index for index, item in enumerate(turns) if item["event"] in {"run", "resumed"}), default=0)
     finals = [event for event in turns[began:] if event["event"] == "final"]
     final = finals[-1] if finals else None
-    summary = None
-    if start is not None:
-        summary = summarise([*events, *([] if final else [_NO_END])])
     return History(
         folder=folder,
         configuration=(folder / "config.yaml").read_text(encoding="utf-8"),
@@ -83,7 +80,7 @@ def read_history(folder: Path) -> History:
         failures=[event for event in turns if event["event"] == "failed"],
         losses=_losses(events),
         ended=events[-1]["time"] if events else "",
-        summary=summary,
+        summary=summarise([*events, *([] if final else [_NO_END])]) if start is not None else None,
     )
 
 
