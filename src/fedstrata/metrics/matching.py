@@ -188,12 +188,8 @@ def _with_close_first_places(gold: Side, predicted: Side, documents: int) -> NDA
     Gaps in places are not looked at. All documents are put on one line, each behind the one before it, so
     that one search finds the pairs of all.
     """
-    bounds = [
-        np.array(
-            [(item.places[0][0][0], item.places[0][-1][1]) for item in side.items], dtype=np.int64
-        ).reshape(-1, 2)
-        for side in (gold, predicted)
-    ]
+    places = [[item.places[0] for item in side.items] for side in (gold, predicted)]
+    bounds = [np.array([(own[0][0], own[-1][1]) for own in each], np.int64).reshape(-1, 2) for each in places]
     lengths = np.zeros(documents + 1, dtype=np.int64)
     for side, own in zip((gold, predicted), bounds, strict=True):
         np.maximum.at(lengths, side.documents + 1, own[:, 1])

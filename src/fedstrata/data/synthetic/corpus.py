@@ -108,7 +108,5 @@ def _document(root: Seed, site: int, index: int, style: HouseStyle) -> Document:
 
 def _owner(root: Seed, site: int, index: int) -> int:
     """Returns the index of the first note of the patient: every second note may be a readmission."""
-    is_readmission = index % 2 == 1 and Draw(root.child("site", site, "readmission", index)).chance(
-        READMISSION
-    )
-    return index - 1 if is_readmission else index
+    draw = Draw(root.child("site", site, "readmission", index))
+    return index - 1 if index % 2 == 1 and draw.chance(READMISSION) else index

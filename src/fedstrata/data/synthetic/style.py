@@ -71,9 +71,8 @@ class HouseStyle:
         key = f"{rule} {count}"
         if key not in self._weights:
             draw = Draw(self.seed.child("rule", rule))
-            self._weights[key] = list(
-                accumulate(0.05 + draw.gammavariate(RULE_SHAPE, 1.0) for _ in range(count))
-            )
+            liking = (0.05 + draw.gammavariate(RULE_SHAPE, 1.0) for _ in range(count))
+            self._weights[key] = list(accumulate(liking))
         return self._weights[key]
 
     def favourite(self, name: str, count: int) -> int:

@@ -127,14 +127,13 @@ def _figures(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
         ("loss", "training loss", "round", _series(rows, "round", "loss")),
     ):
         if series:
-            whole = label == "round"
-            figures[key] = plots.curves(
-                key.replace("_", "-"), f"{title} by {label}", series, label, whole=whole
-            )
+            name, whole = key.replace("_", "-"), label == "round"
+            figures[key] = plots.curves(name, f"{title} by {label}", series, label, whole=whole)
     spread = [
-        (plots.shorten(row["name"]), row["low"], row["mean"], row["high"], row["index"]) for row in rows
+        (plots.shorten(row["name"]), row["low"], row["mean"], row["high"], row["index"])
+        for row in rows
+        if row["low"] is not None
     ]
-    spread = [row for row in spread if row[1] is not None]
     if spread:
         figures["clients"] = plots.ranges("clients", f"{metric} of the clients of each run", spread, metric)
     times = [(plots.shorten(row["name"]), list(row["parts"].values())) for row in rows if row["rounds"]]

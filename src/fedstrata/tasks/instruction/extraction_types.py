@@ -66,9 +66,8 @@ def _nothing(
     if "ner" in wanted.tasks and not mentions:
         yield Problem("task.mentions", f"'auto' finds no mention in the {count} training documents")
     if "re" in wanted.tasks and not any(modifiers.values()):
-        message = "names no modifier"
-        if wanted.modifiers == "auto":
-            message = f"'auto' finds no relation in the {count} training documents"
+        nothing = f"'auto' finds no relation in the {count} training documents"
+        message = nothing if wanted.modifiers == "auto" else "names no modifier"
         yield Problem("task.modifiers", f"{message}; task.tasks: [ner] asks for mentions only")
 
 
