@@ -12,11 +12,11 @@ from fedstrata.core.documents import MODIFIERS_OF, Document, Relation, Span
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.data import DataSettings, LabelSettings
 from fedstrata.data.select import (
-    mention_types,
     rename_relations,
     select_labels,
     select_relations,
     select_types,
+    types_of,
 )
 
 NOTE = Document(
@@ -84,7 +84,7 @@ def test_naming_no_type_is_refused() -> None:
 
 
 def test_mention_types_are_sorted_and_distinct() -> None:
-    assert mention_types([NOTE, NOTE]) == ("Disease", "Symptom", "drug", "severity", "strength")
+    assert types_of([NOTE, NOTE], "spans") == ("Disease", "Symptom", "drug", "severity", "strength")
 
 
 def related(documents: list[Document], **settings: Any) -> list[tuple[str, str, str]]:

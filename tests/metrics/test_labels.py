@@ -18,12 +18,22 @@ from support import examples
 
 from fedstrata.metrics.labels import (
     SCORED_SINGLY,
-    choice_scores,
-    label_scores,
-    precision_at,
+    areas,
+    choice_scores_from,
+    choice_tally,
+    right_at,
+    scores_from,
+    tally_of,
 )
 
 Case = tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]
+
+
+def label_scores(
+    gold: np.ndarray, given: np.ndarray, probabilities: np.ndarray, labels: list[str], *, one_each: bool
+) -> dict[str, float]:
+    tally = tally_of(gold, given, probabilities, labels)
+    return scores_from(tally, areas(gold, probabilities), labels, one_each=one_each)
 
 
 @st.composite
@@ -95,7 +105,7 @@ def test_precision_at_a_cut_is_that_of_a_loop(case: Case, cut: int) -> None:
     for own, row in zip(gold.tolist(), probabilities.tolist(), strict=True):
         ranking = sorted(range(len(labels)), key=lambda label: (-row[label], label))
         expected.append(sum(own[label] for label in ranking[:cut]) / cut)
-    assert precision_at(cut, gold, probabilities) == pytest.approx(np.mean(expected))
+    assert right_at(cut, gold, probabilities) / (cut * len(gold)) == pytest.approx(np.mean(expected))
 
 
 @settings(max_examples=40)
@@ -146,6 +156,6 @@ def test_choices_are_scored_as_one_yes_or_no_each(pairs: list[tuple[set[str], se
     names = ["choice1", "choice2", "choice3", "choice4"]
     gold = [name in right for right, _ in pairs for name in names]
     given_choices = [name in own for _, own in pairs for name in names]
-    scores = choice_scores([right for right, _ in pairs], [own for _, own in pairs])
+    scores = choice_scores_from(choice_tally([right for right, _ in pairs], [own for _, own in pairs]))
     assert scores["f1a"] == pytest.approx(f1_score(gold, given_choices, zero_division=0))
     assert scores["exact_match"] == pytest.approx(np.mean([right == own for right, own in pairs]))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstrata.metrics.text import answer_scores, exact_match, overlap_scores, token_f1
+from fedstrata.metrics.text import answer_tally, answers_from, exact_match, overlap_scores, token_f1
 
 WORDS = st.lists(st.sampled_from(["no", "chest", "pain", "the", "left", "arm", "fever", "5"]), max_size=9)
 PAIRS = st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=4)
@@ -96,7 +96,7 @@ def test_answers_are_compared_word_by_word_with_the_nearest_right_one(
         else float(own == right)
         for right in rights
     )
-    scores = answer_scores([answer], [references])
+    scores = answers_from(answer_tally([answer], [references]))
     assert scores == {"exact_match": float(own in rights), "f1": pytest.approx(best)}
 
 
@@ -110,6 +110,6 @@ def test_texts_without_references_are_refused(texts: list[str], references: list
     with pytest.raises(ValueError, match="references"):
         overlap_scores(texts, references)
     with pytest.raises(ValueError, match="right answers"):
-        answer_scores(texts, [[each] for each in references])
+        answer_tally(texts, [[each] for each in references])
     with pytest.raises(ValueError, match="right answers"):
-        answer_scores(["a"], [[]])
+        answer_tally(["a"], [[]])

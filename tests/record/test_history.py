@@ -58,7 +58,7 @@ def test_group_bytes_add_up_over_rounds(rounds: list[dict[str, int]]) -> None:
 
 
 def test_clients_without_the_score_have_none() -> None:
-    assert client_scores({"a": {"f1": 0.5}, "b": None, "c": {"auc": 0.7}}, "f1") == {"a": 0.5}
+    assert client_scores({"clients": {"a": {"f1": 0.5}, "b": None, "c": {"auc": 0.7}}}, "f1") == {"a": 0.5}
 
 
 def test_the_parts_of_the_time_add_up_to_the_total(write_run: Any, events: Any) -> None:

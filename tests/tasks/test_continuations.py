@@ -15,7 +15,8 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.adapter import BottleneckSettings, LoraSettings, PrefixSettings
 from fedstrata.models.state import Model
 from fedstrata.tasks.choice.continuations import log_likelihoods
-from fedstrata.tasks.choice.examples import ClozeExample, pad_questions
+from fedstrata.tasks.choice.examples import ClozeExample
+from fedstrata.tasks.cloze import ClozeQuestions
 
 __all__ = ["settings_of", "tiny_model", "tokenizer_folder"]
 
@@ -53,7 +54,7 @@ def naive(module: Any, example: ClozeExample) -> list[float]:
 
 
 def check(module: Any, examples: list[ClozeExample]) -> None:
-    found = log_likelihoods(module, pad_questions(examples)).tolist()
+    found = log_likelihoods(module, ClozeQuestions().collate(examples)).tolist()
     expected = [value for example in examples for value in naive(module, example)]
     assert found == pytest.approx(expected, abs=2e-4)
 

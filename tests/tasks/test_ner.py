@@ -15,7 +15,7 @@ from reachability import MentionsReached, mentions_reached
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.data.readers import read
-from fedstrata.data.select import mention_types
+from fedstrata.data.select import types_of
 from fedstrata.data.split import Split
 from fedstrata.tasks.ner import NamedEntityRecognition
 from fedstrata.tasks.windows import Window
@@ -415,7 +415,7 @@ def test_nearly_all_mentions_of_real_notes_can_be_reached(data_root: Path, byte_
     if not folder.is_dir():
         pytest.skip(f"no real data at {folder}")
     documents = read(folder, "brat", unannotated="skip")[:60]
-    task = NamedEntityRecognition(max_length=128, stride=32).of_types(mention_types(documents))
+    task = NamedEntityRecognition(max_length=128, stride=32).of_types(types_of(documents, "spans"))
     windows = task.encode(documents, byte_level)
     reach = mentions_reached(task, documents, windows)
     assert reach.mentions > 5000

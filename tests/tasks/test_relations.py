@@ -21,10 +21,11 @@ from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.model import ModelSettings
 from fedstrata.data.readers import read
+from fedstrata.data.select import related_types
 from fedstrata.data.split import Split
 from fedstrata.data.synthetic import generate
 from fedstrata.models.load import read_tokenizer
-from fedstrata.tasks.mention_pairs.candidates import WORD, candidate_pairs, related_types
+from fedstrata.tasks.mention_pairs.candidates import WORD, candidate_pairs
 from fedstrata.tasks.mention_pairs.markers import PairMarker, markable
 from fedstrata.tasks.relations import RelationClassification
 

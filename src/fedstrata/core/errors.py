@@ -118,6 +118,16 @@ class ConfigurationError(FedstrataError):
         return type(self), (self.problems,)
 
 
+def refuse(problems: Sequence[Problem]) -> None:
+    """Raises what is wrong with a configuration, if anything is.
+
+    Raises:
+        ConfigurationError: Something is.
+    """
+    if problems:
+        raise ConfigurationError(problems)
+
+
 class DataError(FedstrataError):
     """An input file does not hold what its format says.
 

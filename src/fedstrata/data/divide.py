@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.data import CorpusSettings
 from fedstrata.core.settings.run import RunSettings
+from fedstrata.core.task import Task
 from fedstrata.data.partial_annotation import mark_unannotated, require_sites, set_relations_aside
 from fedstrata.data.partition import partition
-from fedstrata.data.select import mention_types, select_labels, select_relations, select_types
+from fedstrata.data.select import select_labels, select_relations, select_types, types_of
 from fedstrata.data.split import Split, hold_out, set_aside, split
-
-if TYPE_CHECKING:
-    from fedstrata.core.task import Task
 
 MIMIC_LABELS = 50
 """How many codes are kept of MIMIC-III by default, the most frequent ones, as in Mullenbach et al. (CAML)."""
@@ -58,7 +55,7 @@ def divide(settings: RunSettings, task: Task, *, apart: bool = False) -> Divisio
     seed, named = Seed(settings.seed), task.named
     absent = named if apart else ()
     documents = _prepared(task, read_documents(settings.data, seed, absent=absent))
-    types = mention_types(documents)
+    types = types_of(documents, "spans")
     documents, held_out = hold_out(documents, settings.data.split)
     parts = split(documents, settings.data.split, seed.child("split"))
     require_sites(task.without_relations, parts.train)
@@ -125,7 +122,7 @@ def _external(settings: RunSettings, task: Task, types: Sequence[str]) -> dict[s
         # Of a synthetic corpus without a seed of its own: other notes than those of the run.
         seed = Seed(Seed(settings.seed).child("external", name).integer())
         documents = _prepared(task, read_documents(corpus, seed))
-        found = mention_types(documents)
+        found = types_of(documents, "spans")
         if found and corpus.types is None:
             common = [label for label in found if label in types]
             if not common:

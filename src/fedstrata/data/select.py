@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Literal
 
 from fedstrata.core.documents import MODIFIERS_OF, Document, Relation
-from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean
+from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean, refuse
 from fedstrata.core.settings.data import CorpusSettings, LabelSettings
 from fedstrata.data.icd9 import category
 
@@ -23,32 +23,52 @@ Names = Mapping[str, str] | Sequence[str]
 """Names to keep; or what each of those that are kept becomes."""
 
 
-def mention_types(documents: Sequence[Document]) -> tuple[str, ...]:
-    """Returns the labels of all spans of these documents, sorted."""
-    return tuple(sorted({span.label for document in documents for span in document.spans}))
-
-
-def relation_types(documents: Iterable[Document]) -> tuple[str, ...]:
-    """Returns the labels of all relations of these documents, sorted."""
-    return tuple(sorted({relation.label for document in documents for relation in document.relations}))
-
-
-def unknown_mentions(documents: Iterable[Document], types: Sequence[str], part: str = "") -> list[Problem]:
-    """Returns a problem for each mention type of these documents that no training document has.
+def related_types(documents: Iterable[Document], *, by_relation: bool = False) -> dict[str, list[str]]:
+    """Returns the types of modifiers that each type of main mention has in these documents, both sorted.
 
     Args:
         documents: The documents.
-        types: The mention types of the training documents.
+        by_relation: Whether a modifier goes by the type of its relation; else by that of its mention.
+    """
+    found: dict[str, set[str]] = {}
+    for document in documents:
+        for relation in document.relations:
+            modifier = relation.label if by_relation else document.spans[relation.tail].label
+            found.setdefault(document.spans[relation.head].label, set()).add(modifier)
+    return {main: sorted(types) for main, types in sorted(found.items())}
+
+
+def occurring(documents: Iterable[Document], kind: str) -> list[tuple[str, str]]:
+    """Returns the type of each of the documents' `spans`, or `relations`, with the id of its document."""
+    return [(own.label, document.id) for document in documents for own in getattr(document, kind)]
+
+
+def types_of(documents: Iterable[Document], kind: str) -> tuple[str, ...]:
+    """Returns the types of the documents' `spans`, or `relations`, sorted."""
+    return tuple(sorted({label for label, _ in occurring(documents, kind)}))
+
+
+def unknown_types(
+    documents: Iterable[Document], kind: str, types: Sequence[str], part: str = ""
+) -> list[Problem]:
+    """Returns a problem for each type of these documents that no training document has.
+
+    Args:
+        documents: The documents.
+        kind: What has types: `spans` or `relations`.
+        types: The types of the training documents.
         part: The part of the split they are of; empty where that is not known.
     """
-    found = ((span.label, document.id) for document in documents for span in document.spans)
-    return _unlearnt("data.types", "mention", found, types, part)
-
-
-def unknown_relations(documents: Iterable[Document], types: Sequence[str], part: str = "") -> list[Problem]:
-    """Returns a problem for each type of relations that no training document has; see `unknown_mentions`."""
-    found = ((relation.label, document.id) for document in documents for relation in document.relations)
-    return _unlearnt("data.relations", "relation", found, types, part)
+    setting, what = {"spans": ("data.types", "mention"), "relations": ("data.relations", "relation")}[kind]
+    problems = []
+    for label, id_ in others(occurring(documents, kind), types):
+        where = f"{part} document {id_!r}".strip()
+        message = (
+            f"{what} type {label!r} ({where}) occurs in no training document, whose types are: "
+            f"{', '.join(types)}; name the types to keep, or map this one to one of them"
+        )
+        problems.append(Problem(setting, message))
+    return problems
 
 
 def unnamed(setting: str, found: Iterable[tuple[str, str]], named: Sequence[str]) -> list[Problem]:
@@ -89,20 +109,6 @@ def others(found: Iterable[tuple[str, str]], names: Sequence[str]) -> list[tuple
     return sorted(first.items())
 
 
-def _unlearnt(
-    setting: str, what: str, found: Iterable[tuple[str, str]], types: Sequence[str], part: str
-) -> list[Problem]:
-    problems = []
-    for label, id_ in others(found, types):
-        where = f"{part} document {id_!r}".strip()
-        message = (
-            f"{what} type {label!r} ({where}) occurs in no training document, whose types are: "
-            f"{', '.join(types)}; name the types to keep, or map this one to one of them"
-        )
-        problems.append(Problem(setting, message))
-    return problems
-
-
 def select_types(
     documents: Sequence[Document], types: Names | None, *, absent: Collection[str] = ()
 ) -> list[Document]:
@@ -126,8 +132,7 @@ def select_types(
     if types is None:
         return list(documents)
     renamed = _renaming(types)
-    if problems := _unfit("data.types", renamed, "type", mention_types(documents), absent):
-        raise ConfigurationError(problems)
+    refuse(_unfit("data.types", renamed, "type", types_of(documents, "spans"), absent))
     return [_select(document, renamed) for document in documents]
 
 
@@ -157,7 +162,7 @@ def _unfit(
 
 def rename_types(document: Document, renamed: Mapping[str, str]) -> Document:
     """Returns the document with its mention types renamed; those that the mapping does not name stay."""
-    return _select(document, {label: label for label in mention_types([document])} | dict(renamed))
+    return _select(document, {label: label for label in types_of([document], "spans")} | dict(renamed))
 
 
 def _select(document: Document, renamed: Mapping[str, str]) -> Document:
@@ -209,7 +214,7 @@ def select_relations(
     if settings.relations is None and settings.modifiers is None:
         return list(documents)
     problems = []
-    found, types = relation_types(documents), mention_types(documents)
+    found, types = types_of(documents, "relations"), types_of(documents, "spans")
     if settings.relations is not None:
         renamed = _renaming(settings.relations)
         problems += _unfit("data.relations", renamed, "relation", found, absent)
@@ -221,11 +226,10 @@ def select_relations(
     if isinstance(settings.modifiers, Mapping):
         between = (name for main, own in settings.modifiers.items() for name in (main, *own))
         problems += _unfit("data.modifiers", {name: name for name in between}, "type", types, absent)
-    if problems:
-        raise ConfigurationError(problems)
+    refuse(problems)
     kept = _renaming(found if settings.relations is None else settings.relations)
     selected = [_related(document, kept, settings.modifiers) for document in documents]
-    if found and not relation_types(selected):
+    if found and not types_of(selected, "relations"):
         count = sum(len(document.relations) for document in documents)
         message = f"leaves none of the {count} relations, which are between other types of mentions"
         raise ConfigurationError([Problem("data.modifiers", message)])
@@ -237,7 +241,7 @@ def rename_relations(document: Document, settings: CorpusSettings) -> Document:
 
     Relations between types of mentions that the settings leave out are left out.
     """
-    renamed = {label: label for label in relation_types([document])}
+    renamed = {label: label for label in types_of([document], "relations")}
     if isinstance(settings.relations, Mapping):
         renamed |= settings.relations
     return _related(document, renamed, settings.modifiers)
@@ -327,5 +331,4 @@ def _require_labels(wanted: Sequence[str], counts: Mapping[str, int]) -> None:
             hint = f"for example {near}" if counts else "no document has any label"
             message = f"{label!r} is the label of no document; {len(counts)} labels occur: {hint}"
             problems.append(Problem("data.labels.keep", message if counts else f"{label!r}: {hint}"))
-    if problems:
-        raise ConfigurationError(problems)
+    refuse(problems)

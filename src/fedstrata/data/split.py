@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError, Problem, refuse
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.data import SplitSettings
 
@@ -122,8 +122,7 @@ def hold_out(
     if not rest:
         message = "every document belongs to a site that is held out, and none is left to train on"
         problems.append(Problem("data.split.test_sites", message))
-    if problems:
-        raise ConfigurationError(problems)
+    refuse(problems)
     return rest, {name: Split(test=tuple(sorted(own, key=attrgetter("id")))) for name, own in sites.items()}
 
 
@@ -249,5 +248,4 @@ def _require_usable_names(named: Mapping[str, Sequence[Document]]) -> None:
         name, documents = max(named.items())  # not those that name no split
         message = f"no document is named 'train' (for example {documents[0].id!r} is named {name!r})"
         problems.append(Problem("data.path", f"the data names its own splits, and {message}"))
-    if problems:
-        raise ConfigurationError(problems)
+    refuse(problems)

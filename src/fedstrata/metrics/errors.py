@@ -151,7 +151,6 @@ class _Search:
 
     def _both_left(self) -> NDArray[np.bool_]:
         """Returns which pairs are of mentions that are both left, (pairs,)."""
-        left: NDArray[np.bool_] = (
-            self.gold[self._matching.pairs[:, 0]] & self.predicted[self._matching.pairs[:, 1]]
-        )
+        ones, others = self._matching.pairs.T
+        left: NDArray[np.bool_] = self.gold[ones] & self.predicted[others]
         return left

@@ -16,20 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from fedstrata.core.model import Layout
 from fedstrata.metrics.gradients import Passed, passed_by_lowest
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedstrata.core.model import Layout
-
-_POOLED = ("pooler", "pre_classifier", "classifier", "head")
+_POOLED = frozenset({"pooler", "pre_classifier", "classifier", "head"})
 """What a sequence classifier applies to one vector a row; decoders have a `score`, applied to every token."""
 _SHARED_PROJECTIONS = ("key_proj", "query_proj")
 _OWN_PROJECTIONS = ("pos_key_proj", "pos_query_proj")
@@ -221,7 +217,7 @@ class FlopCounter:
             trained = cost * (own[0] in training)
             inside = path.startswith(f"{base}.") or inner.base_model is inner
             if not inside or path.startswith(f"{base}.pooler."):
-                head = self._pooled if once and _once_a_row(path) else self._head
+                head = self._pooled if once and not _POOLED.isdisjoint(path.split(".")) else self._head
                 head.forward += cost
                 head.trained += trained + cost * below
                 head.passed += cost * (not below)
@@ -286,7 +282,3 @@ def _prefix_length(module: nn.Module) -> int:
     adapter: Any = getattr(module, "peft_config", {}).get("default")
     kind = getattr(adapter, "peft_type", "")
     return int(adapter.num_virtual_tokens) if str(getattr(kind, "value", kind)) == "PREFIX_TUNING" else 0
-
-
-def _once_a_row(path: str) -> bool:
-    return not set(_POOLED).isdisjoint(path.split("."))

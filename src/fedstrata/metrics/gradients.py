@@ -12,15 +12,14 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-if TYPE_CHECKING:
-    from fedstrata.core.model import Layout
+from fedstrata.core.model import Layout
 
 TOKENS = 2
 """Of the text that the model is called on."""

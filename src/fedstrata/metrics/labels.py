@@ -44,35 +44,6 @@ def names_of(labels: Sequence[str], cuts: Sequence[int] = ()) -> tuple[str, ...]
     return ("micro_auc", "macro_auc", *ranked, *singles)
 
 
-def label_scores(
-    gold: NDArray[np.bool_],
-    predicted: NDArray[np.bool_],
-    probabilities: NDArray[np.float64],
-    labels: Sequence[str],
-    *,
-    one_each: bool,
-) -> dict[str, float]:
-    """Scores the labels of documents.
-
-    Args:
-        gold: Which labels each document has, (documents, labels).
-        predicted: Which it was given, (documents, labels).
-        probabilities: Of each label, (documents, labels).
-        labels: Their names.
-        one_each: Whether every document has, and was given, exactly one label; else any number.
-
-    Returns:
-        `accuracy` with one label a document, whose micro F1 that is, and else `micro_f1`; `macro_f1`;
-        `micro_auc`, `macro_auc` of each label against the others, where defined; `macro_precision`,
-        `macro_recall`; `f1_labels_left_out` and `auc_labels_left_out`; with at most 100 labels `f1/LABEL` of
-        each one that occurs. With any number of labels also `micro_precision` and `micro_recall`, and where
-        there are more labels `precision_at_5` and `precision_at_8`: the share of a document's likeliest
-        labels that it has, mean over documents.
-    """
-    tally = tally_of(gold, predicted, probabilities, labels)
-    return scores_from(tally, areas(gold, probabilities), labels, one_each=one_each)
-
-
 def tally_of(
     gold: NDArray[np.bool_],
     predicted: NDArray[np.bool_],
@@ -90,7 +61,7 @@ def tally_of(
     tally: dict[str, float] = {"documents": len(gold), "right": int((gold & predicted).any(axis=1).sum())}
     for cut in CUTS:
         if cut < len(labels):
-            tally[f"right_at_{cut}"] = _right_at(cut, gold, probabilities)
+            tally[f"right_at_{cut}"] = right_at(cut, gold, probabilities)
     for label, counts in zip(labels, _counts(gold, predicted), strict=True):
         tally |= counts.tally(ends=f"/{label}")
     return tally
@@ -99,82 +70,83 @@ def tally_of(
 def scores_from(
     tally: Tally, areas_under_curves: Mapping[str, float], labels: Sequence[str], *, one_each: bool
 ) -> dict[str, float]:
-    """Scores the labels of documents; see `label_scores`.
+    """Scores the labels of documents.
 
     Args:
         tally: What `tally_of` gave, added up or not.
         areas_under_curves: What `areas` gave, which adds up over nothing.
         labels: The labels' names.
         one_each: Whether every document has, and was given, exactly one label; else any number.
+
+    Returns:
+        `accuracy` with one label a document, whose micro F1 that is, and else `micro_f1`; `macro_f1`;
+        `micro_auc`, `macro_auc` of each label against the others, where defined; `macro_precision`,
+        `macro_recall`; `f1_labels_left_out` and `auc_labels_left_out`; with at most 100 labels `f1/LABEL` of
+        each one that occurs. With any number of labels also `micro_precision` and `micro_recall`, and where
+        there are more labels `precision_at_5` and `precision_at_8`: the share of a document's likeliest
+        labels that it has, mean over documents.
     """
     counts = [Counts.of(tally, ends=f"/{label}") for label in labels]
-    micro, macro, documents = total(counts), _macro(counts), tally["documents"]
+    occurring = {label: own for label, own in zip(labels, counts, strict=True) if own.gold or own.predicted}
+    micro, number, documents = total(counts), max(len(occurring), 1), tally["documents"]
+    further: dict[str, float] = {}
     if one_each:
-        first, further = {"accuracy": tally["right"] / documents}, {}
+        first = {"accuracy": tally["right"] / documents}
     else:
         first = {"micro_f1": micro.f1}
-        further = {
-            f"precision_at_{cut}": tally[f"right_at_{cut}"] / (documents * cut)
-            for cut in CUTS
-            if cut < len(labels)
-        }
+        cuts = [cut for cut in CUTS if cut < len(labels)]
+        further |= {f"precision_at_{cut}": tally[f"right_at_{cut}"] / (documents * cut) for cut in cuts}
         further |= {"micro_precision": micro.precision, "micro_recall": micro.recall}
     left_out = {name: value for name, value in areas_under_curves.items() if name.endswith("left_out")}
     curves = {name: value for name, value in areas_under_curves.items() if name not in left_out}
+    singly = occurring if len(labels) <= SCORED_SINGLY else {}
     return {
         **first,
-        "macro_f1": macro.pop("macro_f1"),
+        "macro_f1": sum(own.f1 for own in occurring.values()) / number,
         **curves,
         **further,
-        **macro,
+        "macro_precision": sum(own.precision for own in occurring.values()) / number,
+        "macro_recall": sum(own.recall for own in occurring.values()) / number,
+        "f1_labels_left_out": float(len(counts) - len(occurring)),
         **left_out,
-        **_each(counts, labels),
+        **{f"f1/{label}": own.f1 for label, own in singly.items()},
     }
 
 
-def choice_scores(gold: Sequence[Collection[str]], given: Sequence[Collection[str]]) -> dict[str, float]:
-    """Scores questions with any number of right answers among their choices, as SuperGLUE scores MultiRC.
+def choice_tally(gold: Sequence[Collection[str]], given: Sequence[Collection[str]]) -> dict[str, float]:
+    """Counts questions, those answered rightly, and right choices.
 
     Args:
         gold: The right choices of each question; at least one question.
         given: Those that were taken for right.
-
-    Returns:
-        `f1a`, the F1 of right choices over all questions together; `exact_match`, the share of questions
-        whose choices were all told rightly.
-
-    Example:
-        >>> choice_scores([{"a", "b"}, {"c"}], [{"a", "b"}, set()])
-        {'f1a': 0.8, 'exact_match': 0.5}
     """
-    return choice_scores_from(choice_tally(gold, given))
-
-
-def choice_tally(gold: Sequence[Collection[str]], given: Sequence[Collection[str]]) -> dict[str, float]:
-    """Counts questions, those answered rightly, and right choices; see `choice_scores`."""
     pairs = [(set(right), set(own)) for right, own in zip(gold, given, strict=True)]
     counts = total(Counts(len(right), len(own), len(right & own)) for right, own in pairs)
     return {"documents": len(pairs), "right": sum(right == own for right, own in pairs), **counts.tally()}
 
 
 def choice_scores_from(tally: Tally) -> dict[str, float]:
-    """Scores questions by what `choice_tally` counted."""
+    """Scores questions with any number of right answers among their choices, as SuperGLUE scores MultiRC.
+
+    Args:
+        tally: What `choice_tally` counted.
+
+    Returns:
+        `f1a`, the F1 of right choices over all questions together; `exact_match`, the share of questions
+        whose choices were all told rightly.
+
+    Example:
+        >>> choice_scores_from(choice_tally([{"a", "b"}, {"c"}], [{"a", "b"}, set()]))
+        {'f1a': 0.8, 'exact_match': 0.5}
+    """
     return {"f1a": Counts.of(tally).f1, "exact_match": tally["right"] / tally["documents"]}
 
 
-def precision_at(cut: int, gold: NDArray[np.bool_], probabilities: NDArray[np.float64]) -> float:
-    """Returns the mean share of each document's likeliest labels that it has; of equals the first is taken.
+def right_at(cut: int, gold: NDArray[np.bool_], probabilities: NDArray[np.float64]) -> int:
+    """Returns how many of each document's likeliest labels it has, in all; of equals the first is taken.
 
-    Args:
-        cut: How many labels are looked at; at most as many as there are.
-        gold: Which labels each document has, (documents, labels).
-        probabilities: Of each label, (documents, labels).
+    At most as many labels as there are can be looked at (`cut`). What else is given is as for `tally_of`.
     """
-    return _right_at(cut, gold, probabilities) / (len(gold) * cut)
-
-
-def _right_at(cut: int, gold: NDArray[np.bool_], probabilities: NDArray[np.float64]) -> int:
-    """Returns how many of all documents' likeliest labels these have."""
     likeliest = np.argsort(-probabilities, axis=1, kind="stable")[:, :cut]
     return int(np.take_along_axis(gold, likeliest, axis=1).sum())
 
@@ -185,23 +157,10 @@ def _counts(gold: NDArray[np.bool_], predicted: NDArray[np.bool_]) -> list[Count
     return [Counts(*map(int, column)) for column in zip(*columns, strict=True)]
 
 
-def _macro(counts: Sequence[Counts]) -> dict[str, float]:
-    occurring = [label for label in counts if label.gold or label.predicted]
-    number = max(len(occurring), 1)
-    return {
-        "macro_f1": sum(label.f1 for label in occurring) / number,
-        "macro_precision": sum(label.precision for label in occurring) / number,
-        "macro_recall": sum(label.recall for label in occurring) / number,
-        "f1_labels_left_out": float(len(counts) - len(occurring)),
-    }
-
-
 def areas(gold: NDArray[np.bool_], probabilities: NDArray[np.float64]) -> dict[str, float]:
     """Returns the areas under the ROC curve that are defined, and how many labels have none.
 
-    Args:
-        gold: Which labels each document has, (documents, labels).
-        probabilities: Of each label, (documents, labels).
+    What is given is as for `tally_of`.
     """
     from sklearn.metrics import roc_auc_score  # noqa: PLC0415 - heavy
 
@@ -213,10 +172,3 @@ def areas(gold: NDArray[np.bool_], probabilities: NDArray[np.float64]) -> dict[s
         each = [roc_auc_score(gold[:, label], probabilities[:, label]) for label in defined]
         scores["macro_auc"] = float(np.mean(each))
     return scores | {"auc_labels_left_out": float(gold.shape[1] - len(defined))}
-
-
-def _each(counts: Sequence[Counts], labels: Sequence[str]) -> dict[str, float]:
-    if len(labels) > SCORED_SINGLY:
-        return {}
-    named = zip(labels, counts, strict=True)
-    return {f"f1/{label}": count.f1 for label, count in named if count.gold or count.predicted}

@@ -38,31 +38,26 @@ class TextLikelihood:
         return math.exp(min(self.loss, LARGEST_LOSS))
 
 
-def language_scores(answers: Sequence[TextLikelihood]) -> dict[str, float]:
-    """Scores documents together, every token with the same weight.
-
-    Args:
-        answers: Of each document; together they have at least one token.
-
-    Returns:
-        `perplexity`, exp of the mean nats a token; `loss`, that mean; `bits_per_byte`, which tokenizers do
-        not bear on, where there are bytes. Lower is better for all of them.
-
-    Example:
-        >>> scores = language_scores([TextLikelihood(math.log(4.0), 1, 2), TextLikelihood(0.0, 1, 0)])
-        >>> [f"{name} {value:.3f}" for name, value in scores.items()]
-        ['perplexity 2.000', 'loss 0.693', 'bits_per_byte 1.000']
-    """
-    return scores_from(tally_of(answers))
-
-
 def tally_of(answers: Sequence[TextLikelihood]) -> dict[str, float]:
     """Returns the nats, the tokens and the bytes of documents."""
     return added(asdict(answer) for answer in answers)
 
 
 def scores_from(tally: Tally) -> dict[str, float]:
-    """Scores documents by their nats, tokens and bytes; see `language_scores`."""
+    """Scores documents together, every token with the same weight.
+
+    Args:
+        tally: What `tally_of` gave, added up or not; at least one token.
+
+    Returns:
+        `perplexity`, exp of the mean nats a token; `loss`, that mean; `bits_per_byte`, which tokenizers do
+        not bear on, where there are bytes. Lower is better for all of them.
+
+    Example:
+        >>> scores = scores_from({"nats": math.log(4.0), "tokens": 2, "bytes": 2})
+        >>> [f"{name} {value:.3f}" for name, value in scores.items()]
+        ['perplexity 2.000', 'loss 0.693', 'bits_per_byte 1.000']
+    """
     total = TextLikelihood(tally["nats"], int(tally["tokens"]), int(tally["bytes"]))
     scores = {"perplexity": total.perplexity, "loss": total.loss}
     return scores | ({"bits_per_byte": total.nats / math.log(2.0) / total.bytes} if total.bytes else {})

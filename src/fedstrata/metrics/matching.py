@@ -13,9 +13,9 @@ spans 0-10 and 1-2 and the predicted ones 1-2 and 8-9 it pairs 0-10 with 1-2 and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from scipy.sparse.csgraph import maximum_bipartite_matching
 from fedstrata.core.documents import Span
 from fedstrata.metrics.counts import Counts
 
+T = TypeVar("T")
 Place = tuple[tuple[int, int], ...]
 """The stretches of text that something is at, `(start, end)` each, in order."""
 
@@ -117,6 +118,13 @@ class Matching:
         self.same_places = np.array([one.places == other.places for one, other in items], dtype=bool)
         self.same_label = np.array([one.label == other.label for one, other in items], dtype=bool)
 
+    @classmethod
+    def of(
+        cls, gold: Sequence[Iterable[T]], predicted: Sequence[Iterable[T]], item: Callable[[T], Item]
+    ) -> Self:
+        """Matches what is annotated in each document with what is predicted, given what is scored of it."""
+        return cls([map(item, own) for own in gold], [map(item, own) for own in predicted])
+
     def matched(self, scheme: Scheme) -> NDArray[np.int64]:
         """Returns the positions of the items that match each other, (matches, 2): as many as can be."""
         agree = np.ones(len(self.pairs), dtype=bool)
@@ -180,12 +188,8 @@ def _with_close_first_places(gold: Side, predicted: Side, documents: int) -> NDA
     Gaps in places are not looked at. All documents are put on one line, each behind the one before it, so
     that one search finds the pairs of all.
     """
-    bounds = [
-        np.array(
-            [(item.places[0][0][0], item.places[0][-1][1]) for item in side.items], dtype=np.int64
-        ).reshape(-1, 2)
-        for side in (gold, predicted)
-    ]
+    places = [[item.places[0] for item in side.items] for side in (gold, predicted)]
+    bounds = [np.array([(own[0][0], own[-1][1]) for own in each], np.int64).reshape(-1, 2) for each in places]
     lengths = np.zeros(documents + 1, dtype=np.int64)
     for side, own in zip((gold, predicted), bounds, strict=True):
         np.maximum.at(lengths, side.documents + 1, own[:, 1])

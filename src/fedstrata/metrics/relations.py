@@ -44,11 +44,6 @@ def triples_of(document: Document) -> tuple[Triple, ...]:
 
 def match_relations(gold: Sequence[Iterable[Triple]], predicted: Sequence[Iterable[Triple]]) -> Matching:
     """Matches the annotated relations of each document with the predicted ones, in the same order."""
-    gold_items, predicted_items = (
-        [
-            [Item((place_of(triple.main), place_of(triple.modifier)), triple.label) for triple in triples]
-            for triples in side
-        ]
-        for side in (gold, predicted)
+    return Matching.of(
+        gold, predicted, lambda own: Item((place_of(own.main), place_of(own.modifier)), own.label)
     )
-    return Matching(gold_items, predicted_items)

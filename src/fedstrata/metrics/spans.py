@@ -48,11 +48,7 @@ def score_names(types: Sequence[str], prefix: str = "") -> tuple[str, ...]:
 
 def match_spans(gold: Sequence[Iterable[Span]], predicted: Sequence[Iterable[Span]]) -> Matching:
     """Matches the annotated spans of each document with the predicted ones, in the same order."""
-    gold_items, predicted_items = (
-        [[Item((place_of(span),), span.label) for span in spans] for spans in side]
-        for side in (gold, predicted)
-    )
-    return Matching(gold_items, predicted_items)
+    return Matching.of(gold, predicted, lambda span: Item((place_of(span),), span.label))
 
 
 def scores_of(matching: Matching, types: Sequence[str], prefix: str = "") -> dict[str, float]:

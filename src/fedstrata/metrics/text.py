@@ -90,30 +90,18 @@ def overlap_from(tally: Tally) -> dict[str, float]:
     return {**means, "bleu4": bleu.score / 100.0}
 
 
-def answer_scores(answers: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Scores short answers, each against one or several right ones.
+def answer_tally(answers: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Returns the number of questions, and the sums of exact matches and F1.
 
     Args:
-        answers: What was answered; at least one.
+        answers: What was answered, in short; at least one.
         references: The right answers to each question, at least one each.
-
-    Returns:
-        `exact_match` and `f1`, means over the questions.
 
     Raises:
         ValueError: There are none, or not as many references, or a question has none.
-
-    Example:
-        >>> answer_scores(["The left arm."], [["left arm", "arm"]])
-        {'exact_match': 1.0, 'f1': 1.0}
     """
     if not answers or len(answers) != len(references) or not all(references):
         raise ValueError(f"{len(answers)} answers to {len(references)} questions with right answers")
-    return answers_from(answer_tally(answers, references))
-
-
-def answer_tally(answers: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Returns the number of questions, and the sums of exact matches and F1; see `answer_scores`."""
     pairs = list(zip(answers, references, strict=True))
     exact = [max(exact_match(answer, one) for one in right) for answer, right in pairs]
     overlap = [max(token_f1(answer, one) for one in right) for answer, right in pairs]
@@ -121,7 +109,12 @@ def answer_tally(answers: Sequence[str], references: Sequence[Sequence[str]]) ->
 
 
 def answers_from(tally: Tally) -> dict[str, float]:
-    """Scores short answers by what `answer_tally` summed up."""
+    """Returns `exact_match` and `f1`, means over the questions, by what `answer_tally` summed up.
+
+    Example:
+        >>> answers_from(answer_tally(["The left arm."], [["left arm", "arm"]]))
+        {'exact_match': 1.0, 'f1': 1.0}
+    """
     return {name: tally[name] / tally["documents"] for name in ("exact_match", "f1")}
 
 

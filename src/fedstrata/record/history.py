@@ -70,9 +70,6 @@ def read_history(folder: Path) -> History:
     began = max((index for index, item in enumerate(turns) if item["event"] in {"run", "resumed"}), default=0)
     finals = [event for event in turns[began:] if event["event"] == "final"]
     final = finals[-1] if finals else None
-    summary = None
-    if start is not None:
-        summary = summarise([*events, *([] if final else [_NO_END])])
     return History(
         folder=folder,
         configuration=(folder / "config.yaml").read_text(encoding="utf-8"),
@@ -83,7 +80,7 @@ def read_history(folder: Path) -> History:
         failures=[event for event in turns if event["event"] == "failed"],
         losses=_losses(events),
         ended=events[-1]["time"] if events else "",
-        summary=summary,
+        summary=summarise([*events, *([] if final else [_NO_END])]) if start is not None else None,
     )
 
 
@@ -138,8 +135,9 @@ def bytes_sent(rounds: Sequence[Mapping[str, Any]]) -> list[int]:
     )
 
 
-def client_scores(clients: Mapping[str, Mapping[str, float] | None], metric: str) -> dict[str, float]:
-    """Returns the score of every client that has one, in the clients' order."""
+def client_scores(event: Mapping[str, Any], metric: str) -> dict[str, float]:
+    """Returns the score of every client that has one in an event, in the clients' order."""
+    clients = event.get("clients") or {}
     return {name: scores[metric] for name, scores in clients.items() if scores and metric in scores}
 
 
@@ -200,7 +198,7 @@ def round_rows(rounds: Sequence[Mapping[str, Any]], metric: str) -> list[dict[st
     for event, sent in zip(rounds, bytes_sent(rounds), strict=True):
         own = event.get("simulated_seconds")
         simulated += own or 0.0
-        clients = client_scores(event.get("clients") or {}, metric).values()
+        clients = client_scores(event, metric).values()
         rows.append(
             {
                 "round": event["round"],

@@ -183,8 +183,8 @@ def _communication(start: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]
         return dict.fromkeys(("bytes_up", "bytes_down", "bytes_up_per_client_round", "percent_of_full_model"))
     up = sum(client["bytes_up"] for event in rounds for client in event["exchanges"].values())
     down = sum(client["bytes_down"] for event in rounds for client in event["exchanges"].values())
-    delivered = _delivered(rounds)
-    per_client = up / delivered if delivered else 0.0
+    updates = delivered(rounds)
+    per_client = up / updates if updates else 0.0
     return {
         "bytes_up": up,
         "bytes_down": down,
@@ -202,7 +202,7 @@ def _failures(start: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> 
     return {"clients": dict(sorted(lost.items())), "abandoned_rounds": abandoned}
 
 
-def _delivered(rounds: Sequence[Mapping[str, Any]]) -> int:
+def delivered(rounds: Sequence[Mapping[str, Any]]) -> int:
     """Returns how often, over all rounds, a client sent something."""
     return sum(client["bytes_up"] > 0 for event in rounds for client in event["exchanges"].values())
 
@@ -212,13 +212,13 @@ def _time(rounds: Sequence[Mapping[str, Any]], final: Mapping[str, Any]) -> dict
     total = sum(event["seconds"] for event in rounds)
     evaluation = sum(event["evaluate_seconds"] for event in rounds)
     serving = sum(event.get("serve_seconds", 0.0) for event in rounds)  # records before it lack it
-    delivered = _delivered(rounds)
+    updates = delivered(rounds)
     return {
         "total_seconds": total + final["seconds"],
         "train_seconds": train,
         "serve_seconds": serving,
         # Clients in other processes work at once, and longer in all than the round takes.
         "engine_overhead_seconds": max(0.0, total - train - serving - evaluation),
-        "seconds_per_client_round": train / delivered if delivered else None,
+        "seconds_per_client_round": train / updates if updates else None,
         "simulated_seconds": total_of(rounds, "simulated_seconds"),
     }

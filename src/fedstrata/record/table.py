@@ -214,12 +214,8 @@ def _default_columns(described: Mapping[str, Column], metric: str | None, *, emu
 
 def _emulated(rows: Sequence[RowResult]) -> bool:
     """Whether any run was on emulated devices."""
-    return any(
-        cell.summary is not None and _value(cell, key, None) is not None
-        for row in rows
-        for cell in row.cells
-        for key in EMULATED_COSTS
-    )
+    cells = [cell for row in rows for cell in row.cells]
+    return any(_value(cell, key, None) is not None for cell in cells for key in EMULATED_COSTS)
 
 
 def _value(cell: CellResult, key: str, target: Target | None) -> float | None:

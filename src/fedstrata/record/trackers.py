@@ -248,48 +248,46 @@ class Trackers:
 
 
 def round_values(event: Mapping[str, Any], metric: str) -> dict[str, float]:
-    """Returns the numbers of a `round` event by the names trackers show; what it has not is left out."""
+    """Returns the numbers of a `round` event by the names trackers show; what it has not is left out.
+
+    `trained` are the mean scores of the models that the clients trained, before they were merged; `simulated`
+    and `joules` are what a round took on emulated devices.
+    """
     exchanges = event["exchanges"].values()
     values = {} if event["loss"] is None else {"loss": event["loss"]}
-    return values | {
-        **score_values(event, metric, "validation"),
-        **_trained_values(event),
+    values |= score_values(event, metric, "validation")
+    for split, own in (event.get("trained") or {}).items():
+        values |= _shown(f"{split}/trained.", own["mean"])
+    values |= {
         "bytes/up": sum(client["bytes_up"] for client in exchanges),
         "bytes/down": sum(client["bytes_down"] for client in exchanges),
         "seconds/round": event["seconds"],
         "seconds/train": event["train_seconds"],
-        **({"seconds/serve": event["serve_seconds"]} if event.get("serve_seconds") else {}),
-        **_emulated_values(event),
     }
-
-
-def _emulated_values(event: Mapping[str, Any]) -> dict[str, float]:
-    """Returns what a round took on emulated devices, where there are any."""
-    names = {"simulated_seconds": "seconds/simulated", "joules": "energy/joules"}
-    return {shown: event[name] for name, shown in names.items() if event.get(name) is not None}
-
-
-def _trained_values(event: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the mean scores of the models that a round's clients trained, before they were merged."""
-    return {
-        f"{split}/trained.{name.replace('/', '.')}": score
-        for split, own in (event.get("trained") or {}).items()
-        for name, score in (own["mean"] or {}).items()
-    }
+    if event.get("serve_seconds"):
+        values["seconds/serve"] = event["serve_seconds"]
+    emulated = {"simulated_seconds": "seconds/simulated", "joules": "energy/joules"}
+    return values | {emulated[name]: event[name] for name in emulated if event.get(name) is not None}
 
 
 def score_values(event: Mapping[str, Any], metric: str, split: str) -> dict[str, float]:
     """Returns the scores of an event: of all documents, of clients and of sites that were held out.
 
-    Of clients the mean, the lowest and the highest are given, of held-out sites the mean. A name has one `/`,
-    after the split: trackers group by it, and MLflow makes files and folders of it.
+    Of clients the mean, the lowest and the highest are given, of held-out sites the mean.
     """
-    own = {name.replace("/", "."): score for name, score in (event.get("global") or {}).items()}
-    means = (event.get("mean_client") or {}).items()
-    own |= {f"mean_client.{name.replace('/', '.')}": score for name, score in means}
-    outside = mean_of(list((event.get("external") or {}).values())) or {}
-    own |= {f"held_out.{name.replace('/', '.')}": score for name, score in outside.items()}
-    clients = client_scores(event.get("clients") or {}, metric).values()
+    outside = mean_of(list((event.get("external") or {}).values()))
+    own = _shown(f"{split}/", event.get("global"))
+    own |= _shown(f"{split}/mean_client.", event.get("mean_client")) | _shown(f"{split}/held_out.", outside)
+    clients = client_scores(event, metric).values()
     if clients:
-        own |= {f"lowest_client.{metric}": min(clients), f"highest_client.{metric}": max(clients)}
-    return {f"{split}/{name}": score for name, score in own.items()}
+        own |= _shown(f"{split}/lowest_client.", {metric: min(clients)})
+        own |= _shown(f"{split}/highest_client.", {metric: max(clients)})
+    return own
+
+
+def _shown(begins: str, scores: Mapping[str, float] | None) -> dict[str, float]:
+    """Returns scores by names that begin with a split, a `/` and whose they are.
+
+    A name has one `/`: trackers group by it, and MLflow makes files and folders of it.
+    """
+    return {f"{begins}{name.replace('/', '.')}": score for name, score in (scores or {}).items()}

@@ -13,7 +13,7 @@ from fedstrata.core.settings.data import DataSettings
 from fedstrata.core.settings.source import read_source, validate
 from fedstrata.data.readers import FORMATS, read
 from fedstrata.data.readers.folders import find_sources
-from fedstrata.data.select import keep_types, mention_types, rename_relations, select_types
+from fedstrata.data.select import keep_types, rename_relations, select_types, types_of
 from fedstrata.data.split import PARTS
 from fedstrata.data.writers.layout import name_of
 from fedstrata.engine.run_folder import DOCUMENTS
@@ -114,7 +114,7 @@ def select(
     if problems:
         raise _of_types(problems)
     everything = [document for side in sides for document in side]
-    found = mention_types(everything)
+    found = types_of(everything, "spans")
     try:
         kept = iter(
             select_types(everything, renamed | {new: new for new in renamed.values() if new in found})

@@ -22,7 +22,7 @@ from fedstrata.data.icd9 import category
 from fedstrata.data.readers import FORMATS, documents_of, formats_of, texts
 from fedstrata.data.readers.files import BYTE_ORDER_MARK, Format, Source, read_text
 from fedstrata.data.readers.folders import find_sources
-from fedstrata.data.select import relation_types, rename_relations, rename_types
+from fedstrata.data.select import rename_relations, rename_types, types_of
 from fedstrata.data.writers import brat, i2b2, jsonl
 from fedstrata.data.writers.layout import FileLabels, by_folder, file_name_of
 from fedstrata.results.result import Result
@@ -286,7 +286,7 @@ def _known(document: Document, result: Result, outcome: Outcome) -> Document:
     outcome.unknown |= {span.label for span in renamed.spans} - {span.label for span in known.spans}
     outcome.unknown |= set(renamed.labels) - set(known.labels)
     if "relations" in result.task.gives:
-        outcome.unknown |= set(relation_types([renamed])) - set(relation_types([known]))
+        outcome.unknown |= set(types_of([renamed], "relations")) - set(types_of([known], "relations"))
     return known
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fedstrata.core.task import Task
 from fedstrata.tasks.classify import DocumentClassification
 from fedstrata.tasks.cloze import ClozeQuestions
 from fedstrata.tasks.extract import Extraction
@@ -12,9 +13,6 @@ from fedstrata.tasks.lm import LanguageModelling
 from fedstrata.tasks.ner import NamedEntityRecognition
 from fedstrata.tasks.relations import RelationClassification
 from fedstrata.tasks.summarize import Summarization
-
-if TYPE_CHECKING:
-    from fedstrata.core.task import Task
 
 TASKS: dict[str, type[Task]] = {
     "ner": NamedEntityRecognition,

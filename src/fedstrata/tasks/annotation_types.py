@@ -6,16 +6,14 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
+from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.task import Task
-from fedstrata.data.select import named_in_vain, unnamed
-from fedstrata.data.split import PARTS, every
-from fedstrata.metrics.spans import OVERALL, score_names
+from fedstrata.core.types import Tally
+from fedstrata.data.select import named_in_vain, occurring, types_of, unknown_types, unnamed
+from fedstrata.data.split import PARTS, Split, every
+from fedstrata.metrics.spans import OVERALL, score_names, scores_from
 from fedstrata.tasks.texts import require_single_texts
-
-if TYPE_CHECKING:
-    from fedstrata.core.documents import Document
-    from fedstrata.data.split import Split
 
 
 class TypedTask(Task):
@@ -57,8 +55,8 @@ class TypedTask(Task):
 
     @property
     def needs_documents(self) -> bool:
-        """Whether the types are left to documents."""
-        return self.types == "auto"
+        """Whether the types, or what else goes by them, are left to documents."""
+        return "auto" in [getattr(self, setting) for setting in self.naming]
 
     def restored(self, classes: Sequence[str]) -> Self:
         """Returns the task again for a model that was trained for it.
@@ -83,15 +81,7 @@ class TypedTask(Task):
     def named_in_vain(self, documents: Sequence[Document]) -> list[Problem]:
         """Returns a problem for each type that is named and that no document has."""
         names = () if self.types == "auto" else self.types
-        return named_in_vain("task.types", names, self._types_in(documents))
-
-    def _types_in(self, documents: Iterable[Document]) -> tuple[str, ...]:
-        """Returns the types that documents have, sorted."""
-        return tuple(sorted({label for label, _ in self._occurring(documents)}))
-
-    def _occurring(self, documents: Iterable[Document]) -> list[tuple[str, str]]:
-        """Returns the type of everything that has one, with the id of its document."""
-        return [(own.label, item.id) for item in documents for own in getattr(item, self.gives[0])]
+        return named_in_vain("task.types", names, types_of(documents, self.gives[0]))
 
     def _found(self, clients: Mapping[str, Split]) -> tuple[tuple[str, ...], list[Problem]]:
         """Returns the types to learn, and a problem for each that other documents have.
@@ -102,20 +92,22 @@ class TypedTask(Task):
         """
         require_single_texts(every(clients), self.name)
         train = every(clients, "train")
-        types = self._types_in(train)
+        types = types_of(train, self.gives[0])
         if fault := self._fault_of(types, len(train)):
             raise ConfigurationError([fault])
         if self.types != "auto":
             types = tuple(self.types)
             annotated = [document for part in PARTS for document in every(clients, part)]
-            return types, unnamed("task.types", self._occurring(annotated), types)
-        parts = ("validation", "test")
-        return types, [fault for part in parts for fault in self._unknown(every(clients, part), types, part)]
+            return types, unnamed("task.types", occurring(annotated, self.gives[0]), types)
+        return types, [
+            fault
+            for part in ("validation", "test")
+            for fault in unknown_types(every(clients, part), self.gives[0], types, part)
+        ]
 
-    @staticmethod
-    @abstractmethod
-    def _unknown(documents: Iterable[Document], types: Sequence[str], part: str = "") -> list[Problem]:
-        """Returns a problem for each type of these documents that is none of the task's."""
+    def scores(self, tally: Tally, apart: Mapping[str, float]) -> dict[str, float]:
+        """Returns the scores of mentions or relations; see `fedstrata.metrics.spans.scores_from`."""
+        return scores_from(tally, self._types)
 
     @abstractmethod
     def _fault_of(self, types: Sequence[str], count: int) -> Problem | None:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.seeding import Seed
 from fedstrata.core.task import Task
 from fedstrata.tasks.corrupt import corrupted_targets
 from fedstrata.tasks.texts import separator_id
 from fedstrata.tasks.windows import IGNORED, pad_labelled, run_model
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from fedstrata.core.seeding import Seed
 
 LOGITS_AT_A_TIME = 2**24
 """Logits that are in float32 at a time: 64 MiB."""

@@ -17,33 +17,29 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field, model_validator
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.documents import Document
+from fedstrata.core.errors import ConfigurationError, Problem, refuse
+from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Classes, Count, Positive
 from fedstrata.core.settings.source import Source, validate
 from fedstrata.core.task import CardWords
+from fedstrata.core.types import Tally
 from fedstrata.data.select import named_in_vain, others, unnamed
-from fedstrata.data.split import every
+from fedstrata.data.split import Split, every
 from fedstrata.metrics.labels import CUTS, SINGLE_LABEL, areas, names_of, scores_from, tally_of
 from fedstrata.tasks.corrupt import shuffled_windows
 from fedstrata.tasks.document_labels import LabelAnswer, LabelledDocument, pool
 from fedstrata.tasks.pairs import padded_types, text_windows
 from fedstrata.tasks.texts import padding_id, require_one_each
 from fedstrata.tasks.windows import CUT_INTO_WINDOWS, IGNORED, WindowTask, pad_ids, run_model
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from fedstrata.core.documents import Document
-    from fedstrata.core.seeding import Seed
-    from fedstrata.core.types import Tally
-    from fedstrata.data.split import Split
 
 logger = logging.getLogger(__name__)
 _UNLABELLED = "multi_label: %s of %s documents have no label; data.labels.without_labels=drop leaves them out"
@@ -135,8 +131,7 @@ class DocumentClassification(WindowTask):
             others = f", and {len(odd) - 1} more have not exactly one" if len(odd) > 1 else ""
             message = f"single_label, but document {odd[0].id!r} has {len({*odd[0].labels})} labels{others}"
             problems.append(Problem("task.problem_type", message))
-        if problems:
-            raise ConfigurationError(problems)
+        refuse(problems)
         return task.of_labels(labels)
 
     def restored(self, classes: Sequence[str]) -> DocumentClassification:
@@ -189,12 +184,15 @@ class DocumentClassification(WindowTask):
             ConfigurationError: If a document has a label that the task does not know, or the tokenizer has
                 nothing to put between the texts of a pair.
         """
-        if problems := self._unknown(documents):
-            raise ConfigurationError(problems)
+        found = ((label, document.id) for document in documents for label in document.labels)
+        message = f"is none of the {len(self.classes)} labels known"
+        strangers = others(found, self.classes)
+        refuse([Problem("data.labels", f"{own!r} (document {id_!r}) {message}") for own, id_ in strangers])
         pad_id = padding_id(tokenizer)
         encoded = text_windows(documents, tokenizer, self, self.max_windows)
+        numbers = [sorted({self._number[label] for label in document.labels}) for document in documents]
         return [
-            LabelledDocument(index, *own, self._targets(documents[index]), pad_id)
+            LabelledDocument(index, *own, np.array(numbers[index], dtype=np.int32), pad_id)
             for index, own in enumerate(encoded)
         ]
 
@@ -307,7 +305,7 @@ class DocumentClassification(WindowTask):
         return areas(gold, np.stack([answer.probabilities for answer in answers]))
 
     def scores(self, tally: Tally, apart: Mapping[str, float]) -> dict[str, float]:
-        """Returns the scores of labels; see `fedstrata.metrics.labels.label_scores`."""
+        """Returns the scores of labels; see `fedstrata.metrics.labels.scores_from`."""
         return scores_from(tally, apart, self.classes, one_each=self._one_each)
 
     def known(self, document: Document) -> Document:
@@ -368,21 +366,9 @@ class DocumentClassification(WindowTask):
             return np.arange(1 - len(targets), dtype=np.int32)
         return np.sort((targets + 1) % len(self.classes))
 
-    def _targets(self, document: Document) -> np.ndarray:
-        return np.array(sorted({self._number[label] for label in document.labels}), dtype=np.int32)
-
     def _indicators(self, labels: Sequence[Sequence[str]]) -> np.ndarray:
         """Returns which label each document has, (documents, labels) bool."""
         matrix = np.zeros((len(labels), len(self.classes)), dtype=bool)
         for row, own in enumerate(labels):
             matrix[row, [self._number[label] for label in own]] = True
         return matrix
-
-    def _unknown(self, documents: Sequence[Document]) -> list[Problem]:
-        """Returns a problem for each label of these documents that the task does not know."""
-        found = ((label, document.id) for document in documents for label in document.labels)
-        message = f"is none of the {len(self.classes)} labels known"
-        return [
-            Problem("data.labels", f"{label!r} (document {id_!r}) {message}")
-            for label, id_ in others(found, self.classes)
-        ]

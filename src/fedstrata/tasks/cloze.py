@@ -17,16 +17,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from itertools import chain
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+import torch
 from pydantic import Field
 from scipy.special import softmax
+from torch import Tensor, nn
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.documents import Document
+from fedstrata.core.errors import ConfigurationError, Problem, refuse
+from fedstrata.core.seeding import Seed
 from fedstrata.core.task import CardWords
+from fedstrata.core.types import Tally
 from fedstrata.data.choices import NONE_RIGHT, TASK, choices_of
-from fedstrata.data.split import every
+from fedstrata.data.split import Split, every
 from fedstrata.metrics.labels import (
     SINGLE_LABEL,
     areas,
@@ -39,7 +45,7 @@ from fedstrata.metrics.labels import (
 from fedstrata.metrics.text import answer_tally, answers_from
 from fedstrata.tasks.causal import CausalTask
 from fedstrata.tasks.choice.continuations import log_likelihoods
-from fedstrata.tasks.choice.examples import ClozeExample, pad_questions, question_examples
+from fedstrata.tasks.choice.examples import ClozeExample, question_examples
 from fedstrata.tasks.choice.questions import (
     ANSWER,
     FORMS,
@@ -52,14 +58,7 @@ from fedstrata.tasks.choice.questions import (
 )
 from fedstrata.tasks.corrupt import shuffled_windows
 from fedstrata.tasks.instruction.prompts import FIELDS_OF_TEMPLATE
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from fedstrata.core.documents import Document
-    from fedstrata.core.seeding import Seed
-    from fedstrata.core.types import Tally
-    from fedstrata.data.split import Split
+from fedstrata.tasks.windows import IGNORED, pad_labelled, padded
 
 _METRICS: Mapping[str, tuple[str, ...]] = {"multirc": ("f1a", "exact_match"), "record": ("f1", "exact_match")}
 """The scores of questions that are not scored by accuracy; the first one is what a run is judged by."""
@@ -126,8 +125,7 @@ class ClozeQuestions(CausalTask):
         elif self.words:
             message = f"have no meaning with question {question}, whose answers the documents have"
             problems.append(Problem("task.words", message))
-        if problems:
-            raise ConfigurationError(problems)
+        refuse(problems)
         task = self.changed(question=question, words=words)
         if self.template is not None:  # so that a saved model does not need the file again
             task = task.changed(template=template)
@@ -202,8 +200,21 @@ class ClozeQuestions(CausalTask):
         ]
 
     def collate(self, examples: Sequence[ClozeExample]) -> dict[str, Tensor]:
-        """Pads questions on the right; see `fedstrata.tasks.choice.examples.pad_questions`."""
-        return pad_questions(examples)
+        """Pads questions on the right to the longest one.
+
+        Returns:
+            Those of `fedstrata.tasks.windows.pad_labelled`, for questions with their right answers; and what
+            `fedstrata.tasks.choice.continuations.log_likelihoods` takes.
+        """
+        answers = list(chain.from_iterable(each.answers for each in examples))
+        owner = np.repeat(np.arange(len(examples)), [len(each.answers) for each in examples])
+        return {
+            **pad_labelled(examples),
+            "prompt": torch.tensor([len(each.prompt) for each in examples]),
+            "pad_id": torch.tensor([each.pad_id for each in examples]),
+            "answers": padded(answers, IGNORED),
+            "owner": torch.from_numpy(owner),
+        }
 
     def predict(self, module: nn.Module, batch: Mapping[str, Tensor]) -> list[np.ndarray]:
         """Returns the log-likelihoods of the answers to each question, (answers,) float32."""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from fedstrata.core.seeding import Seed
 from fedstrata.tasks.windows import IGNORED
-
-if TYPE_CHECKING:
-    from fedstrata.core.seeding import Seed
 
 
 def permuted(arrays: Sequence[np.ndarray], movable: Sequence[np.ndarray], rng: Seed) -> list[np.ndarray]:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
-
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
+from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)

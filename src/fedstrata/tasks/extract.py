@@ -16,27 +16,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from fedstrata.core.documents import Relation, Span
-from fedstrata.core.errors import ConfigurationError, Problem
+import numpy as np
+
+from fedstrata.core.documents import Document, Relation, Span
+from fedstrata.core.errors import Problem, refuse
 from fedstrata.core.task import CardWords, Task
-from fedstrata.data.split import every
+from fedstrata.core.types import Tally
+from fedstrata.data.split import Split, every
 from fedstrata.metrics.relations import Triple, match_relations, triples_of
 from fedstrata.metrics.spans import OVERALL, match_spans, score_names, scores_from, tally_of
-from fedstrata.tasks.instruction.examples import Example, answer_text
+from fedstrata.tasks.instruction.examples import Example, Kind, answer_text
 from fedstrata.tasks.instruction.extraction_types import types_in
 from fedstrata.tasks.instruction.instructions import AskingTask, InstructionTokenizer, TemplateFiles
 from fedstrata.tasks.instruction.markup import NO_FAULTS, Faults, read
-from fedstrata.tasks.instruction.question import Kind
 from fedstrata.tasks.texts import require_single_texts
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from fedstrata.core.documents import Document
-    from fedstrata.core.types import Tally
-    from fedstrata.data.split import Split
 
 FAULTS: Mapping[str, str] = {
     "broken_tags_left_out": "broken",
@@ -102,8 +97,7 @@ class Extraction(AskingTask):
         wanted = {"mentions": "ner" in self.tasks, "modifiers": "re" in self.tasks}
         left_open = [name for name in wanted if getattr(self, name) == "auto"]
         message = "must be named, not 'auto': no documents are read here in which they could be found"
-        if problems := [Problem(f"task.{name}", message) for name in left_open if wanted[name]]:
-            raise ConfigurationError(problems)
+        refuse([Problem(f"task.{name}", message) for name in left_open if wanted[name]])
         return self.restored(())
 
     def restored(self, classes: Sequence[str]) -> Extraction:
@@ -139,26 +133,20 @@ class Extraction(AskingTask):
             "re": tuple(sorted(set(chain.from_iterable(self.asked_modifiers.values())))),
         }
 
-    def encode(self, documents: Sequence[Document], tokenizer: Any) -> list[Example]:
-        """Makes the instructions of documents.
+    def encode(self, documents: Sequence[Document], tokenizer: Any, *, learnt: bool = False) -> list[Example]:
+        """Makes the instructions of documents, and sees to the length of right answers if they are learnt.
 
         Raises:
             ConfigurationError: The tokenizer has no token that ends a text or does not give tags back, the
                 instruction alone is too long, or a document is a pair of texts.
         """
-        return self._examples(documents, tokenizer)
-
-    def training_examples(self, documents: Sequence[Document], tokenizer: Any) -> list[Example]:
-        """Makes the instructions of documents; a sentence is also cut where a right answer is too long."""
-        return self._examples(documents, tokenizer, learnt=True)
-
-    def _examples(
-        self, documents: Sequence[Document], tokenizer: Any, *, learnt: bool = False
-    ) -> list[Example]:
-        """Makes the instructions of documents, and sees to the length of right answers if they are learnt."""
         require_single_texts(documents, self.name)
         types = [label for task in self.tasks for label in self._types[task]]
         return InstructionTokenizer(tokenizer, self, types).examples(documents, learnt=learnt)
+
+    def training_examples(self, documents: Sequence[Document], tokenizer: Any) -> list[Example]:
+        """Makes the instructions of documents; a sentence is also cut where a right answer is too long."""
+        return self.encode(documents, tokenizer, learnt=True)
 
     def decode(
         self, documents: Sequence[Document], examples: Sequence[Example], predictions: Sequence[np.ndarray]

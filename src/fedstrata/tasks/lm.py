@@ -15,25 +15,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
+from torch import Tensor, nn
 
+from fedstrata.core.documents import Document
 from fedstrata.core.task import CardWords
-from fedstrata.data.split import every
+from fedstrata.core.types import Tally
+from fedstrata.data.split import Split, every
 from fedstrata.metrics.lm import TextLikelihood, scores_from, tally_of
 from fedstrata.tasks.causal import CausalTask, cross_entropies, end_id, total_of
 from fedstrata.tasks.texts import padding_id, require_single_texts, whole_texts
 from fedstrata.tasks.windows import IGNORED, Row, run_model
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from fedstrata.core.documents import Document
-    from fedstrata.core.types import Tally
-    from fedstrata.data.split import Split
 
 
 @dataclass(frozen=True, slots=True)

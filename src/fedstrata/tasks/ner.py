@@ -14,20 +14,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import regex
 import torch
 from pydantic import Field
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedstrata.core.documents import Document, Span
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import Problem, refuse
+from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Classes
 from fedstrata.core.task import CardWords
-from fedstrata.data.select import unknown_mentions
-from fedstrata.metrics.spans import match_spans, scores_from, tally_of
+from fedstrata.data.select import unknown_types
+from fedstrata.data.split import Split
+from fedstrata.metrics.spans import match_spans, tally_of
 from fedstrata.tasks.annotation_types import TypedTask
 from fedstrata.tasks.corrupt import corrupted_targets
 from fedstrata.tasks.texts import require_single_texts
@@ -39,14 +42,8 @@ from fedstrata.tasks.windows import (
     encode_windows,
     pad_labelled,
     run_model,
+    touched,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from fedstrata.core.seeding import Seed
-    from fedstrata.core.types import Tally
-    from fedstrata.data.split import Split
 
 WORD = regex.compile(r"[\p{Latin}\p{Greek}\p{Cyrillic}\p{M}]+")
 """A word of the scripts that put blanks between words; in others a run of letters may be a whole sentence."""
@@ -74,7 +71,6 @@ class NamedEntityRecognition(TypedTask, WindowTask):
     outputs: ClassVar[tuple[str, ...]] = ("brat", "i2b2", "jsonl")
     naming: ClassVar[tuple[str, ...]] = ("types",)
     class_words: ClassVar[str] = "O and B-, I- of every type"
-    _unknown = staticmethod(unknown_mentions)
 
     def fitted(self, clients: Mapping[str, Split]) -> NamedEntityRecognition:
         """Returns the task for a corpus: its types are those that are named, or of all training documents.
@@ -84,8 +80,7 @@ class NamedEntityRecognition(TypedTask, WindowTask):
                 of them has or that is not named, or documents are pairs of texts.
         """
         types, problems = self._found(clients)
-        if problems:
-            raise ConfigurationError(problems)
+        refuse(problems)
         return self.of_types(types)
 
     def _fault_of(self, types: Sequence[str], count: int) -> Problem | None:
@@ -109,8 +104,7 @@ class NamedEntityRecognition(TypedTask, WindowTask):
             ConfigurationError: If a document has a type that the task does not know, or is a pair of texts.
         """
         require_single_texts(documents, self.name)
-        if problems := unknown_mentions(documents, self._types):
-            raise ConfigurationError(problems)
+        refuse(unknown_types(documents, "spans", self._types))
         return encode_windows(documents, tokenizer, self, self._tags)
 
     def corrupt(self, examples: Sequence[Window], kind: str, tokenizer: Any, rng: Seed) -> list[Window]:
@@ -162,10 +156,6 @@ class NamedEntityRecognition(TypedTask, WindowTask):
         """Counts the mentions of each document; see `fedstrata.metrics.spans.tally_of`."""
         return tally_of(match_spans([document.spans for document in documents], answers), self._types)
 
-    def scores(self, tally: Tally, apart: Mapping[str, float]) -> dict[str, float]:
-        """Returns the scores of mentions; see `fedstrata.metrics.spans.scores_from`."""
-        return scores_from(tally, self._types)
-
     def known(self, document: Document) -> Document:
         """Returns the document with its mentions of the task's types, and nothing else."""
         spans = tuple(span for span in document.spans if span.label in self._types)
@@ -186,16 +176,9 @@ class NamedEntityRecognition(TypedTask, WindowTask):
     def _tags(self, document: Document, offsets: np.ndarray) -> np.ndarray:
         """Returns the tag of each token of a document, (tokens,) int16, from their offsets, (tokens, 2)."""
         tags = np.zeros(len(offsets), dtype=np.int16)
-        solid = np.flatnonzero(offsets[:, 1] > offsets[:, 0])
         spans = sorted(document.spans, key=_precedence)
-        starts, ends = [span.start for span in spans], [span.end for span in spans]
-        firsts = np.searchsorted(offsets[solid, 1], starts, side="right")
-        lasts = np.searchsorted(offsets[solid, 0], ends, side="left") - 1
-        for span, first, last in zip(spans, firsts, lasts, strict=True):
-            if first > last:
-                continue  # nothing of it is in any token
-            begin, end = solid[first], solid[last] + 1
-            if not tags[begin:end].any():
+        for span, begin, end in zip(spans, *touched(spans, offsets), strict=True):
+            if begin < end and not tags[begin:end].any():
                 tags[begin:end] = 2 * self._types.index(span.label) + 2
                 tags[begin] -= 1
         return tags

@@ -13,19 +13,16 @@ that is too long loses tokens of whichever text has more of them (`longest_first
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from torch import Tensor
 
+from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.tasks.document_labels import LabelledDocument
 from fedstrata.tasks.texts import DOCUMENTS_PER_CALL, separator_id, special_around
 from fedstrata.tasks.windows import WindowTask, padded, token_windows
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedstrata.core.documents import Document
-    from fedstrata.tasks.document_labels import LabelledDocument
 
 _TYPES = "token_type_ids"
 
@@ -42,11 +39,7 @@ def text_windows(
 ) -> Iterator[EncodedText]:
     """Tokenizes documents: single texts as windows, pairs as one window each.
 
-    Args:
-        documents: The documents.
-        tokenizer: A fast transformers tokenizer.
-        task: The task; it says how long the windows are, and how far they overlap.
-        limit: Windows of a single text that are kept, from its beginning; all if none.
+    What is given is as for `token_windows`.
 
     Yields:
         Each document's windows. Where one of the documents is a pair and the tokenizer tells types, all have

@@ -24,34 +24,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field, model_validator
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedstrata.core.documents import Document, Relation
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError, Problem, refuse
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Classes, Fraction
 from fedstrata.core.task import CardWords
-from fedstrata.data.select import unknown_relations
-from fedstrata.data.split import every
+from fedstrata.data.select import related_types, unknown_types
+from fedstrata.data.split import Split, every
 from fedstrata.metrics.relations import match_relations, triples_of
-from fedstrata.metrics.spans import scores_from, tally_of
+from fedstrata.metrics.spans import tally_of
 from fedstrata.tasks.annotation_types import TypedTask
 from fedstrata.tasks.corrupt import shuffled_windows
-from fedstrata.tasks.mention_pairs.candidates import candidate_pairs, related_types
+from fedstrata.tasks.mention_pairs.candidates import candidate_pairs
 from fedstrata.tasks.mention_pairs.markers import PairMarker, code_of, markable, require_signs
 from fedstrata.tasks.texts import padding_id, require_single_texts, whole_texts
 from fedstrata.tasks.windows import IGNORED, Row, pad_ids, run_model
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from fedstrata.core.types import Tally
-    from fedstrata.data.split import Split
 
 NO_RELATION = "none"
 """What pairs of mentions without a relation are called."""
@@ -123,18 +118,12 @@ class RelationClassification(TypedTask):
         "mentions (brat, i2b2, jsonl ...)",
         "task relations says how mentions that are marked already are related",
     )
-    _unknown = staticmethod(unknown_relations)
 
     @model_validator(mode="after")
     def _no_type_is_none(self) -> RelationClassification:
         if NO_RELATION in self.types:
             raise ValueError(f"types: {NO_RELATION!r} is the class of pairs without a relation; rename it")
         return self
-
-    @property
-    def needs_documents(self) -> bool:
-        """Whether the types, or which pairs a model is asked about, are left to documents."""
-        return "auto" in (self.types, self.modifiers)
 
     def fitted(self, clients: Mapping[str, Split]) -> RelationClassification:
         """Returns the task for a corpus: its types are those that are named, or of all training documents.
@@ -151,8 +140,7 @@ class RelationClassification(TypedTask):
             if own.train and not any(task._learnt(document) for document in own.train):
                 message = f"the training documents of {name} have no two mentions to learn relations from"
                 problems.append(Problem("partition", message))
-        if problems:
-            raise ConfigurationError(problems)
+        refuse(problems)
         return task
 
     def restored(self, classes: Sequence[str]) -> RelationClassification:
@@ -274,10 +262,6 @@ class RelationClassification(TypedTask):
         ]
         return tally_of(match_relations(gold, found), self._types)
 
-    def scores(self, tally: Tally, apart: Mapping[str, float]) -> dict[str, float]:
-        """Returns the scores of relations; see `fedstrata.metrics.spans.scores_from`."""
-        return scores_from(tally, self._types)
-
     def known(self, document: Document) -> Document:
         """Returns the document with its mentions, and its relations of the task's types."""
         relations = tuple(own for own in document.relations if own.label in self._types)
@@ -340,8 +324,7 @@ class RelationClassification(TypedTask):
     ) -> list[MarkedPair]:
         """Makes the examples of these pairs of each document."""
         require_single_texts(documents, self.name)
-        if problems := unknown_relations(documents, self._types):
-            raise ConfigurationError(problems)
+        refuse(unknown_types(documents, "relations", self._types))
         pad_id = padding_id(tokenizer)
         marker = PairMarker(tokenizer, self.max_length, typed=self.typed)
         asked = [index for index, own in enumerate(pairs) if own]

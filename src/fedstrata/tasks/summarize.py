@@ -13,15 +13,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
 from pydantic import Field, model_validator
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.documents import Document
+from fedstrata.core.errors import ConfigurationError, Problem, refuse
 from fedstrata.core.settings.base import Count
 from fedstrata.core.task import CardWords
+from fedstrata.core.types import Tally
 from fedstrata.data.readers.mts_dialog import SECTION
-from fedstrata.data.split import every
+from fedstrata.data.split import Split, every
 from fedstrata.metrics.text import ROUGE, answer_tally, answers_from, overlap_from, overlap_tally
 from fedstrata.tasks.instruction.examples import Example, InstructionTask, answer_text, answered
 from fedstrata.tasks.instruction.prompts import (
@@ -33,13 +36,6 @@ from fedstrata.tasks.instruction.prompts import (
     read_template,
 )
 from fedstrata.tasks.texts import require_one_each
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from fedstrata.core.documents import Document
-    from fedstrata.core.types import Tally
-    from fedstrata.data.split import Split
 
 _TEMPLATE = "task.template"
 _TEXT = "text"
@@ -112,8 +108,7 @@ class Summarization(InstructionTask):
                 f"no training document of {', '.join(lacking)} has a second text, which is what is learnt"
             )
             problems.append(Problem("data.path", message))
-        if problems:
-            raise ConfigurationError(problems)
+        refuse(problems)
         return self.changed(template=template)
 
     def as_named(self) -> Summarization:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem
-
-if TYPE_CHECKING:
-    from fedstrata.core.documents import Document
 
 DOCUMENTS_PER_CALL = 64
 """Documents given to the tokenizer at a time: enough for its threads, few enough for its Python lists."""

@@ -18,16 +18,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import torch
 from pydantic import Field, model_validator
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.task import Task
 from fedstrata.tasks.texts import DOCUMENTS_PER_CALL, padding_id, require_offsets
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from fedstrata.core.documents import Document
 
 IGNORED = -100
 """The tag of a token that counts in no loss; what torch's cross entropy ignores by default."""
@@ -289,6 +286,22 @@ def without_blanks(text: str, offsets: Sequence[np.ndarray]) -> list[np.ndarray]
         last = np.maximum(before[np.searchsorted(solid, ends)] + 1, first)
         narrowed.append(np.stack([first, last], axis=1).astype(np.int32))
     return narrowed
+
+
+def touched(spans: Sequence[Span], offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the first token that each span touches, and one past the last, (spans,) int64 each.
+
+    Both are equal where nothing of it is in any token.
+
+    Args:
+        spans: Spans of one document.
+        offsets: Characters of its tokens without the blanks around them, (tokens, 2).
+    """
+    solid = np.flatnonzero(offsets[:, 1] > offsets[:, 0])
+    first = np.searchsorted(offsets[solid, 1], [span.start for span in spans], side="right")
+    last = np.searchsorted(offsets[solid, 0], [span.end for span in spans], side="left") - 1
+    begins = np.append(solid, len(offsets))[first]
+    return begins, np.where(first > last, begins, np.append(solid, -1)[last] + 1)
 
 
 def _require_usable(tokenizer: Any, task: WindowTask) -> None:

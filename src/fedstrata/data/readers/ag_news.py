@@ -74,9 +74,6 @@ def _rows(path: Path, names: Sequence[str]) -> Iterator[tuple[str, str, str]]:
 def read(source: Source) -> list[Document]:
     """Reads one file.
 
-    Args:
-        source: The file; `.gz` is decompressed.
-
     Returns:
         A document for each row, with its own id if it has one; its label is the name of its class.
 

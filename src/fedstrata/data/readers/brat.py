@@ -134,19 +134,12 @@ class _AnnotationFile:
         )
         for start, end in pieces:
             if start >= end:
-                raise DataError(
-                    self.path,
-                    f"{fields[0]}: {start} {end} is no stretch of text",
-                    line=line,
-                    expected="START < END",
-                )
+                message = f"{fields[0]}: {start} {end} is no stretch of text"
+                raise DataError(self.path, message, line=line, expected="START < END")
         for before, after in pairwise(pieces):
             if after[0] < before[1]:
-                raise DataError(
-                    self.path,
-                    f"{fields[0]}: its pieces {before[0]} {before[1]} and {after[0]} {after[1]} overlap",
-                    line=line,
-                )
+                both = f"{before[0]} {before[1]} and {after[0]} {after[1]}"
+                raise DataError(self.path, f"{fields[0]}: its pieces {both} overlap", line=line)
         label = label_from_file(head[1])
         self.text_bound[fields[0]] = _TextBound(fields[0], line, label, tuple(pieces), fields[2])
 

@@ -112,9 +112,6 @@ def _check_tags(path: Path, sentences: Sequence[_Sentence]) -> None:
 def read(source: Source) -> list[Document]:
     """Reads one file of tagged tokens.
 
-    Args:
-        source: The file; `.gz` is decompressed.
-
     Returns:
         Its documents in order, each with its own id if it has one.
 

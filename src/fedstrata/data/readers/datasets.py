@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, DataError, Problem
+from fedstrata.core.errors import ConfigurationError, DataError, Problem, refuse
 from fedstrata.core.settings.data import ColumnSettings, DatasetSettings
 from fedstrata.data.readers.files import Format, Source, stem
 from fedstrata.data.readers.folders import find_sources, split_named
@@ -123,9 +123,8 @@ def _file(source: Source, columns: ColumnSettings) -> _Rows:
     if not written.endswith(_SUFFIXES):
         raise DataError(path, "is no table", expected=", ".join(f"*{suffix}" for suffix in _SUFFIXES))
     with _library(path) as datasets, tempfile.TemporaryDirectory() as cache:
-        read_table = (
-            datasets.Dataset.from_json if written.endswith(_RECORDS) else datasets.Dataset.from_parquet
-        )
+        made = datasets.Dataset
+        read_table = made.from_json if written.endswith(_RECORDS) else made.from_parquet
         return _loaded(source, name, read_table(str(path), cache_dir=cache, keep_in_memory=True))
 
 
@@ -154,9 +153,7 @@ def _from_hub(name: str, settings: DatasetSettings) -> list[_Rows]:
 
 def _by_split(path: Path, found: Mapping[str, Any], settings: DatasetSettings) -> list[_Rows]:
     """Places each split of a data set; what is no split of ours must be named in the settings."""
-    wanted = settings.splits
-    if wanted is None:
-        wanted = list(found)
+    wanted = list(found) if settings.splits is None else settings.splits
     absent = [name for name in wanted if name not in found]
     names = dict(wanted) if isinstance(wanted, dict) else {name: split_named(name) for name in wanted}
     unknown = [name for name, split in names.items() if not split]
@@ -211,8 +208,7 @@ def _check_columns(table: _Rows, columns: ColumnSettings) -> None:
         Problem(f"data.columns.{key}", f"{table.source.path} has no column {name!r}; {found}")
         for key, name in missing.items()
     ]
-    if problems:
-        raise ConfigurationError(problems)
+    refuse(problems)
 
 
 @dataclass(frozen=True, slots=True)

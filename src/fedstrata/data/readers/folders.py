@@ -28,17 +28,9 @@ from fedstrata.data.readers.files import Format, Source, stem
 TOLD = 20
 """Wrong files that are named at once, at most."""
 SPLITS = {
-    "train": "train",
-    "training": "train",
-    "validation": "validation",
-    "valid": "validation",
-    "val": "validation",
-    "dev": "validation",
-    "devel": "validation",
-    "develop": "validation",
-    "development": "validation",
-    "test": "test",
-    "testing": "test",
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev", "devel", "develop", "development"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
 }
 """The names a split's folder or file may have, in lower case, and the split each one means."""
 

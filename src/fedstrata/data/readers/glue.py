@@ -81,9 +81,6 @@ def _label(fields: Mapping[str, str]) -> str:
 def has_labels(source: Source) -> bool:
     """Whether the rows of a file have labels, judged by the first ones.
 
-    Args:
-        source: The file.
-
     Raises:
         DataError: It cannot be read.
     """
@@ -92,9 +89,6 @@ def has_labels(source: Source) -> bool:
 
 def read(source: Source) -> list[Document]:
     """Reads one file.
-
-    Args:
-        source: The file; `.gz` is decompressed.
 
     Returns:
         A document for each row, with its own id, or the file's name and the number of the row.

@@ -144,9 +144,6 @@ def parse_line(record: type[Record], path: Path, number: int, line: str) -> Reco
 def read(source: Source) -> list[Document]:
     """Reads one file of JSON lines.
 
-    Args:
-        source: The file; `.gz` is decompressed.
-
     Returns:
         Its documents in order, each with its own id if it has one.
 

@@ -21,9 +21,6 @@ SECTION = "section"
 def read(source: Source) -> list[Document]:
     """Reads one table of dialogues.
 
-    Args:
-        source: The file; `.gz` is decompressed.
-
     Returns:
         A document for each row, called by its `ID` if it has one.
 

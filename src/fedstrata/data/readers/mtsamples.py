@@ -11,7 +11,6 @@ Labels are in the order in which they come; `metadata["speciality"]` is the firs
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
@@ -21,17 +20,8 @@ from fedstrata.data.readers.tables import read_rows
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class _Note:
-    id: str
-    labels: dict[str, None] = field(default_factory=dict)
-
-
 def read(source: Source) -> list[Document]:
     """Reads one table of transcriptions.
-
-    Args:
-        source: The file; `.gz` is decompressed.
 
     Returns:
         A document for each distinct transcription (without white space around it), in the order of the rows.
@@ -40,7 +30,8 @@ def read(source: Source) -> list[Document]:
         DataError: The table is malformed, has no column of specialties, or a transcription has none.
     """
     name = stem(source.path, FORMAT.suffixes)
-    notes: dict[str, _Note] = {}
+    ids: dict[str, str] = {}
+    labels_of: dict[str, dict[str, None]] = {}  # of each transcription, in the order in which they come
     blank = 0
     rows = read_rows(source.path, required=["transcription"], fold_case=True)
     for number, (line, row) in enumerate(rows, start=1):
@@ -56,13 +47,13 @@ def read(source: Source) -> list[Document]:
         labels = [label.strip() for label in given if label.strip()]
         if not labels:
             raise DataError(source.path, "a transcription without a specialty", line=line)
-        note = notes.setdefault(text, _Note(row.get("sample_id", "").strip() or f"{name}-{number}"))
-        note.labels.update(dict.fromkeys(labels))
+        ids.setdefault(text, row.get("sample_id", "").strip() or f"{name}-{number}")
+        labels_of.setdefault(text, {}).update(dict.fromkeys(labels))
     if blank:
         logger.warning("%s: %d rows without a transcription left out", source.path, blank)
     return [
-        Document(note.id, text, labels=tuple(note.labels), metadata={"speciality": next(iter(note.labels))})
-        for text, note in notes.items()
+        Document(ids[text], text, labels=tuple(labels), metadata={"speciality": next(iter(labels))})
+        for text, labels in labels_of.items()
     ]
 
 

@@ -119,9 +119,6 @@ def _articles(path: Path) -> list[_Article]:
 def read(source: Source) -> list[Document]:
     """Reads one file of documents.
 
-    Args:
-        source: The file; `.gz` is decompressed.
-
     Returns:
         Its documents in order, each under the identifier the file gives it.
 

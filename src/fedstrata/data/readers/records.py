@@ -42,17 +42,5 @@ def read_records(path: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
     for number, (name, record) in enumerate(named, start=1):
         if not isinstance(record, dict):
             raise DataError(path, f"record {number} is {type(record).__name__}", expected=_EXPECTED)
-        yield (
-            name,
-            {
-                key.strip().lower(): text
-                for key, field in record.items()
-                if (text := _text(field)) is not None
-            },
-        )
-
-
-def _text(field: Any) -> str | None:
-    if isinstance(field, bool) or not isinstance(field, str | int):
-        return None
-    return str(field)
+        known = ((key, field) for key, field in record.items() if not isinstance(field, bool))
+        yield name, {key.strip().lower(): str(field) for key, field in known if isinstance(field, str | int)}

@@ -117,10 +117,6 @@ class _Place(_Row):
     end: int
 
 
-class _Name(_Row):
-    text: str
-
-
 class _Passage(_Row):
     text: str
     entities: tuple[_Place, ...]
@@ -128,7 +124,7 @@ class _Passage(_Row):
 
 class _Query(_Row):
     query: str
-    answers: tuple[_Name, ...] | None = None
+    answers: tuple[_Answer, ...] | None = None
 
 
 class _Record(_Row):
@@ -294,9 +290,6 @@ def task_of(path: Path) -> str:
 def has_labels(source: Source) -> bool:
     """Whether the questions of a file have right answers, judged by the first ones.
 
-    Args:
-        source: The file.
-
     Raises:
         DataError: It cannot be read.
     """
@@ -305,9 +298,6 @@ def has_labels(source: Source) -> bool:
 
 def read(source: Source) -> Iterator[Document]:
     """Reads one file.
-
-    Args:
-        source: The file; `.gz` is decompressed.
 
     Yields:
         A document for each question.

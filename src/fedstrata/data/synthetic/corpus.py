@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import Problem, refuse
 from fedstrata.core.seeding import Seed
 from fedstrata.data.synthetic.case import draw_case, draw_patient
 from fedstrata.data.synthetic.draw import Draw
@@ -53,8 +53,7 @@ def generate(*, seed: int, sites: int, notes: int, imbalance: float | None = Non
         )
     if imbalance is not None and not 0 <= imbalance < math.inf:
         problems.append(Problem("imbalance", f"{imbalance:g}; it must be 0 or more, and finite"))
-    if problems:
-        raise ConfigurationError(problems)
+    refuse(problems)
     root = Seed(seed).child("synthetic")
     documents = []
     for site, count in enumerate(_site_sizes(root, sites, notes, imbalance), start=1):
@@ -109,7 +108,5 @@ def _document(root: Seed, site: int, index: int, style: HouseStyle) -> Document:
 
 def _owner(root: Seed, site: int, index: int) -> int:
     """Returns the index of the first note of the patient: every second note may be a readmission."""
-    is_readmission = index % 2 == 1 and Draw(root.child("site", site, "readmission", index)).chance(
-        READMISSION
-    )
-    return index - 1 if is_readmission else index
+    draw = Draw(root.child("site", site, "readmission", index))
+    return index - 1 if index % 2 == 1 and draw.chance(READMISSION) else index

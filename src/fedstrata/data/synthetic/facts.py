@@ -113,10 +113,6 @@ def _absent(scene: Scene) -> Template:
     return _surface(scene, chosen.surfaces, "qualifier")
 
 
-def _possible(scene: Scene) -> Template:
-    return _absent(scene) if scene.draw.chance(0.6) else parse("{unseen finding}")
-
-
 def _ailment(scene: Scene) -> Template:
     if scene.draw.chance(0.17):
         return parse("{aching}")
@@ -298,7 +294,7 @@ FACTS: Mapping[str, Fact] = {
     "known": _known,
     "absent problem": _absent,
     "family problem": _absent,
-    "possible problem": _possible,
+    "possible problem": lambda scene: _absent(scene) if scene.draw.chance(0.6) else parse("{unseen finding}"),
     "ailment": _ailment,
     "own symptom": _half("symptom", present=True),
     "own sign": _half("sign", present=True),

@@ -71,9 +71,8 @@ class HouseStyle:
         key = f"{rule} {count}"
         if key not in self._weights:
             draw = Draw(self.seed.child("rule", rule))
-            self._weights[key] = list(
-                accumulate(0.05 + draw.gammavariate(RULE_SHAPE, 1.0) for _ in range(count))
-            )
+            liking = (0.05 + draw.gammavariate(RULE_SHAPE, 1.0) for _ in range(count))
+            self._weights[key] = list(accumulate(liking))
         return self._weights[key]
 
     def favourite(self, name: str, count: int) -> int:
@@ -82,10 +81,9 @@ class HouseStyle:
 
     def rewrite(self, text: str) -> str:
         """Returns text in the site's spelling, clipping and casing."""
-        rewritten = self._rewritten.get(text)
-        if rewritten is None:
-            rewritten = self._rewritten[text] = self._rewrite(text)
-        return rewritten
+        if text not in self._rewritten:
+            self._rewritten[text] = self._rewrite(text)
+        return self._rewritten[text]
 
     def title(self, text: str) -> str:
         """Returns a section heading in the site's format."""

@@ -30,9 +30,6 @@ def files(documents: Iterable[Document]) -> Iterator[WrittenFile]:
         DataError: A site, a split or an id cannot be written.
     """
     for folder, group in by_folder(documents).items():
-        yield folder / "documents.jsonl", "".join(line(document, _name(document)) for document in group)
-
-
-def _name(document: Document) -> str:
-    # A document that names its site keeps its id when it is read; another one gets its folders put before it.
-    return document.id if document.site else name_of(document)
+        # A document that names its site keeps its id when it is read; another gets its folders put before it.
+        lines = [line(document, document.id if document.site else name_of(document)) for document in group]
+        yield folder / "documents.jsonl", "".join(lines)

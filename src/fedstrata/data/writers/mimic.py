@@ -13,35 +13,16 @@ sites, spans and relations have no place in the tables.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
+
+from ruamel.yaml import YAML
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
 from fedstrata.data.icd9 import without_dot
 from fedstrata.data.writers.layout import WrittenFile
 
-_COLUMNS = {
-    "NOTEEVENTS": "ROW_ID SUBJECT_ID HADM_ID CHARTDATE CHARTTIME STORETIME CATEGORY DESCRIPTION CGID ISERROR "
-    "TEXT",
-    "DIAGNOSES_ICD": "ROW_ID SUBJECT_ID HADM_ID SEQ_NUM ICD9_CODE",
-    "ADMISSIONS": "ROW_ID SUBJECT_ID HADM_ID ADMITTIME DISCHTIME DEATHTIME ADMISSION_TYPE ADMISSION_LOCATION "
-    "DISCHARGE_LOCATION INSURANCE LANGUAGE RELIGION MARITAL_STATUS ETHNICITY EDREGTIME EDOUTTIME DIAGNOSIS "
-    "HOSPITAL_EXPIRE_FLAG HAS_CHARTEVENTS_DATA",
-    "PATIENTS": "ROW_ID SUBJECT_ID GENDER DOB DOD DOD_HOSP DOD_SSN EXPIRE_FLAG",
-}
-
-_CATEGORIES = {
-    "discharge summary": ("Discharge summary", "Report"),
-    "progress note": ("Physician ", "Physician Resident Progress Note"),
-    "admission note": ("Physician ", "Physician Attending Admission Note"),
-    "consultation": ("Consult", "Consult Note"),
-    "nursing note": ("Nursing", "Nursing Progress Note"),
-    "radiology report": ("Radiology", "Report"),
-    "echocardiogram": ("Echo", "Report"),
-    "electrocardiogram": ("ECG", "Report"),
-}
-"""CATEGORY and DESCRIPTION of each `metadata["kind"]`, as MIMIC-III spells them, trailing blank included."""
-
+_TABLES = YAML(typ="safe").load(Path(__file__).with_name("mimic.yaml").read_text(encoding="utf-8"))
 Key = tuple[str, ...]
 
 
@@ -52,7 +33,7 @@ def _row(*values: str | int | None) -> str:
 
 
 def _table(name: str, rows: Iterable[Sequence[str | int | None]]) -> WrittenFile:
-    columns = _COLUMNS[name].split()
+    columns = _TABLES["columns"][name].split()
     numbered = (_row(number, *row) for number, row in enumerate(rows, start=1))
     return PurePosixPath(f"{name}.csv"), "".join([_row(*columns), *numbered])
 
@@ -85,7 +66,8 @@ def _codes(document: Document) -> list[str]:
 
 def _category(document: Document) -> tuple[str, str]:
     kind = document.metadata.get("kind", "discharge summary")
-    return _CATEGORIES.get(kind.lower(), ("General", kind))
+    category, description = _TABLES["categories"].get(kind.lower(), ("General", kind))
+    return category, description
 
 
 def files(documents: Iterable[Document]) -> Iterator[WrittenFile]:

@@ -73,7 +73,7 @@ def _row(index: int, name: str, history: History) -> dict[str, Any]:
     if history.start is None or history.summary is None:
         return row
     metric, summary, scores = history.start["metric"], history.summary, history.final or {}
-    clients = client_scores(scores.get("clients") or {}, metric).values()
+    clients = client_scores(scores, metric).values()
     rounds = round_rows(history.rounds, metric)
     return row | {
         "begun": True,
@@ -127,19 +127,18 @@ def _figures(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
         ("loss", "training loss", "round", _series(rows, "round", "loss")),
     ):
         if series:
-            whole = label == "round"
-            figures[key] = plots.curves(
-                key.replace("_", "-"), f"{title} by {label}", series, label, whole=whole
-            )
+            name, whole = key.replace("_", "-"), label == "round"
+            figures[key] = plots.curves(name, f"{title} by {label}", series, label, whole=whole)
     spread = [
-        (plots.shorten(row["name"]), row["low"], row["mean"], row["high"], row["index"]) for row in rows
+        (plots.shorten(row["name"]), row["low"], row["mean"], row["high"], row["index"])
+        for row in rows
+        if row["low"] is not None
     ]
-    spread = [row for row in spread if row[1] is not None]
     if spread:
         figures["clients"] = plots.ranges("clients", f"{metric} of the clients of each run", spread, metric)
     times = [(plots.shorten(row["name"]), list(row["parts"].values())) for row in rows if row["rounds"]]
     if times:
-        figures["time"] = plots.stacks("time", "seconds by what they were spent on", times, "seconds")
+        figures["time"] = plots.stacks(times)
     return figures
 
 

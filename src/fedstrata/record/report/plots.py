@@ -11,6 +11,7 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -38,31 +39,7 @@ _VARIABLES = {colour: name for name, colour in _NAMED.items()} | {
 _INK, _MUTED, _RULE, _PAGE = _NAMED.values()
 _MARKERS = "osD^vPX*"
 _LINES = ("solid", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1.5, 1.5)))
-_STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "fedstrata",  # the same numbers give the same bytes
-    "text.parse_math": False,  # a client may be called $x$
-    "font.size": 12.0,
-    "text.color": _INK,
-    "axes.edgecolor": _RULE,
-    "axes.labelcolor": _MUTED,
-    "axes.facecolor": "none",
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "grid.color": _RULE,
-    "grid.linewidth": 0.8,
-    "xtick.color": _MUTED,
-    "ytick.color": _MUTED,
-    "xtick.major.size": 0.0,
-    "ytick.major.size": 0.0,
-    "xtick.major.pad": 6.0,
-    "ytick.major.pad": 6.0,
-    "figure.facecolor": "none",
-    "lines.linewidth": 1.9,
-    "lines.markersize": 6.0,
-}
+_STYLE = mpl.rc_params_from_file(Path(__file__).with_name("figures.mplstyle"), use_default_template=False)
 _STEPS = (1, 2, 2.5, 5, 10)  # between the numbers of an axis, times a power of ten
 _WIDTH, _HEIGHT = 420.0, 250.0  # points; one point is one unit of the viewBox
 _ROW = 23.0
@@ -89,6 +66,7 @@ class Series:
     high: Sequence[float] = field(default=())
 
 
+@mpl.rc_context(_STYLE)
 def curves(key: str, title: str, series: Sequence[Series], x_label: str, *, whole: bool = False) -> Markup:
     """Draws lines.
 
@@ -96,122 +74,102 @@ def curves(key: str, title: str, series: Sequence[Series], x_label: str, *, whol
         key: Unique within the page; goes into the figure's ids.
         title: What a screen reader says.
         series: The lines.
-        x_label: What the positions are.
+        x_label: What the positions, or the values of rows, are.
         whole: Whether positions are whole numbers.
     """
-    with mpl.rc_context(_STYLE):
-        figure, axes = _axes(_HEIGHT)
-        for line in series:
-            colour = _SERIES[line.style % COLOURS]
-            if len(line.low) == 1:  # a band of no width would not be seen
-                axes.vlines(line.x, line.low, line.high, color=colour, alpha=0.16, linewidth=9.0)
-            elif line.low:
-                axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.16, linewidth=0)
-            axes.plot(line.x, line.y, markevery=max(1, len(line.x) // 15), clip_on=False, **_look(line.style))
-        axes.grid(axis="y")
-        axes.margins(x=0.03)
-        if all(value >= 0 for line in series for value in [*line.y, *line.low]):
-            axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]))  # there is nothing below nothing
-        if not whole:  # what adds up is seen from nothing on
-            axes.set_xlim(left=0.0)
-        axes.set_xlabel(x_label)
-        axes.xaxis.set_major_locator(
-            MaxNLocator(6, steps=_STEPS, integer=whole, min_n_ticks=1 if whole else 2)
-        )
-        axes.yaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
-        return _markup(figure, key, title)
+    figure, axes = _axes(_HEIGHT)
+    for line in series:
+        colour = _SERIES[line.style % COLOURS]
+        if len(line.low) == 1:  # a band of no width would not be seen
+            axes.vlines(line.x, line.low, line.high, color=colour, alpha=0.16, linewidth=9.0)
+        elif line.low:
+            axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.16, linewidth=0)
+        axes.plot(line.x, line.y, markevery=max(1, len(line.x) // 15), clip_on=False, **_look(line.style))
+    axes.grid(axis="y")
+    axes.margins(x=0.03)
+    if all(value >= 0 for line in series for value in [*line.y, *line.low]):
+        axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]))  # there is nothing below nothing
+    if not whole:  # what adds up is seen from nothing on
+        axes.set_xlim(left=0.0)
+    axes.set_xlabel(x_label)
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=_STEPS, integer=whole, min_n_ticks=1 if whole else 2))
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
+    return _markup(figure, key, title)
 
 
+@mpl.rc_context(_STYLE)
 def bars(key: str, title: str, rows: Sequence[tuple[str, float, float]], x_label: str) -> Markup:
     """Draws a bar for each row in front of a wider, paler one.
 
-    Args:
-        key: Unique within the page; goes into the figure's ids.
-        title: What a screen reader says.
-        rows: A label, the value in front and the value behind it.
-        x_label: What the values are.
+    A row is a label, the value in front and the value behind it; the rest is as for `curves`.
     """
-    with mpl.rc_context(_STYLE):
-        figure, axes = _rows([label for label, _, _ in rows])
-        for place, (_, front, behind) in enumerate(rows):
-            axes.barh(place, behind, height=0.62, color=_RULE)
-            axes.barh(place, front, height=0.62, color=_SERIES[0])
-        axes.set_xlabel(x_label)
-        axes.set_xlim(0, max((max(front, behind) for _, front, behind in rows), default=0.0) * 1.02 or 1.0)
-        return _markup(figure, key, title)
+    figure, axes = _rows([label for label, _, _ in rows])
+    for place, (_, front, behind) in enumerate(rows):
+        axes.barh(place, behind, height=0.62, color=_RULE)
+        axes.barh(place, front, height=0.62, color=_SERIES[0])
+    axes.set_xlabel(x_label)
+    axes.set_xlim(0, max((max(front, behind) for _, front, behind in rows), default=0.0) * 1.02 or 1.0)
+    return _markup(figure, key, title)
 
 
+@mpl.rc_context(_STYLE)
 def dots(key: str, title: str, rows: Sequence[tuple[str, float, int]], x_label: str) -> Markup:
     """Draws a dot for each row on a line from 0, or from the lowest value where that is negative.
 
-    Args:
-        key: Unique within the page; goes into the figure's ids.
-        title: What a screen reader says.
-        rows: A label, a value and the style of the dot.
-        x_label: What the values are.
+    A row is a label, a value and the style of the dot; the rest is as for `curves`.
     """
-    with mpl.rc_context(_STYLE):
-        figure, axes = _rows([label for label, _, _ in rows])
-        for place, (_, value, style) in enumerate(rows):
-            look = _look(style) | {"linestyle": "none", "markersize": 7.0}
-            axes.plot([0, value], [place, place], color=_RULE, linewidth=1.4)
-            axes.plot([value], [place], clip_on=False, **look)
-            axes.annotate(
-                score(value), (value, place), (9, 0), textcoords="offset points", va="center", color=_INK
-            )
-        axes.set_xlabel(x_label)
-        axes.margins(x=0.16)
-        axes.set_xlim(left=min(0.0, *(value for _, value, _ in rows)))
-        return _markup(figure, key, title)
+    figure, axes = _rows([label for label, _, _ in rows])
+    for place, (_, value, style) in enumerate(rows):
+        look = _look(style) | {"linestyle": "none", "markersize": 7.0}
+        axes.plot([0, value], [place, place], color=_RULE, linewidth=1.4)
+        axes.plot([value], [place], clip_on=False, **look)
+        axes.annotate(
+            score(value), (value, place), (9, 0), textcoords="offset points", va="center", color=_INK
+        )
+    axes.set_xlabel(x_label)
+    axes.margins(x=0.16)
+    axes.set_xlim(left=min(0.0, *(value for _, value, _ in rows)))
+    return _markup(figure, key, title)
 
 
+@mpl.rc_context(_STYLE)
 def ranges(
     key: str, title: str, rows: Sequence[tuple[str, float, float, float, int]], x_label: str
 ) -> Markup:
     """Draws a line from a low to a high value for each row, and a marker between.
 
-    Args:
-        key: Unique within the page; goes into the figure's ids.
-        title: What a screen reader says.
-        rows: A label, the low value, the value marked, the high value and the style.
-        x_label: What the values are.
+    A row is a label, the low value, the value marked, the high value and the style; the rest is as for
+    `curves`.
     """
-    with mpl.rc_context(_STYLE):
-        figure, axes = _rows([label for label, *_ in rows])
-        for place, (_, low, middle, high, style) in enumerate(rows):
-            look = _look(style)
-            axes.plot([low, high], [place, place], color=look["color"], linewidth=2.4, solid_capstyle="butt")
-            for end in (low, high):
-                axes.plot([end, end], [place - 0.2, place + 0.2], color=look["color"], linewidth=1.6)
-            axes.plot([middle], [place], clip_on=False, **look | {"linestyle": "none", "markersize": 7.0})
-        axes.set_xlabel(x_label)
-        axes.margins(x=0.06)
-        return _markup(figure, key, title)
+    figure, axes = _rows([label for label, *_ in rows])
+    for place, (_, low, middle, high, style) in enumerate(rows):
+        look = _look(style)
+        axes.plot([low, high], [place, place], color=look["color"], linewidth=2.4, solid_capstyle="butt")
+        for end in (low, high):
+            axes.plot([end, end], [place - 0.2, place + 0.2], color=look["color"], linewidth=1.6)
+        axes.plot([middle], [place], clip_on=False, **look | {"linestyle": "none", "markersize": 7.0})
+    axes.set_xlabel(x_label)
+    axes.margins(x=0.06)
+    return _markup(figure, key, title)
 
 
-def stacks(key: str, title: str, rows: Sequence[tuple[str, Sequence[float]]], x_label: str) -> Markup:
-    """Draws one bar a row, cut into parts.
-
-    Args:
-        key: Unique within the page; goes into the figure's ids.
-        title: What a screen reader says.
-        rows: A label and the parts.
-        x_label: What the parts measure.
-    """
-    with mpl.rc_context(_STYLE):
-        figure, axes = _rows([label for label, _ in rows])
-        for place, (_, parts) in enumerate(rows):
-            left = 0.0
-            for number, part in enumerate(parts):
-                axes.barh(
-                    place, part, left=left, height=0.62, color=_SERIES[number], edgecolor=_PAGE, linewidth=1.0
-                )
-                left += part
-        axes.set_xlabel(x_label)
-        axes.set_xlim(0, max((sum(parts) for _, parts in rows), default=0.0) * 1.02 or 1.0)
-        return _markup(figure, key, title)
+@mpl.rc_context(_STYLE)
+def stacks(rows: Sequence[tuple[str, Sequence[float]]]) -> Markup:
+    """Draws the seconds of each row, a label and the parts that they went to, as one bar that is cut."""
+    figure, axes = _rows([label for label, _ in rows])
+    for place, (_, parts) in enumerate(rows):
+        left = 0.0
+        for number, part in enumerate(parts):
+            axes.barh(
+                place, part, left=left, height=0.62, color=_SERIES[number], edgecolor=_PAGE, linewidth=1.0
+            )
+            left += part
+    axes.set_xlabel("seconds")
+    axes.set_xlim(0, max((sum(parts) for _, parts in rows), default=0.0) * 1.02 or 1.0)
+    return _markup(figure, "time", "seconds by what they were spent on")
 
 
+@mpl.rc_context(_STYLE)
 def heat_map(
     key: str,
     title: str,
@@ -234,32 +192,31 @@ def heat_map(
     everything = np.array([value for column in values for value in column] or [0.0])
     # One value that stands out must not bleach all others.
     low, high = everything.min(), np.quantile(everything, 0.98)
-    with mpl.rc_context(_STYLE):
-        figure, axes = _axes(58 + _ROW * rows, 2 * _WIDTH)
-        for place, column, marked in zip(columns, values, marks, strict=True):
-            places, count = np.array(marked), len(column)
-            strength = np.clip((np.array(column) - low) / (high - low), 0.0, 1.0) if high > low else 0.5
-            shades = np.broadcast_to(0.08 + 0.82 * strength, count)
-            colours = [to_rgba(_SERIES[0], shade) for shade in shades]
-            axes.bar([place] * count, 0.9, 0.9, np.arange(count) - 0.45, color=colours, linewidth=0)
-            axes.plot([place] * len(places), places, "o", color=_INK, markersize=4.0, markeredgecolor=_PAGE)
-        axes.set_xlim(min(columns, default=1) - 0.6, max(columns, default=1) + 0.6)
-        axes.set_ylim(-0.6, rows - 0.4)
-        axes.set_yticks(range(rows), [f"block {row}" for row in range(rows)])
-        axes.xaxis.set_major_locator(MaxNLocator(12, steps=_STEPS, integer=True))
-        axes.set_xlabel("round")
-        return _markup(figure, key, title)
+    figure, axes = _axes(58 + _ROW * rows, 2 * _WIDTH)
+    for place, column, marked in zip(columns, values, marks, strict=True):
+        places, count = np.array(marked), len(column)
+        strength = np.clip((np.array(column) - low) / (high - low), 0.0, 1.0) if high > low else 0.5
+        shades = np.broadcast_to(0.08 + 0.82 * strength, count)
+        colours = [to_rgba(_SERIES[0], shade) for shade in shades]
+        axes.bar([place] * count, 0.9, 0.9, np.arange(count) - 0.45, color=colours, linewidth=0)
+        axes.plot([place] * len(places), places, "o", color=_INK, markersize=4.0, markeredgecolor=_PAGE)
+    axes.set_xlim(min(columns, default=1) - 0.6, max(columns, default=1) + 0.6)
+    axes.set_ylim(-0.6, rows - 0.4)
+    axes.set_yticks(range(rows), [f"block {row}" for row in range(rows)])
+    axes.xaxis.set_major_locator(MaxNLocator(12, steps=_STEPS, integer=True))
+    axes.set_xlabel("round")
+    return _markup(figure, key, title)
 
 
+@mpl.rc_context(_STYLE)
 def swatch(key: str, style: int) -> Markup:
     """Draws a piece of a line, for a legend."""
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(34 / 72, 12 / 72))
-        axes = figure.add_axes((0, 0, 1, 1))
-        axes.plot([0.05, 0.5, 0.95], [0.5] * 3, markevery=[1], **_look(style))
-        axes.set(xlim=(0, 1), ylim=(0, 1))
-        axes.set_axis_off()
-        return _markup(figure, key, "")
+    figure = Figure(figsize=(34 / 72, 12 / 72))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.plot([0.05, 0.5, 0.95], [0.5] * 3, markevery=[1], **_look(style))
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    axes.set_axis_off()
+    return _markup(figure, key, "")
 
 
 def shorten(label: str, length: int = 20) -> str:

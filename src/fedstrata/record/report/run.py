@@ -20,7 +20,7 @@ from fedstrata.record.history import (
 from fedstrata.record.report import plots
 from fedstrata.record.report.page import MEGABYTE, render, time_unit
 from fedstrata.record.scores import headings, score_tables
-from fedstrata.record.summary import falls
+from fedstrata.record.summary import delivered, falls
 from fedstrata.record.words import COUNTED
 
 CURVES = {"global": "all documents", "mean": "mean of clients; the band goes from the lowest to the highest"}
@@ -36,7 +36,7 @@ def run_page(history: History) -> str:
         return render("not_begun.html", name=name, history=history)
     metric = history.start["metric"]
     scores, split = _latest_scores(history)
-    clients = client_scores(scores.get("clients") or {}, metric)
+    clients = client_scores(scores, metric)
     parts = time_parts(history)
     total = sum(parts.values())
     ends = extremes(clients, falling=falls(history.start, metric))
@@ -101,7 +101,7 @@ def _group_rows(history: History) -> list[dict[str, Any]]:
     if history.start is None or history.start["pooled"]:
         return []
     whole, sent = history.start.get("groups", {}), group_bytes(history.rounds)
-    updates = sum(one["bytes_up"] > 0 for event in history.rounds for one in event["exchanges"].values())
+    updates = delivered(history.rounds)
     return [
         {
             "group": group,
@@ -137,8 +137,7 @@ def _figures(history: History, metric: str, clients: Mapping[str, float]) -> dic
     if clients:
         figures["clients"] = _client_figure(history, clients, metric)
     if rows:
-        parts = [("", list(time_parts(history).values()))]
-        figures["time"] = plots.stacks("time", "seconds by what they were spent on", parts, "seconds")
+        figures["time"] = plots.stacks([("", list(time_parts(history).values()))])
     return figures
 
 
@@ -181,10 +180,8 @@ def _influence_rows(history: History) -> list[dict[str, Any]]:
 
 def _rounding(history: History) -> dict[str, float]:
     """Returns what hidden states and gradients lost to 8 bits, a share of their norm: the mean of rounds."""
-    rounds = [
-        event.get("state", {}).get("rounding") for event in history.rounds if not event.get("abandoned")
-    ]
-    known = [own for own in rounds if own]
+    rounds = [event for event in history.rounds if not event.get("abandoned")]
+    known = [own for event in rounds if (own := event.get("state", {}).get("rounding"))]
     return {
         name.replace("_", " "): fmean(own[name] for own in known if name in own)
         for name in dict.fromkeys(name for own in known for name in own)

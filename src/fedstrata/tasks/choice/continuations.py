@@ -12,17 +12,15 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from fedstrata.models.blocks import is_divided
 from fedstrata.tasks.causal import cross_entropies
 from fedstrata.tasks.instruction.generate import left_padded
 from fedstrata.tasks.windows import IGNORED, run_model
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 
 @torch.no_grad()

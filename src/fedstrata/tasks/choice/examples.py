@@ -5,21 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import torch
 
+from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.tasks.choice.questions import Asked, Questions
 from fedstrata.tasks.instruction.prompts import PromptTokenizer
-from fedstrata.tasks.windows import IGNORED, Row, pad_labelled, padded
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedstrata.core.documents import Document
-    from fedstrata.tasks.choice.questions import Asked, Questions
+from fedstrata.tasks.windows import IGNORED, Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,21 +113,3 @@ def _require_distinct(words: Sequence[tuple[str, np.ndarray]]) -> None:
         if other != word:
             message = f"{other.strip()!r} and {word.strip()!r} are the same tokens for this model's tokenizer"
             raise ConfigurationError([Problem("task.words", message)])
-
-
-def pad_questions(examples: Sequence[ClozeExample]) -> dict[str, Tensor]:
-    """Pads questions on the right to the longest one.
-
-    Returns:
-        Those of `fedstrata.tasks.windows.pad_labelled`, for questions with their right answers; and what
-        `fedstrata.tasks.choice.continuations.log_likelihoods` takes.
-    """
-    answers = list(chain.from_iterable(each.answers for each in examples))
-    owner = np.repeat(np.arange(len(examples)), [len(each.answers) for each in examples])
-    return {
-        **pad_labelled(examples),
-        "prompt": torch.tensor([len(each.prompt) for each in examples]),
-        "pad_id": torch.tensor([each.pad_id for each in examples]),
-        "answers": padded(answers, IGNORED),
-        "owner": torch.from_numpy(owner),
-    }

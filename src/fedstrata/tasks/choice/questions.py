@@ -21,14 +21,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.data.choices import PRONOUN, choices_of, rivals_of
 from fedstrata.tasks.instruction.prompts import builtin, faults, fields_of, read_template
-
-if TYPE_CHECKING:
-    from fedstrata.core.documents import Document
 
 Form = Literal["label", "choice", "each", "referent"]
 FORMS: Mapping[str, Form] = {

@@ -4,21 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
+from torch import Tensor, nn
 
+from fedstrata.core.documents import Span
 from fedstrata.tasks.causal import CausalTask, end_id
 from fedstrata.tasks.instruction.generate import generate
 from fedstrata.tasks.instruction.prompts import PromptTokenizer
 from fedstrata.tasks.windows import IGNORED, Row, pad_labelled
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
+Kind = Literal["ner", "re"]
+"""Mentions, or modifiers of a mention."""
 
-    from fedstrata.tasks.instruction.question import Question
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What one instruction is about.
+
+    Attributes:
+        document: Index of the document.
+        start: Where its sentence begins in the document's text.
+        end: One past where it ends.
+        main: The mention whose modifiers are asked for, with offsets in the document; none if all mentions
+            are.
+    """
+
+    document: int
+    start: int
+    end: int
+    main: Span | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """Whether mentions or modifiers are asked for."""
+        return "ner" if self.main is None else "re"
+
+    def holds(self, span: Span) -> bool:
+        """Whether a mention is in the sentence."""
+        return self.start <= span.start and span.end <= self.end
+
+    def within(self, span: Span) -> Span:
+        """Returns a mention of the document with offsets in the sentence; one in pieces as a whole."""
+        return Span(span.start - self.start, span.end - self.start, span.label)
+
+    def outside(self, span: Span) -> Span:
+        """Returns a mention of the sentence with offsets in the document."""
+        return Span(span.start + self.start, span.end + self.start, span.label)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,18 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
 
-from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean
-from fedstrata.data.select import mention_types, relation_types, unknown_mentions, unknown_relations
-from fedstrata.data.split import every
+from fedstrata.core.documents import Document
+from fedstrata.core.errors import Problem, did_you_mean, refuse
+from fedstrata.data.select import related_types, types_of, unknown_types
+from fedstrata.data.split import Split, every
 from fedstrata.tasks.instruction.instructions import DEFINITIONS, AskingTask
 from fedstrata.tasks.instruction.markup import unusable_types
 from fedstrata.tasks.instruction.prompts import fields_of
-
-if TYPE_CHECKING:
-    from fedstrata.core.documents import Document
-    from fedstrata.data.split import Split
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +30,7 @@ def types_in(wanted: AskingTask, clients: Mapping[str, Split]) -> tuple[list[str
             learn from, a definition is given by no template, or one of these cannot be used.
     """
     train = every(clients, "train")
-    modifiers = _modifier_types(train) if wanted.modifiers == "auto" else dict(wanted.modifiers)
+    modifiers = related_types(train, by_relation=True) if wanted.modifiers == "auto" else wanted.modifiers
     mentions = _mention_types(train, modifiers) if wanted.mentions == "auto" else list(wanted.mentions)
     problems = [*_nothing(wanted, mentions, modifiers, len(train)), *_misnamed(wanted, clients)]
     problems += _idle_definitions(wanted)
@@ -45,24 +41,14 @@ def types_in(wanted: AskingTask, clients: Mapping[str, Split]) -> tuple[list[str
     for part in ("validation", "test"):
         scored = every(clients, part)
         if "ner" in wanted.tasks and wanted.mentions == "auto":
-            problems += unknown_mentions(scored, mention_types(train), part)
+            problems += unknown_types(scored, "spans", types_of(train, "spans"), part)
         if "re" in wanted.tasks and wanted.modifiers == "auto":
-            problems += unknown_relations(scored, relation_types(train), part)
+            problems += unknown_types(scored, "relations", types_of(train, "relations"), part)
             _tell_of_other_pairs(scored, modifiers, part)
     if not problems and "ner" not in wanted.tasks:
         problems += _untaught(clients, modifiers)
-    if problems:
-        raise ConfigurationError(problems)
+    refuse(problems)
     return mentions, modifiers
-
-
-def _modifier_types(documents: Sequence[Document]) -> dict[str, list[str]]:
-    """Returns the types of the relations of each mention type that has any, sorted."""
-    found: dict[str, set[str]] = {}
-    for document in documents:
-        for relation in document.relations:
-            found.setdefault(document.spans[relation.head].label, set()).add(relation.label)
-    return {main: sorted(types) for main, types in sorted(found.items())}
 
 
 def _mention_types(documents: Sequence[Document], modifiers: Mapping[str, Sequence[str]]) -> list[str]:
@@ -70,7 +56,7 @@ def _mention_types(documents: Sequence[Document], modifiers: Mapping[str, Sequen
     only_modify = {
         document.spans[relation.tail].label for document in documents for relation in document.relations
     }
-    return [label for label in mention_types(documents) if label not in only_modify or label in modifiers]
+    return [label for label in types_of(documents, "spans") if label not in only_modify or label in modifiers]
 
 
 def _nothing(
@@ -80,9 +66,8 @@ def _nothing(
     if "ner" in wanted.tasks and not mentions:
         yield Problem("task.mentions", f"'auto' finds no mention in the {count} training documents")
     if "re" in wanted.tasks and not any(modifiers.values()):
-        message = "names no modifier"
-        if wanted.modifiers == "auto":
-            message = f"'auto' finds no relation in the {count} training documents"
+        nothing = f"'auto' finds no relation in the {count} training documents"
+        message = nothing if wanted.modifiers == "auto" else "names no modifier"
         yield Problem("task.modifiers", f"{message}; task.tasks: [ner] asks for mentions only")
 
 
@@ -92,17 +77,14 @@ def _misnamed(wanted: AskingTask, clients: Mapping[str, Split]) -> Iterator[Prob
     A few notes of a new site need not hold every type that a model was trained for.
     """
     documents = every(clients)
-    mentions, relations = mention_types(documents), relation_types(documents)
-    chosen = {
-        "mentions": [] if wanted.mentions == "auto" else wanted.mentions,
-        "modifiers": [] if wanted.modifiers == "auto" else [*wanted.modifiers],
-    }
-    types = [] if wanted.modifiers == "auto" else list(chain.from_iterable(wanted.modifiers.values()))
-    asked = {*chosen["mentions"], *chosen["modifiers"], *types}
+    mentions, relations = types_of(documents, "spans"), types_of(documents, "relations")
+    mains, modified = wanted.asked_mentions, [*wanted.asked_modifiers]
+    types = list(chain.from_iterable(wanted.asked_modifiers.values()))
+    asked = {*mains, *modified, *types}
     defined = {*DEFINITIONS, *wanted.definitions}
     for setting, names, known in (
-        ("mentions", chosen["mentions"], {*mentions, *defined}),
-        ("modifiers", chosen["modifiers"], {*mentions, *defined}),
+        ("mentions", mains, {*mentions, *defined}),
+        ("modifiers", modified, {*mentions, *defined}),
         ("modifiers", types, {*relations, *defined}),
         ("definitions", [*wanted.definitions], {*mentions, *relations, *DEFINITIONS, *asked}),
     ):

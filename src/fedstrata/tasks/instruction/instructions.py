@@ -12,21 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from fedstrata.core.documents import Span
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.documents import Document, Span
+from fedstrata.core.errors import ConfigurationError, Problem, refuse
 from fedstrata.core.settings.base import Settings
 from fedstrata.data.sentences import lines, sentences
-from fedstrata.tasks.instruction.examples import Example, InstructionTask, answered
+from fedstrata.tasks.instruction.examples import Example, InstructionTask, Kind, Question, answered
 from fedstrata.tasks.instruction.markup import mark, read
 from fedstrata.tasks.instruction.prompts import PromptTokenizer, builtin, faults, read_template
-from fedstrata.tasks.instruction.question import Kind, Question
-
-if TYPE_CHECKING:
-    from fedstrata.core.documents import Document
 
 DEFINITIONS: Mapping[str, str] = dict(line.split(": ", 1) for line in builtin("definitions").splitlines())
 """What the types of Fed-MedLoRA mean, in a line each, as an instruction tells a model.
@@ -131,8 +127,7 @@ class AskingTask(InstructionTask):
                 problems += [Problem(path, fault) for fault in faults(texts[kind], INPUT, FIELDS[kind])]
             except ConfigurationError as error:
                 problems += error.problems
-        if problems:
-            raise ConfigurationError(problems)
+        refuse(problems)
         return texts
 
     def prompt(self, question: Question, text: str) -> str:

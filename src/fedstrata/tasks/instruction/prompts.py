@@ -7,14 +7,12 @@ from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.tasks.causal import end_id
 from fedstrata.tasks.texts import padding_id, require_offsets, separator_id
-
-if TYPE_CHECKING:
-    from fedstrata.core.documents import Document
 
 FIELDS_OF_TEMPLATE = ("the fields of task.template (superglue, jsonl ...)", "")
 """What a task reads of a document beyond its text whose template names more; see `Task.beyond_texts`."""

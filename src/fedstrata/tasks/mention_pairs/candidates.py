@@ -7,28 +7,13 @@ number of words that begin between them: none where they overlap, or where one f
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from fedstrata.core.documents import Document
+from fedstrata.core.documents import Document
 
 WORD = re.compile(r"\w+")
-
-
-def related_types(documents: Iterable[Document]) -> dict[str, list[str]]:
-    """Returns the types of modifiers that each type of main mention has in these documents, both sorted."""
-    pairs = {
-        (document.spans[relation.head].label, document.spans[relation.tail].label)
-        for document in documents
-        for relation in document.relations
-    }
-    found: dict[str, list[str]] = {}
-    for main, modifier in sorted(pairs):
-        found.setdefault(main, []).append(modifier)
-    return found
 
 
 def candidate_pairs(

@@ -17,16 +17,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.tasks.instruction.prompts import builtin
 from fedstrata.tasks.texts import require_offsets, special_around
-from fedstrata.tasks.windows import without_blanks
-
-if TYPE_CHECKING:
-    from fedstrata.core.documents import Document, Span
+from fedstrata.tasks.windows import touched, without_blanks
 
 SIGNS = (("@", "*"), ("#", "^"))
 """What stands around a main mention and around its type; and so for a modifier."""
@@ -52,14 +51,8 @@ def code_of(modifiers: Mapping[str, Sequence[str]], *, typed: bool) -> str:
     main = next(label for label, own in modifiers.items() if own)
     before, after = marks_around(main, 0, typed=typed)
     begin, end = marks_around(modifiers[main][0], 1, typed=typed)
-    return f"""from transformers import AutoModelForTokenClassification, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained(".")
-model = AutoModelForTokenClassification.from_pretrained(".").eval()
-text = "... {before} WORDS {after} ... {begin} WORDS {end} ..."
-inputs = tokenizer(text, return_tensors="pt")
-marks = [inputs.char_to_token(text.rindex(sign)) for sign in "@#"]  # the closing ones
-relation = model.config.id2label[int(model(**inputs).logits[0, marks].sum(dim=0).argmax())]"""
+    text = f"... {before} WORDS {after} ... {begin} WORDS {end} ..."
+    return builtin("relation_code").format(text=text).rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +78,8 @@ def markable(document: Document, input_ids: Sequence[int], offsets: Sequence[Seq
         input_ids: Its tokens, without special ones.
         offsets: First and one past the last character of each.
     """
-    (solid_offsets,) = without_blanks(document.text, [np.array(offsets, dtype=np.int32).reshape(-1, 2)])
-    solid = np.flatnonzero(solid_offsets[:, 1] > solid_offsets[:, 0])
-    starts = [span.start for span in document.spans]
-    ends = [span.end for span in document.spans]
-    first = np.searchsorted(solid_offsets[solid, 1], starts, side="right")
-    last = np.searchsorted(solid_offsets[solid, 0], ends, side="left") - 1
-    begins = np.append(solid, len(input_ids))[first]
-    after = np.append(solid, -1)[last] + 1
-    return MarkableText(np.array(input_ids, dtype=np.int32), begins, np.where(first > last, begins, after))
+    (solid,) = without_blanks(document.text, [np.array(offsets, dtype=np.int32).reshape(-1, 2)])
+    return MarkableText(np.array(input_ids, dtype=np.int32), *touched(document.spans, solid))
 
 
 class PairMarker:
