@@ -30,6 +30,7 @@ import venv
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -57,30 +58,39 @@ def install(environments: Path, more: Sequence[str]) -> None:
         venv.create(environments / name, clear=True, with_pip=True)
         pip = [str(environments / name / "bin" / "python"), "-m", "pip", "install", *more]
         subprocess.run([*pip, *COMMON], check=True)
-        subprocess.run([*pip, *(COMMON if "--no-deps" not in wanted else ()), *wanted], check=True)
+        subprocess.run([*pip, *COMMON, *wanted], check=True)
 
 
-def commands(environments: Path, work: Path, processes: int) -> dict[str, list[str]]:
-    """Returns the command of each system; the rounds of ours are in its configuration's place."""
+def require_same_libraries() -> None:
+    """Refuses to compare with what computes with another torch.
+
+    Raises:
+        SystemExit: fedstrata's own environment has other versions than those of the peers.
+    """
+    for each in COMMON:
+        name, wanted = each.split("==")
+        if (found := version(name).partition("+")[0]) != wanted:
+            raise SystemExit(f"fedstrata runs with {name} {found} here, the peers with {wanted}")
+
+
+def commands(environments: Path, work: Path, processes: int, rounds: int) -> dict[str, list[str]]:
+    """Returns the command of each system."""
     many = str(processes)
 
     def python(peer: str) -> str:
         return str(environments / peer / "bin" / "python")
 
     def ours(*how: str) -> list[str]:
+        verb = ("-m", "fedstrata", "run", str(HERE / "fedavg.yaml"))
         named = (f"data.path={work / 'corpus'}", f"model.name={work / 'model'}")
-        rounds = f"federation.rounds={os.environ['FEDAVG_ROUNDS']}"
-        out = ("--out", str(work / "run"))
         return [
             sys.executable,
-            "-m",
-            "fedstrata",
-            "run",
-            str(HERE / "fedavg.yaml"),
+            *verb,
             *named,
-            rounds,
+            f"federation.rounds={rounds}",
             *how,
-            *out,
+            "--out",
+            str(work / "run"),
         ]
 
     def bare(*how: str) -> list[str]:
@@ -183,9 +193,10 @@ def summary(runs: Mapping[str, list[dict[str, float]]]) -> dict[str, Any]:
 
 def measure(options: argparse.Namespace, work: Path) -> dict[str, Any]:
     """Runs all systems in turn, every other time in the opposite order; returns what is told."""
+    require_same_libraries()
     os.environ |= {"FEDAVG_WORKLOAD": str(work), "FEDAVG_ROUNDS": str(options.rounds)}
     prepare(options.data, work, options.rounds, options.articles)
-    systems = commands(options.environments.resolve(), work, options.processes)
+    systems = commands(options.environments.absolute(), work, options.processes, options.rounds)
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in systems}
     expected: Counter[tuple[int, int]] | None = None
     for repeat in range(options.repeats):
