@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
-PERIOD = 0.25
-"""Seconds between two looks at the processes."""
+PERIOD = 1.0
+"""Seconds between two looks at the processes; a look takes some 10 ms of a core a process."""
 
 
 @dataclass
