@@ -220,3 +220,14 @@ def test_a_seed_gives_one_result_on_a_gpu_too(run_tiny: RunTiny, method: str) ->
     first, again = (run_tiny("device=cuda", f"method={method}", out=name) for name in ("first", "again"))
     assert all(torch.equal(tensor, again.state.tensors[name]) for name, tensor in first.state.tensors.items())
     assert first.summary["memory"]["peak_gpu_bytes"] > 0
+
+
+def test_a_report_is_written_once_nothing_else_has_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(Run, "_report", lambda run: done.append("report"))
+    monkeypatch.setattr(LocalEngine, "close", lambda engine: done.append("close"))
+    source = read_source(None, [*TINY, "federation.rounds=1"])
+    open_run(source, tmp_path / "run", lambda event, facts: None, resume=False).execute()
+    assert done == ["close", "report"]

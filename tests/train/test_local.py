@@ -24,7 +24,7 @@ from fedstrata.core.settings.training import TrainingSettings
 from fedstrata.core.types import Message
 from fedstrata.engine.prepare import Experiment, prepare
 from fedstrata.train.evaluate import predict
-from fedstrata.train.local import fit, schedule_of
+from fedstrata.train.local import all_finite, fit, schedule_of
 
 
 class Store:
@@ -169,6 +169,46 @@ def test_one_step_that_destroys_the_weights_is_noticed() -> None:
     )
     with pytest.raises(TrainingError, match=r"site-1.*weights are no longer finite at step 1 of 1"):
         fit(client, client.model.layout.all, Seed(0))
+
+
+@pytest.mark.parametrize(("clip_norm", "looked_at"), [("null", 0), ("1.0", 2)])
+def test_norms_of_gradients_are_computed_only_where_they_are_clipped(
+    monkeypatch: pytest.MonkeyPatch, clip_norm: str, looked_at: int
+) -> None:
+    _, client, _ = make_client(
+        f"training.clip_norm={clip_norm}", "training.epochs=2", "training.batch_size=1000"
+    )
+    norms, clip = [], torch.nn.utils.clip_grad_norm_
+    monkeypatch.setattr(
+        torch.nn.utils, "clip_grad_norm_", lambda *given: norms.append(clip(*given)) or norms[-1]
+    )
+    fit(client, client.model.layout.head, Seed(0))
+    assert len(norms) == looked_at
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_not_finite_is_found_wherever_it_is(number: float) -> None:
+    tensors = [torch.ones(3, 5), torch.ones(2, dtype=torch.bfloat16), torch.tensor(0.0)]
+    assert all_finite(tensors)
+    tensors[1][1] = number
+    assert not all_finite(tensors)
+
+
+def test_finite_numbers_with_opposite_infinities_or_too_large_a_sum_are_told_apart() -> None:
+    assert all_finite([torch.full((4,), 3e38)])
+    assert not all_finite([torch.tensor([math.inf, -math.inf])])
+
+
+def test_a_gradient_that_is_not_finite_is_refused_without_clipping_too() -> None:
+    """The loss of the only step is finite; the weights after it are not."""
+    _, client, _ = make_client("training.clip_norm=null", "training.batch_size=1000")
+    head = client.model.layout.head
+
+    def spoil() -> None:
+        client.model.parameters(head)[0].grad.view(-1)[0] = math.inf
+
+    with pytest.raises(TrainingError, match=r"site-1.*weights are no longer finite at step 1 of 1"):
+        fit(client, head, Seed(0), penalty=spoil)
 
 
 def test_only_the_named_parameters_move() -> None:

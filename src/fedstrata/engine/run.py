@@ -91,8 +91,6 @@ class Run(Generic[EngineType]):
             for number in range(self.committed + 1, federation.rounds + 1):
                 state = self._round(number, state)
             summary = self._finish(state)
-            self._report()
-            return summary
         except FedstrataError as error:
             self._emit("failed", {"error": type(error).__name__, "message": str(error)})
             raise
@@ -102,6 +100,8 @@ class Run(Generic[EngineType]):
         finally:
             self.engine.close()
             self._log.close()
+        self._report()  # once nothing else holds memory or computes
+        return summary
 
     def load(self) -> None:
         """Looks for what the directory holds of a run that goes on; what is not committed is dropped.

@@ -162,13 +162,34 @@ def areas(gold: NDArray[np.bool_], probabilities: NDArray[np.float64]) -> dict[s
 
     What is given is as for `tally_of`.
     """
-    from sklearn.metrics import roc_auc_score  # noqa: PLC0415 - heavy
-
     defined = np.flatnonzero(gold.any(axis=0) & ~gold.all(axis=0))
     scores = {}
     if gold.any() and not gold.all():
-        scores["micro_auc"] = float(roc_auc_score(gold.ravel(), probabilities.ravel()))
+        scores["micro_auc"] = _area(gold.ravel(), probabilities.ravel())
     if len(defined):
-        each = [roc_auc_score(gold[:, label], probabilities[:, label]) for label in defined]
+        each = [_area(gold[:, label], probabilities[:, label]) for label in defined]
         scores["macro_auc"] = float(np.mean(each))
     return scores | {"auc_labels_left_out": float(gold.shape[1] - len(defined))}
+<<<<<<< HEAD
+=======
+
+
+def _area(gold: NDArray[np.bool_], probabilities: NDArray[np.float64]) -> float:
+    """Returns the share of pairs, one that has the label and one that has not, that are in the right order.
+
+    Pairs of equals count a half: the area under the ROC curve, by the ranks of those that have the label
+    (Mann and Whitney). scikit-learn's takes a second and 150 MB to import, and then 30 times as long.
+    """
+    _, place, ties = np.unique(probabilities, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(ties) - (ties - 1) / 2)[place]  # from 1; of equals their mean rank
+    having = int(gold.sum())
+    pairs = ranks[gold].sum() - having * (having + 1) / 2
+    return float(pairs / (having * (len(gold) - having)))
+
+
+def _each(counts: Sequence[Counts], labels: Sequence[str]) -> dict[str, float]:
+    if len(labels) > SCORED_SINGLY:
+        return {}
+    named = zip(labels, counts, strict=True)
+    return {f"f1/{label}": count.f1 for label, count in named if count.gold or count.predicted}
+>>>>>>> peers
