@@ -186,7 +186,7 @@ class Run(Generic[EngineType]):
             **scores,
             "trained": trained_scores(cohort.trained_scores),
             "state": {name: value for name, value in state.values.items() if not name.startswith("_")},
-            "trainable_parameters": cohort.trained_parameters,
+            "trainable_parameters": book.trained_parameters,
             **self._simulated(cohort),
             "failed": list(book.attendance.lost),
             "abandoned": abandoned,

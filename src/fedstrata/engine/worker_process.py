@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import select
-import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -152,7 +151,6 @@ def answer(model: ScoredModel, batch: Sequence[Any]) -> Sequence[Any]:
 
 def _prepared(given: Preparation) -> _Place:
     """Makes this process one that computes, until the one that started it ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it is told, and ends it
     threading.Thread(target=_end_with_parent, daemon=True).start()
     use_processor(given.threads)
     if given.device.type == "cuda":
