@@ -17,7 +17,7 @@ from support import TINY, Finished, RunTiny, assert_same_tensors, finished, repo
 from troubled import Troubled, TwoHandlers
 
 from fedstrata.client.store import ClientStore, client_folder
-from fedstrata.core.errors import ClientsLostError, ConfigurationError
+from fedstrata.core.errors import ClientsLostError, ConfigurationError, FedstrataError
 from fedstrata.core.settings.source import read_source
 from fedstrata.engine.run_folder import open_run
 from fedstrata.methods import METHODS
@@ -155,6 +155,13 @@ def test_a_model_that_cannot_be_loaded_again_is_no_failure_of_a_client(
     shutil.rmtree(model)
     with pytest.raises(ConfigurationError, match=re.escape(str(model))):
         opened.execute()
+
+
+def test_an_update_that_shared_memory_has_no_room_for_is_named(run_tiny: RunTiny, tmp_path: Path) -> None:
+    with pytest.raises(
+        FedstrataError, match=r"a frame needs [\d.]+ MB of shared memory.*workers=1 needs none"
+    ):
+        run_tiny(*troubled("has no room", tmp_path), "workers=2")
 
 
 def test_a_mistake_in_the_program_stops_the_run(run_tiny: RunTiny, tmp_path: Path) -> None:

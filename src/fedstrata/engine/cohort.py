@@ -51,6 +51,7 @@ class RoundCohort:
         train_seconds: Time spent in client handlers so far, all clients together.
         trained_scores: Scores of what each client has trained, by part.
         score_seconds: Time spent in scoring within the round so far.
+        waited_seconds: Time in which the round went on with turns, or with scoring, alone.
     """
 
     method: Method
@@ -67,6 +68,13 @@ class RoundCohort:
     train_seconds: float = 0.0
     trained_scores: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     score_seconds: float = 0.0
+    waited_seconds: float = 0.0
+
+    @property
+    def worked_seconds(self) -> float:
+        """Time in which a client, the server's half or scoring was at work; that of several counts once."""
+        worked = self.train_seconds + self.book.serve_seconds + self.score_seconds
+        return min(worked, self.waited_seconds)
 
     def mean(self, handler: str, plan_of: Callable[[ClientInfo], Plan]) -> MeanResult:
         """Folds every update into one running sum per tensor."""
@@ -112,7 +120,9 @@ class RoundCohort:
         assert self.server is not None  # noqa: S101 - a run has it, and its configuration was checked
         started = time.perf_counter()
         loss = self.server.loss(tensors)
-        self.score_seconds += time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        self.score_seconds += seconds
+        self.waited_seconds += seconds
         return loss
 
     def reject(self, client: str, error: FedstrataError) -> None:
@@ -149,7 +159,7 @@ class RoundCohort:
 
         turns = compute(orders())
         try:
-            for order, result in turns:
+            for order, result in self._awaited(turns):
                 info = begun[order.client]
                 self.train_seconds += result.seconds
                 if isinstance(result, Failed):
@@ -160,6 +170,16 @@ class RoundCohort:
                     yield info, self._take(order, info, result)
         finally:
             turns.close()  # of those who are still at work nobody will take anything
+
+    def _awaited(self, turns: Turns) -> Iterator[tuple[Order, Done | Failed]]:
+        """Yields what comes of turns, and counts how long that takes."""
+        while True:
+            started = time.perf_counter()
+            found = next(turns, None)
+            self.waited_seconds += time.perf_counter() - started
+            if found is None:
+                return
+            yield found
 
     def _take(self, order: Order, info: ClientInfo, done: Done) -> Update:
         """Takes down what one turn has brought, and returns the update."""

@@ -177,9 +177,10 @@ class Run(Generic[EngineType]):
         before_scoring = time.perf_counter()
         due = due_for_scoring(number, settings.federation)
         scores = self._score(number, state, "validation", final=False) if due else {}
-        evaluate_seconds = time.perf_counter() - before_scoring + cohort.score_seconds
+        scoring_seconds = time.perf_counter() - before_scoring
         self._checkpoints.save(number, state)  # before the event, which commits the round
         book, layout = cohort.book, self.engine.whole.layout
+        seconds = time.perf_counter() - started
         facts = {
             "round": number,
             "loss": book.loss,
@@ -192,10 +193,11 @@ class Run(Generic[EngineType]):
             "abandoned": abandoned,
             "exchanges": book.meter.exchanges(),
             "groups_up": by_group(book.meter.tensors_up, layout),
-            "seconds": time.perf_counter() - started,
+            "seconds": seconds,
             "train_seconds": cohort.train_seconds,
             "serve_seconds": book.serve_seconds,
-            "evaluate_seconds": evaluate_seconds,
+            "evaluate_seconds": scoring_seconds + cohort.score_seconds,
+            "engine_overhead_seconds": seconds - scoring_seconds - cohort.worked_seconds,
             **self._peaks(),  # in every round: a run may go through several processes
         }
         self._emit("round", facts)

@@ -18,6 +18,7 @@ import hashlib
 import json
 import math
 import operator
+import shutil
 import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,7 +30,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from fedstrata.core.errors import FrameError
+from fedstrata.core.errors import FedstrataError, FrameError
 from fedstrata.core.files import write_atomically
 from fedstrata.core.types import JSON, Message, Update
 
@@ -40,6 +41,7 @@ _METADATA = "__metadata__"
 _HASH = "sha256"
 _HEADER_LIMIT = 100 * 2**20  # safetensors' own bound
 _MOST_DIMENSIONS = 64  # as in NumPy
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where Linux has it
 _NAME_OF = {
     torch.bool: "BOOL",
     torch.uint8: "U8",
@@ -125,10 +127,17 @@ class SharedFrame:
 
     @classmethod
     def of(cls, frame: Frame) -> SharedFrame:
-        """Copies a frame."""
+        """Copies a frame.
+
+        Raises:
+            FedstrataError: There is no room for it.
+        """
         sizes = tuple(body.nbytes for body in frame.bodies)
         memory = torch.empty(sum(map(_aligned, sizes)), dtype=torch.uint8)
-        memory.share_memory_()  # type: ignore[no-untyped-call]
+        try:
+            memory.share_memory_()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            raise FedstrataError(_no_room(memory.nbytes, error)) from None
         target, start = bytes_of(memory), 0
         for body, size in zip(frame.bodies, sizes, strict=True):
             target[start : start + size] = body.cast("B")
@@ -141,6 +150,21 @@ class SharedFrame:
         view = bytes_of(self.memory)
         bodies = (view[start : start + size] for start, size in zip(starts, self.sizes, strict=False))
         return Frame(self.head, tuple(bodies))
+
+
+def free_shared_memory() -> int | None:
+    """Returns the bytes of memory that are free to be shared; none where nothing else limits them."""
+    return shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else None
+
+
+def _no_room(needed: int, error: Exception) -> str:
+    free = free_shared_memory()
+    found = "" if free is None else f", of which {SHARED_MEMORY} has {free / 1e6:,.1f} MB free"
+    reason = str(error).rpartition(": ")[2]
+    return (
+        f"a frame needs {needed / 1e6:,.1f} MB of shared memory{found}: {reason}. Make room for three for "
+        "each of the processes (in containers: `docker run --shm-size`), or have fewer; workers=1 needs none"
+    )
 
 
 def _aligned(size: int) -> int:
