@@ -15,6 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
@@ -128,8 +129,10 @@ class _Process:
 
         Raises:
             BrokenProcessPool: It has ended meanwhile.
+            FedstrataError: There is no shared memory for what it is sent.
         """
-        future = self.executor.submit(call, self.preparation, job.compute, job.arguments)
+        sent = ForkingPickler.dumps((self.preparation, job.compute, job.arguments))  # what fails does so here
+        future = self.executor.submit(call, bytes(sent))
         self.preparation = None
         return future
 

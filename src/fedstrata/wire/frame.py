@@ -162,8 +162,8 @@ def _no_room(needed: int, error: Exception) -> str:
     found = "" if free is None else f", of which {SHARED_MEMORY} has {free / 1e6:,.1f} MB free"
     reason = str(error).rpartition(": ")[2]
     return (
-        f"a frame needs {needed / 1e6:,.1f} MB of shared memory{found}: {reason}. Make room for three for "
-        "each of the processes (in containers: `docker run --shm-size`), or have fewer; workers=1 needs none"
+        f"a frame needs {needed / 1e6:,.1f} MB of shared memory{found}: {reason}. Give it more (in containers: "
+        "`docker run --shm-size`), three such frames for each of the workers; or set workers=1"
     )
 
 
