@@ -158,9 +158,7 @@ def test_a_model_that_cannot_be_loaded_again_is_no_failure_of_a_client(
 
 
 def test_an_update_that_shared_memory_has_no_room_for_is_named(run_tiny: RunTiny, tmp_path: Path) -> None:
-    with pytest.raises(
-        FedstrataError, match=r"a frame needs [\d.]+ MB of shared memory.*or set workers=1"
-    ):
+    with pytest.raises(FedstrataError, match=r"a frame needs [\d.]+ MB of shared memory.*or set workers=1"):
         run_tiny(*troubled("has no room", tmp_path), "workers=2")
 
 

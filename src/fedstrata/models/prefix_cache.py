@@ -85,7 +85,8 @@ class PrefixCache:
     Args:
         folder: The client's folder; made when needed.
         training: How the client trains, which says whether and how states are kept.
-        budget: Returns how many bytes a new file may have, and what sets that limit.
+        reserve: Given the place of a new file and its bytes, makes room for it where the old one was, which
+            nobody else then takes (see `core.files.reserve`); returns the reason if there is not so much.
         report: Told when states were stored (`used` true, `bytes`, `seconds`), or why not (`reason`).
         whole: Files that this process has written, or found to be what was written; takes up this one.
     """
@@ -94,13 +95,13 @@ class PrefixCache:
         self,
         folder: Path,
         training: TrainingSettings,
-        budget: Callable[[], tuple[int, str]],
+        reserve: Callable[[Path, int], str | None],
         report: Callable[[Mapping[str, Any]], None],
         whole: set[Identity] | None = None,
     ) -> None:
         self._path = folder / FILE
         self._whole = set() if whole is None else whole
-        self._training, self._budget, self._report = training, budget, report
+        self._training, self._reserve, self._report = training, reserve, report
         self.serving: str | None = None  # a fingerprint of what is, or was last, served
 
     @contextmanager
@@ -188,10 +189,8 @@ class PrefixCache:
         needed = estimate_bytes(prefix.lengths.values(), prefix.output.states.shape[-1], dtype)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._path.unlink(missing_ok=True)  # its room is needed
-            left, limit = self._budget()
-            if needed > left:
-                return f"{needed / 1e9:.3g} GB are needed, and {limit} leaves {max(0, left) / 1e9:.3g} GB"
+            if (reason := self._reserve(self._path, needed)) is not None:
+                return reason
             write_atomically(self._path, with_hash(prefix.pieces(key, dtype)))
             self._whole.add(_identity(self._path))
         except OSError as error:
