@@ -162,7 +162,7 @@ def _no_room(needed: int, error: Exception) -> str:
     found = "" if free is None else f", of which {SHARED_MEMORY} has {free / 1e6:,.1f} MB free"
     reason = str(error).rpartition(": ")[2]
     return (
-        f"a frame needs {needed / 1e6:,.1f} MB of shared memory{found}: {reason}. Give it more (in containers: "
+        f"a frame needs {needed / 1e6:,.1f} MB of shared memory{found}: {reason}. Give it more (containers: "
         "`docker run --shm-size`), three such frames for each of the workers; or set workers=1"
     )
 
