@@ -23,7 +23,7 @@ from fedstrata.engine.facts import by_group, model_facts
 from fedstrata.engine.protocol import Engine
 from fedstrata.engine.sampling import sample
 from fedstrata.engine.scoring import ServerDocuments, due_for_scoring
-from fedstrata.engine.sites import dropped
+from fedstrata.engine.sites import drop_outs
 from fedstrata.metrics.cost import peak_memory
 from fedstrata.record.log import Listener, RecordLog, committed_rounds, read_events
 from fedstrata.record.summary import summarise, trained_scores, write_summary
@@ -270,7 +270,7 @@ class Run(Generic[EngineType]):
         pooled = experiment.method.pooled
         attendance = Attendance(
             clients,
-            dropped(experiment, number, clients),
+            drop_outs(experiment, number, clients),
             None if pooled else experiment.settings.federation.min_clients,
         )
         return RoundCohort(
