@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -14,7 +15,9 @@ from fedstrata.core.settings.source import read_source
 from fedstrata.engine import processors
 from fedstrata.engine.prepare import Experiment, prepare
 from fedstrata.engine.processors import idle_workers, workers_of
+from fedstrata.engine.workers import Workers
 
+NONE: Any = None
 Auto = Callable[..., int]
 
 
@@ -92,3 +95,16 @@ def test_more_workers_than_gpus_are_refused(
     problems = [str(problem) for problem in idle_workers(settings, experiment.method)]
     assert len(problems) == (told is not None)
     assert all(str(told) in problem for problem in problems)
+
+
+def test_a_new_process_has_the_gpu_that_no_other_is_on(gpus: Callable[[int], None]) -> None:
+    """That of one which has ended, too."""
+    gpus(3)
+    model = SimpleNamespace(device=torch.device("cuda"))
+    workers = Workers(SimpleNamespace(model=model), NONE, NONE, NONE)  # type: ignore[arg-type]
+    process: Any = SimpleNamespace(kill=lambda: None)
+    for expected in (0, 1, 2):
+        assert workers._device() == torch.device("cuda", expected)
+        workers._processes.append(SimpleNamespace(device=workers._device(), **vars(process)))  # type: ignore[arg-type]
+    workers._end(workers._processes[1])
+    assert workers._device() == torch.device("cuda", 1)

@@ -94,6 +94,16 @@ def test_a_resumed_run_may_have_another(run_tiny: RunTiny, run_once: RunTiny, en
     assert whole.summary["metrics"] == resumed.summary["metrics"]
 
 
+@pytest.mark.parametrize("overrides", ["workers=1", *ENGINES.values()])
+def test_a_client_whose_states_cannot_be_stored_is_told_of_once(run_tiny: RunTiny, overrides: str) -> None:
+    """The two of a round are shared out anew each time."""
+    cache = ("training.cache=on", "training.cache_gigabytes=1e-9", "method={name: layer_skipping, top: 1}")
+    run = run_tiny(*cache, "federation.sample=0.67", "federation.rounds=4", "threads=1", overrides)
+    sampled = {tuple(event["exchanges"]) for event in run.of("round")}
+    assert len(sampled) > 1
+    assert sorted(event["client"] for event in run.of("cache")) == ["site-1", "site-2", "site-3"]
+
+
 def troubled(trouble: str, marks: Path) -> tuple[str, ...]:
     method = f"method={{name: troubled, client: site-2, trouble: {trouble}, marks: {marks}}}"
     return (method, "federation.min_clients=1", "threads=1")

@@ -48,7 +48,7 @@ class ClientCaches:
             folder,
             training,
             self._reserve,
-            lambda facts: self._tell({"client": client, **facts}),
+            lambda facts: self.tell({"client": client, **facts}),
             self._whole,
         )
 
@@ -90,8 +90,8 @@ class ClientCaches:
             return allowed, f"training.cache_gigabytes ({gigabytes:g})"
         return free, f"{_FREE_SHARE:.0%} of the free disk"
 
-    def _tell(self, facts: Mapping[str, Any]) -> None:
-        """Passes on what was stored, and what was not once."""
+    def tell(self, facts: Mapping[str, Any]) -> None:
+        """Passes on what was stored of a client, and what was not once."""
         about = (facts["client"], str(facts["reason"]))
         if facts["used"] or about not in self._told:
             self._told.add(about)

@@ -74,7 +74,8 @@ class LocalEngine:
             cache_of=self._caches.of,
             score=self._score_trained,
         )
-        self._workers = Workers(experiment, folder, listen, LocalEngine) if experiment.workers > 1 else None
+        several = experiment.workers > 1
+        self._workers = Workers(experiment, folder, self._heard, LocalEngine) if several else None
 
     @property
     def whole(self) -> Model:
@@ -205,6 +206,13 @@ class LocalEngine:
             self.enter(client, number, state.tensors)
             folder = self._folder if client is None else client_folder(self._folder, client)
             self.whole.save(folder / "model", plain=plain_where_needed(self.whole))
+
+    def _heard(self, event: str, facts: Mapping[str, Any]) -> None:
+        """Passes on what a process tells; each tells once of a client what all are to tell once."""
+        if event == "cache":
+            self._caches.tell(facts)
+        else:
+            self.workplace.listen(event, facts)
 
     def memory(self) -> Sequence[Mapping[str, int | None]]:
         """Returns the most memory that each of its processes has had."""
