@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import settings
+from remote_run import Clients, Serve, serving
 from support import REPOSITORY, TINY, Call, Finished, RunTiny, Told, executed, report_nothing
 from tiny_models import refusal, saved, settings_of, tiny_model, tokenizer_folder, variant
 
@@ -103,6 +104,21 @@ def run_once(tmp_path_factory: pytest.TempPathFactory) -> RunTiny:
         return made[overrides]
 
     return run
+
+
+@pytest.fixture(scope="session")
+def clients() -> Iterator[Clients]:
+    """Where client processes come from."""
+    source = Clients()
+    yield source
+    source.close()
+
+
+@pytest.fixture
+def serve(tmp_path: Path, clients: Clients) -> Iterator[Serve]:
+    """Starts a server that clients in other processes can join."""
+    with serving(tmp_path, clients) as start:
+        yield start
 
 
 @pytest.fixture

@@ -27,10 +27,10 @@ from fedstrata.engine.prepare import Experiment, prepare
 from fedstrata.engine.remote import RemoteEngine
 from fedstrata.methods.fl_llama import FLLLaMA
 from fedstrata.split.divide import ends_of
-from fedstrata.split.transport.agreement import Agreement, shapes_of
-from fedstrata.split.transport.hub import Hub
-from fedstrata.split.transport.members import Greeting
-from fedstrata.split.transport.timing import Timing
+from fedstrata.transport.agreement import Agreement, shapes_of
+from fedstrata.transport.hub import Hub
+from fedstrata.transport.members import Greeting
+from fedstrata.transport.timing import Timing
 
 _LARGEST = 2**28
 _PATIENCE = 600.0

@@ -41,8 +41,8 @@ from fedstrata.models.blocks import transformers_model
 from fedstrata.split.divide import ends_of
 from fedstrata.split.ends import Ends
 from fedstrata.split.inference import RemoteMiddle
-from fedstrata.split.transport.membership import GrpcLine, Membership
 from fedstrata.train.processor import use_processor
+from fedstrata.transport.membership import GrpcLine, Membership
 
 WAYS = ("cached", "uncached", "masked")
 

@@ -28,10 +28,10 @@ from fedstrata.split.inference import Answering
 from fedstrata.split.kvcache import Sessions
 from fedstrata.split.messages import Form
 from fedstrata.split.middle import Middle
-from fedstrata.split.transport.agreement import Agreement
-from fedstrata.split.transport.header import Header, Kind
-from fedstrata.split.transport.hub import Hub
 from fedstrata.train.processor import use_processor
+from fedstrata.transport.agreement import Agreement
+from fedstrata.transport.header import Header, Kind
+from fedstrata.transport.hub import Hub
 from fedstrata.wire import frame
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ from typing import Any
 
 from remote_federation import Federation, Setting, federation
 
-import fedstrata.split.transport.membership  # noqa: F401 - what a client has imported
+import fedstrata.transport.membership  # noqa: F401 - what a client has imported
 from fedstrata.client.site import Examples
 from fedstrata.client.store import ClientStore
 from fedstrata.client.turn import ClientAtWork

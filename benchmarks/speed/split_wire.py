@@ -47,9 +47,9 @@ from fedstrata.split.middle import Middle
 from fedstrata.split.modes import Sequential
 from fedstrata.split.protocol import Course
 from fedstrata.split.replica import Replica
-from fedstrata.split.transport.membership import GrpcLine, Membership
 from fedstrata.tasks.lm import LanguageModelling
 from fedstrata.train.processor import use_processor
+from fedstrata.transport.membership import GrpcLine, Membership
 from fedstrata.wire import frame
 
 FORMS: tuple[Form, ...] = ("float32", "bfloat16", "int8")

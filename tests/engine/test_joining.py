@@ -18,10 +18,10 @@ from fedstrata.core.types import JSON, Message, Plan
 from fedstrata.engine.agreeing import SCORE
 from fedstrata.engine.joining import RemoteClient
 from fedstrata.engine.prepare import Experiment, prepare_client
-from fedstrata.split.transport.header import Header, Kind
-from fedstrata.split.transport.hub import Hub
-from fedstrata.split.transport.membership import Membership
-from fedstrata.split.transport.timing import Timing
+from fedstrata.transport.header import Header, Kind
+from fedstrata.transport.hub import Hub
+from fedstrata.transport.membership import Membership
+from fedstrata.transport.timing import Timing
 from fedstrata.wire import frame
 
 TIMING = Timing(answer=60.0, reconnect=30.0, keepalive=20.0)

@@ -7,12 +7,13 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from remote_run import served
 from support import TINY, Finished, RunTiny, assert_same_tensors, finished, report_nothing
 from troubled import Troubled, TwoHandlers
 
@@ -22,8 +23,8 @@ from fedstrata.core.settings.source import read_source
 from fedstrata.engine.run_folder import open_run
 from fedstrata.methods import METHODS
 
-ENGINES = {"workers": "workers=2"}
-"""What is set for each engine, besides the local one which all are held against."""
+ENGINES = ("workers", "remote")
+"""All but the local one, which they are held against."""
 FAST = (
     ("method={name: layer_skipping, top: 1, head: local}", "training.cache=on", "training.epochs=2"),
     ("method={name: fedtlu, portion: 0.34, selection: sketched}", "federation.sample=0.67"),
@@ -41,10 +42,19 @@ METHODS_OF_RUNS = (
     ("method={name: fedsa_lora}", "federation.dropout=0.4", "federation.min_clients=1"),
     ("method={name: droppeft}", "devices={}"),
 )
+DIVIDED = (
+    ("method={name: fl_llama}",),
+    ("method={name: fl_llama, mode: client_batch}",),
+    ("method={name: fl_llama, mode: hierarchical}",),
+)
+"""Their clients are at work one after the other but where they are processes of their own."""
+SIMULATED = ("corrupt", "dropout", "devices", "score_clients")
+"""What only a simulation does."""
 EVERY = [
     pytest.param(engine, run, marks=() if run in FAST else pytest.mark.slow, id=f"{engine}-{run[0]}")
     for engine in ENGINES
-    for run in METHODS_OF_RUNS
+    for run in (*METHODS_OF_RUNS, *(DIVIDED if engine == "remote" else ()))
+    if engine != "remote" or not any(setting in " ".join(run[1:]) for setting in SIMULATED)
 ]
 
 
@@ -57,20 +67,48 @@ def _nobody_is_left() -> Iterator[None]:
     assert not [child for child in at_work if "forkserver" in " ".join(child.cmdline())]
 
 
+RunBy = Callable[..., Finished]
+
+
+@pytest.fixture
+def run_by(run_tiny: RunTiny, tmp_path: Path, request: pytest.FixtureRequest) -> RunBy:
+    """Runs a tiny federation by the engine of this name."""
+
+    def run(engine: str, *overrides: str) -> Finished:
+        if engine == "workers":
+            return run_tiny(*overrides, "workers=2", out="other")
+        return served(tmp_path / "served", request.getfixturevalue("clients"), *overrides)
+
+    return run
+
+
 @pytest.fixture(autouse=True)
 def _known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "troubled", Troubled)
     monkeypatch.setitem(METHODS, "two_handlers", TwoHandlers)
 
 
-def assert_same(one: Finished, other: Finished) -> None:
+def assert_same(one: Finished, other: Finished, *, ends_there: bool = False) -> None:
+    """Two runs are the same but for time and memory.
+
+    Args:
+        one: A run.
+        other: Another one.
+        ends_there: Whether the clients of one of them have the ends of a divided model before they are sent
+            any, so that what they are sent in the first round is less.
+    """
     assert_same_tensors(one.state.tensors, other.state.tensors)
     assert one.state.values == other.state.values
-    for key in ("metrics", "communication", "trainable_parameters", "failures"):
+    for key in ("metrics", "trainable_parameters", "failures", *(() if ends_there else ("communication",))):
         assert one.summary[key] == other.summary[key]
-    assert one.rounds_but_for_machine() == other.rounds_but_for_machine()
+    first = int(ends_there)
+    assert one.rounds_but_for_machine()[first:] == other.rounds_but_for_machine()[first:]
     clients = [
-        [{key: event[key] for key in event if key not in {"time", "seconds"}} for event in run.of("client")]
+        [
+            {key: event[key] for key in event if key not in {"time", "seconds"}}
+            for event in run.of("client")
+            if event["round"] > first
+        ]
         for run in (one, other)
     ]
     assert clients[0] == clients[1]
@@ -78,16 +116,17 @@ def assert_same(one: Finished, other: Finished) -> None:
 
 @pytest.mark.parametrize(("engine", "overrides"), EVERY)
 def test_it_is_the_local_one(
-    run_tiny: RunTiny, run_once: RunTiny, engine: str, overrides: tuple[str, ...]
+    run_by: RunBy, run_once: RunTiny, engine: str, overrides: tuple[str, ...]
 ) -> None:
-    assert_same(run_once(*overrides, "threads=1"), run_tiny(*overrides, "threads=1", ENGINES[engine]))
+    own = "federation.score_everywhere=false"  # which needs all documents in one place
+    local, other = run_once(*overrides, own, "threads=1"), run_by(engine, *overrides, own, "threads=1")
+    assert_same(local, other, ends_there=overrides in DIVIDED)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_resumed_run_may_have_another(run_tiny: RunTiny, run_once: RunTiny, engine: str) -> None:
+def test_a_resumed_run_may_have_another(run_tiny: RunTiny, run_once: RunTiny) -> None:
     """The threads of a client stay what they were, though nobody says so."""
     method = "method={name: layer_skipping, top: 1, head: local}"
-    run_tiny(method, "federation.rounds=1", ENGINES[engine], out="part")
+    run_tiny(method, "federation.rounds=1", "workers=2", out="part")
     resumed = run_tiny("workers=1", "federation.rounds=2", out="part", resume=True)
     whole = run_once(method, "threads=1")
     assert_same_tensors(whole.state.tensors, resumed.state.tensors)
@@ -110,10 +149,10 @@ def troubled(trouble: str, marks: Path) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_client_that_fails_is_lost(run_tiny: RunTiny, tmp_path: Path, engine: str) -> None:
+def test_a_client_that_fails_is_lost(run_by: RunBy, run_tiny: RunTiny, tmp_path: Path, engine: str) -> None:
     overrides = troubled("fails", tmp_path)
     local = run_tiny(*overrides, out="local")
-    other = run_tiny(*overrides, ENGINES[engine], out="other")
+    other = run_by(engine, *overrides)
     assert_same(local, other)
     assert other.summary["failures"]["clients"] == {"site-2": 2}
     assert ClientStore(client_folder(other.folder, "site-2"), 2).read().tensors == {}
@@ -177,7 +216,7 @@ def test_a_mistake_in_the_program_stops_the_run(run_tiny: RunTiny, tmp_path: Pat
         run_tiny(*troubled("breaks", tmp_path), "workers=2")
 
 
-@pytest.mark.parametrize("overrides", ["workers=1", *ENGINES.values()])
+@pytest.mark.parametrize("overrides", ["workers=1", "workers=2"])
 def test_a_client_that_fails_late_in_a_round_keeps_nothing_of_it(run_tiny: RunTiny, overrides: str) -> None:
     """What it kept when it trained goes too: the store is that of the round before."""
     run = run_tiny("method={name: two_handlers}", "federation.min_clients=1", "threads=1", overrides)

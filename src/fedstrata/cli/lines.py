@@ -15,10 +15,10 @@ from fedstrata.core.errors import ConfigurationError, Problem
 if TYPE_CHECKING:
     from fedstrata.core.types import JSON
     from fedstrata.engine.agreeing import Agreements
-    from fedstrata.split.transport.credentials import Certificates, Tokens
-    from fedstrata.split.transport.hub import Hub
-    from fedstrata.split.transport.membership import Membership
-    from fedstrata.split.transport.timing import Timing
+    from fedstrata.transport.credentials import Certificates, Tokens
+    from fedstrata.transport.hub import Hub
+    from fedstrata.transport.membership import Membership
+    from fedstrata.transport.timing import Timing
 
 LOOPBACK = "127.0.0.1:7447"
 CACHE_MEGABYTES = 1024
@@ -72,7 +72,7 @@ def certificates_of(
     Raises:
         ConfigurationError: Some are missing, or both or neither were asked for.
     """
-    from fedstrata.split.transport.credentials import Certificates  # noqa: PLC0415 - heavy
+    from fedstrata.transport.credentials import Certificates  # noqa: PLC0415 - heavy
 
     if insecure:
         if certificate or key or authority:
@@ -99,7 +99,11 @@ class Guests:
     certificates: Certificates | None
 
     def hub(
-        self, agreements: Agreements, timing: Timing, welcome: Callable[[str], Mapping[str, JSON]]
+        self,
+        agreements: Agreements,
+        timing: Timing,
+        welcome: Callable[[str], Mapping[str, JSON]],
+        settings: Mapping[str, JSON] | None = None,
     ) -> Hub:
         """Returns the server's end of their lines.
 
@@ -107,8 +111,9 @@ class Guests:
             agreements: What is agreed with each of them.
             timing: How long to wait.
             welcome: Returns what a client is told when its session begins.
+            settings: What is said of the run to a client before it joins.
         """
-        from fedstrata.split.transport.hub import Hub  # noqa: PLC0415 - heavy
+        from fedstrata.transport.hub import Hub  # noqa: PLC0415 - heavy
 
         return Hub(
             agreements,
@@ -118,6 +123,7 @@ class Guests:
             certificates=self.certificates,
             timing=timing,
             welcome=welcome,
+            settings=settings,
         )
 
 
@@ -137,7 +143,7 @@ def guests_of(
         ConfigurationError: Something would leave the machine in plain text, certificates are missing, no
             client is named, a name comes twice or has no token, or there is TLS without tokens.
     """
-    from fedstrata.split.transport.credentials import Tokens, require_safe  # noqa: PLC0415 - heavy
+    from fedstrata.transport.credentials import Tokens, require_safe  # noqa: PLC0415 - heavy
 
     require_safe(listen, insecure=insecure, setting="--listen")
     certificates = certificates_of(certificate, key, authority, insecure=insecure)
@@ -163,8 +169,8 @@ def sessions_of(
     Raises:
         ConfigurationError: There is TLS without a token, or the token cannot be read.
     """
-    from fedstrata.split.transport.credentials import read_token  # noqa: PLC0415 - heavy
-    from fedstrata.split.transport.membership import Membership  # noqa: PLC0415
+    from fedstrata.transport.credentials import read_token  # noqa: PLC0415 - heavy
+    from fedstrata.transport.membership import Membership  # noqa: PLC0415
 
     if certificates is not None and token is None:
         raise ConfigurationError([Problem("--token", "must be given: the file with this client's token")])
@@ -181,8 +187,19 @@ def sessions_of(
     )
 
 
+def settings_of(
+    server: str, client: str, token: Path | None, certificates: Certificates | None, timing: Timing
+) -> Mapping[str, JSON]:
+    """Returns what a server says of the run to a client that is about to join it; see `sessions_of`."""
+    from fedstrata.transport import membership  # noqa: PLC0415 - heavy
+    from fedstrata.transport.credentials import read_token  # noqa: PLC0415
+
+    secret = read_token(token) if token is not None else None
+    return membership.settings_of(server, client, secret, certificates, timing)
+
+
 def timing_of(deadline: float, reconnect: float, keepalive: float, delay: float) -> Timing:
     """Returns how long to wait."""
-    from fedstrata.split.transport.timing import Timing  # noqa: PLC0415 - heavy
+    from fedstrata.transport.timing import Timing  # noqa: PLC0415 - heavy
 
     return Timing(answer=deadline, reconnect=reconnect, keepalive=keepalive, delay=delay)

@@ -9,7 +9,20 @@ from typing import Annotated, NoReturn
 import typer
 
 from fedstrata import __version__
-from fedstrata.cli import attack, compare, export, methods, plan, predict, report, run, score, split, synth
+from fedstrata.cli import (
+    attack,
+    compare,
+    export,
+    methods,
+    plan,
+    predict,
+    report,
+    run,
+    score,
+    serve,
+    split,
+    synth,
+)
 from fedstrata.cli.options import Flags
 from fedstrata.core.errors import FedstrataError, printable
 
@@ -42,6 +55,8 @@ app.command()(predict.predict)
 app.command()(score.score)
 app.command()(export.export)
 app.command()(attack.attack)
+app.command()(serve.serve)
+app.command()(serve.join)
 app.command()(methods.methods)
 app.command()(report.report)
 app.command()(synth.synth)

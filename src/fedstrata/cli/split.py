@@ -1,137 +1,23 @@
-"""`fedstrata split`: the server and the clients of a divided model as processes of their own."""
+"""`fedstrata split`: a divided model that answers, its server and its clients as processes of their own."""
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedstrata.cli import lines
-from fedstrata.cli.options import Arguments, Debug, Resume, configuration, sort_arguments
+from fedstrata.cli.options import Arguments, Debug, configuration, sort_arguments
 from fedstrata.cli.run import INTERRUPTED
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.cli.serve import join, serve
 
 if TYPE_CHECKING:
     from fedstrata.core.documents import Document
 
 app = typer.Typer(no_args_is_help=True, help="A divided model: the server and its clients as processes.")
-
-
-@app.command()
-def serve(
-    arguments: Arguments = None,
-    listen: lines.Listen = lines.LOOPBACK,
-    tokens: lines.TokenFile = None,
-    clients: lines.Clients = None,
-    certificate: lines.Certificate = None,
-    key: lines.Key = None,
-    authority: lines.Authority = None,
-    insecure: lines.Insecure = False,
-    out: Annotated[Path | None, typer.Option(help="The run directory; runs/NAME when not given.")] = None,
-    resume: Resume = False,
-    patience: Annotated[
-        float, typer.Option(help="Seconds to wait, once, for a client that has not joined.")
-    ] = 3600,
-    cache_megabytes: lines.CacheMegabytes = lines.CACHE_MEGABYTES,
-    megabytes: lines.Megabytes = 1024,
-    deadline: lines.Deadline = 600,
-    reconnect: lines.Reconnect = 60,
-    keepalive: lines.Keepalive = 20,
-    delay: lines.Delay = 0,
-    debug: Debug = False,
-) -> None:
-    """Hold the middle of a model and train it with clients that join.
-
-    Example: fedstrata split serve run.yaml --listen 10.0.0.1:7447 --tokens tokens --certificate server.pem
-    --key server.key --authority clients.pem
-    """
-    from fedstrata.cli.display import Display  # noqa: PLC0415 - heavy
-    from fedstrata.engine.agreeing import Agreements  # noqa: PLC0415
-    from fedstrata.engine.prepare import prepare_server  # noqa: PLC0415
-    from fedstrata.engine.remote import RemoteEngine  # noqa: PLC0415
-    from fedstrata.engine.run import Run  # noqa: PLC0415
-    from fedstrata.engine.run_folder import (  # noqa: PLC0415
-        require_free_folder,
-        serving_folder,
-        with_trackers,
-    )
-    from fedstrata.split.transport.hub import require_free  # noqa: PLC0415
-
-    guests = lines.guests_of(listen, tokens, clients, certificate, key, authority, insecure=insecure)
-    require_free(listen)
-    display = Display()
-    display.say("preparing the model ...")
-    if not resume:
-        require_free_folder(out)
-    source = configuration_of(arguments, out, resume=resume)
-    experiment = prepare_server(source, guests.names)
-    folder = serving_folder(source, out)
-    cache_bytes = int(cache_megabytes * 2**20)
-    run = Run(
-        experiment,
-        folder,
-        with_trackers(experiment.settings, folder, display),
-        partial(RemoteEngine, names=guests.names, cache_bytes=cache_bytes, patience=patience),
-    )
-    if resume:
-        run.load()
-    agreements = Agreements(experiment, guests.names, megabytes * 2**20, known=run.engine.weights)
-    timing = lines.timing_of(deadline, reconnect, keepalive, delay)
-    hub = guests.hub(agreements, timing, run.engine.welcome)
-    run.engine.connect(hub)
-    complete = False
-    try:
-        display.say(f"waiting on {hub.listen(listen)} for {', '.join(guests.names)}")
-        with display:
-            summary = run.execute()
-        complete = True
-    except KeyboardInterrupt:
-        display.say(f"stopped; go on with: fedstrata split serve --resume --out {folder}")
-        raise typer.Exit(INTERRUPTED) from None
-    finally:
-        hub.stop(complete=complete)
-    display.show(summary, folder, personal=experiment.method.personal)
-
-
-@app.command()
-def join(
-    client: lines.Client,
-    arguments: Arguments = None,
-    server: lines.Server = lines.LOOPBACK,
-    token: lines.Token = None,
-    certificate: lines.Certificate = None,
-    key: lines.Key = None,
-    authority: lines.Authority = None,
-    insecure: lines.Insecure = False,
-    home: Annotated[Path, typer.Option(help="The folder for what this client keeps between rounds.")] = Path(
-        "split-client"
-    ),
-    deadline: lines.Deadline = 600,
-    reconnect: lines.Reconnect = 600,
-    keepalive: lines.Keepalive = 20,
-    delay: lines.Delay = 0,
-    debug: Debug = False,
-) -> None:
-    """Hold the ends of a model and train them through a server; texts and labels stay here.
-
-    Example: fedstrata split join site.yaml --server 10.0.0.1:7447 --client north --token token
-    --certificate north.pem --key north.key --authority server.pem
-    """
-    from fedstrata.engine.joining import RemoteClient  # noqa: PLC0415 - heavy
-    from fedstrata.engine.prepare import prepare_client  # noqa: PLC0415
-
-    certificates = lines.certificates_of(certificate, key, authority, insecure=insecure)
-    timing = lines.timing_of(deadline, reconnect, keepalive, delay)
-    session_of = lines.sessions_of(server, client, token, certificates, timing)
-    source = configuration(*sort_arguments(arguments or []))
-    remote = RemoteClient(prepare_client(source, client), client, home, _tell)
-    try:
-        remote.take_part(session_of)
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
-    typer.echo("the run has ended")
+app.command(hidden=True)(serve)  # as they were called while only divided models could be served
+app.command(hidden=True)(join)
 
 
 @app.command()
@@ -261,27 +147,3 @@ def generate(
     for name, score in generating.scores.items():
         typer.echo(f"{name}: {score:.4g}")
     typer.echo(f"{len(found):,} answers in {out}")
-
-
-def configuration_of(arguments: list[str] | None, out: Path | None, *, resume: bool) -> Any:
-    """Returns the configuration to serve: the one that is named, or that of the run to go on with."""
-    file, overrides = sort_arguments(arguments or [])
-    if not resume:
-        return configuration(file, overrides)
-    if out is None:
-        raise ConfigurationError([Problem("", "--resume needs --out: the run directory to go on with")])
-    from fedstrata.engine.run_folder import resumable  # noqa: PLC0415 - heavy
-
-    return resumable(out, file, overrides)
-
-
-def _tell(event: str, facts: Any) -> None:
-    """Shows what a client does, a line a turn."""
-    if event == "joined":
-        typer.echo(f"joined as {facts['client']}")
-    elif event == "session_over":
-        typer.echo(f"joining again: {facts['message']}")
-    elif event == "turn":
-        typer.echo(f"round {facts['round']}: {facts['handler'].removeprefix('@')}")
-    elif event == "turn_failed":
-        typer.echo(f"round {facts['round']} has failed here: {facts['message']}", err=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedstrata.core.model import Layout, Model
     from fedstrata.core.preflight import Facts, Growth
     from fedstrata.core.seeding import Seed
-    from fedstrata.core.types import ClientInfo, Plan, State, Update
+    from fedstrata.core.types import JSON, ClientInfo, Plan, State, Tensors, Update
 
 
 class Method(Settings):
@@ -148,18 +148,31 @@ class Method(Settings):
     def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
         """Trains one client."""
 
-    def expects(self, handler: str, trained: Collection[str]) -> Collection[str]:
-        """Returns the names of what an update of a handler must hold at least.
-
-        Args:
-            handler: Whose update it is.
-            trained: What trains at the client.
-        """
-        return ()
-
     def weighs(self, client: ClientInfo) -> float:
         """Returns what an update of a client must weigh."""
         return float(client.examples)
+
+    def sends(
+        self, handler: str, plan: Plan, values: Mapping[str, JSON], trained: Tensors, layout: Layout
+    ) -> Tensors:
+        """Returns what an update of a handler holds, by which one from another process is judged.
+
+        That is what came with the plan, trained, unless a method says otherwise.
+
+        Args:
+            handler: Whose update it is.
+            plan: What the client was sent.
+            values: What the update says beside its tensors.
+            trained: What trains at the client: tensors without values, on torch's `meta` device.
+            layout: Of the whole model.
+
+        Returns:
+            Tensors without values.
+
+        Raises:
+            FrameError: The values are none that an update of this handler can have.
+        """
+        return {name: trained[name] for name in plan.tensors if name in trained}
 
     def seen_by(self, model: Any, rng: Seed) -> Callable[[str], AbstractContextManager[Any]] | None:
         """Returns how a site's documents are answered; none if simply by the shared model.

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+from fedstrata.core.errors import FrameError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -56,6 +58,17 @@ class Update(Message):
     """
 
     weight: float = 1.0
+
+
+def whole_number(value: JSON, name: str, least: int, most: int) -> int:
+    """Returns a whole number that a client says in an update.
+
+    Raises:
+        FrameError: It is none between these two.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise FrameError(f"an update says {name}={value!r:.40}, where {least} to {most} are possible")
+    return value
 
 
 @dataclass(frozen=True, slots=True)

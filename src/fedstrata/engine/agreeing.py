@@ -1,4 +1,4 @@
-"""What server and clients of a divided model compare before they begin, each by its own configuration."""
+"""What a server and its clients compare before they begin, each by its own configuration."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from fedstrata.engine.check import divided_method
 from fedstrata.engine.model import load_model, outline
 from fedstrata.split.divide import leave_ends, leave_middle
 from fedstrata.split.messages import is_count
-from fedstrata.split.transport.agreement import Agreement, shapes_of
+from fedstrata.transport.agreement import Agreement, Conversation, shapes_of
 
 if TYPE_CHECKING:
     from fedstrata.client.site import Site
+    from fedstrata.core.method import Method
     from fedstrata.core.task import Task
     from fedstrata.core.types import JSON
     from fedstrata.engine.prepare import Experiment
     from fedstrata.models.state import Model
-    from fedstrata.split.transport.members import Greeting
+    from fedstrata.transport.members import Greeting
     from fedstrata.wire.frame import Shape
 
 TRAINING, ANSWERS = "training", "answers"
@@ -47,7 +48,7 @@ def agreement_of(
     rows: int,
     length: int,
     purpose: str,
-    ends: Mapping[str, Shape] | None = None,
+    trained: Mapping[str, Shape] | None = None,
 ) -> Agreement:
     """Returns what one side takes as agreed with one client.
 
@@ -57,9 +58,9 @@ def agreement_of(
         rows: The most rows of a batch of this client.
         length: The most columns of one.
         purpose: What they come together for, `TRAINING` or `ANSWERS`.
-        ends: Dtype and shape of what the client trains; all that this side can train if none.
+        trained: Dtype and shape of what the client trains; if none what the method says of this side.
     """
-    settings, model = experiment.settings, experiment.model
+    settings, model, method = experiment.settings, experiment.model, experiment.method
     if experiment.task.kind == "causal-lm":  # what else a task is, is found in documents, and some have none
         settings = settings.model_copy(update={"task": experiment.asked or settings.task})
     every = dict(flatten(settings.model_dump(mode="json")))
@@ -69,26 +70,38 @@ def agreement_of(
         if path.startswith(_COMPARED[purpose]) and not path.startswith(_LOCAL)
     }
     compared["labels"] = list(experiment.task.classes)
-    config: Any = model.module.config
-    method = divided_method(experiment.method)
+    conversation = None
+    if (cut := method.divides(client)) is not None:
+        divided = divided_method(method)
+        config: Any = model.module.config
+        conversation = Conversation(
+            cut,
+            form=divided.wire,
+            hidden=config.get_text_config().hidden_size,
+            rows=rows,
+            length=length,
+            in_flight=divided.in_flight if purpose == TRAINING else 1,
+        )
     return Agreement(
         {"purpose": purpose, **compared},
         run=settings.name,
-        cut=method.divides(client),
         blocks=len(model.layout.blocks),
-        form=method.wire,
-        hidden=config.get_text_config().hidden_size,
-        rows=rows,
-        length=length,
-        ends=shapes_of(model.tensors(model.layout.all)) if ends is None else ends,
-        in_flight=method.in_flight if purpose == TRAINING else 1,
+        numbers=sum(tensor.numel() for tensor in model.tensors(model.names_outside([])).values()),
+        trained=_trained(method, model) if trained is None else trained,
+        conversation=conversation,
     )
 
 
-def held(model: Model) -> dict[str, JSON]:
-    """Returns what a client says of the model that it holds, at its base values: `weights` and `ends`."""
-    shapes = shapes_of(model.tensors(model.layout.all))
-    return {"weights": {**model.hashes(model.names_outside([]))}, "ends": _told(shapes)}
+def _trained(method: Method, model: Model) -> dict[str, Shape]:
+    """Returns dtype and shape of what a method trains of a model."""
+    return shapes_of(model.tensors(method.trainable(model.layout)))
+
+
+def held(experiment: Experiment) -> dict[str, JSON]:
+    """Returns what a client says of the model that it holds, at its base values: `weights` and `trained`."""
+    model = experiment.model
+    weights = model.hashes(model.names_outside([]))
+    return {"weights": {**weights}, "trained": _told(_trained(experiment.method, model))}
 
 
 class Agreements:
@@ -119,12 +132,12 @@ class Agreements:
         purpose: str = TRAINING,
     ) -> None:
         self._experiment, self.largest, self._purpose = experiment, largest, purpose
-        method, model = divided_method(experiment.method), experiment.model
+        method, model = experiment.method, experiment.model
         self._cuts = {client: method.divides(client) for client in clients}
         of = (experiment.settings, experiment.task, method, model.tokenizer)
         self._outlines = [outline(*of), outline(*of, new_head=True)]
         model.restore()
-        own = _hashes(experiment, [cut.middle(len(model.layout.blocks)) for cut in self._cuts.values()])
+        own = _hashes(experiment, [self._elsewhere(client, model) for client in clients])
         self._weights = {"the server": own, "the beginning of the run": known or {}}
 
     def __call__(self, client: str, greeting: Greeting) -> Agreement:
@@ -133,9 +146,9 @@ class Agreements:
         Raises:
             RefusedError: What it holds does not fit; the message names both values.
         """
-        said: Any = [greeting.get(name) for name in ("facts", "rows", "length", "ends", "weights")]
-        theirs, rows, length, ends, weights = said
-        maps = all(isinstance(each, dict) for each in (theirs, ends, weights))
+        said: Any = [greeting.get(name) for name in ("facts", "rows", "length", "trained", "weights")]
+        theirs, rows, length, trained, weights = said
+        maps = all(isinstance(each, dict) for each in (theirs, trained, weights))
         if not maps or not all(isinstance(each, int) and each > 0 for each in (rows, length)):
             raise RefusedError(f"client {client!r} does not say what it holds")
         if self._purpose == TRAINING:
@@ -144,33 +157,45 @@ class Agreements:
                 documents_of(client, greeting, what)
             length = self._experiment.task.max_length
         expected = self._shapes(client)
-        shapes = next((own for own in expected if _told(own) == ends), expected[0])
+        shapes = next((own for own in expected if _told(own) == trained), expected[0])
         agreement = agreement_of(self._experiment, client, rows, length, self._purpose, shapes)
         # Settings first: other labels make another head, and are what there is to be said of it.
         if different := agreement.differences(theirs, client):
             raise RefusedError(different)
-        _require_equal(client, _told(shapes), ends)
+        _require_equal(client, _told(shapes), trained)
         if agreement.largest > self.largest:
+            why, help_ = (
+                f"holds a model of {agreement.numbers:,} numbers",
+                "--megabytes of the server must be more",
+            )
+            if agreement.conversation is not None:
+                why = f"has batches of {rows} rows of up to {length}"
+                help_ = "a smaller training.batch_size or eval_batch_size may help, or more for the server"
             raise RefusedError(
-                f"client {client!r} has batches of {rows} rows of up to {length}: messages of "
-                f"{agreement.largest} bytes, where the server takes {self.largest} at most; a smaller "
-                "training.batch_size or eval_batch_size may help, or more for the server"
+                f"client {client!r} {why}: messages of {agreement.largest} bytes, where the server takes "
+                f"{self.largest} at most; {help_}"
             )
         self._compare(client, weights)
         return agreement
 
     def _shapes(self, client: str) -> list[dict[str, Shape]]:
-        """Returns dtype and shape of what a client may train whose model is divided here."""
-        sides = []
+        """Returns dtype and shape of what a client trains: without a new task head, and with one."""
+        sides, cut = [], self._cuts[client]
         for whole in self._outlines:
-            names = self._cuts[client].segments(whole.layout).ends
-            sides.append(shapes_of(whole.tensors(names)))
+            names = set(whole.layout.all) if cut is None else {*cut.segments(whole.layout).ends}
+            every = _trained(self._experiment.method, whole)
+            sides.append({name: shape for name, shape in every.items() if name in names})
         return sides
+
+    def _elsewhere(self, client: str, whole: Model) -> Collection[int]:
+        """Returns the blocks that a client leaves to the server."""
+        cut = self._cuts[client]
+        return () if cut is None else cut.middle(len(whole.layout.blocks))
 
     def _compare(self, client: str, weights: Weights) -> None:
         """Refuses a client that does not hold the weights of its side of the model, and only these."""
         whole = self._outlines[0]
-        own = whole.names_outside(self._cuts[client].middle(len(whole.layout.blocks)))
+        own = whole.names_outside(self._elsewhere(client, whole))
         if lacking := [name for name in own if not isinstance(weights.get(name), str)]:
             raise RefusedError(
                 f"client {client!r} does not say which weights it holds: {len(lacking)} hashes are not "
@@ -197,6 +222,8 @@ def _hashes(experiment: Experiment, middles: Sequence[Collection[int]]) -> dict[
         middles: The blocks that each client leaves to the server.
     """
     own, last = experiment.model, len(experiment.model.layout.blocks) - 1
+    if not any(middles):  # the server holds all of the model
+        return dict(own.hashes(own.names_outside([])))
     elsewhere = [index for index in range(last + 1) if not any(index in middle for middle in middles)]
     parts: list[Any] = [partial(leave_ends, cut=Cut(0, 0))]
     parts += [partial(leave_middle, cut=Cut(index, last - index)) for index in elsewhere]
@@ -211,11 +238,11 @@ def _hashes(experiment: Experiment, middles: Sequence[Collection[int]]) -> dict[
     return found
 
 
-def _require_equal(client: str, expected: Mapping[str, JSON], ends: Mapping[str, JSON]) -> None:
+def _require_equal(client: str, expected: Mapping[str, JSON], trained: Mapping[str, JSON]) -> None:
     """Refuses a client that trains something else than what is expected of it."""
-    if wrong := sorted(name for name in {*expected, *ends} if expected.get(name) != ends.get(name)):
+    if wrong := sorted(name for name in {*expected, *trained} if expected.get(name) != trained.get(name)):
         raise RefusedError(
-            f"what trains is not the same; {wrong[0]} is {ends.get(wrong[0])} at client {client!r}, "
+            f"what trains is not the same; {wrong[0]} is {trained.get(wrong[0])} at client {client!r}, "
             f"{expected.get(wrong[0])} at the server"
         )
 

@@ -23,14 +23,14 @@ from fedstrata.record.log import committed_rounds, read_events
 from fedstrata.split.inference import Answering
 from fedstrata.split.kvcache import Sessions
 from fedstrata.split.middle import Middle
-from fedstrata.split.transport.header import Header, Kind
+from fedstrata.transport.header import Header, Kind
 from fedstrata.wire import frame
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedstrata.split.transport.hub import Hub
-    from fedstrata.split.transport.members import Arrival
+    from fedstrata.transport.hub import Hub
+    from fedstrata.transport.members import Arrival
 
 MAY_CHANGE = frozenset({"device", "threads"})
 """Settings other than the run's: they do not change what the model is."""

@@ -306,9 +306,16 @@ def too_few_sampled(federation: FederationSettings, clients: int) -> list[Proble
     return [Problem("federation.min_clients", message)]
 
 
-def unservable(settings: RunSettings) -> list[Problem]:
-    """Returns a problem for each setting that only a simulation, which has all documents, can follow."""
+def unservable(settings: RunSettings, method: Method | None, *, joins: bool = False) -> list[Problem]:
+    """Returns a problem for each setting that only a simulation, which has all documents, can follow.
+
+    Args:
+        settings: The settings of a server, or of a client.
+        method: The method, if it is sound.
+        joins: Whether it is a client's.
+    """
     federation, data = settings.federation, settings.data
+    divided = isinstance(method, Divided)
     lets = "only a simulation lets them drop out or lie"
     scores = "they score their documents, each with the shared ends or its own, and tell the scores alone"
     asked = {
@@ -319,10 +326,17 @@ def unservable(settings: RunSettings) -> list[Problem]:
         "federation.score_everywhere": (federation.score_everywhere is True, scores),
         "data.split.test_sites": (data.split.test_sites, scores),
         "data.external": (data.external, scores),
+        "devices": (settings.devices is not None, "only a simulation emulates devices"),
+        "method.name": (
+            method is not None and method.pooled,
+            "it has the documents of all of them in one place",
+        ),
         "training.cache": (
-            settings.training.cache == "on",
+            divided and settings.training.cache == "on",
             "nothing of theirs is kept on disk between steps",
         ),
+        "data.split.server": (joins and data.split.server, "documents of the server's own lie at the server"),
+        "workers": (settings.workers not in (1, "auto"), "each computes its own turns, one at a time"),
     }
     without = "has no meaning with clients that are processes of their own"
     return [Problem(path, f"{without}: {why}") for path, (value, why) in asked.items() if value]

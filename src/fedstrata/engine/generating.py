@@ -32,12 +32,12 @@ from fedstrata.engine.agreeing import ANSWERS, agreement_of, held
 from fedstrata.engine.check import divided_method
 from fedstrata.split.ends import Ends
 from fedstrata.split.inference import RemoteMiddle
-from fedstrata.split.transport.membership import GrpcLine
 from fedstrata.tasks.instruction.examples import Example, answer_text, answered, pad_examples
 from fedstrata.tasks.instruction.generate import generate
 from fedstrata.tasks.instruction.prompts import PromptTokenizer
 from fedstrata.train.evaluate import answer, batches_by_length
 from fedstrata.train.local import autocast, to_device
+from fedstrata.transport.membership import GrpcLine
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from fedstrata.core.types import Message
     from fedstrata.engine.prepare import Experiment
     from fedstrata.split.messages import Form
-    from fedstrata.split.transport.membership import Membership
+    from fedstrata.transport.membership import Membership
 
 Join = Callable[[], "Membership"]
 TURN = 0
@@ -104,7 +104,7 @@ class Generating:
         length = max(self._longest(example) for example in self._examples)
         rows = windows * min(training.eval_batch_size, len(self._examples))
         self.agreement = agreement_of(experiment, client, rows, length, ANSWERS)
-        self.greeting: Mapping[str, Any] = {"rows": rows, "length": length, **held(self._model)}
+        self.greeting: Mapping[str, Any] = {"rows": rows, "length": length, **held(experiment)}
         if self._method.personal:
             self._require_store()
 

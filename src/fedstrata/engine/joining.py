@@ -1,18 +1,23 @@
-"""A client as a process of its own: it holds the ends of the model, its documents, and what it keeps.
+"""A client as a process of its own: it holds its documents, the model or the ends of it, and what it keeps.
 
-It waits for plans, runs the handler that a plan names, and sends the result, over one line to the server. The
-middle of the model is never loaded.
+It waits for plans, runs the handler that a plan names, and sends the result when the server asks for it, over
+one line. At the end it keeps what was learnt. Of a divided model the middle is never loaded.
 """
 
 from __future__ import annotations
 
 import inspect
 import secrets
+import time
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedstrata.adapters.attach import plain_where_needed
+from fedstrata.client.caches import ClientCaches
 from fedstrata.client.failures import describe, is_client_failure
-from fedstrata.client.store import home_of
+from fedstrata.client.store import client_folder, home_of
 from fedstrata.client.turn import Failed, Order, Workplace
 from fedstrata.core.errors import (
     ConfigurationError,
@@ -23,27 +28,34 @@ from fedstrata.core.errors import (
     TrainingError,
     printable,
 )
+from fedstrata.core.files import hash_of
 from fedstrata.core.seeding import Seed
 from fedstrata.core.types import Message, Plan, Update
 from fedstrata.data.split import PARTS
 from fedstrata.engine.agreeing import SCORE, TRAINING, agreement_of, held, windows_of
 from fedstrata.engine.check import divided_method
+from fedstrata.engine.facts import model_facts
+from fedstrata.engine.run_folder import SETTINGS, write_settings
 from fedstrata.engine.sites import sites_of
+from fedstrata.metrics.cost import peak_memory
+from fedstrata.record.log import RecordLog, read_events
+from fedstrata.record.summary import summarise, write_summary
 from fedstrata.split.ends import Ends
 from fedstrata.split.inference import RemoteMiddle
-from fedstrata.split.transport.header import Header, Kind
-from fedstrata.split.transport.membership import GrpcLine, TurnOverError
 from fedstrata.train.evaluate import answer
+from fedstrata.transport.header import Header, Kind
+from fedstrata.transport.membership import GrpcLine, TurnOverError
 from fedstrata.wire import frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
 
     from fedstrata.client.turn import ClientAtWork
     from fedstrata.core.types import JSON
     from fedstrata.engine.prepare import Experiment
     from fedstrata.record.log import Listener
-    from fedstrata.split.transport.membership import Membership
+    from fedstrata.transport.membership import Membership
     from fedstrata.wire.frame import Frame
 
 _HANDLER = ("plan", "client", "rng")
@@ -66,7 +78,8 @@ class RemoteClient:
     def __init__(self, experiment: Experiment, client: str, home: Path, listen: Listener) -> None:
         self._experiment, self._home, self._listen = experiment, home, listen
         self._trained, self._failure = 0, ""
-        self._delivered: Header | None = None  # the plan of the last turn, if its update was sent
+        self._done: Header | None = None  # the plan of the last turn, if it came to an update
+        self._update: Frame | None = None  # that update, as long as the server may fetch it
         sites = {site.id: site for site in sites_of(experiment)[1]}
         if client not in sites:
             message = f"the data has no client {client!r} with training documents; it has: {', '.join(sites)}"
@@ -97,7 +110,7 @@ class RemoteClient:
             "length": length,
             "documents": documents,
             "windows": {part: sum(counts) for part, counts in windows.items()},
-            **held(experiment.model),
+            **held(experiment),
         }
 
     def take_part(self, session_of: Callable[[RemoteClient], Membership]) -> None:
@@ -126,16 +139,21 @@ class RemoteClient:
             TrainingError: The run is complete, and this client has failed whenever it was to train.
         """
         run = membership.welcome.get("run")
-        self._workplace.folder = home_of(self._home, run)
+        folder = self._workplace.folder = home_of(self._home, run)
+        self._caches = ClientCaches(folder, self._experiment.settings, self._listen)
+        self._workplace.cache_of = self._caches.of
         self._keep_what_counts(membership.welcome)
         while True:
             header, content = membership.receive(patient=True)
             if header.kind == Kind.END:
                 if frame.decode(content, Message).values.get("complete"):
+                    self._caches.remove()
                     return self._require_trained()
                 raise SessionOverError("the server has stopped, and the run is not complete")
             if header.kind == Kind.PLAN:
                 self._turn(membership, header, content)
+            elif header.kind == Kind.FETCH:
+                self._deliver(membership, header)
             elif header.kind == Kind.FAILED:
                 self._refused(header, content)
 
@@ -145,7 +163,7 @@ class RemoteClient:
         A round that has its update and still goes on counts until there is another welcome.
         """
         committed, delivered = welcome.get("committed"), welcome.get("delivered")
-        plan, self._delivered = self._delivered, None
+        plan, self._done, self._update = self._done, None, None
         if not isinstance(committed, int):
             return
         store = self._workplace.store(self.id, committed)
@@ -158,8 +176,11 @@ class RemoteClient:
             self._take_back(plan, "the line broke, and the round does not count what was sent")
 
     def _turn(self, membership: Membership, header: Header, content: Frame) -> None:
-        """Runs one handler, and sends what it gives, or why it failed."""
-        self._delivered = None
+        """Runs one handler, and sends what it gives, or why it failed.
+
+        With a whole model it says only that it is done; the update lies here until it is fetched.
+        """
+        self._done, self._update = None, None
         self._listen("turn", {"round": header.round, "handler": header.handler})
         order = Order(self.id, header.round, header.handler, header.call, content)
         try:
@@ -167,7 +188,12 @@ class RemoteClient:
             result = self._workplace.compute(order, self._site, GrpcLine(membership, header.turn), own)
             if isinstance(result, Failed):
                 raise result.error
-            membership.send(Header(Kind.UPDATE, turn=header.turn, seconds=result.seconds), result.update)
+            said = Header(Kind.UPDATE, turn=header.turn, seconds=result.seconds, trained=result.trained)
+            if self._experiment.method.divides(self.id) is None:
+                self._update = result.update
+                membership.send(replace(said, kind=Kind.READY), frame.encode(Message()))
+            else:
+                membership.send(said, result.update)
         except LineError as error:
             self._undo(header)
             self._tell_failed(header, str(error))
@@ -182,8 +208,14 @@ class RemoteClient:
             if not is_client_failure(error):
                 raise
         else:
-            self._delivered = header
+            self._done = header
             self._trained += header.handler != SCORE
+
+    def _deliver(self, membership: Membership, header: Header) -> None:
+        """Sends the update of the last turn, which its tensors in the model still are."""
+        update, self._update = self._update, None
+        if update is not None and self._done is not None and self._done.turn == header.turn:
+            membership.send(Header(Kind.UPDATE, turn=header.turn), update)
 
     def _undo(self, header: Header) -> None:
         """Drops what was learnt in a turn; what was learnt before it in the round stays when scores fail."""
@@ -192,9 +224,9 @@ class RemoteClient:
 
     def _refused(self, header: Header, content: Frame) -> None:
         """Hears that a turn has failed at the server: the last one, if its update was sent."""
-        plan = self._delivered
+        plan = self._done
         if plan is not None and plan.turn == header.turn:  # and none that has failed here already
-            self._delivered = None
+            self._done, self._update = None, None
             reason = frame.decode(content, Message).values.get("message")
             self._take_back(plan, printable(f"the server cannot use what it was sent: {reason}"))
 
@@ -231,20 +263,71 @@ class RemoteClient:
         return None
 
     def _score(self, plan: Plan, client: ClientAtWork, rng: Seed) -> Update:
-        """Scores the client's documents of a part of the split; the server runs the middle."""
-        part = plan.values.get("part")
-        if part not in PARTS or client.line is None:
+        """Scores the client's documents of a part of the split; what was learnt at the end is kept."""
+        part, task = plan.values.get("part"), self._site.task
+        if part not in PARTS:
             raise FrameError(f"the server asks for scores of {part!r}, which is no part of the data")
-        model, method = self._experiment.model, divided_method(self._experiment.method)
+        started, documents = time.perf_counter(), self._site.scored(str(part))
+        model = self._experiment.model
         model.load(plan.tensors)
-        documents = self._site.scored(str(part))
-        if not documents:
-            return Update({}, {"tally": None}, weight=0.0)
-        cut = method.divides(self.id)
+        if self._experiment.method.personal:  # what else a store holds is not what was learnt
+            model.load_known(client.store.read().tensors)
+        counted: dict[str, JSON] = {"tally": None}
+        scores = None
+        if documents:
+            with self._connected(client, rng):
+                answers = answer(model, task, documents, client.training)
+            tally, apart = task.tally(documents, answers), task.apart(documents, answers)
+            counted, scores = {"tally": {**tally}, "apart": {**apart}}, task.scores(tally, apart)
+        if plan.values.get("final") and self._experiment.method.divides(self.id) is None:
+            self._keep_model(scores, started)
+        return Update({}, counted, weight=float(len(documents)))
+
+    def _connected(self, client: ClientAtWork, rng: Seed) -> AbstractContextManager[object]:
+        """Returns the context in which the model answers: with the server's middle, where that has one."""
+        if (cut := self._experiment.method.divides(self.id)) is None:
+            return nullcontext()
+        if client.line is None:
+            raise FrameError("the server asks for scores, and runs no middle for them")
+        method = divided_method(self._experiment.method)
         remote = RemoteMiddle(client.line, method.wire, cut)
         noise = method.noise_of(rng if client.secret is None else Seed(client.secret, rng.path))
-        with Ends(model, cut).connected(remote, noise=noise):
-            answers = answer(model, self._site.task, documents, client.training)
-        tally: dict[str, JSON] = dict(self._site.task.tally(documents, answers))
-        apart: dict[str, JSON] = dict(self._site.task.apart(documents, answers))
-        return Update({}, {"tally": tally, "apart": apart}, weight=float(len(documents)))
+        return Ends(self._experiment.model, cut).connected(remote, noise=noise)
+
+    def _keep_model(self, scores: Mapping[str, float] | None, started: float) -> None:
+        """Makes this client's folder one of a finished run, whose model is the client's own.
+
+        Args:
+            scores: Of its test documents; none where it has none.
+            started: When that was begun.
+        """
+        experiment, folder = self._experiment, self._workplace.folder
+        model = experiment.model
+        place = client_folder(folder, self.id) if experiment.method.personal else folder
+        model.save(place / "model", plain=plain_where_needed(model))
+        write_settings(experiment.settings, folder / SETTINGS)
+        log = RecordLog(folder / "record.jsonl")
+        documents = {part: len(getattr(self._site.documents, part)) for part in PARTS}
+        log.append(
+            "run",
+            {
+                **model_facts(experiment, model),
+                "id": folder.name,
+                "data": None,
+                "clients": {self.id: documents},
+            },
+        )
+        weights = sorted((place / "model").glob("*.safetensors"))
+        facts = {
+            "global": scores,
+            "clients": {self.id: scores},
+            "mean_client": scores,
+            "external": {},
+            "saved": {path.relative_to(folder).as_posix(): hash_of(path) for path in weights},
+            "seconds": time.perf_counter() - started,
+            **peak_memory(model.device),
+        }
+        log.append("final", facts, durable=True)
+        log.close()
+        write_summary(summarise(read_events(folder / "record.jsonl")), folder / "summary.json")
+        self._listen("kept", {"folder": str(folder)})

@@ -38,6 +38,7 @@ from fedstrata.engine.check import (
 )
 from fedstrata.engine.model import check_model, load_model, refusals
 from fedstrata.engine.processors import idle_workers, threads_of, workers_of
+from fedstrata.methods.divided import Divided
 from fedstrata.models.load import read_tokenizer
 from fedstrata.split.divide import leave_ends, leave_middle
 from fedstrata.train.processor import use_processor
@@ -117,7 +118,7 @@ def prepare(
             clients = divided.clients
             if not apart:
                 problems += source.located(unfit_clients(settings, checked.task, method, clients))
-            problems += source.located(without_validation(method, clients))
+                problems += source.located(without_validation(method, clients))
             task = checked.task.fitted(clients)
             if task.without_relations:
                 divided = divided.with_relations_aside(task.without_relations)
@@ -162,11 +163,12 @@ def with_model(experiment: Experiment, tokenizer: Any, device: torch.device) -> 
 
 
 def prepare_server(source: Source, clients: Sequence[str], *, trains: bool = True) -> Experiment:
-    """Checks a configuration and loads what a server needs of it: the middle of the model, and few documents.
+    """Checks a configuration and loads what a server needs of it: a model, and few documents or none.
 
     A causal language model is served without any data, and so is a model with classes if the task names them.
-    If not they are those of the configuration's data, which may be any documents with the same labels. Of the
-    model's file no more is read than what any of the clients lacks.
+    If not they are those of the configuration's data, which may be any documents with the same labels; a
+    method that tries updates on documents of the server's own takes them from there too. Of a model that the
+    method divides no more is read than what any of the clients lacks.
 
     Args:
         source: The configuration.
@@ -177,33 +179,34 @@ def prepare_server(source: Source, clients: Sequence[str], *, trains: bool = Tru
         ConfigurationError: With every problem that could be found.
     """
 
-    def without_of(method: Method) -> Callable[[PreTrainedModel], None]:
-        return partial(leave_middle, cut=divided_method(method).widest(clients))
+    def without_of(method: Method) -> Callable[[PreTrainedModel], None] | None:
+        return partial(leave_middle, cut=method.widest(clients)) if isinstance(method, Divided) else None
 
     checked = check_settings(source)
-    problems = _side_problems(checked)
+    method = checked.method
+    problems = _side_problems(checked, divided=not trains)
     if trains:
-        federation, method = checked.settings.federation, checked.method
-        own = Facts(clients=clients, devices=checked.settings.devices)
-        problems += source.located(unservable(checked.settings))
+        federation = checked.settings.federation
+        own = Facts(clients=clients)
+        problems += source.located(unservable(checked.settings, method))
         problems += source.located(too_few_sampled(federation, len(clients)))
         problems += source.located([] if method is None else method.problems(own))
     if problems:
         raise ConfigurationError(problems)
-    if checked.task.needs_documents:
+    if checked.task.needs_documents or (method is not None and method.tries_updates):
         return prepare(source, without_of=without_of, apart=True)
     return _without_documents(checked, without_of, problems)
 
 
 def prepare_client(source: Source, client: str) -> Experiment:
-    """Checks a configuration and loads what a client needs of it: the ends of the model, and its documents.
+    """Checks a configuration and loads what a client needs of it: its documents, and its part of the model.
 
     Args:
         source: The configuration; its data are the client's own, or hold the client's under its name.
         client: Its name.
 
     Raises:
-        ConfigurationError: As `prepare` does, or the method does not divide the model.
+        ConfigurationError: As `prepare` does.
     """
     return prepare(source, without_of=_without_middle(client), apart=True)
 
@@ -218,17 +221,26 @@ def prepare_prompts(source: Source, client: str) -> Experiment:
     if checked.task.kind != "causal-lm":
         message = f"{checked.task.name} has a model with classes, which generates nothing"
         raise ConfigurationError([*checked.problems, Problem("task.name", message)])
-    return _without_documents(checked, _without_middle(client), _side_problems(checked))
+    return _without_documents(checked, _without_middle(client), _side_problems(checked, divided=True))
 
 
 def _without_middle(client: str) -> Without:
-    return lambda method: partial(leave_ends, cut=divided_method(method).divides(client))
+    def without_of(method: Method) -> Callable[[PreTrainedModel], None] | None:
+        cut = method.divides(client)
+        return None if cut is None else partial(leave_ends, cut=cut)
+
+    return without_of
 
 
-def _side_problems(checked: Checked) -> list[Problem]:
-    """Returns what is wrong with a configuration of one side, without looking at any documents."""
+def _side_problems(checked: Checked, *, divided: bool) -> list[Problem]:
+    """Returns what is wrong with a configuration of one side, without looking at any documents.
+
+    Args:
+        checked: The configuration.
+        divided: Whether the method has to divide the model.
+    """
     settings, method = checked.settings, checked.method
-    found = [] if method is None else refusals(lambda: divided_method(method))
+    found = refusals(lambda: divided_method(method)) if divided and method is not None else []
     found += machine_problems(settings)
     found += refusals(lambda: check_model(settings, checked.task, method))
     return [*checked.problems, *checked.source.located(found)]

@@ -1,29 +1,35 @@
-"""The engine of a run whose clients are other processes: `fedstrata split serve`.
+"""The engine of a run whose clients are other processes: `fedstrata serve`.
 
-Clients come and go. Scores are computed where the documents are, and only the scores travel, so a global
-score is the mean of the clients', weighted by their documents; and the model cannot be saved as one, since no
-side has all of it.
+Clients come and go. Scores are computed where the documents are, and only what they are made of travels. Of a
+divided model no side has all, so that none is saved here.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedstrata.adapters.attach import plain_where_needed
 from fedstrata.client.failures import describe
 from fedstrata.client.turn import Failed
 from fedstrata.core.errors import ConfigurationError, FrameError, LineError, Problem, printable
 from fedstrata.core.types import ClientInfo, Plan, Update
 from fedstrata.engine.agreeing import SCORE, documents_of, info_of, questions_in
 from fedstrata.engine.book import Attendance, Book
-from fedstrata.engine.check import divided_method
 from fedstrata.engine.cohort import RoundCohort
 from fedstrata.engine.model import outline
-from fedstrata.engine.remote_turns import NobodySpeaks, RemoteTurns, check_trained, check_update, tell_failed
+from fedstrata.engine.remote_turns import (
+    NobodySpeaks,
+    RemoteTurns,
+    check_trained,
+    check_update,
+    tell_failed,
+)
+from fedstrata.methods.divided import Divided
 from fedstrata.metrics.counts import added
 from fedstrata.record.history import start_of
 from fedstrata.record.log import committed_rounds, read_events
@@ -32,18 +38,19 @@ from fedstrata.split.inference import Answering
 from fedstrata.split.kvcache import Sessions
 from fedstrata.split.messages import is_number
 from fedstrata.split.middle import Middle
+from fedstrata.wire import frame
 from fedstrata.wire.meter import Meter
 
 if TYPE_CHECKING:
     from fedstrata.client.turn import Order
     from fedstrata.core.cohort import Service
-    from fedstrata.core.types import JSON, State, Tally
+    from fedstrata.core.types import JSON, State, Tally, Tensors
     from fedstrata.engine.prepare import Experiment
     from fedstrata.engine.protocol import Turns
     from fedstrata.models.state import Model
     from fedstrata.record.log import Listener
-    from fedstrata.split.transport.hub import Hub
-    from fedstrata.split.transport.members import Greeting
+    from fedstrata.transport.hub import Hub
+    from fedstrata.transport.members import Greeting
 
 Scores = Mapping[str, float]
 _LARGEST = 1e15
@@ -67,7 +74,7 @@ class RemoteEngine:
         id: Tells the run from every other one, so that clients keep apart what is theirs of each.
     """
 
-    command = "fedstrata split serve"
+    command = "fedstrata serve"
 
     def __init__(
         self,
@@ -80,7 +87,9 @@ class RemoteEngine:
         patience: float,
     ) -> None:
         self._experiment, self._folder, self._listen = experiment, folder, listen
-        self._method = divided_method(experiment.method)
+        method = experiment.method
+        self._method = method
+        self._divided = method if isinstance(method, Divided) else None
         self._names, self._cache_bytes, self._patience = tuple(names), cache_bytes, patience
         events = read_events(folder / "record.jsonl")
         begun = start_of(events) if committed_rounds(events) else None
@@ -118,8 +127,10 @@ class RemoteEngine:
 
     @cached_property
     def whole(self) -> Model:
-        """The whole model without its values, of which no side has all."""
+        """The whole model; without its values where no side has all of them."""
         experiment = self._experiment
+        if self._divided is None:
+            return experiment.model
         return outline(experiment.settings, experiment.task, experiment.method, experiment.model.tokenizer)
 
     def facts(self) -> dict[str, Any]:
@@ -128,7 +139,7 @@ class RemoteEngine:
         self._recorded = set(self._known)
         return {
             "id": self.id,
-            "ends": {name: value for own in every for name, value in own["ends"].items()},
+            **self._ends(every),
             "labels": list(self._experiment.task.classes),
             "task_settings": self._experiment.settings.model_dump(mode="json")["task"],
             "data": None,
@@ -137,10 +148,17 @@ class RemoteEngine:
             "clients": {own["client"]: own["documents"] for own in every},
         }
 
+    def _ends(self, clients: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+        """Returns hashes of the ends that clients came with; nothing where the server has the whole model."""
+        if self._divided is None:
+            return {}
+        return {"ends": {name: value for own in clients for name, value in own["ends"].items()}}
+
     def _facts_of(self, client: str) -> dict[str, Any]:
         """Returns what the record says of a client: its documents, and hashes of the ends it came with."""
         greeting = self._greetings[client]  # compared when it joined
-        return {"client": client, "documents": documents_of(client, greeting), "ends": greeting["weights"]}
+        ends = {} if self._divided is None else {"ends": greeting["weights"]}
+        return {"client": client, "documents": documents_of(client, greeting), **ends}
 
     def require_same(self, begun: Mapping[str, Any]) -> None:
         """Refuses to go on with a run that was not served.
@@ -208,8 +226,9 @@ class RemoteEngine:
             if not scoring:
                 self._delivered.add(client)
 
-        trained = sum(self.whole.layout.sizes[name] for name in self._method.trainable(self.whole.layout))
-        turns = RemoteTurns(self.hub, service, meter, self._check, delivered, trained)
+        trained = sum(self.whole.layout.sizes[name] for name in self._trained)
+        stays = self._divided is None
+        turns = RemoteTurns(self.hub, service, meter, self._check, delivered, trained, stays)
         for order, result in turns.run(orders):
             if isinstance(result, Failed) and not scoring:
                 self._lost.add(order.client)
@@ -222,10 +241,19 @@ class RemoteEngine:
             FrameError: It is not what the method expects.
         """
         if order.handler != SCORE:
-            info, ends = self.info(order.client), self.hub.greeting(order.client)["ends"]
-            due = self._method.expects(order.handler, ends if isinstance(ends, dict) else ())
-            check_trained(update, info, self._method.weighs(info), due)
+            method = self._method
+            said: Any = self.hub.greeting(order.client)["trained"]  # compared when it joined
+            trained = {name: own for name, own in self._trained.items() if name in said}
+            plan = frame.decode(order.plan, Plan)
+            due = method.sends(order.handler, plan, update.values, trained, self.whole.layout)
+            check_trained(update, method.weighs(self.info(order.client)), due)
         check_update(update)
+
+    @cached_property
+    def _trained(self) -> Tensors:
+        """What the method trains of the whole model, without values."""
+        names = self._method.trainable(self.whole.layout)
+        return {name: tensor.to("meta") for name, tensor in self.whole.tensors(names).items()}
 
     def undo(self, client: str, number: int, error: Exception) -> None:
         """Tells a client that its last turn does not count."""
@@ -241,38 +269,26 @@ class RemoteEngine:
         self._under_way, self._delivered, self._lost = 0, set(), set(lost)
 
     def score(self, number: int, state: State, part: str, *, final: bool) -> dict[str, Any]:
-        """Has every client score its documents, with what is shared of its ends; only scores come back.
+        """Has every client score its documents, with what is shared; only counts come back.
 
-        A client that is lost here has no scores, and the record says why. With `federation.min_clients` that
-        ends no run: what was learnt is there whoever scores it.
+        At the end clients keep what they are sent. A client that is lost here has no scores, and the record
+        says why. With `federation.min_clients` that ends no run: what was learnt is there whoever scores it.
         """
-        cuts = {name: self._method.divides(name) for name in self._names if name in self._known}
-        widest = self._method.widest(cuts)
-        present = self.hub.present
-        here = [self.info(name) for name in cuts if name in present or name not in self._lost]
+        known, present = [name for name in self._names if name in self._known], self.hub.present
+        here = [self.info(name) for name in known if name in present or name not in self._lost]
         cohort = self._scoring_cohort(number, here, part)
-        model = cohort.middle(widest)
-        model.load({name: state.tensors[name] for name in model.layout.all})
-        training = self._experiment.settings.training
-        sessions = Sessions(Middle(model, widest), self._cache_bytes, training)
-        documents, windows = (
-            {name: documents_of(name, self._greetings[name], what)[part] for name in cuts}
-            for what in ("documents", "windows")
-        )
-        most = {name: questions_in(count, self._experiment.task) for name, count in windows.items()}
-        service = Answering(sessions, self._method.wire, self._method.divides, most=most)
-
-        def plan_of(info: ClientInfo) -> Plan:
-            if self._method.personal:
-                return Plan({}, {"part": part})
-            theirs = cuts[info.id].segments(model.layout).middle
-            ends = {name: value for name, value in state.tensors.items() if name not in theirs}
-            return Plan(ends, {"part": part})
-
-        clients: dict[str, Scores | None] = dict.fromkeys(cuts)
+        documents = {name: documents_of(name, self._greetings[name])[part] for name in known}
+        asked: dict[str, JSON] = {"part": part, "final": final}
+        if self._divided is None:
+            parameters = set(self.whole.names_outside([]))
+            shared = {name: value for name, value in state.tensors.items() if name in parameters}
+            scored = cohort.each(SCORE, lambda info: Plan(shared, asked))
+        else:
+            scored = self._converse_scores(self._divided, cohort, state, asked)
+        clients: dict[str, Scores | None] = dict.fromkeys(known)
         tallies: list[Tally] = []
         apart: list[tuple[Mapping[str, float], float]] = []
-        for info, update in cohort.converse(SCORE, plan_of, service, lambda info: cuts[info.id]):
+        for info, update in scored:
             if update.values.get("tally") is None:
                 continue
             try:
@@ -287,11 +303,40 @@ class RemoteEngine:
             tallies.append(tally)
             apart.append((own, update.weight))
         return {
-            "global": self._scores(added(tallies), _weighted(apart)) if tallies else None,
+            # Of models that are their clients' own there is no score of one model.
+            "global": self._scores(added(tallies), _weighted(apart))
+            if tallies and (self._divided is not None or not self._method.personal)
+            else None,
             "clients": clients,
             "mean_client": mean_of(list(clients.values())),
             "external": {},
         }
+
+    def _converse_scores(
+        self, method: Divided, cohort: RoundCohort, state: State, asked: Mapping[str, JSON]
+    ) -> Iterator[tuple[ClientInfo, Update]]:
+        """Has clients score that hold the ends of the model, and ask its middle here."""
+        cuts = {info.id: method.divides(info.id) for info in cohort.clients}
+        widest = method.widest(cuts)
+        model = cohort.middle(widest)
+        model.load({name: state.tensors[name] for name in model.layout.all})
+        sessions = Sessions(Middle(model, widest), self._cache_bytes, self._experiment.settings.training)
+        most = {
+            name: questions_in(
+                documents_of(name, self._greetings[name], "windows")[str(asked["part"])],
+                self._experiment.task,
+            )
+            for name in cuts
+        }
+        service = Answering(sessions, method.wire, method.divides, most=most)
+
+        def plan_of(info: ClientInfo) -> Plan:
+            if method.personal:
+                return Plan({}, asked)
+            theirs = cuts[info.id].segments(model.layout).middle
+            return Plan({name: value for name, value in state.tensors.items() if name not in theirs}, asked)
+
+        return cohort.converse(SCORE, plan_of, service, lambda info: cuts[info.id])
 
     def _scores(self, tally: Tally, apart: Mapping[str, float]) -> Scores:
         """Returns the scores of what clients have counted.
@@ -324,7 +369,13 @@ class RemoteEngine:
         )
 
     def save(self, number: int, state: State) -> None:
-        """Saves nothing: no side has all of the model."""
+        """Saves the shared model, where there is one and all of it is here."""
+        if self._divided is not None or self._method.personal:
+            return
+        model = self._experiment.model
+        model.restore()
+        model.load_known(state.tensors)
+        model.save(self._folder / "model", plain=plain_where_needed(model))
 
     def memory(self) -> Sequence[Mapping[str, int | None]]:
         """Nobody else computes on this machine that would be known."""

@@ -1,7 +1,9 @@
 """Turns of clients that are processes elsewhere, over a hub.
 
 They compute at once where the method lets them, and what they say comes in whatever order it comes; nothing
-of it is trusted before it was looked at.
+of it is trusted before it was looked at. What a client with a whole model has computed stays there until it
+is fetched, so that the server holds few updates however many clients there are. Where the model is divided an
+update, which is small, comes at once: others may wait for its client to have ended.
 """
 
 from __future__ import annotations
@@ -12,24 +14,29 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from fedstrata.client.failures import describe, is_client_failure
 from fedstrata.client.turn import Done, Failed, Order
 from fedstrata.core.errors import FedstrataError, FrameError, LineError, printable
-from fedstrata.core.types import ClientInfo, Message, Update
+from fedstrata.core.types import Message, Tensors, Update
 from fedstrata.engine.conversation import NOBODY
 from fedstrata.split.messages import LARGEST_WEIGHT, require_moderate
-from fedstrata.split.transport.header import Header, Kind
+from fedstrata.transport.header import Header, Kind
 from fedstrata.wire import frame
 
 if TYPE_CHECKING:
     from fedstrata.core.cohort import Service
     from fedstrata.engine.protocol import Turns
-    from fedstrata.split.transport.hub import Hub
-    from fedstrata.split.transport.members import Arrival
+    from fedstrata.transport.hub import Hub
+    from fedstrata.transport.members import Arrival
     from fedstrata.wire.frame import Frame
     from fedstrata.wire.meter import Meter
+
+
+AHEAD = 2
+"""How many updates are fetched and not yet taken: while one is folded the next is on its way."""
 
 
 class ClientFailedError(FedstrataError):
@@ -53,12 +60,25 @@ class NobodySpeaks:
 
 @dataclass
 class _Turn:
-    """One client's turn, as long as it goes on."""
+    """One client's turn, as long as it goes on.
+
+    Attributes:
+        order: What the client does.
+        number: Of the turn.
+        session: The client's, as the turn began.
+        stays: Whether its update stays there until it is fetched.
+        began: When it began.
+        ready: What the client says of its work, once that is done and its update has not yet come.
+        fetched: Whether it has been asked for its update.
+    """
 
     order: Order
     number: int
     session: str
+    stays: bool
     began: float = field(default_factory=time.perf_counter)
+    ready: Header | None = None
+    fetched: bool = False
 
 
 @dataclass
@@ -71,7 +91,8 @@ class RemoteTurns:
         meter: Counts what they say, and what they are told.
         check: Looks at an update before anything is done with it; raises FrameError.
         delivered: Told the number of each client's turn whose update has come.
-        trained: How many numbers a client and the server train.
+        trained: How many numbers a client trains at most, of a divided model together with the server.
+        stays: Whether updates stay at their clients until they are fetched: not where the model is divided.
     """
 
     hub: Hub
@@ -80,6 +101,7 @@ class RemoteTurns:
     check: Callable[[Order, Update], None]
     delivered: Callable[[str, int], None]
     trained: int
+    stays: bool
     _turns: dict[str, _Turn] = field(default_factory=dict)
     _done: dict[str, Done] = field(default_factory=dict)
     _failed: deque[tuple[Order, Failed]] = field(default_factory=deque)
@@ -100,6 +122,7 @@ class RemoteTurns:
                     yield order, failed
                     self._say(self.service.leave(order.client, lost=True))
                 yield from self._in_order(ahead, lost)
+                self._fetch(ahead)
                 if self._turns and not self._unreachable:
                     self._receive()
             yield from self._in_order(ahead, lost)
@@ -114,11 +137,19 @@ class RemoteTurns:
             if order.client not in lost:
                 yield order, self._done.pop(order.client)
 
+    def _fetch(self, ahead: Iterable[Order]) -> None:
+        """Asks for the updates that will be taken next and lie ready."""
+        for order in islice(ahead, AHEAD):
+            turn = self._turns.get(order.client)
+            if turn is not None and turn.ready is not None and not turn.fetched:
+                turn.fetched = True
+                self._send(order.client, Header(Kind.FETCH, turn=turn.number), frame.encode(Message()))
+
     def _begin(self, orders: Sequence[Order]) -> None:
         """Sends all plans."""
         for order in orders:
             number, session = next(self.hub.turns), self.hub.session(order.client)
-            self._turns[order.client] = _Turn(order, number, session)
+            self._turns[order.client] = _Turn(order, number, session, self.stays)
         for order in orders:
             turn = self._turns[order.client]
             if not turn.session:
@@ -162,11 +193,16 @@ class RemoteTurns:
             self.meter.count_said(client, content, up=True)
             self._say(self.service.hear(client, frame.decode(content, Message)))
             return
-        if header.kind != Kind.UPDATE:
+        if header.kind == Kind.READY and turn.stays and turn.ready is None:
+            turn.ready = header
+            return
+        if header.kind != Kind.UPDATE or turn.stays != turn.fetched:
             raise FrameError(f"client {client!r} sent {header.kind.name} in the middle of a turn")
         self.check(turn.order, frame.decode(content, Update))
-        seconds = min(max(header.seconds, 0.0), time.perf_counter() - turn.began)
-        self._done[client] = Done(content, seconds, self.trained)
+        said = turn.ready or header
+        seconds = min(max(said.seconds, 0.0), time.perf_counter() - turn.began)
+        trained = min(said.trained, self.trained) if turn.stays else self.trained  # there, and here
+        self._done[client] = Done(content, seconds, trained)
         self.delivered(client, self._turns.pop(client).number)
         self._say(self.service.leave(client))
 
@@ -218,21 +254,29 @@ def check_update(update: Update) -> None:
     require_moderate(update.tensors)
 
 
-def check_trained(update: Update, info: ClientInfo, weight: float, due: Collection[str]) -> None:
-    """Looks at whether an update is that of a client that has trained.
+def check_trained(update: Update, weight: float, due: Tensors) -> None:
+    """Looks at whether an update is that of a client that has trained what it was to train.
 
     Args:
         update: The update.
-        info: What is known of the client.
         weight: What it must weigh.
-        due: Names of what it must hold: all that was to be trained.
+        due: What it must hold, without values.
 
     Raises:
         FrameError: It is not.
     """
     if update.weight != weight:
-        raise FrameError(f"an update weighs {update.weight:g} where the client has {info.examples} examples")
-    if lacking := sorted(set(due) - update.tensors.keys()):
+        raise FrameError(f"an update weighs {update.weight:g}, and not {weight:g}")
+    if lacking := sorted(due.keys() - update.tensors.keys()):
         raise FrameError(
             f"an update lacks {len(lacking)} of the weights that were to be trained, {lacking[0]} for one"
         )
+    for name, tensor in update.tensors.items():
+        if name not in due:
+            raise FrameError(f"tensor {name!r} came, which is nothing that the client was to send")
+        if tensor.dtype != due[name].dtype or tensor.shape != due[name].shape:
+            came, wanted = (
+                f"{str(each.dtype).removeprefix('torch.')} {tuple(each.shape)}"
+                for each in (tensor, due[name])
+            )
+            raise FrameError(f"tensor {name!r} came as {came}, not {wanted}")

@@ -77,10 +77,6 @@ class LocalTraining(Method):
         sent = model.tensors([name for name in names if name not in kept])
         return update_of(client, sent, {"loss": loss})
 
-    def expects(self, handler: str, trained: Collection[str]) -> Collection[str]:
-        """All that trains, unless some of it may be private."""
-        return trained if handler == "train" and not self.personal else ()
-
 
 class Averaging(LocalTraining):
     """Base of methods whose server half is FedAvg's: the weighted mean, or the rule that is named."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,10 @@ from fedstrata.split.middle import Middle
 from fedstrata.split.noise import Noise
 
 if TYPE_CHECKING:
+    from fedstrata.core.model import Layout
     from fedstrata.core.preflight import Facts
     from fedstrata.core.seeding import Seed
+    from fedstrata.core.types import JSON, Plan, Tensors
     from fedstrata.models.state import Model
     from fedstrata.split.messages import Form
     from fedstrata.split.noise import NoiseSettings
@@ -57,9 +59,11 @@ class Divided(Method):
         cuts = [self.divides(client) for client in clients]
         return Cut(min(cut.front for cut in cuts), min(cut.back for cut in cuts))
 
-    def expects(self, handler: str, trained: Collection[str]) -> Collection[str]:
+    def sends(
+        self, handler: str, plan: Plan, values: Mapping[str, JSON], trained: Tensors, layout: Layout
+    ) -> Tensors:
         """All that trains of the ends, unless they stay at their client."""
-        return () if self.personal else trained
+        return {} if self.personal else trained
 
     def seen_by(self, model: Model, rng: Seed) -> Callable[[str], AbstractContextManager[Any]] | None:
         """With noise where documents are scored, too, the ends of the model ask its middle.

@@ -23,7 +23,7 @@ Deviations: the paper's Algorithm 1 did not survive in its text; the bandit's ru
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 from pydantic import Field, model_validator
@@ -31,7 +31,7 @@ from pydantic import Field, model_validator
 from fedstrata.aggregate.mean import MeanResult, StreamingMean, replace
 from fedstrata.core.errors import Problem
 from fedstrata.core.settings.base import Count, Fraction
-from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Update
+from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Tensors, Update, whole_number
 from fedstrata.methods.averaging import SomeBlocksShared
 from fedstrata.policies.bandit import Bandits, BanditSettings, Rate
 from fedstrata.policies.dropout import Distribution, LayerDropout, block_rates
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from fedstrata.core.client import Client
     from fedstrata.core.cohort import Cohort
-    from fedstrata.core.model import Model
+    from fedstrata.core.model import Layout, Model
     from fedstrata.core.preflight import Facts
     from fedstrata.core.seeding import Seed
 
@@ -187,6 +187,20 @@ class DropPEFT(SomeBlocksShared):
             moved = [*plan.tensors.values(), *sent.values()]
             values["reward"] = (after - before) / _seconds(client, dropout, moved)
         return Update(sent, values, self.weighs(ClientInfo(client.id, len(client.examples))))
+
+    def sends(
+        self, handler: str, plan: Plan, values: Mapping[str, JSON], trained: Tensors, layout: Layout
+    ) -> Tensors:
+        """The adapters of the blocks that it says are shared, and the head."""
+        last = len(layout.blocks) - 1
+        blocks: dict[str, list[int]] = {}
+        for key in ("shared", "personal"):
+            said = values.get(key)
+            blocks[key] = (
+                [whole_number(each, key, 0, last) for each in said] if isinstance(said, list) else []
+            )
+        kept = set(names_outside(layout.blocks, blocks["shared"]))
+        return {name: tensor for name, tensor in trained.items() if name not in kept}
 
     def weighs(self, client: ClientInfo) -> float:
         """As `weighting` says."""

@@ -17,6 +17,7 @@ Deviations: it starts at depth 0 (the head alone) and width 8 and judges by accu
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
@@ -27,7 +28,7 @@ from fedstrata.aggregate.mean import StreamingMean
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.method import Method
 from fedstrata.core.settings.base import Count
-from fedstrata.core.types import JSON, ClientInfo, Plan, State, Update
+from fedstrata.core.types import JSON, ClientInfo, Plan, State, Tensors, Update
 from fedstrata.policies.share import blocks_in, noted_blocks
 from fedstrata.train.local import fit, update_of
 from fedstrata.train.work import adapter_of
@@ -138,6 +139,12 @@ class FedAdaOPT(Method):
         if (score := client.validate()) is not None:
             values["score"] = score
         return update_of(client, cut(model.tensors(names), width), values)
+
+    def sends(
+        self, handler: str, plan: Plan, values: Mapping[str, JSON], trained: Tensors, layout: Layout
+    ) -> Tensors:
+        """The adapters of the configuration, at its width."""
+        return cut(super().sends(handler, plan, values, trained, layout), cast("int", plan.values["width"]))
 
     def _choices(self, state: State) -> list[tuple[int, int]]:
         """Returns depth and width as they are, one step deeper and one step wider, where there are such."""

@@ -23,7 +23,7 @@ Deviations: changes travel and not weights, since a small change would drown in 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
@@ -33,9 +33,9 @@ from pydantic import Field, model_validator
 from fedstrata.aggregate.changes import add
 from fedstrata.aggregate.robust import FACTS, past_facts, robust_change
 from fedstrata.aggregate.rules import MeanRule
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError, FrameError, Problem
 from fedstrata.core.settings.base import Count, Fraction, NotNegative
-from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Update
+from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Tensors, Update
 from fedstrata.methods.averaging import Averaging
 from fedstrata.policies.scores import (
     block_scores,
@@ -43,6 +43,7 @@ from fedstrata.policies.scores import (
     estimated_scores,
     require_finite,
     sketch_all,
+    sketch_size,
 )
 from fedstrata.policies.select import (
     Progress,
@@ -157,9 +158,22 @@ class FedTLU(Averaging):
         names = cast("list[str]", plan.values["names"])
         return update_of(client, {name: store[CHANGE + name] for name in names})
 
-    def expects(self, handler: str, trained: Collection[str]) -> Collection[str]:
-        """The change of all that trains, unless sketches come first."""
-        return () if self._sketched else super().expects(handler, trained)
+    def sends(
+        self, handler: str, plan: Plan, values: Mapping[str, JSON], trained: Tensors, layout: Layout
+    ) -> Tensors:
+        """The change of all that trains, as float32; or sketches, and then the changes that are asked for."""
+        change = {name: tensor.float() for name, tensor in trained.items()}
+        if handler == "upload":
+            return {name: change[name] for name in cast("list[str]", plan.values["names"])}
+        if not isinstance(values.get("loss"), float):
+            raise FrameError("an update says no loss")
+        if not self._sketched:
+            return change
+        inside = scored_tensors(layout.blocks, change)
+        size = sum(sketch_size(change[name].numel(), self.width) for name in inside)
+        outside = {name: tensor for name, tensor in change.items() if name not in set(inside)}
+        sums = torch.empty(len(inside), dtype=torch.float64, device="meta")
+        return outside | {SUMS: sums, SKETCHES: torch.empty(size, device="meta")}
 
     def _exact_round(self, state: State, cohort: Cohort, rng: Seed) -> State:
         """One exchange: the whole model, and every change of it."""

@@ -44,7 +44,7 @@ from fedstrata.adapters.stack import (
 from fedstrata.aggregate.mean import StreamingMean, replace
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.settings.base import Count
-from fedstrata.core.types import ClientInfo, Message, Plan, State, Update
+from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Tensors, Update
 from fedstrata.methods.averaging import LocalTraining
 from fedstrata.methods.fedmedlora import USUAL_ADAPTER
 from fedstrata.train.work import adapter_of
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from fedstrata.core.client import Client
     from fedstrata.core.cohort import Cohort
-    from fedstrata.core.model import Model
+    from fedstrata.core.model import Layout, Model
     from fedstrata.core.preflight import Facts, Growth
     from fedstrata.core.seeding import Seed
 
@@ -175,6 +175,12 @@ class FLoRA(LocalTraining):
         if model.is_changed(weights):
             client.store.write(Message(model.tensors(weights)))
         return Update(cut(update.tensors, rank), update.values, update.weight)
+
+    def sends(
+        self, handler: str, plan: Plan, values: Mapping[str, JSON], trained: Tensors, layout: Layout
+    ) -> Tensors:
+        """The adapter at the client's rank, and the head."""
+        return cut(trained, cast("int", plan.values["rank"]))
 
 
 class _Server:

@@ -17,6 +17,7 @@ Deviations: a device's rank is drawn once from `ranks`, where the paper goes by 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field
@@ -35,7 +36,7 @@ from fedstrata.adapters.rank import (
 from fedstrata.aggregate.mean import StreamingMean
 from fedstrata.core.method import Method
 from fedstrata.core.settings.base import Count, Positive, Settings
-from fedstrata.core.types import JSON, ClientInfo, Plan, State, Update
+from fedstrata.core.types import JSON, ClientInfo, Plan, State, Tensors, Update, whole_number
 from fedstrata.train.local import fit, update_of
 from fedstrata.train.work import adapter_of
 
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from fedstrata.core.client import Client
     from fedstrata.core.cohort import Cohort
     from fedstrata.core.errors import Problem
-    from fedstrata.core.model import Model
+    from fedstrata.core.model import Layout, Model
     from fedstrata.core.preflight import Facts
     from fedstrata.core.seeding import Seed
 
@@ -128,6 +129,13 @@ class HetLoRA(Method):
         sent = cut(model.tensors(names), rank)
         facts: dict[str, JSON] = {"loss": loss, "rank": rank}
         return update_of(client, sent, facts)
+
+    def sends(
+        self, handler: str, plan: Plan, values: Mapping[str, JSON], trained: Tensors, layout: Layout
+    ) -> Tensors:
+        """The adapter at the device's rank, of which it may have given up some, and the head."""
+        largest = cast("int", plan.values["rank"])
+        return cut(trained, whole_number(values.get("rank"), "rank", 1, largest))
 
 
 class _Penalty:

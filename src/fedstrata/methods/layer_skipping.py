@@ -21,18 +21,18 @@ Deviations: the paper does not say where the final norm belongs (here it trains 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
 
 from pydantic import Field
 
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.settings.base import Count, Fraction, Settings
-from fedstrata.core.types import JSON, Plan, State, Update
+from fedstrata.core.types import JSON, Plan, State, Tensors, Update
 from fedstrata.methods.averaging import Averaging
 from fedstrata.policies.freeze import largest_top, smallest_top, top_count, train_top
 from fedstrata.policies.share import personal_top
-from fedstrata.train.probe import NORMS, asked_norms, send_norms
+from fedstrata.train.probe import NORMS, asked_norms, norms_of, send_norms
 
 if TYPE_CHECKING:
     from fedstrata.core.client import Client
@@ -109,9 +109,13 @@ class LayerSkipping(Averaging):
         """Reports the gradient norm of every block of the model as it is before the first round."""
         return send_norms(client, (self._automatic or AutomaticDepth()).batches, rng)
 
-    def expects(self, handler: str, trained: Collection[str]) -> Collection[str]:
-        """All that trains, where k is known beforehand."""
-        return () if self._automatic else super().expects(handler, trained)
+    def sends(
+        self, handler: str, plan: Plan, values: Mapping[str, JSON], trained: Tensors, layout: Layout
+    ) -> Tensors:
+        """What came, trained, or norms."""
+        return (
+            norms_of(layout) if handler == "probe" else super().sends(handler, plan, values, trained, layout)
+        )
 
     def _choose(self, state: State, cohort: Cohort) -> State:
         """Keeps of the state what trains at the k that the clients' gradient norms ask for."""

@@ -107,6 +107,11 @@ def open_result(
         began_with = {} if unpacked else start["ends"]
         model = _assembled(folder, settings, method, task, len(committed_rounds(events)), began_with)
     else:
+        if method.personal and start.get("id") is not None and not any(folder.glob("clients/*/model")):
+            message = (
+                "every client has a model of its own, and keeps it: in the folder that it named at the end"
+            )
+            raise ConfigurationError([Problem("RUN", message)])
         saved = _model_folder(folder, method, client, trained)
         _require_as_saved(folder, saved, events)
         task, model = _load(saved, replace(checked, settings=settings))
@@ -145,7 +150,7 @@ def _finished(folder: Path) -> list[dict[str, Any]]:
     kinds = [event["event"] for event in events if event["event"] in ("round", "final")]
     if kinds and kinds[-1] == "final":
         return events
-    verb = "split serve" if _is_served(start_of(events) or {}) else "run"
+    verb = "serve" if (start_of(events) or {}).get("id") is not None else "run"
     command = f"fedstrata {verb} --resume --out {folder}"
     message = (
         f"the run in {folder} is not finished, and has no model of its last round; finish it with: {command}"
@@ -163,6 +168,8 @@ def _model_folder(folder: Path, method: Method, client: str | None, clients: Seq
             return folder / "model"
         message = f"must be left out: with {method.name} all clients share one model, not {client!r}"
         raise ConfigurationError([Problem("--client", message)])
+    if client is None and len(clients) == 1:
+        (client,) = clients
     if client is None:
         message = f"must be set: with {method.name} every client has a model of its own; one of: {names}"
         raise ConfigurationError([Problem("--client", message)])

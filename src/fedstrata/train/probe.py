@@ -14,8 +14,11 @@ from fedstrata.train.local import accumulate, block_gradient_norms, update_of
 from fedstrata.train.work import counting
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fedstrata.core.client import Client
     from fedstrata.core.cohort import Cohort
+    from fedstrata.core.model import Layout
     from fedstrata.core.seeding import Seed
 
 
@@ -27,6 +30,11 @@ def asked_norms(cohort: Cohort) -> list[float]:
     """Returns the weighted mean of what clients report by `send_norms`, lowest block first."""
     norms: list[float] = cohort.mean("probe", lambda _: Plan()).tensors[NORMS].tolist()
     return norms
+
+
+def norms_of(layout: Layout) -> dict[str, Tensor]:
+    """Returns what a client reports of a model by `send_norms`, without values."""
+    return {NORMS: torch.empty(len(layout.blocks), device="meta")}
 
 
 def send_norms(client: Client, batches: int, rng: Seed) -> Update:

@@ -97,6 +97,10 @@ class Frame:
         """Returns the frame as one piece; copies the payload."""
         return b"".join(self.buffers())
 
+    def aligned(self) -> Frame:
+        """Returns a copy whose tensors begin where torch's own do; the last bits of sums may depend on it."""
+        return SharedFrame.of(self, shared=False).frame()
+
     def __reduce__(self) -> tuple[Callable[[SharedFrame], Frame], tuple[SharedFrame]]:
         """Lets processes of one machine hand it over in shared memory (`torch.multiprocessing`)."""
         return SharedFrame.frame, (SharedFrame.of(self),)
@@ -126,18 +130,20 @@ class SharedFrame:
     memory: Tensor
 
     @classmethod
-    def of(cls, frame: Frame) -> SharedFrame:
+    def of(cls, frame: Frame, *, shared: bool = True) -> SharedFrame:
         """Copies a frame.
 
+        Args:
+            frame: The frame.
+            shared: Whether other processes are to see it; else it has memory of its own here.
+
         Raises:
-            FedstrataError: There is no room for it.
+            FedstrataError: There is no room for it to be shared.
         """
         sizes = tuple(body.nbytes for body in frame.bodies)
         memory = torch.empty(sum(map(_aligned, sizes)), dtype=torch.uint8)
-        try:
-            memory.share_memory_()  # type: ignore[no-untyped-call]
-        except RuntimeError as error:
-            raise FedstrataError(_no_room(memory.nbytes, error)) from None
+        if shared:
+            _share(memory)
         target, start = bytes_of(memory), 0
         for body, size in zip(frame.bodies, sizes, strict=True):
             target[start : start + size] = body.cast("B")
@@ -157,14 +163,16 @@ def free_shared_memory() -> int | None:
     return shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else None
 
 
-def _no_room(needed: int, error: Exception) -> str:
-    free = free_shared_memory()
-    found = "" if free is None else f", of which {SHARED_MEMORY} has {free / 1e6:,.1f} MB free"
-    reason = str(error).rpartition(": ")[2]
-    return (
-        f"a frame needs {needed / 1e6:,.1f} MB of shared memory{found}: {reason}. Give it more (containers: "
-        "`docker run --shm-size`), three such frames for each of the workers; or set workers=1"
-    )
+def _share(memory: Tensor) -> None:
+    try:
+        memory.share_memory_()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        free, reason = free_shared_memory(), str(error).rpartition(": ")[2]
+        found = "" if free is None else f", of which {SHARED_MEMORY} has {free / 1e6:,.1f} MB free"
+        raise FedstrataError(
+            f"a frame needs {memory.nbytes / 1e6:,.1f} MB of shared memory{found}: {reason}. Give it more "
+            "(containers: `docker run --shm-size`), three frames for each of the workers; or set workers=1"
+        ) from None
 
 
 def _aligned(size: int) -> int:

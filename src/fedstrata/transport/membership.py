@@ -20,21 +20,23 @@ from fedstrata.core.errors import (
     printable,
 )
 from fedstrata.core.types import JSON, Message
-from fedstrata.split.transport.agreement import Agreement, accept
-from fedstrata.split.transport.credentials import require_safe
-from fedstrata.split.transport.header import METHOD, SERVICE, Header, Kind, pack, unpack
-from fedstrata.split.transport.link import Link
-from fedstrata.split.transport.timing import Timing
+from fedstrata.transport.agreement import Agreement, accept
+from fedstrata.transport.credentials import require_safe
+from fedstrata.transport.header import METHOD, SERVICE, SETTINGS, Header, Kind, pack, unpack
+from fedstrata.transport.link import Link
+from fedstrata.transport.timing import Timing
 from fedstrata.wire import frame
 from fedstrata.wire.frame import Frame
 
 if TYPE_CHECKING:
-    from fedstrata.split.transport.credentials import Certificates
+    from fedstrata.transport.credentials import Certificates
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 """Seconds between attempts to connect: the first pause, and the longest; each is twice the one before."""
 
 
+_SETTINGS_BYTES = 2**20
+"""Bytes of what a server says of the run."""
 _GOODBYE = 5.0
 """Seconds for what was sent last to leave."""
 
@@ -43,6 +45,48 @@ _REFUSED = (
     " (a server that is there may have refused this client's certificate, or the client the server's: "
     "expired, not for this address, or signed by another authority)"
 )
+
+
+def settings_of(
+    address: str, client: str, token: str | None, certificates: Certificates | None, timing: Timing
+) -> Mapping[str, JSON]:
+    """Returns what a server says of the run to a client that is about to join it.
+
+    Args:
+        address: The server's `HOST:PORT`; it may be started later.
+        client: Who asks.
+        token: The client's token.
+        certificates: The client's certificate and whom it trusts; none for plain text on this machine.
+        timing: How long to wait.
+
+    Raises:
+        RefusedError: The server does not know this client.
+        LineError: It cannot be reached.
+    """
+    require_safe(address, insecure=certificates is None, setting="--server")
+    with _channel(address, certificates, timing.options(_SETTINGS_BYTES)) as channel:
+        ask = channel.unary_unary(f"/{SERVICE}/{SETTINGS}")
+        try:
+            data = ask(b"", metadata=_metadata(client, token), timeout=timing.reconnect, wait_for_ready=True)
+        except grpc.RpcError as error:
+            details = printable(error.details() or "")
+            if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
+                raise RefusedError(f"the server refuses: {details}") from None
+            told = f"the server at {address} says nothing of the run for {timing.reconnect:g} s: {details}"
+            raise LineError(told + ("" if certificates is None else _REFUSED)) from None
+    return frame.decode(frame.split(data), Message).values
+
+
+def _channel(address: str, certificates: Certificates | None, options: list[tuple[str, int]]) -> grpc.Channel:
+    if certificates is None:
+        # A proxy of the environment would carry plain text off this machine.
+        return grpc.insecure_channel(address, [*options, ("grpc.enable_http_proxy", 0)])
+    return grpc.secure_channel(address, certificates.for_client(), options)
+
+
+def _metadata(client: str, token: str | None) -> list[tuple[str, str | bytes]]:
+    shown: list[tuple[str, str | bytes]] = [("authorization", f"Bearer {token}")] if token else []
+    return [("client-bin", client.encode()), *shown]
 
 
 class Membership:
@@ -89,16 +133,9 @@ class Membership:
         self._address, self._warn, self._warned = address, warn, False
         self._link = Link(agreement.largest, ahead=agreement.ahead, delay=self.timing.delay)
         options = self.timing.options(agreement.largest + 2**16)
-        if certificates is None:
-            self._hint = ""
-            # A proxy of the environment would carry plain text off this machine.
-            self._channel = grpc.insecure_channel(address, [*options, ("grpc.enable_http_proxy", 0)])
-        else:
-            self._hint = _REFUSED
-            self._channel = grpc.secure_channel(address, certificates.for_client(), options)
-        self._metadata: list[tuple[str, str | bytes]] = [("client-bin", client.encode())]
-        if token:
-            self._metadata.append(("authorization", f"Bearer {token}"))
+        self._hint = "" if certificates is None else _REFUSED
+        self._channel = _channel(address, certificates, options)
+        self._metadata = _metadata(client, token)
         self._joined, self._left = Event(), Event()
         self._thread = Thread(target=self._stay, name=f"line of {client}", daemon=True)
 

@@ -28,12 +28,12 @@ from fedstrata.core.errors import (
     SessionOverError,
 )
 from fedstrata.core.types import Message
-from fedstrata.split.transport.agreement import Agreement
-from fedstrata.split.transport.credentials import Certificates, Tokens
-from fedstrata.split.transport.header import METHOD, SERVICE, Header, Kind, pack, unpack
-from fedstrata.split.transport.hub import Hub, require_free
-from fedstrata.split.transport.membership import GrpcLine, Membership
-from fedstrata.split.transport.timing import Timing
+from fedstrata.transport.agreement import Agreement
+from fedstrata.transport.credentials import Certificates, Tokens
+from fedstrata.transport.header import METHOD, SERVICE, Header, Kind, pack, unpack
+from fedstrata.transport.hub import Hub, require_free
+from fedstrata.transport.membership import GrpcLine, Membership
+from fedstrata.transport.timing import Timing
 from fedstrata.wire import frame
 
 TIMING = Timing(answer=60.0, reconnect=30.0, keepalive=20.0)

@@ -8,8 +8,8 @@ import grpc
 import pytest
 
 from fedstrata.core.errors import RefusedError
-from fedstrata.split.transport.header import METHOD, SERVICE, Header, Kind, pack
-from fedstrata.split.transport.hub import Hub
+from fedstrata.transport.header import METHOD, SERVICE, Header, Kind, pack
+from fedstrata.transport.hub import Hub
 
 HUGE = b'{"a":{"dtype":"F32","shape":[0,9000000000,9000000000],"data_offsets":[0,0]}}'
 """The header of a frame whose one tensor has more numbers than there can be."""

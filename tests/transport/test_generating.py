@@ -31,10 +31,10 @@ from fedstrata.models.state import Model
 from fedstrata.split.inference import RemoteMiddle
 from fedstrata.split.kvcache import Sessions
 from fedstrata.split.rows import Rows
-from fedstrata.split.transport.hub import Hub
-from fedstrata.split.transport.members import Arrival
-from fedstrata.split.transport.membership import Membership
 from fedstrata.tasks.instruction.prompts import PromptTokenizer
+from fedstrata.transport.hub import Hub
+from fedstrata.transport.members import Arrival
+from fedstrata.transport.membership import Membership
 
 CLIENTS = ("site-1", "site-2")
 LM = (

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from fedstrata.core.errors import FrameError, LineError
 from fedstrata.core.types import Message
-from fedstrata.split.transport.header import Header, Kind, unpack
-from fedstrata.split.transport.link import WINDOW, Link
+from fedstrata.transport.header import Header, Kind, unpack
+from fedstrata.transport.link import WINDOW, Link
 from fedstrata.wire import frame
 
 
@@ -158,7 +158,7 @@ def test_who_sends_over_a_slow_line_does_not_wait(monkeypatch: pytest.MonkeyPatc
         raise WaitsError
 
     now = 5.0
-    monkeypatch.setattr("fedstrata.split.transport.link.time.monotonic", lambda: now)
+    monkeypatch.setattr("fedstrata.transport.link.time.monotonic", lambda: now)
     link = Link(10_000, delay=1000.0)
     monkeypatch.setattr(link.changed, "wait", wait)
     connection = link.connect(0)

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 from fedstrata.core.errors import FrameError, RefusedError
 from fedstrata.core.types import Message
-from fedstrata.split.transport.credentials import require_named
-from fedstrata.split.transport.header import Kind, unpack
+from fedstrata.transport.credentials import require_named
+from fedstrata.transport.header import Kind, unpack
 from fedstrata.wire import frame
 
 if TYPE_CHECKING:
     import grpc
 
-    from fedstrata.split.transport.credentials import Certificates, Tokens
-    from fedstrata.split.transport.members import Greeting
+    from fedstrata.transport.credentials import Certificates, Tokens
+    from fedstrata.transport.members import Greeting
 
 GREETING_BYTES = 2**20
 """Bytes that a greeting may have: nothing is known of its sender's model yet."""
@@ -55,7 +55,7 @@ class Admission:
         Raises:
             RefusedError: It is nobody who may join, or does not greet in time.
         """
-        client = self._client(context)
+        client = self.client(context)
         with self._lock:
             older, self._silent[client] = self._silent.get(client), context
         if older is not None:
@@ -89,8 +89,12 @@ class Admission:
             raise RefusedError(f"client {client!r} greets without session and number")
         return client, greeting, session, arrived
 
-    def _client(self, context: grpc.ServicerContext) -> str:
-        """Returns who calls, by its token and its certificate."""
+    def client(self, context: grpc.ServicerContext) -> str:
+        """Returns who calls, by its token and its certificate.
+
+        Raises:
+            RefusedError: It is nobody who may join.
+        """
         said = dict(context.invocation_metadata())
         client = str(said.get("client-bin", b"").decode(errors="replace"))
         token = str(said.get("authorization", "")).removeprefix("Bearer ")

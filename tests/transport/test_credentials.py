@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedstrata.core.errors import ConfigurationError, DataError
-from fedstrata.split.transport.credentials import Tokens, read_token, require_safe
+from fedstrata.transport.credentials import Tokens, read_token, require_safe
 
 
 def test_without_tls_nothing_leaves_the_machine() -> None:

@@ -18,18 +18,18 @@ import grpc
 
 from fedstrata.core.errors import FedstrataError, FrameError, LineError, RefusedError
 from fedstrata.core.types import JSON, Message
-from fedstrata.split.transport.admission import GREETING_BYTES, Admission
-from fedstrata.split.transport.agreement import Agreement, accept
-from fedstrata.split.transport.credentials import require_safe
-from fedstrata.split.transport.header import METHOD, SERVICE, Header, Kind, pack
-from fedstrata.split.transport.link import Link
-from fedstrata.split.transport.members import Arrival, Greeting, Member
-from fedstrata.split.transport.timing import Timing
+from fedstrata.transport.admission import GREETING_BYTES, Admission
+from fedstrata.transport.agreement import Agreement, accept
+from fedstrata.transport.credentials import require_safe
+from fedstrata.transport.header import METHOD, SERVICE, SETTINGS, Header, Kind, pack
+from fedstrata.transport.link import Link
+from fedstrata.transport.members import Arrival, Greeting, Member
+from fedstrata.transport.timing import Timing
 from fedstrata.wire import frame
 from fedstrata.wire.frame import Frame
 
 if TYPE_CHECKING:
-    from fedstrata.split.transport.credentials import Certificates, Tokens
+    from fedstrata.transport.credentials import Certificates, Tokens
 
 _logger = logging.getLogger(__name__)
 _BEATS = 4
@@ -63,6 +63,7 @@ class Hub:
         certificates: The server's certificate and whom it trusts; none for plain text on this machine.
         timing: How long to wait.
         welcome: Returns what a client is told when its session begins.
+        settings: What is said of the run to a client before it joins.
 
     Attributes:
         timing: How long to wait.
@@ -79,6 +80,7 @@ class Hub:
         certificates: Certificates | None = None,
         timing: Timing | None = None,
         welcome: Callable[[str], Mapping[str, JSON]] = lambda client: {},
+        settings: Mapping[str, JSON] | None = None,
     ) -> None:
         if certificates is not None and tokens is None:
             raise ValueError("with TLS clients have tokens too")
@@ -96,10 +98,12 @@ class Hub:
             ThreadPoolExecutor(2 * len(clients) + 8, thread_name_prefix="line"),
             options=self.timing.options(largest + GREETING_BYTES),
         )
-        handler = grpc.stream_stream_rpc_method_handler(self._converse)
-        self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),)
-        )
+        self._settings = frame.encode(Message({}, settings or {})).tobytes()
+        handlers = {
+            METHOD: grpc.stream_stream_rpc_method_handler(self._converse),
+            SETTINGS: grpc.unary_unary_rpc_method_handler(self._tell_settings),
+        }
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
     def listen(self, address: str) -> str:
         """Begins to accept clients.
@@ -317,6 +321,15 @@ class Hub:
             final = isinstance(member.link.error, FrameError | RefusedError)
             code = grpc.StatusCode.FAILED_PRECONDITION if final else grpc.StatusCode.ABORTED
             context.abort(code, str(member.link.error))
+
+    def _tell_settings(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        """Says what the run is to a client that is about to join it."""
+        try:
+            self._admission.client(context)
+        except RefusedError as error:
+            _logger.warning("%s", error)
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        return self._settings
 
     def _admit(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> tuple[Member, int]:
         """Returns the session of who calls, and the last message that arrived there.

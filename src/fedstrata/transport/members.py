@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, TypeAlias
 from fedstrata.core.errors import FrameError, LineError
 from fedstrata.core.types import JSON
 from fedstrata.split.messages import MOST, is_number
-from fedstrata.split.transport.header import Header, Kind
+from fedstrata.transport.header import Header, Kind
 
 if TYPE_CHECKING:
     from fedstrata.core.errors import FedstrataError
-    from fedstrata.split.transport.agreement import Agreement
-    from fedstrata.split.transport.link import Link
-    from fedstrata.split.transport.timing import Timing
+    from fedstrata.transport.agreement import Agreement
+    from fedstrata.transport.link import Link
+    from fedstrata.transport.timing import Timing
     from fedstrata.wire.frame import Frame
 
 _LEAST_PATIENCE = 0.5

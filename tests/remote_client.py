@@ -23,11 +23,13 @@ from typing import Any
 
 import torch
 from support import TINY
+from troubled import Troubled, TwoHandlers
 
 import fedstrata.engine.run  # noqa: F401 - what takes long; not gRPC, which cannot be forked
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Message, Update
+from fedstrata.methods import METHODS
 
 SECOND_STEP = 3
 """Which message of a turn is the first of the second step."""
@@ -35,7 +37,7 @@ SECOND_STEP = 3
 
 def misbehave(behaviour: str) -> None:
     """Changes what a line sends."""
-    from fedstrata.split.transport.membership import GrpcLine
+    from fedstrata.transport.membership import GrpcLine
 
     send, count = GrpcLine.send, [0]
 
@@ -90,8 +92,8 @@ def misdeliver(behaviour: str) -> None:
     """Changes what a client does when its turn is over."""
     from fedstrata.core.errors import LineError
     from fedstrata.engine.joining import RemoteClient
-    from fedstrata.split.transport.header import Kind
-    from fedstrata.split.transport.membership import Membership
+    from fedstrata.transport.header import Kind
+    from fedstrata.transport.membership import Membership
     from fedstrata.wire import frame
 
     send = Membership.send
@@ -114,10 +116,11 @@ def misdeliver(behaviour: str) -> None:
 def main(address: str, client: str, folder: str, behaviour: str, *overrides: str) -> None:
     from fedstrata.engine.joining import RemoteClient
     from fedstrata.engine.prepare import prepare_client
-    from fedstrata.split.transport.membership import Membership
-    from fedstrata.split.transport.timing import Timing
+    from fedstrata.transport.membership import Membership
+    from fedstrata.transport.timing import Timing
 
     torch.set_num_threads(1)
+    METHODS.update(troubled=Troubled, two_handlers=TwoHandlers)
     if behaviour.startswith("generate "):
         answer_prompts(address, client, folder, *behaviour.split()[1:], *overrides)
         return
@@ -152,7 +155,7 @@ def answer_prompts(
     """Generates as `fedstrata split generate` does, and writes a JSON list of texts."""
     from fedstrata.engine.generating import Generating, read_prompts
     from fedstrata.engine.prepare import prepare_prompts
-    from fedstrata.split.transport.membership import Membership
+    from fedstrata.transport.membership import Membership
 
     experiment = prepare_prompts(read_source(None, [*TINY, *overrides]), client)
     asked = read_prompts(Path(prompts))

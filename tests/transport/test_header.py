@@ -9,9 +9,9 @@ from google.protobuf import descriptor_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-import fedstrata.split.transport.header as header_module
+import fedstrata.transport.header as header_module
 from fedstrata.core.errors import FrameError
-from fedstrata.split.transport.header import Header, Kind, descriptor, pack, unpack
+from fedstrata.transport.header import Header, Kind, descriptor, pack, unpack
 
 
 def test_the_definition_for_others_says_the_same(tmp_path: Path) -> None:

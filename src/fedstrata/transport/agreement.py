@@ -18,14 +18,14 @@ import torch
 
 from fedstrata.core.errors import FrameError
 from fedstrata.split.messages import ENDS, GRADIENT, SCALES, STATES, dtypes_of
-from fedstrata.split.transport.header import PROTOCOL, Kind, unpack
+from fedstrata.transport.header import PROTOCOL, Kind, unpack
 from fedstrata.wire import frame
 
 if TYPE_CHECKING:
     from fedstrata.core.cut import Cut
     from fedstrata.core.types import JSON
     from fedstrata.split.messages import Form
-    from fedstrata.split.transport.link import Link
+    from fedstrata.transport.link import Link
     from fedstrata.wire.frame import Frame, Shape
 
 _SHOWN = 5
@@ -34,6 +34,71 @@ _HEADER_BYTES = 2**16
 """Allowed for the header of a frame, beside what it says of each tensor and row."""
 _ENTRY_BYTES = 512
 """Allowed for what a header says of one tensor or row."""
+_COPIES = 2
+"""How often a whole model may be in one message of a method that divides none, as float32."""
+_WHOLE_HEADER_BYTES = 2**22
+"""Allowed for the header of its messages."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What travels while a client and the server hold a model together.
+
+    Attributes:
+        cut: Where the client's model is divided.
+        form: How hidden states and gradients travel.
+        hidden: Numbers of a hidden state.
+        rows: The most rows of a batch.
+        length: The most columns of a batch.
+        in_flight: How many batches may be under way at once.
+    """
+
+    cut: Cut
+    form: Form
+    hidden: int
+    rows: int
+    length: int
+    in_flight: int = 1
+
+    @property
+    def facts(self) -> dict[str, JSON]:
+        """What must be equal, by name."""
+        return {
+            "hidden size": self.hidden,
+            "front": self.cut.front,
+            "back": self.cut.back,
+            "wire": self.form,
+            "longest row": self.length,
+            "largest batch": self.rows,
+        }
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest message, its header apart."""
+        return self.rows * self.length * (self.hidden * dtypes_of(STATES, self.form)[STATES].itemsize + 4)
+
+    def check(self, shapes: Mapping[str, Shape]) -> None:
+        """Looks at what one message holds.
+
+        Raises:
+            FrameError: It is neither hidden states nor gradients of a batch that was agreed.
+        """
+        name = next((name for name in (STATES, GRADIENT) if name in shapes), None)
+        if name is None or shapes.keys() != dtypes_of(name, self.form).keys():
+            named = ", ".join(sorted(shapes)[:3])
+            raise FrameError(f"tensors {named} came, in place of {STATES}, {GRADIENT} or {ENDS}")
+        for each, dtype in dtypes_of(name, self.form).items():
+            found, width = shapes[each], 1 if each == SCALES else self.hidden
+            most = (self.rows, self.length, width)
+            extents = found[1]
+            if (
+                found[0] != dtype
+                or len(extents) != len(most)
+                or extents[2] != width
+                or not 0 < extents[0] <= self.rows
+                or not 0 < extents[1] <= self.length
+            ):
+                raise FrameError(f"{each} came as {_said(found)}, not {_said((dtype, most))} or fewer rows")
 
 
 @dataclass(frozen=True)
@@ -43,26 +108,20 @@ class Agreement:
     Attributes:
         settings: Settings that must be the same on both sides, by dotted path.
         run: The name of the run.
-        cut: Where the client's model is divided.
         blocks: How many the whole model has.
-        form: How hidden states and gradients travel.
-        hidden: Numbers of a hidden state.
-        rows: The most rows of a batch.
-        length: The most columns of a batch.
-        ends: Dtype and shape of what the client trains, by name: all that plans and updates may hold.
-        in_flight: How many batches may be under way at once.
+        numbers: How many numbers the whole model has.
+        trained: Dtype and shape of what the client trains, by name.
+        conversation: What it says while it works, where the model is divided: plans and updates then hold
+            nothing but what it trains. None where it has a whole model, of which the method decides what
+            travels in which form; the size alone is bounded here.
     """
 
     settings: Mapping[str, JSON]
     run: str
-    cut: Cut
     blocks: int
-    form: Form
-    hidden: int
-    rows: int
-    length: int
-    ends: Mapping[str, Shape]
-    in_flight: int = 1
+    numbers: int
+    trained: Mapping[str, Shape]
+    conversation: Conversation | None = None
 
     @property
     def facts(self) -> dict[str, JSON]:
@@ -72,31 +131,29 @@ class Agreement:
             "fedstrata": version("fedstrata"),
             "run": self.run,
             "blocks": self.blocks,
-            "hidden size": self.hidden,
-            "front": self.cut.front,
-            "back": self.cut.back,
-            "wire": self.form,
-            "longest row": self.length,
-            "largest batch": self.rows,
+            **(self.conversation.facts if self.conversation else {}),
             **self.settings,
         }
 
     @property
     def largest(self) -> int:
         """Bytes that a message may have."""
-        states = self.rows * self.length * (self.hidden * dtypes_of(STATES, self.form)[STATES].itemsize + 4)
-        ends = sum(math.prod(shape) * dtype.itemsize for dtype, shape in self.ends.values())
-        return max(states, ends) + self.largest_header
+        if self.conversation is None:
+            return _COPIES * torch.float32.itemsize * self.numbers + self.largest_header
+        ends = sum(math.prod(shape) * dtype.itemsize for dtype, shape in self.trained.values())
+        return max(self.conversation.largest, ends) + self.largest_header
 
     @property
     def ahead(self) -> int:
         """How many of the largest messages may be on the way: one to each batch, and what begins a turn."""
-        return self.in_flight + 2
+        return 2 + (self.conversation.in_flight if self.conversation else 0)
 
     @property
     def largest_header(self) -> int:
         """Bytes that the header of a frame may have."""
-        return _HEADER_BYTES + _ENTRY_BYTES * (len(self.ends) + self.rows)
+        if self.conversation is None:
+            return _WHOLE_HEADER_BYTES
+        return _HEADER_BYTES + _ENTRY_BYTES * (len(self.trained) + self.conversation.rows)
 
     def differences(self, theirs: Mapping[str, Any], client: str) -> str:
         """Returns what is not equal at the server, which this is, and a client, with both values.
@@ -134,37 +191,22 @@ class Agreement:
                 f"a header of {len(content.head)} bytes, where {self.largest_header} are allowed"
             )
         shapes = content.shapes()
-        if kind in (Kind.PLAN, Kind.UPDATE) or (kind == Kind.SAID and shapes.keys() <= self.ends.keys()):
+        travels = kind in (Kind.PLAN, Kind.UPDATE)
+        if self.conversation is None and travels:
+            return  # whoever knows the method looks at what they hold
+        if travels or (kind == Kind.SAID and shapes.keys() <= self.trained.keys()):
             self._check_ends(shapes)
-        elif kind == Kind.SAID:
-            self._check_states(shapes)
+        elif kind == Kind.SAID and self.conversation is not None:
+            self.conversation.check(shapes)
         elif shapes:
             raise FrameError(f"a message of kind {kind.name} holds tensors: {', '.join(sorted(shapes)[:3])}")
 
     def _check_ends(self, shapes: Mapping[str, Shape]) -> None:
         for name, found in shapes.items():
-            if name not in self.ends:
+            if name not in self.trained:
                 raise FrameError(f"tensor {name!r} came, which is no weight that the client trains")
-            if found != self.ends[name]:
-                raise FrameError(f"tensor {name!r} came as {_said(found)}, not {_said(self.ends[name])}")
-
-    def _check_states(self, shapes: Mapping[str, Shape]) -> None:
-        name = next((name for name in (STATES, GRADIENT) if name in shapes), None)
-        if name is None or shapes.keys() != dtypes_of(name, self.form).keys():
-            named = ", ".join(sorted(shapes)[:3])
-            raise FrameError(f"tensors {named} came, in place of {STATES}, {GRADIENT} or {ENDS}")
-        for each, dtype in dtypes_of(name, self.form).items():
-            found, width = shapes[each], 1 if each == SCALES else self.hidden
-            most = (self.rows, self.length, width)
-            extents = found[1]
-            if (
-                found[0] != dtype
-                or len(extents) != len(most)
-                or extents[2] != width
-                or not 0 < extents[0] <= self.rows
-                or not 0 < extents[1] <= self.length
-            ):
-                raise FrameError(f"{each} came as {_said(found)}, not {_said((dtype, most))} or fewer rows")
+            if found != self.trained[name]:
+                raise FrameError(f"tensor {name!r} came as {_said(found)}, not {_said(self.trained[name])}")
 
 
 def shapes_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Shape]:
@@ -191,6 +233,7 @@ def accept(link: Link, connection: int, data: bytes, agreement: Agreement) -> No
     if header.sequence:
         content = frame.split(body)
         agreement.check(header.kind, content)
+        content = content.aligned()
     link.come(connection, header, content, len(data))
 
 

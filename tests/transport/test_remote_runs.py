@@ -17,8 +17,8 @@ from fedstrata.client.store import ClientStore, client_folder
 from fedstrata.core.errors import ClientsLostError
 from fedstrata.core.types import Message, State
 from fedstrata.engine.conversation import SimulatedLine
-from fedstrata.split.transport.members import Arrival
-from fedstrata.split.transport.timing import Timing
+from fedstrata.transport.members import Arrival
+from fedstrata.transport.timing import Timing
 
 SECOND = 3
 """Which message of a turn is the first of the second batch, where a client that is to be killed is."""

@@ -19,10 +19,10 @@ from google.protobuf.message import DecodeError, Message
 
 from fedstrata.core.errors import FrameError
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of all that is said on the wire; both sides must have the same."""
 PACKAGE, NAME = "fedstrata.split", "Header"
-SERVICE, METHOD = "fedstrata.split.Transport", "Converse"
+SERVICE, METHOD, SETTINGS = "fedstrata.split.Transport", "Converse", "Settings"
 _LENGTH = struct.Struct("<H")
 _FIELDS = {
     "kind": "UINT32",
@@ -33,6 +33,7 @@ _FIELDS = {
     "handler": "STRING",
     "call": "UINT32",
     "seconds": "DOUBLE",
+    "trained": "UINT64",
 }
 """The fields of a header, in the order of their numbers, with their types as protobuf calls them."""
 
@@ -56,6 +57,10 @@ class Kind(IntEnum):
     """Either: the turn is over without a result, and why."""
     END = 8
     """Either: there will be no further turn."""
+    READY = 9
+    """Client: the turn is done, and its result lies there until it is fetched."""
+    FETCH = 10
+    """Server: asks for the result of a turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,7 @@ class Header:
     handler: str = ""
     call: int = 0
     seconds: float = 0.0
+    trained: int = 0
 
 
 def descriptor() -> descriptor_pb2.FileDescriptorProto:

@@ -10,10 +10,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from support import REPOSITORY, TINY
+from support import REPOSITORY, TINY, Finished, finished
 
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import State
@@ -22,8 +23,10 @@ from fedstrata.engine.book import Attendance, Book
 from fedstrata.engine.cohort import RoundCohort
 from fedstrata.engine.prepare import Experiment, prepare_server
 from fedstrata.engine.remote import RemoteEngine
-from fedstrata.split.transport.hub import Hub
-from fedstrata.split.transport.timing import Timing
+from fedstrata.engine.run import Run
+from fedstrata.engine.run_folder import SETTINGS, write_settings
+from fedstrata.transport.hub import Hub
+from fedstrata.transport.timing import Timing
 
 CLIENTS = ("site-1", "site-2", "site-3")
 PATIENT = Timing(answer=300.0, reconnect=60.0, keepalive=20.0)
@@ -83,6 +86,48 @@ class ClientProcess:
     def said(self) -> str:
         """What it has written so far."""
         return self.out.read_text()
+
+
+def served(
+    folder: Path, clients: Clients, *overrides: str, behaviour: Mapping[str, str] | None = None
+) -> Finished:
+    """Runs a tiny federation whose clients are other processes, from its first round to its summary.
+
+    Args:
+        folder: Of the run, and of what clients keep.
+        clients: Where client processes come from.
+        overrides: Settings, of the server and of all clients.
+        behaviour: How clients behave that are not good, by name.
+    """
+    experiment = prepare_server(read_source(None, [*TINY, *overrides]), CLIENTS)
+    (folder / "run").mkdir(parents=True)
+    write_settings(experiment.settings, folder / "run" / SETTINGS)
+    engine_of = partial(RemoteEngine, names=CLIENTS, cache_bytes=2**30, patience=600.0)
+    run = Run(experiment, folder / "run", lambda event, facts: None, engine_of)
+    hub = Hub(
+        Agreements(experiment, CLIENTS, LARGEST),
+        largest=LARGEST,
+        clients=CLIENTS,
+        timing=PATIENT,
+        welcome=run.engine.welcome,
+    )
+    run.engine.connect(hub)
+    address, started = hub.listen("127.0.0.1:0"), []
+    try:
+        for client in CLIENTS:
+            out, home = folder / f"{client}.txt", str(folder / f"home of {client}")
+            arguments = [address, client, home, (behaviour or {}).get(client, "good"), *overrides]
+            number = clients.order(start=arguments, out=str(out))
+            started.append(ClientProcess(clients, number, out))
+        summary = run.execute()
+        hub.stop(complete=True)
+        for process in started:
+            process.wait()
+    finally:
+        hub.stop(0.1)
+        for process in started:
+            process.end()
+    return finished(run.folder, summary)
 
 
 @dataclass

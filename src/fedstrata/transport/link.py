@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from threading import Condition, Lock
 
 from fedstrata.core.errors import FedstrataError, FrameError, LineError
-from fedstrata.split.transport.header import Header, Kind, pack
+from fedstrata.transport.header import Header, Kind, pack
 from fedstrata.wire.frame import Frame
 
 WINDOW = 64
