@@ -84,6 +84,11 @@ DELIVERED: dict[str, Callable[[Update], Update]] = {
     "infinite": lambda update: _spoilt(update, float("inf")),
     "huge": lambda update: _spoilt(update, 3e38),
     "empty": lambda update: replace(update, tensors={}),
+    "cut short": lambda update: replace(
+        update, tensors={name: tensor.flatten()[:-1] for name, tensor in update.tensors.items()}
+    ),
+    "blocks": lambda update: replace(update, values={**update.values, "shared": [10**6]}),
+    "another": lambda update: replace(update, tensors={**update.tensors, "another": torch.ones(1)}),
     "loss": lambda update: replace(update, values={**update.values, "loss": 1.7e308}),
 }
 

@@ -89,7 +89,11 @@ class ClientProcess:
 
 
 def served(
-    folder: Path, clients: Clients, *overrides: str, behaviour: Mapping[str, str] | None = None
+    folder: Path,
+    clients: Clients,
+    *overrides: str,
+    behaviour: Mapping[str, str] | None = None,
+    timing: Timing = PATIENT,
 ) -> Finished:
     """Runs a tiny federation whose clients are other processes, from its first round to its summary.
 
@@ -98,17 +102,18 @@ def served(
         clients: Where client processes come from.
         overrides: Settings, of the server and of all clients.
         behaviour: How clients behave that are not good, by name.
+        timing: How long the server waits; for who has left it does not.
     """
     experiment = prepare_server(read_source(None, [*TINY, *overrides]), CLIENTS)
     (folder / "run").mkdir(parents=True)
     write_settings(experiment.settings, folder / "run" / SETTINGS)
-    engine_of = partial(RemoteEngine, names=CLIENTS, cache_bytes=2**30, patience=600.0)
+    engine_of = partial(RemoteEngine, names=CLIENTS, cache_bytes=2**30, patience=0.0)
     run = Run(experiment, folder / "run", lambda event, facts: None, engine_of)
     hub = Hub(
         Agreements(experiment, CLIENTS, LARGEST),
         largest=LARGEST,
         clients=CLIENTS,
-        timing=PATIENT,
+        timing=timing,
         welcome=run.engine.welcome,
     )
     run.engine.connect(hub)
@@ -119,6 +124,7 @@ def served(
             arguments = [address, client, home, (behaviour or {}).get(client, "good"), *overrides]
             number = clients.order(start=arguments, out=str(out))
             started.append(ClientProcess(clients, number, out))
+        hub.wait_for(CLIENTS, 600)
         summary = run.execute()
         hub.stop(complete=True)
         for process in started:

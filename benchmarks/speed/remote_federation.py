@@ -1,4 +1,4 @@
-"""A server in this process and clients of `fedstrata split join` in others, whose rounds can be timed."""
+"""A server in this process and clients of `fedstrata join` in others, whose rounds can be timed."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     python benchmarks/speed/split_training.py
 
 A server in this process trains a LLaMA-like decoder with random weights with clients that are processes of
-`fedstrata split join`, over gRPC on loopback; the same batches of random text are shared out evenly. Rounds
+`fedstrata join`, over gRPC on loopback; the same batches of random text are shared out evenly. Rounds
 of the ways that are compared are timed in turn, several times; ratios are of medians, with their range over
 the repeats. LoRA on the attention's query and value, as in FL-LLaMA, but for the memory of full training.
 

@@ -1,4 +1,4 @@
-"""`fedstrata split serve` and `join`: processes, certificates, a server that is killed and goes on."""
+"""`fedstrata serve` and `join`: processes, certificates, a server that is killed and goes on."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ import pytest
 import torch
 import trustme
 from divided import texts_of
-from support import TINY, RunTiny, finished
+from support import TINY, RunTiny, assert_same_tensors, finished
 from typer.testing import CliRunner
 
 from fedstrata.cli.main import app
 from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.files import hash_of
 from fedstrata.results.result import open_result
 
 SITES = ("data.synthetic.sites=2", "data.synthetic.notes=12", "federation.rounds=3")
@@ -73,6 +74,68 @@ def free_address() -> str:
         return f"localhost:{probe.getsockname()[1]}"
 
 
+def read_until(process: subprocess.Popen[str], line: str) -> None:
+    """Reads what a process says up to a line that begins so."""
+    assert process.stdout is not None
+    for said in process.stdout:
+        if said.startswith(line):
+            return
+    raise AssertionError(process.stderr.read() if process.stderr else "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method",
+    [
+        "method={name: layer_skipping, top: 1, head: local}",
+        "method={name: fedtlu, portion: 0.34, selection: sketched}",
+        "method={name: fedmedlora}",
+        "method={name: fedpeptao}",
+    ],
+)
+def test_sites_that_say_nothing_but_their_documents_come_to_the_numbers_of_a_simulation(
+    tmp_path: Path, run_tiny: RunTiny, started: list[subprocess.Popen[str]], method: str
+) -> None:
+    """Over TLS, with a server that is killed and goes on; every site keeps a model that finds mentions."""
+    whole = ("threads=1", "federation.score_everywhere=false")
+    run, site = tmp_path / "run.yaml", tmp_path / "site.yaml"
+    run.write_text("name: run\n")
+    site.write_text("data:\n  synthetic: {sites: 2, notes: 12}\n  types: [problem, test, treatment, drug]\n")
+    options, address, out = credentials(tmp_path), free_address(), tmp_path / "served"
+    serve = ["serve", "--listen", address, "--out", out, *options["server"]]
+    started.append(fedstrata(*serve, run, *TINY, *SITES, *whole, method))
+    for client in CLIENTS:
+        own = ["--client", client, "--token", tmp_path / f"{client}.token", "--home", tmp_path / client]
+        started.append(fedstrata("join", "--server", address, *own, *options[client], site, "threads=1"))
+    read_until(started[0], "round 1:")
+    started[0].kill()
+    started[0].wait()
+    again = fedstrata(*serve, "--resume")
+    started.append(again)
+    assert again.wait() == 0, again.stderr.read() if again.stderr else ""
+    for client in started[1:3]:
+        said, complained = client.communicate()
+        assert client.returncode == 0, complained
+        assert "what was learnt is in" in said
+    summary = json.loads((out / "summary.json").read_text())
+    simulated, other = run_tiny(*SITES, *whole, method), finished(out, summary)
+    assert_same_tensors(simulated.state.tensors, other.state.tensors)
+    assert simulated.summary["metrics"] == summary["metrics"]
+    assert simulated.summary["communication"] == summary["communication"]
+    (home,) = (tmp_path / "site-1").glob("run-*")
+    note = tmp_path / "note.txt"
+    note.write_text("The patient denies chest pain.")
+    predicted = fedstrata("predict", home, note, "--out", tmp_path / "found")
+    started.append(predicted)
+    _, complained = predicted.communicate()
+    assert predicted.returncode == 0, complained
+    own, theirs = (
+        {hash_of(path) for path in folder.rglob("model/*.safetensors")} for folder in (home, simulated.folder)
+    )
+    assert own
+    assert own <= theirs
+
+
 @pytest.mark.slow
 def test_a_server_that_is_killed_goes_on_with_the_clients_that_are_there(
     tmp_path: Path, run_tiny: RunTiny, started: list[subprocess.Popen[str]]
@@ -87,10 +150,7 @@ def test_a_server_that_is_killed_goes_on_with_the_clients_that_are_there(
     for client in CLIENTS:
         own = ["--client", client, "--token", tmp_path / f"{client}.token", "--home", tmp_path / client]
         started.append(fedstrata("split", "join", "--server", address, *own, *options[client], *settings))
-    assert server.stdout is not None
-    for line in server.stdout:
-        if line.startswith("round 1:"):
-            break
+    read_until(server, "round 1:")
     server.kill()
     server.wait()
     again = fedstrata(*serve, "--resume")

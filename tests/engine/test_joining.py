@@ -99,7 +99,7 @@ def test_a_turn_whose_end_was_lost_with_the_line_counts_as_the_server_says(
     tmp_path: Path, experiment: Experiment, said: dict[str, JSON], counts: bool
 ) -> None:
     remote = RemoteClient(experiment, "site-1", tmp_path, lambda event, facts: None)
-    remote._delivered, remote._trained = Header(Kind.PLAN, turn=7, round=2, handler="train"), 1
+    remote._done, remote._trained = Header(Kind.PLAN, turn=7, round=2, handler="train"), 1
     with served(remote, {"run": FIRST, **said}) as (hub, membership):
         hub.stop(1.0, complete=True)
         if counts:

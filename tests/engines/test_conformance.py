@@ -7,21 +7,24 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from remote_run import served
+from remote_run import Clients, served
 from support import TINY, Finished, RunTiny, assert_same_tensors, finished, report_nothing
 from troubled import Troubled, TwoHandlers
 
 from fedstrata.client.store import ClientStore, client_folder
+from fedstrata.client.turn import Order
 from fedstrata.core.errors import ClientsLostError, ConfigurationError, FedstrataError
 from fedstrata.core.settings.source import read_source
+from fedstrata.engine.remote_turns import RemoteTurns
 from fedstrata.engine.run_folder import open_run
 from fedstrata.methods import METHODS
+from fedstrata.transport.timing import Timing
 
 ENGINES = ("workers", "remote")
 """All but the local one, which they are held against."""
@@ -133,7 +136,7 @@ def test_a_resumed_run_may_have_another(run_tiny: RunTiny, run_once: RunTiny) ->
     assert whole.summary["metrics"] == resumed.summary["metrics"]
 
 
-@pytest.mark.parametrize("overrides", ["workers=1", *ENGINES.values()])
+@pytest.mark.parametrize("overrides", ["workers=1", "workers=2"])
 def test_a_client_whose_states_cannot_be_stored_is_told_of_once(run_tiny: RunTiny, overrides: str) -> None:
     """The two of a round are shared out anew each time."""
     cache = ("training.cache=on", "training.cache_gigabytes=1e-9", "method={name: layer_skipping, top: 1}")
@@ -156,6 +159,41 @@ def test_a_client_that_fails_is_lost(run_by: RunBy, run_tiny: RunTiny, tmp_path:
     assert_same(local, other)
     assert other.summary["failures"]["clients"] == {"site-2": 2}
     assert ClientStore(client_folder(other.folder, "site-2"), 2).read().tensors == {}
+
+
+def test_a_client_that_is_killed_in_its_turn_is_lost_to_the_rounds_that_are_left(
+    run_tiny: RunTiny, clients: Clients, tmp_path: Path
+) -> None:
+    """What it has left behind is nobody's; the others come to what they do in a simulation without it."""
+    local = run_tiny(*troubled("fails", tmp_path), out="local")
+    brief = Timing(answer=300.0, reconnect=1.0, keepalive=20.0)
+    killed = troubled("is always killed", tmp_path)
+    other = served(tmp_path / "served", clients, *killed, timing=brief)
+    assert_same_tensors(local.state.tensors, other.state.tensors)
+    assert [event["client"] for event in other.of("client_failed") if "part" not in event] == ["site-2"]
+
+
+def test_a_server_holds_two_updates_at_a_time(
+    clients: Clients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many clients have trained and could send theirs: here all have before the first is fetched."""
+    fetch, receive, held = RemoteTurns._fetch, RemoteTurns._receive, [0]
+
+    def fetch_late(turns: RemoteTurns, ahead: Iterable[Order]) -> None:
+        if all(turn.ready is not None for turn in turns._turns.values()):
+            fetch(turns, ahead)
+
+    def watched(turns: RemoteTurns) -> None:
+        receive(turns)
+        on_the_way = sum(turn.fetched for turn in turns._turns.values())
+        held[0] = max(held[0], on_the_way + len(turns._done))
+
+    monkeypatch.setattr(RemoteTurns, "_fetch", fetch_late)
+    monkeypatch.setattr(RemoteTurns, "_receive", watched)
+    overrides = ("method={name: fedavg}", "federation.rounds=1", "threads=1")
+    run = served(tmp_path / "served", clients, *overrides)
+    assert {event["client"] for event in run.of("client")} == {"site-1", "site-2", "site-3"}
+    assert held == [2]
 
 
 def test_a_process_that_is_killed_costs_a_turn_that_is_run_again(run_tiny: RunTiny, tmp_path: Path) -> None:

@@ -218,7 +218,7 @@ def read(folder, ends, take):
     return load(ModelSettings(name=folder), kind="causal-lm", seed=Seed(0), without=without)
 
 def serve(folder, ends, take):
-    # as `fedstrata split serve` begins
+    # as `fedstrata serve` begins
     method = f"method={{name: fl_llama, front: {ends}, back: {ends}}}"
     given = [method, f"model.name={folder}", "task={name: lm, max_length: 16}", "adapter.kind=lora"]
     experiment = prepare_server(read_source(None, given), ["north"])
@@ -227,7 +227,7 @@ def serve(folder, ends, take):
     return experiment.model
 
 def join(folder, ends, take):
-    # as `fedstrata split join` begins
+    # as `fedstrata join` begins
     texts = Path(folder, "texts", "north")
     texts.mkdir(parents=True)
     (texts / "notes.txt").write_text("no fever . " * 40)

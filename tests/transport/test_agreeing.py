@@ -52,10 +52,11 @@ def test_what_clients_hold_is_agreed_on_though_the_server_has_it_not(
     agree = agreements()
     for client in CLIENTS:
         agreed = agree(client, greetings[client])
-        assert set(agreed.ends) == set(greetings[client]["ends"])
-        assert EMBEDDING in agreed.ends
-    assert LOWEST not in agreed.ends  # of the second client; the server has it
-    assert agreed.rows == greetings["site-2"]["rows"]
+        assert set(agreed.trained) == set(greetings[client]["trained"])
+        assert EMBEDDING in agreed.trained
+    assert LOWEST not in agreed.trained  # of the second client; the server has it
+    assert agreed.conversation is not None
+    assert agreed.conversation.rows == greetings["site-2"]["rows"]
 
 
 EXTRACT = "task={name: extract, templates: short, max_length: 320, tasks: [ner], mentions: %s}"
@@ -142,12 +143,15 @@ def test_a_client_whose_ends_are_called_or_shaped_otherwise_is_refused(
 ) -> None:
     agree, own = agreements(), greetings["site-1"]
     for other, told in (
-        (changed(own, "ends", EMBEDDING, ["float32", [3, 32]]), rf"{EMBEDDING} is \['float32', \[3, 32\]\]"),
         (
-            changed(own, "ends", "other", ["float32", [3]]),
+            changed(own, "trained", EMBEDDING, ["float32", [3, 32]]),
+            rf"{EMBEDDING} is \['float32', \[3, 32\]\]",
+        ),
+        (
+            changed(own, "trained", "other", ["float32", [3]]),
             "other is .* at client 'site-1', None at the server",
         ),
-        ({**own, "ends": None}, "does not say what it holds"),
+        ({**own, "trained": None}, "does not say what it holds"),
         ({**own, "length": 0}, "does not say what it holds"),
         ({**own, "examples": 0}, "does not say how many training examples it has"),
         ({**own, "examples": 10**400}, "does not say how many training examples it has"),

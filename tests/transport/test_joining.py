@@ -28,7 +28,7 @@ from fedstrata.core.errors import (
     SessionOverError,
 )
 from fedstrata.core.types import Message
-from fedstrata.transport.agreement import Agreement
+from fedstrata.transport.agreement import Agreement, Conversation
 from fedstrata.transport.credentials import Certificates, Tokens
 from fedstrata.transport.header import METHOD, SERVICE, Header, Kind, pack, unpack
 from fedstrata.transport.hub import Hub, require_free
@@ -41,14 +41,17 @@ ENDS = {"head": (torch.float32, (4, 8)), "norm": (torch.bfloat16, (8,))}
 AGREED = Agreement(
     {"training.learning_rate": 0.01},
     run="demo",
-    cut=Cut(1, 1),
     blocks=4,
-    form="bfloat16",
-    hidden=8,
-    rows=4,
-    length=16,
-    ends=ENDS,
+    numbers=500,
+    trained=ENDS,
+    conversation=Conversation(Cut(1, 1), form="bfloat16", hidden=8, rows=4, length=16),
 )
+
+
+def said_of(**changes: int) -> Agreement:
+    """Returns what is agreed with other states."""
+    assert AGREED.conversation is not None
+    return replace(AGREED, conversation=replace(AGREED.conversation, **changes))
 
 
 def agree(client: str, greeting: Mapping[str, Any]) -> Agreement:
@@ -218,7 +221,7 @@ def test_a_client_that_holds_something_else_is_refused(
 
 def test_all_batches_in_flight_are_answered_before_the_client_takes_an_answer() -> None:
     """The server does not wait while it sends, so there is room for one to each, of the largest size."""
-    agreed = replace(AGREED, hidden=4096, in_flight=6)
+    agreed = said_of(hidden=4096, in_flight=6)
     server = Hub(lambda client, greeting: agreed, largest=2**20, clients=["north"], timing=TIMING)
     address = server.listen("127.0.0.1:0")
     with Membership(address, "north", agreed, timing=TIMING) as membership:
@@ -424,7 +427,7 @@ def test_silent_connections_of_one_client_keep_nobody_out(
 
 def test_connections_of_one_session_that_take_nothing_keep_nobody_out() -> None:
     """Each is stuck in what it was to be sent, behind which nothing can leave it."""
-    agreed = replace(AGREED, hidden=2**16)
+    agreed = said_of(hidden=2**16)
     server = Hub(lambda *_: agreed, largest=2**24, clients=["north", "south"], timing=TIMING)
     address = server.listen("127.0.0.1:0")
     greeting = {"facts": dict(agreed.facts), "arrived": 0}

@@ -199,21 +199,36 @@ def test_a_client_that_is_started_again_while_others_are_waited_for_takes_part(s
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("method", "one", "other"),
     [
         pytest.param(
-            ("weight", "an update weighs 1e+09 where the client has"),
+            BATCH,
+            ("weight", "an update weighs 1e+09, and not"),
             ("infinite", "holds numbers that are not finite"),
             marks=pytest.mark.slow,
         ),
-        (("huge", "beyond 1e+18, which cannot be averaged"), ("loss", "says loss=1.7e+308, which cannot be")),
-        (("empty", "of the weights that were to be trained"), ("good", None)),
+        (
+            BATCH,
+            ("huge", "beyond 1e+18, which cannot be averaged"),
+            ("loss", "says loss=1.7e+308, which cannot be"),
+        ),
+        (BATCH, ("empty", "of the weights that were to be trained"), ("good", None)),
+        (
+            "method={name: fedavg}",
+            ("cut short", "came as float32 ("),
+            ("another", "'another' came, which is no"),
+        ),
+        (
+            "method={name: droppeft}",
+            ("infinite", "holds numbers that are not"),
+            ("blocks", "shared=1000000, where"),
+        ),
     ],
 )
 def test_an_update_that_would_spoil_the_mean_costs_the_round_its_client(
-    serve: Serve, one: tuple[str, str], other: tuple[str, str | None]
+    serve: Serve, method: str, one: tuple[str, str], other: tuple[str, str | None]
 ) -> None:
-    server = serve(BATCH, *ONE_EACH)
+    server = serve(method, *ONE_EACH)
     behaviours = zip(CLIENTS, (one[0], other[0], "good"), strict=True)
     processes = {client: server.start(client, behaviour) for client, behaviour in behaviours}
     state = server.run(min_clients=1)
@@ -272,7 +287,7 @@ def test_states_of_another_shape_end_a_round_that_needs_their_client(serve: Serv
     processes = {
         client: server.start(client, "shape" if client == "site-3" else "good") for client in CLIENTS
     }
-    told = r"(?s)site-3.*what was not agreed: states came as .*, 31\).*: fedstrata split serve --resume --out"
+    told = r"(?s)site-3.*what was not agreed: states came as .*, 31\).*: fedstrata serve --resume --out"
     with pytest.raises(ClientsLostError, match=told):
         server.run()
     assert processes["site-3"].wait() == 1

@@ -192,7 +192,7 @@ def test_a_run_goes_on_with_the_command_that_began_it(
         *(each for each in rest if each["event"] != "final"),
     ]
     (theirs / "record.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in kept))
-    told = f"fedstrata split serve --resume --out {theirs}"
+    told = f"fedstrata serve --resume --out {theirs}"
     with pytest.raises(ConfigurationError, match=f"is not finished, .* finish it with: {told}"):
         open_result(theirs)
     with pytest.raises(ConfigurationError, match=f"processes of their own; go on with: {told}"):

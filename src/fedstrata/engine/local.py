@@ -108,9 +108,7 @@ class LocalEngine:
             ConfigurationError: They are not those the run began with, or those were not here.
         """
         if begun.get("id") is not None:
-            message = (
-                "holds a run whose clients were processes of their own; go on with: fedstrata split serve"
-            )
+            message = "holds a run whose clients were processes of their own; go on with: fedstrata serve"
             raise ConfigurationError(
                 [Problem("--out", f"{self._folder} {message} --resume --out {self._folder}")]
             )

@@ -92,8 +92,8 @@ class Engine(Protocol):
             final: Whether the run ends with it.
 
         Returns:
-            `global`, `clients`, `mean_client` and `external` (see `scoring.Scorer.shared`); nothing where
-            nobody has such documents.
+            `global`, `clients`, `mean_client` and `external` (see `scoring.Scorer.shared`), and `weighted`:
+            which global scores are means of the clients'. Nothing where nobody has such documents.
         """
 
     def save(self, number: int, state: State) -> None:

@@ -310,6 +310,7 @@ class RemoteEngine:
             "clients": clients,
             "mean_client": mean_of(list(clients.values())),
             "external": {},
+            "weighted": sorted({name for own, _ in apart for name in own}),
         }
 
     def _converse_scores(

@@ -41,6 +41,7 @@ def summarise(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "best": best_round(rounds, metric, falling=falling),
             "clients": final["clients"],
             "mean_client": mean_of(list(final["clients"].values())),
+            "weighted": final.get("weighted") or None,  # of clients' own: what is no score of all documents
             "external": final.get("external") or None,
             "intervals": final.get("intervals") or None,
             "mean_client_intervals": final.get("mean_client_intervals") or None,
