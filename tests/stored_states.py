@@ -20,7 +20,6 @@ from fedstrata.train.local import fit
 
 PAD = 3
 LENGTHS = (5, 12, 1, 9, 12, 7, 20, 3, 16, 2)
-ROOM = (10**9, "the test's limit")
 
 Tiny = Callable[..., Model]
 
@@ -64,11 +63,11 @@ def cache_in(
     told: list[dict[str, Any]],
     *,
     dtype: str = "auto",
-    room: tuple[int, str] = ROOM,
+    refused: str | None = None,
     **changes: Any,
 ) -> PrefixCache:
     training = TrainingSettings(**{"cache": "on", "epochs": 1, "cache_dtype": dtype, **changes})
-    return PrefixCache(folder, training, lambda: room, lambda facts: told.append(dict(facts)))
+    return PrefixCache(folder, training, lambda path, needed: refused, lambda facts: told.append(dict(facts)))
 
 
 def client_of(

@@ -67,6 +67,7 @@ class Finished:
             "train_seconds",
             "serve_seconds",
             "evaluate_seconds",
+            "engine_overhead_seconds",
             "peak_rss_bytes",
             "peak_gpu_bytes",
         }

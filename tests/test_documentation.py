@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 import shlex
 import subprocess
@@ -11,10 +12,13 @@ from pathlib import Path
 import pytest
 from support import REPOSITORY, load_script
 
+import fedstrata
+from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.settings.sweep import read_sweep, with_value
 from fedstrata.engine.check import check_settings
 
+SOURCES = sorted((REPOSITORY / "src").rglob("*.py"))
 CONFIGURATIONS = sorted(
     path
     for folder in ("src", "benchmarks", "examples")
@@ -48,6 +52,43 @@ def test_every_shipped_configuration_is_valid(path: Path) -> None:
         assert checked.method is not None
         if path.is_relative_to(REPOSITORY / "benchmarks"):
             assert checked.settings.name.replace("-", "_") == path.stem
+
+
+PAGES = [
+    REPOSITORY / "README.md",
+    *sorted((REPOSITORY / "docs").glob("*.md")),
+    *sorted((REPOSITORY / "benchmarks").rglob("*.md")),
+    *SOURCES,
+]
+PACKAGES = {
+    found.name for found in pkgutil.iter_modules(fedstrata.__path__)
+} - RunSettings.model_fields.keys()
+"""Whose names say by themselves that code is meant, and no setting."""
+
+
+def leads_nowhere(name: str) -> bool:
+    """Whether there is no such module, and nothing of this name in one."""
+    try:
+        pkgutil.resolve_name(name if name.startswith("fedstrata.") else f"fedstrata.{name}")
+    except (ImportError, AttributeError):
+        return True
+    return False
+
+
+def test_what_texts_name_of_the_code_is_there() -> None:
+    """Modules and what is in them, and files of the repository."""
+    missing = set()
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        named = [
+            name
+            for name in re.findall(r"`(\w+(?:\.\w+)+)", text)
+            if name.startswith("fedstrata.") or (page in SOURCES and name.partition(".")[0] in PACKAGES)
+        ]
+        files = re.findall(r"\b(?:benchmarks|docs|scripts|src|tests)/[\w./-]+\.(?:md|py|yaml)\b", text)
+        missing |= {(page.name, name) for name in named if leads_nowhere(name)}
+        missing |= {(page.name, file) for file in files if not (REPOSITORY / file).exists()}
+    assert missing == {("using_a_model.md", "fedstrata.json")}, "which is a file of a model"
 
 
 def blocks_of(page: str) -> list[str]:

@@ -6,6 +6,7 @@ A process imports them by name, so they are not in a test.
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from pathlib import Path
 from typing import Literal
@@ -26,7 +27,7 @@ class Troubled(FedAvg):
 
     name: Literal["troubled"] = "troubled"  # type: ignore[assignment]
     client: str
-    trouble: Literal["fails", "is killed", "is always killed", "breaks"]
+    trouble: Literal["fails", "is killed", "is always killed", "breaks", "has no room"]
     marks: str
 
     def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
@@ -40,6 +41,9 @@ class Troubled(FedAvg):
     def _end(self, mark: Path) -> None:
         if self.trouble == "breaks":
             raise KeyError("a mistake in the program")
+        if self.trouble == "has no room":  # the limit of a file's size is that of shared memory too
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2**10, resource.RLIM_INFINITY))
+            return
         if self.trouble == "fails":
             raise TrainingError("diverged")
         if self.trouble == "is always killed" or not mark.exists():

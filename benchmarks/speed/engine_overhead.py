@@ -32,14 +32,13 @@ def main() -> None:
             json.loads(line) for line in (out / "record.jsonl").read_text(encoding="utf-8").splitlines()
         ]
     rounds = [event for event in events if event["event"] == "round"]
-    seconds = {
-        key: sum(event[key] for event in rounds) for key in ("seconds", "train_seconds", "evaluate_seconds")
-    }
-    overhead = seconds["seconds"] - seconds["train_seconds"] - seconds["evaluate_seconds"]
+    seconds, overhead = (
+        sum(event[key] for event in rounds) for key in ("seconds", "engine_overhead_seconds")
+    )
     result = {
-        "overhead_fraction": round(overhead / seconds["seconds"], 4),
+        "overhead_fraction": round(overhead / seconds, 4),
         "overhead_seconds_per_round": round(overhead / len(rounds), 4),
-        "seconds_per_round": round(seconds["seconds"] / len(rounds), 3),
+        "seconds_per_round": round(seconds / len(rounds), 3),
         "method": options.method,
     }
     print(json.dumps(result))

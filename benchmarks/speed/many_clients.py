@@ -44,9 +44,7 @@ def run(clients: int, rounds: int, options: argparse.Namespace, folder: Path) ->
     subprocess.run(command, check=True)
     events = [json.loads(line) for line in (out / "record.jsonl").read_text(encoding="utf-8").splitlines()]
     done = [event for event in events if event["event"] == "round"]
-    seconds = {
-        key: sum(event[key] for event in done) for key in ("seconds", "train_seconds", "evaluate_seconds")
-    }
+    seconds = {key: sum(event[key] for event in done) for key in ("seconds", "engine_overhead_seconds")}
     return json.loads((out / "summary.json").read_text(encoding="utf-8")) | {"round_seconds": seconds}
 
 
@@ -72,9 +70,8 @@ def main() -> None:
             for clients in (options.few, options.many)
         ]
     seconds = few["round_seconds"]
-    own = seconds["seconds"] - seconds["train_seconds"] - seconds["evaluate_seconds"]
     result = {
-        "overhead_fraction": round(own / seconds["seconds"], 4),
+        "overhead_fraction": round(seconds["engine_overhead_seconds"] / seconds["seconds"], 4),
         "rss_ratio": round(statistics.median(peaks[1]) / statistics.median(peaks[0]), 4),
         "rss_megabytes": [[round(peak / 1e6) for peak in sorted(own)] for own in peaks],
         "seconds_per_round": round(seconds["seconds"] / options.rounds, 3),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from fedstrata.core.files import new_folder, write_atomically
+from fedstrata.core.files import half_written, new_folder, reserve, taking_turns, write_atomically
 
 
 def test_errors_name_what_was_to_be_written_and_leave_nothing(tmp_path: Path) -> None:
@@ -39,3 +41,30 @@ def test_what_was_there_stays_until_all_is_written(tmp_path: Path) -> None:
         write_atomically(path, pieces())
     assert path.read_bytes() == b"before"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_one_process_at_a_time_is_let_in(tmp_path: Path) -> None:
+    with (
+        taking_turns(tmp_path / "lock"),
+        (tmp_path / "lock").open() as other,
+        pytest.raises(BlockingIOError),
+    ):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with taking_turns(tmp_path / "lock"):
+        pass
+
+
+def test_what_is_reserved_has_its_size_until_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    reserve(path, 1000)
+    sizes = []
+
+    def pieces() -> Iterator[bytes]:
+        for piece in (b"half", b"whole"):
+            sizes.extend(found.stat().st_size for found in half_written(path))
+            yield piece
+
+    write_atomically(path, pieces())
+    assert sizes == [1000, 1000]
+    assert path.read_bytes() == b"halfwhole"
+    assert not half_written(path)

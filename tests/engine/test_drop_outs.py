@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,13 +18,15 @@ from support import TINY, RunTiny, assert_same_tensors, finished
 from fedstrata.cli.display import Display
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.federation import FederationSettings
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import State
 from fedstrata.engine.book import Attendance
 from fedstrata.engine.checkpoint import Checkpoints
 from fedstrata.engine.prepare import prepare
 from fedstrata.engine.run_folder import open_run
-from fedstrata.engine.sampling import drop_outs
+from fedstrata.engine.sites import drop_outs
+from fedstrata.methods import METHODS
 
 LOCAL_HEAD = "method={name: layer_skipping, top: 1, head: local}"
 FEW = "data.synthetic.notes=6"
@@ -95,6 +98,14 @@ def test_pooled_training_loses_nobody(run_tiny: RunTiny, run_once: RunTiny) -> N
     assert run.summary["failures"] == {"clients": None, "abandoned_rounds": None}
 
 
+def run_of(chance: float, seed: int) -> Any:
+    """What a draw looks at of a run."""
+    federation = FederationSettings(dropout=chance)
+    return SimpleNamespace(
+        method=METHODS["fedavg"](), settings=SimpleNamespace(federation=federation), seed=Seed(seed)
+    )
+
+
 @given(
     st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=20, unique=True),
     st.floats(0, 0.99),
@@ -104,11 +115,11 @@ def test_pooled_training_loses_nobody(run_tiny: RunTiny, run_once: RunTiny) -> N
 def test_a_greater_chance_takes_more_clients_and_each_by_itself(
     clients: list[str], one: float, other: float, seed: int
 ) -> None:
-    low, high = sorted((one, other))
-    assert drop_outs(clients, low, Seed(seed)) <= drop_outs(clients, high, Seed(seed))
-    assert not drop_outs(clients, 0.0, Seed(seed))
-    alone = {client for client in clients if drop_outs([client], high, Seed(seed))}
-    assert drop_outs(clients, high, Seed(seed)) == alone
+    low, high = (run_of(chance, seed) for chance in sorted((one, other)))
+    assert drop_outs(low, 1, clients) <= drop_outs(high, 1, clients)
+    assert not drop_outs(run_of(0.0, seed), 1, clients)
+    alone = {client for client in clients if drop_outs(high, 1, [client])}
+    assert drop_outs(high, 1, clients) == alone
 
 
 @pytest.mark.parametrize(
@@ -116,7 +127,7 @@ def test_a_greater_chance_takes_more_clients_and_each_by_itself(
 )
 def test_clients_drop_out_as_often_as_asked(chance: float) -> None:
     clients = [f"site-{number}" for number in range(100)]
-    rounds = [drop_outs(clients, chance, Seed(0).child("round", number, "dropout")) for number in range(50)]
+    rounds = [drop_outs(run_of(chance, 0), number, clients) for number in range(50)]
     low, high = binom.interval(0.9999, 5000, chance)
     assert low <= sum(map(len, rounds)) <= high
     low, high = binom.interval(1 - 1e-6, 50, chance)

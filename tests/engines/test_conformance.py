@@ -19,7 +19,7 @@ from troubled import Troubled, TwoHandlers
 
 from fedstrata.client.store import ClientStore, client_folder
 from fedstrata.client.turn import Order
-from fedstrata.core.errors import ClientsLostError, ConfigurationError
+from fedstrata.core.errors import ClientsLostError, ConfigurationError, FedstrataError
 from fedstrata.core.settings.source import read_source
 from fedstrata.engine.remote_turns import RemoteTurns
 from fedstrata.engine.run_folder import open_run
@@ -136,6 +136,16 @@ def test_a_resumed_run_may_have_another(run_tiny: RunTiny, run_once: RunTiny) ->
     assert whole.summary["metrics"] == resumed.summary["metrics"]
 
 
+@pytest.mark.parametrize("overrides", ["workers=1", "workers=2"])
+def test_a_client_whose_states_cannot_be_stored_is_told_of_once(run_tiny: RunTiny, overrides: str) -> None:
+    """The two of a round are shared out anew each time."""
+    cache = ("training.cache=on", "training.cache_gigabytes=1e-9", "method={name: layer_skipping, top: 1}")
+    run = run_tiny(*cache, "federation.sample=0.67", "federation.rounds=4", "threads=1", overrides)
+    sampled = {tuple(event["exchanges"]) for event in run.of("round")}
+    assert len(sampled) > 1
+    assert sorted(event["client"] for event in run.of("cache")) == ["site-1", "site-2", "site-3"]
+
+
 def troubled(trouble: str, marks: Path) -> tuple[str, ...]:
     method = f"method={{name: troubled, client: site-2, trouble: {trouble}, marks: {marks}}}"
     return (method, "federation.min_clients=1", "threads=1")
@@ -232,6 +242,11 @@ def test_a_model_that_cannot_be_loaded_again_is_no_failure_of_a_client(
     shutil.rmtree(model)
     with pytest.raises(ConfigurationError, match=re.escape(str(model))):
         opened.execute()
+
+
+def test_an_update_that_shared_memory_has_no_room_for_is_named(run_tiny: RunTiny, tmp_path: Path) -> None:
+    with pytest.raises(FedstrataError, match=r"a frame needs [\d.]+ MB of shared memory.*or set workers=1"):
+        run_tiny(*troubled("has no room", tmp_path), "workers=2")
 
 
 def test_a_mistake_in_the_program_stops_the_run(run_tiny: RunTiny, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from support import TINY, Finished, RunTiny
 
 from fedstrata.adapters.rank import cut, pad, product_norm, rank_axis, written
+from fedstrata.client.turn import Done, Failed, Order, Workplace
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import read_source
 from fedstrata.engine.run_folder import open_run
@@ -151,6 +152,25 @@ def test_adapters_grow_from_the_top_as_far_as_it_pays(run_tiny: RunTiny) -> None
         ]
         assert all(bool(up[:, :width].any()) == (block >= 3 - depth) for up in ups)
         assert not any(up[:, width:].any() for up in ups)
+
+
+def test_the_record_says_what_the_largest_of_them_trained_whoever_came_last(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: dict[int, list[int]] = {1: [], 2: []}
+    compute = Workplace.compute
+
+    def watched(place: Workplace, order: Order, *more: Any) -> Done | Failed:
+        done = compute(place, order, *more)
+        assert isinstance(done, Done)
+        trained[order.round].append(done.trained)
+        return done
+
+    monkeypatch.setattr(Workplace, "compute", watched)
+    run = run_tiny("method={name: fedadaopt}")
+    assert any(numbers[-1] < max(numbers) for numbers in trained.values())
+    told = {event["round"]: event["trainable_parameters"] for event in run.of("round")}
+    assert told == {number: max(numbers) for number, numbers in trained.items()}
 
 
 def test_a_first_size_beyond_the_adapter_s_is_refused(run_tiny: RunTiny) -> None:

@@ -80,10 +80,19 @@ def test_the_server_s_part_of_a_divided_model_is_told_apart(write_run: Any, even
     assert (time["serve_seconds"], time["engine_overhead_seconds"]) == pytest.approx((0.75, 0.75))
 
 
-def test_clients_that_work_at_once_leave_no_time_below_nothing(write_run: Any, events: Any) -> None:
-    at_once = [event | ({"train_seconds": 9.0} if event["event"] == "round" else {}) for event in events()]
-    history = read_history(write_run(at_once))
-    assert time_parts(history)["engine"] == history.summary["time"]["engine_overhead_seconds"] == 0.0
+@pytest.mark.parametrize("told", [{}, {"engine_overhead_seconds": 0.5}])
+def test_the_times_of_clients_that_work_at_once_add_up_to_that_of_all(
+    write_run: Any, events: Any, told: dict[str, float]
+) -> None:
+    """A record from before it was measured leaves no time below nothing."""
+    at_once = {"train_seconds": 9.0, "evaluate_seconds": 1.0} | told
+    history = read_history(
+        write_run([event | (at_once if event["event"] == "round" else {}) for event in events()])
+    )
+    time, parts = history.summary["time"], time_parts(history)
+    assert sum(parts.values()) == pytest.approx(time["total_seconds"])
+    assert parts["engine"] == time["engine_overhead_seconds"] == len(history.rounds) * sum(told.values())
+    assert parts["training"] == pytest.approx(9 * parts["scoring the validation split"])
 
 
 @pytest.mark.parametrize(

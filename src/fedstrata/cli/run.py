@@ -12,7 +12,7 @@ import typer
 
 from fedstrata.cli.options import Arguments, Debug, Resume, configuration, sort_arguments
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.engine.fork_server import start_fork_server
+from fedstrata.engine.fork_server import end_fork_server, fork_server
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it."""
@@ -43,7 +43,7 @@ def run(
         raise ConfigurationError([Problem("", "--resume needs --out: the run directory to go on with")])
     asked = None if resume else configuration(file, overrides)
     if asked is not None and asked.values.get("workers", 1) != 1:
-        start_fork_server()
+        fork_server()  # which imports while this process prepares
 
     from fedstrata.cli.display import Display  # noqa: PLC0415 - heavy
     from fedstrata.engine.run_folder import open_run, resumable  # noqa: PLC0415
@@ -53,6 +53,8 @@ def run(
     try:
         source = asked or resumable(out or Path(), file, overrides)
         opened = open_run(source, out, display, resume=resume)
+        if opened.experiment.workers == 1:
+            end_fork_server()
         with display:
             summary = opened.execute(resume=resume)
     except KeyboardInterrupt:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.client.store import client_folder
+from fedstrata.core.files import half_written, reserve, taking_turns
 from fedstrata.models.prefix_cache import FILE, Identity, PrefixCache
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from fedstrata.record.log import Listener
 
 _FREE_SHARE = 0.9  # of the free disk that a new file may take
-_PATTERN = f"clients/*/{FILE}"
+_LOCK = ".prefix.lock"
 
 
 class ClientCaches:
@@ -44,30 +45,63 @@ class ClientCaches:
             return None
         folder = client_folder(self._run, client)
         return PrefixCache(
-            folder, training, self._budget, lambda facts: self._tell({"client": client, **facts}), self._whole
+            folder,
+            training,
+            self._reserve,
+            lambda facts: self.tell({"client": client, **facts}),
+            self._whole,
         )
 
     def remove(self) -> None:
         """Deletes all stored states: nothing needs them once a run is finished, and they may be large."""
-        for path in list(self._run.glob(_PATTERN)):
+        (self._run / _LOCK).unlink(missing_ok=True)
+        for path in list(self._run.glob(f"clients/*/{FILE}")):
             path.unlink()
             for folder in (path.parent, path.parent.parent):
                 if not any(folder.iterdir()):
                     folder.rmdir()
 
+    def _reserve(self, path: Path, needed: int) -> str | None:
+        """Makes room for a client's new file; returns the reason if there is not so much.
+
+        Processes that compute at once do so one after the other, and what each is writing counts in full.
+        """
+        with taking_turns(self._run / _LOCK):
+            for old in (path, *half_written(path)):  # a process that was killed leaves the latter
+                old.unlink(missing_ok=True)
+            left, limit = self._budget()
+            if needed > left:
+                return f"{needed / 1e9:.3g} GB are needed, and {limit} leaves {max(0, left) / 1e9:.3g} GB"
+            reserve(path, needed)
+        return None
+
     def _budget(self) -> tuple[int, str]:
         """Returns how many bytes one more file may have, and what sets that limit."""
+        taken = missing = 0
+        for folder in self._run.glob("clients/*"):
+            # In this order: a file that is complete meanwhile is then found under its name.
+            found = [_size(path) for path in (*half_written(folder / FILE), folder / FILE)]
+            taken += max(size for size, _ in found)
+            missing += sum(size - written for size, written in found if written < size)
         gigabytes = self._settings.training.cache_gigabytes
-        taken = sum(path.stat().st_size for path in self._run.glob(_PATTERN))
         allowed = int(gigabytes * 1e9) - taken
-        free = int(_FREE_SHARE * shutil.disk_usage(self._run).free)
+        free = int(_FREE_SHARE * (shutil.disk_usage(self._run).free - missing))
         if allowed <= free:
             return allowed, f"training.cache_gigabytes ({gigabytes:g})"
         return free, f"{_FREE_SHARE:.0%} of the free disk"
 
-    def _tell(self, facts: Mapping[str, Any]) -> None:
-        """Passes on what was stored, and what was not once."""
+    def tell(self, facts: Mapping[str, Any]) -> None:
+        """Passes on what was stored of a client, and what was not once."""
         about = (facts["client"], str(facts["reason"]))
         if facts["used"] or about not in self._told:
             self._told.add(about)
             self._emit("cache", facts)
+
+
+def _size(path: Path) -> tuple[int, int]:
+    """Returns the bytes of a file, and how many of them are on the disk; none if it is not there any more."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return 0, 0
+    return found.st_size, found.st_blocks * 512

@@ -5,6 +5,7 @@ A message names the value, what is allowed and where the value was set. It never
 
 from __future__ import annotations
 
+import copyreg
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,10 @@ class FedstrataError(Exception):
     """Something failed while running; the message says what and what can be done."""
 
     exit_status = 1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Lets any of them be raised in another process, whatever its `__init__` takes."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class TrainingError(FedstrataError):
@@ -112,10 +117,6 @@ class ConfigurationError(FedstrataError):
         super().__init__(
             "\n".join([f"{head} in the configuration:", *(f"  - {item}" for item in self.problems)])
         )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Lets it be raised in another process."""
-        return type(self), (self.problems,)
 
 
 def refuse(problems: Sequence[Problem]) -> None:

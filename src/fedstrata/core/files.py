@@ -32,12 +32,14 @@ def write_atomically(path: Path, pieces: Iterable[bytes | memoryview], *, durabl
         durable: Whether it must be on disk, and not only with the operating system, before this returns;
             many small files that can be made again are written faster without.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
+    temporary = _temporary(path)
     try:
         with errors_naming(path, temporary):
-            with temporary.open("wb") as file:
+            temporary.touch()
+            with temporary.open("r+b") as file:  # which keeps what is reserved until all is written
                 for piece in pieces:
                     file.write(piece)
+                file.truncate()
                 file.flush()
                 if durable:
                     os.fsync(file.fileno())
@@ -52,6 +54,29 @@ def write_atomically(path: Path, pieces: Iterable[bytes | memoryview], *, durabl
         os.fsync(folder)  # the new name itself must survive a power cut
     finally:
         os.close(folder)
+
+
+def reserve(path: Path, size: int) -> None:
+    """Gives a file that this process is going to write its size before it has its bytes."""
+    with _temporary(path).open("wb") as file:
+        file.truncate(size)
+
+
+def half_written(path: Path) -> list[Path]:
+    """Returns what processes are writing that is to become this file."""
+    return list(path.parent.glob(f".{path.name}.*{TEMPORARY}"))
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
+
+
+@contextmanager
+def taking_turns(lock: Path) -> Iterator[None]:
+    """Lets one process at a time into the block, of those that name the same file; it is made for that."""
+    with lock.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def hash_of(path: Path) -> str:

@@ -89,6 +89,7 @@ class Book:
         meter: Counts the round's bytes.
         calls: How often each handler was called.
         losses: The training loss and the weight of each client that has trained.
+        trained_parameters: The most numbers that any of them trained.
         serve_seconds: Time in which the server worked at its part of a divided model so far.
     """
 
@@ -100,7 +101,9 @@ class Book:
     meter: Meter = field(default_factory=Meter)
     calls: Counter[str] = field(default_factory=Counter)
     losses: dict[str, tuple[float, float]] = field(default_factory=dict)
+    trained_parameters: int = 0
     serve_seconds: float = 0.0
+    _before: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def loss(self) -> float | None:
@@ -134,40 +137,46 @@ class Book:
         """Counts the server's work at its part of a divided model."""
         self.serve_seconds += seconds
 
-    def begin(self, client: str, sent: Frame) -> Exchanged:
+    def begin(self, client: str, sent: Frame) -> None:
         """Begins to count what a client's turn costs, its plan with it."""
-        return Exchanged(self.meter, client, self.meter.up[client], self.meter.down[client] - sent.nbytes)
+        self._before[client] = self.meter.up[client], self.meter.down[client] - sent.nbytes
 
-    def trained(self, client: str, update: Update) -> None:
-        """Takes down the loss of an update, if its handler has trained."""
+    def exchanged(self, client: str) -> tuple[int, int]:
+        """Returns the bytes that a client has sent and got in its last turn."""
+        up, down = self._before[client]
+        return self.meter.up[client] - up, self.meter.down[client] - down
+
+    def trained(self, client: str, update: Update, numbers: int) -> None:
+        """Takes down the loss of an update and how many numbers it is of, if its handler has trained."""
         loss = update.values.get("loss")
         if isinstance(loss, float):
             self.losses[client] = (loss, update.weight)
+            self.trained_parameters = max(self.trained_parameters, numbers)
 
-    def deliver(
-        self, info: ClientInfo, update: Update, exchanged: Exchanged, seconds: float, **more: Any
-    ) -> None:
+    def deliver(self, info: ClientInfo, update: Update, seconds: float, **more: Any) -> None:
         """Tells that a client has delivered."""
+        up, down = self.exchanged(info.id)
         facts = {
             "round": self.number,
             "client": info.id,
             "examples": info.examples,
             "loss": update.values.get("loss"),
-            "bytes_down": exchanged.down,
-            "bytes_up": exchanged.up,
+            "bytes_down": down,
+            "bytes_up": up,
             "seconds": seconds,
             **more,
         }
         self.listen("client", facts)
 
-    def fail(self, client: str, error: Exception, bytes_down: int) -> None:
+    def fail(self, client: str, error: Exception) -> None:
         """Loses a client by its own failure; ends the run if the round needs it.
 
         Raises:
             ClientsLostError: It does.
         """
         self.losses.pop(client, None)
-        self._lose(client, type(error).__name__, message_of(error), describe(error), bytes_down)
+        _, down = self.exchanged(client)
+        self._lose(client, type(error).__name__, message_of(error), describe(error), down)
         if not self.attendance.suffices:
             again = f"{self.command} --resume --out {self.folder}"
             raise ClientsLostError(self.attendance.why_not(self.number, again)) from error
@@ -176,23 +185,3 @@ class Book:
         self.attendance.lost[client] = reason
         facts = {"client": client, "error": error, "message": message, "bytes_down": bytes_down}
         self.listen("client_failed", {"round": self.number, **facts})
-
-
-@dataclass(frozen=True, slots=True)
-class Exchanged:
-    """What has travelled in one turn of a client so far."""
-
-    meter: Meter
-    client: str
-    up_before: int
-    down_before: int
-
-    @property
-    def up(self) -> int:
-        """Bytes to the server."""
-        return self.meter.up[self.client] - self.up_before
-
-    @property
-    def down(self) -> int:
-        """Bytes to the client."""
-        return self.meter.down[self.client] - self.down_before

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fedstrata.core.method import Method
     from fedstrata.core.settings.devices import Device
     from fedstrata.core.settings.training import TrainingSettings
-    from fedstrata.engine.book import Book, Exchanged
+    from fedstrata.engine.book import Book
     from fedstrata.engine.protocol import Engine, Turns
     from fedstrata.engine.scoring import ServerDocuments
     from fedstrata.models.state import Model
@@ -49,9 +49,9 @@ class RoundCohort:
         scored: The parts of the split that what a client has just trained is scored on.
         clock: Counts the seconds and the energy of emulated devices.
         train_seconds: Time spent in client handlers so far, all clients together.
-        trained_parameters: How many numbers the last client trained.
         trained_scores: Scores of what each client has trained, by part.
         score_seconds: Time spent in scoring within the round so far.
+        waited_seconds: Time in which the round went on with turns, or with scoring, alone.
     """
 
     method: Method
@@ -66,9 +66,15 @@ class RoundCohort:
     scored: Sequence[str] = ()
     clock: RoundClock = field(default_factory=RoundClock)
     train_seconds: float = 0.0
-    trained_parameters: int = 0
     trained_scores: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     score_seconds: float = 0.0
+    waited_seconds: float = 0.0
+
+    @property
+    def worked_seconds(self) -> float:
+        """Time in which a client, the server's half or scoring was at work; that of several counts once."""
+        worked = self.train_seconds + self.book.serve_seconds + self.score_seconds
+        return min(worked, self.waited_seconds)
 
     def mean(self, handler: str, plan_of: Callable[[ClientInfo], Plan]) -> Mean:
         """Folds every update into one running sum per tensor."""
@@ -114,14 +120,16 @@ class RoundCohort:
         assert self.server is not None  # noqa: S101 - a run has it, and its configuration was checked
         started = time.perf_counter()
         loss = self.server.loss(tensors)
-        self.score_seconds += time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        self.score_seconds += seconds
+        self.waited_seconds += seconds
         return loss
 
     def reject(self, client: str, error: FedstrataError) -> None:
         """Does without a client's update; see `core.cohort.Cohort.reject`."""
         self.engine.undo(client, self.book.number, error)
         self.trained_scores.pop(client, None)
-        self.book.fail(client, error, self.book.meter.down[client])
+        self.book.fail(client, error)
 
     def _taken(
         self,
@@ -131,11 +139,12 @@ class RoundCohort:
         cut_of: Callable[[ClientInfo], Cut] | None = None,
     ) -> Iterator[tuple[ClientInfo, Update]]:
         """Has everybody take a turn, and yields the updates of those that were not lost."""
-        begun: dict[str, tuple[ClientInfo, Exchanged]] = {}
+        begun: dict[str, ClientInfo] = {}
 
         def orders() -> Iterator[Order]:
             for info, sent in self.book.present(handler, self.clients, plan_of):
-                begun[info.id] = (info, self.book.begin(info.id, sent))
+                begun[info.id] = info
+                self.book.begin(info.id, sent)
                 yield Order(
                     client=info.id,
                     round=self.book.number,
@@ -150,34 +159,43 @@ class RoundCohort:
 
         turns = compute(orders())
         try:
-            for order, result in turns:
-                info, exchanged = begun[order.client]
+            for order, result in self._awaited(turns):
+                info = begun[order.client]
                 self.train_seconds += result.seconds
                 if isinstance(result, Failed):
                     if result.update is not None:
                         self.book.meter.count_up(info.id, result.update)
-                    self.book.fail(info.id, result.error, exchanged.down)
+                    self.book.fail(info.id, result.error)
                 else:
-                    yield info, self._take(order, info, exchanged, result)
+                    yield info, self._take(order, info, result)
         finally:
             turns.close()  # of those who are still at work nobody will take anything
 
-    def _take(self, order: Order, info: ClientInfo, exchanged: Exchanged, done: Done) -> Update:
+    def _awaited(self, turns: Turns) -> Iterator[tuple[Order, Done | Failed]]:
+        """Yields what comes of turns, and counts how long that takes."""
+        while True:
+            started = time.perf_counter()
+            found = next(turns, None)
+            self.waited_seconds += time.perf_counter() - started
+            if found is None:
+                return
+            yield found
+
+    def _take(self, order: Order, info: ClientInfo, done: Done) -> Update:
         """Takes down what one turn has brought, and returns the update."""
         update = frame.decode(done.update, Update)
-        self.trained_parameters = done.trained
-        self.book.trained(info.id, update)
+        self.book.trained(info.id, update, done.trained)
         if done.scores is not None:
             self.trained_scores[info.id] = done.scores
         self.score_seconds += done.score_seconds
         self.book.meter.count_up(info.id, done.update)
-        self.book.deliver(info, update, exchanged, done.seconds, **self._emulated(order, done, exchanged))
+        self.book.deliver(info, update, done.seconds, **self._emulated(order, done))
         return update
 
-    def _emulated(self, order: Order, done: Done, exchanged: Exchanged) -> dict[str, Any]:
+    def _emulated(self, order: Order, done: Done) -> dict[str, Any]:
         """Lets the simulated clock run for a turn; returns what the record says of the client's device."""
         if order.device is None or done.work is None:
             return {}
         self.stored_states[order.client] = done.work.stored_states
-        size = exchanged.down + exchanged.up
+        size = sum(self.book.exchanged(order.client))
         return self.clock.count(order.client, order.device, done.work, size)

@@ -74,7 +74,8 @@ class LocalEngine:
             cache_of=self._caches.of,
             score=self._score_trained,
         )
-        self._workers = Workers(experiment, folder, listen, LocalEngine) if experiment.workers > 1 else None
+        several = experiment.workers > 1
+        self._workers = Workers(experiment, folder, self._heard, LocalEngine) if several else None
 
     @property
     def whole(self) -> Model:
@@ -168,7 +169,7 @@ class LocalEngine:
             return scorer.shared(state, self._predictor(None, number, state))
 
         def enter(client: str) -> Predictor | None:
-            self.workplace.enter(client, number, state.tensors)
+            self.enter(client, number, state.tensors)
             return self._predictor(client, number, state)
 
         return scorer.personal(enter, pooled=final and scores_everywhere(self._experiment))
@@ -199,15 +200,17 @@ class LocalEngine:
 
     def save(self, number: int, state: State) -> None:
         """Saves the shared model; or each client's own one, where there is none that is everybody's."""
-        model = self._experiment.model
-        if self._experiment.method.personal:
-            for client in self._site:
-                self.workplace.enter(client, number, state.tensors)
-                model.save(client_folder(self._folder, client) / "model", plain=plain_where_needed(model))
-            return
-        model.restore()
-        model.load_known(state.tensors)
-        model.save(self._folder / "model", plain=plain_where_needed(model))
+        for client in self._site if self._experiment.method.personal else (None,):
+            self.enter(client, number, state.tensors)
+            folder = self._folder if client is None else client_folder(self._folder, client)
+            self.whole.save(folder / "model", plain=plain_where_needed(self.whole))
+
+    def _heard(self, event: str, facts: Mapping[str, Any]) -> None:
+        """Passes on what a process tells; each tells once of a client what all are to tell once."""
+        if event == "cache":
+            self._caches.tell(facts)
+        else:
+            self.workplace.listen(event, facts)
 
     def memory(self) -> Sequence[Mapping[str, int | None]]:
         """Returns the most memory that each of its processes has had."""

@@ -11,6 +11,7 @@ import torch
 from fedstrata.core.errors import Problem
 from fedstrata.engine.sampling import sample_size
 from fedstrata.metrics.cost import cores
+from fedstrata.wire.frame import free_shared_memory
 
 if TYPE_CHECKING:
     from fedstrata.core.method import Method
@@ -24,27 +25,38 @@ _LIBRARIES = 300 * 2**20
 """Bytes that a process has of its own besides its model."""
 _OF_TRAINED = 5
 """Copies of what trains: the weights, as they were, gradients, and two states of the optimiser."""
+_FRAMES = 3
+"""Frames of what trains that are in shared memory for each process: its plan, and two updates to be taken."""
 
 
 def idle_workers(settings: RunSettings, method: Method) -> list[Problem]:
-    """Returns the problem that several workers are asked for where clients cannot compute at once, if so."""
-    if settings.workers in {1, "auto"} or (why := _alone(method)) is None:
+    """Returns the problem that more workers are asked for than can compute at once, if so."""
+    most, why = _most(settings, method)
+    if settings.workers == "auto" or most is None or settings.workers <= most:
         return []
-    return [Problem("workers", f"must be 1 or auto with {method.name}, {why}, not {settings.workers}")]
+    allowed = "1" if most == 1 else f"at most {most}"
+    return [Problem("workers", f"must be {allowed} or auto with {why}, not {settings.workers}")]
 
 
-def _alone(method: Method) -> str | None:
-    """Says why a method's clients do not compute at the same time; none if they can."""
+def _most(settings: RunSettings, method: Method) -> tuple[int | None, str]:
+    """Returns how many clients can compute at once, and what they compute with; none for any number."""
     if method.pooled:
-        return "which trains in one place"
-    return "whose clients wait for the server in every step" if method.divides("") is not None else None
+        return 1, f"{method.name}, which trains in one place"
+    if method.divides("") is not None:
+        return 1, f"{method.name}, whose clients wait for the server in every step"
+    if settings.device == "cpu" or not torch.cuda.is_available():
+        return None, "cpu"
+    if ":" in settings.device:
+        return 1, f"device {settings.device}, as each has a GPU of its own"
+    return torch.cuda.device_count(), "the GPUs that torch sees here, of which each has one of its own"
 
 
 def workers_of(settings: RunSettings, method: Method, model: Model, clients: Mapping[str, Split]) -> int:
     """Returns how many clients compute at once.
 
     `auto` takes as many as there are cores (GPUs, if clients are on one), clients in a round, and room for in
-    memory; and one where the whole run is shorter than it takes to start processes.
+    memory and in that which processes share; and one where the whole run is shorter than it takes to start
+    processes.
 
     Args:
         settings: The run's settings.
@@ -54,20 +66,20 @@ def workers_of(settings: RunSettings, method: Method, model: Model, clients: Map
     """
     if settings.workers != "auto":
         return settings.workers
-    if _alone(method) is not None:
-        return 1
+    most, _ = _most(settings, method)
     training = [own.train for own in clients.values() if own.train]
     sampled = sample_size(len(training), settings.federation.sample)
     texts = sum(len(text) for own in training for document in own for text in document.texts)
     tokens = texts / 4 * settings.training.epochs * settings.federation.rounds * settings.federation.sample
-    if 6 * model.parameter_count * tokens < SHORT:
+    if most == 1 or 6 * model.parameter_count * tokens < SHORT:
         return 1
-    if model.device.type != "cpu":
-        return min(torch.cuda.device_count(), sampled)
-    trained = model.bytes_of(method.trainable(model.layout)) * _OF_TRAINED
-    own = trained + model.bytes_of(model.whole) + _LIBRARIES
+    trained = model.bytes_of(method.trainable(model.layout))
+    frames = _FRAMES * trained
+    own = _OF_TRAINED * trained + frames + model.bytes_of(model.whole) + _LIBRARIES
     room = int(psutil.virtual_memory().available / own)
-    return max(1, min(cores() // (settings.threads or 1), sampled, room))
+    if (free := free_shared_memory()) is not None:
+        room = min(room, int(free / max(1, frames)))
+    return max(1, min(most or cores() // (settings.threads or 1), sampled, room))
 
 
 def threads_of(settings: RunSettings, workers: int) -> int | None:

@@ -23,7 +23,7 @@ from fedstrata.engine.facts import by_group, model_facts
 from fedstrata.engine.protocol import Engine
 from fedstrata.engine.sampling import sample
 from fedstrata.engine.scoring import ServerDocuments, due_for_scoring
-from fedstrata.engine.sites import dropped
+from fedstrata.engine.sites import drop_outs
 from fedstrata.metrics.cost import peak_memory
 from fedstrata.record.log import Listener, RecordLog, committed_rounds, read_events
 from fedstrata.record.summary import summarise, trained_scores, write_summary
@@ -177,25 +177,27 @@ class Run(Generic[EngineType]):
         before_scoring = time.perf_counter()
         due = due_for_scoring(number, settings.federation)
         scores = self._score(number, state, "validation", final=False) if due else {}
-        evaluate_seconds = time.perf_counter() - before_scoring + cohort.score_seconds
+        scoring_seconds = time.perf_counter() - before_scoring
         self._checkpoints.save(number, state)  # before the event, which commits the round
         book, layout = cohort.book, self.engine.whole.layout
+        seconds = time.perf_counter() - started
         facts = {
             "round": number,
             "loss": book.loss,
             **scores,
             "trained": trained_scores(cohort.trained_scores),
             "state": {name: value for name, value in state.values.items() if not name.startswith("_")},
-            "trainable_parameters": cohort.trained_parameters,
+            "trainable_parameters": book.trained_parameters,
             **self._simulated(cohort),
             "failed": list(book.attendance.lost),
             "abandoned": abandoned,
             "exchanges": book.meter.exchanges(),
             "groups_up": by_group(book.meter.tensors_up, layout),
-            "seconds": time.perf_counter() - started,
+            "seconds": seconds,
             "train_seconds": cohort.train_seconds,
             "serve_seconds": book.serve_seconds,
-            "evaluate_seconds": evaluate_seconds,
+            "evaluate_seconds": scoring_seconds + cohort.score_seconds,
+            "engine_overhead_seconds": seconds - scoring_seconds - cohort.worked_seconds,
             **self._peaks(),  # in every round: a run may go through several processes
         }
         self._emit("round", facts)
@@ -268,7 +270,7 @@ class Run(Generic[EngineType]):
         pooled = experiment.method.pooled
         attendance = Attendance(
             clients,
-            dropped(experiment, number, clients),
+            drop_outs(experiment, number, clients),
             None if pooled else experiment.settings.federation.min_clients,
         )
         return RoundCohort(

@@ -1,4 +1,4 @@
-"""Who is drawn for a round, and who drops out of it."""
+"""Who is drawn for a round."""
 
 from __future__ import annotations
 
@@ -26,16 +26,3 @@ def sample(sites: Sequence[Sampled], share: float, rng: Seed) -> list[Sampled]:
 def sample_size(clients: int, share: float) -> int:
     """Returns how many of all clients take part in a round."""
     return max(1, round(share * clients))
-
-
-def drop_outs(clients: Sequence[str], chance: float, rng: Seed) -> frozenset[str]:
-    """Draws the clients that drop out of a round, each by itself.
-
-    A client that drops out at one chance also does at every greater one.
-
-    Args:
-        clients: The clients of the round.
-        chance: Chance of each, in [0, 1).
-        rng: Seed of the draw.
-    """
-    return frozenset(client for client in clients if rng.child(client).numpy().random() < chance)

@@ -10,7 +10,6 @@ from fedstrata.client.site import Corruption, Site
 from fedstrata.core.settings.federation import DATA_CORRUPTIONS, CorruptSettings, share_of
 from fedstrata.data.choices import choices_of
 from fedstrata.data.split import PARTS, Split
-from fedstrata.engine.sampling import drop_outs
 
 if TYPE_CHECKING:
     from fedstrata.core.documents import Document
@@ -57,10 +56,19 @@ def corrupt_clients(clients: Sequence[str], settings: CorruptSettings, rng: Seed
     return {clients[index]: Corruption(settings, rng.child(clients[index])) for index in drawn}
 
 
-def dropped(experiment: Experiment, number: int, clients: Sequence[str]) -> frozenset[str]:
-    """Returns which of a round's clients drop out; pooled data has no client to lose."""
+def drop_outs(experiment: Experiment, number: int, clients: Sequence[str]) -> frozenset[str]:
+    """Draws the clients that drop out of a round, each by itself; pooled data has no client to lose.
+
+    A client that drops out at one chance also does at every greater one.
+
+    Args:
+        experiment: What is run.
+        number: The round.
+        clients: The clients of the round.
+    """
     chance = 0.0 if experiment.method.pooled else experiment.settings.federation.dropout
-    return drop_outs(clients, chance, experiment.seed.child("round", number, "dropout"))
+    rng = experiment.seed.child("round", number, "dropout")
+    return frozenset(client for client in clients if rng.child(client).numpy().random() < chance)
 
 
 def fingerprint(sites: Sequence[Site], server: Sequence[Document]) -> str:

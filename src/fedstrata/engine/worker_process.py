@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import pickle
 import select
-import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing import parent_process
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from fedstrata.record.log import Listener
     from fedstrata.wire.frame import SharedFrame
 
-Result = TypeVar("Result")
 Event = tuple[str, Mapping[str, Any]]
 
 
@@ -111,17 +109,15 @@ class _Place:
 _place: _Place
 
 
-def call(
-    preparation: Preparation | None, compute: Callable[..., Result], arguments: tuple[Any, ...]
-) -> tuple[Result, int, Mapping[str, int | None]]:
+def call(sent: bytes) -> tuple[Any, int, Mapping[str, int | None]]:
     """Computes something; returns what came of it, this process, and the most memory it has had.
 
     Args:
-        preparation: What to compute with, from the first call on.
-        compute: `turn` or `answer`.
-        arguments: Its arguments.
+        sent: The pickled `Preparation` to compute with from this call on, if any; `turn` or `answer`; and its
+            arguments.
     """
     global _place  # noqa: PLW0603 - what a process has from its first call to its last
+    preparation, compute, arguments = pickle.loads(sent)  # noqa: S301 - from the process that started this one
     if preparation is not None:
         _place = _prepared(preparation)
     result = compute(*arguments)
@@ -152,7 +148,6 @@ def answer(model: ScoredModel, batch: Sequence[Any]) -> Sequence[Any]:
 
 def _prepared(given: Preparation) -> _Place:
     """Makes this process one that computes, until the one that started it ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it is told, and ends it
     threading.Thread(target=_end_with_parent, daemon=True).start()
     use_processor(given.threads)
     if given.device.type == "cuda":

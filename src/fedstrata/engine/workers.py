@@ -8,13 +8,14 @@ of the libraries. Frames lie in shared memory; through a pipe one of 50 MB takes
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
@@ -128,8 +129,10 @@ class _Process:
 
         Raises:
             BrokenProcessPool: It has ended meanwhile.
+            FedstrataError: There is no shared memory for what it is sent.
         """
-        future = self.executor.submit(call, self.preparation, job.compute, job.arguments)
+        sent = ForkingPickler.dumps((self.preparation, job.compute, job.arguments))  # what fails does so here
+        future = self.executor.submit(call, bytes(sent))
         self.preparation = None
         return future
 
@@ -261,12 +264,11 @@ class Workers:
         return process
 
     def _device(self) -> torch.device:
-        """Returns where the next process computes: on the GPU that is named, or that the fewest are on."""
-        device = self.experiment.model.device
-        if device.type == "cpu" or ":" in self.experiment.settings.device:
+        """Returns where the next process computes: on a GPU that no other one is on, which there is."""
+        if (device := self.experiment.model.device).type == "cpu":
             return device
-        taken = Counter(process.device.index for process in self._processes)
-        return torch.device("cuda", min(range(torch.cuda.device_count()), key=lambda index: taken[index]))
+        taken = {process.device.index for process in self._processes}
+        return torch.device("cuda", min(set(range(torch.cuda.device_count())) - taken))
 
     def _wait(self) -> None:
         """Waits for a job that ends, and tells meanwhile of progress."""

@@ -170,8 +170,6 @@ def areas(gold: NDArray[np.bool_], probabilities: NDArray[np.float64]) -> dict[s
         each = [_area(gold[:, label], probabilities[:, label]) for label in defined]
         scores["macro_auc"] = float(np.mean(each))
     return scores | {"auc_labels_left_out": float(gold.shape[1] - len(defined))}
-<<<<<<< HEAD
-=======
 
 
 def _area(gold: NDArray[np.bool_], probabilities: NDArray[np.float64]) -> float:
@@ -185,11 +183,3 @@ def _area(gold: NDArray[np.bool_], probabilities: NDArray[np.float64]) -> float:
     having = int(gold.sum())
     pairs = ranks[gold].sum() - having * (having + 1) / 2
     return float(pairs / (having * (len(gold) - having)))
-
-
-def _each(counts: Sequence[Counts], labels: Sequence[str]) -> dict[str, float]:
-    if len(labels) > SCORED_SINGLY:
-        return {}
-    named = zip(labels, counts, strict=True)
-    return {f"f1/{label}": count.f1 for label, count in named if count.gold or count.predicted}
->>>>>>> peers

@@ -84,7 +84,8 @@ class PrefixCache:
     Attributes:
         folder: The client's folder; made when needed.
         training: How the client trains, which says whether and how states are kept.
-        budget: Returns how many bytes a new file may have, and what sets that limit.
+        reserve: Given the place of a new file and its bytes, makes room for it where the old one was, which
+            nobody else then takes (see `core.files.reserve`); returns the reason if there is not so much.
         report: Told when states were stored (`used` true, `bytes`, `seconds`), or why not (`reason`).
         whole: Files that this process has written, or found to be what was written; takes up this one.
         serving: A fingerprint of what is, or was last, served.
@@ -92,7 +93,7 @@ class PrefixCache:
 
     folder: Path
     training: TrainingSettings
-    budget: Callable[[], tuple[int, str]]
+    reserve: Callable[[Path, int], str | None]
     report: Callable[[Mapping[str, Any]], None]
     whole: set[Identity] = field(default_factory=set)
     serving: str | None = field(default=None, init=False)
@@ -186,10 +187,8 @@ class PrefixCache:
         needed = estimate_bytes(prefix.lengths.values(), prefix.output.states.shape[-1], dtype)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._path.unlink(missing_ok=True)  # its room is needed
-            left, limit = self.budget()
-            if needed > left:
-                return f"{needed / 1e9:.3g} GB are needed, and {limit} leaves {max(0, left) / 1e9:.3g} GB"
+            if (reason := self.reserve(self._path, needed)) is not None:
+                return reason
             write_atomically(self._path, with_hash(prefix.pieces(key, dtype)))
             self.whole.add(_identity(self._path))
         except OSError as error:

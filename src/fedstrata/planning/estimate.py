@@ -23,7 +23,7 @@ from fedstrata.engine.facts import size_facts
 from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.sampling import sample
 from fedstrata.engine.scoring import due_for_scoring, scores_everywhere
-from fedstrata.engine.sites import dropped, sites_of
+from fedstrata.engine.sites import drop_outs, sites_of
 from fedstrata.planning.rehearsal import Rehearsed, Turn
 from fedstrata.planning.survey import Survey, Workload
 
@@ -298,7 +298,7 @@ def _delivered(experiment: Experiment, sampled: list[list[str]]) -> list[list[st
     needed = 1 if experiment.method.pooled else experiment.settings.federation.min_clients or 1
     left = []
     for number, clients in enumerate(sampled, start=1):
-        lost = dropped(experiment, number, clients)
+        lost = drop_outs(experiment, number, clients)
         there = [client for client in clients if client not in lost]
         left.append(there if len(there) >= needed else [])
     return left

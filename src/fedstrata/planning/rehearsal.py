@@ -304,7 +304,6 @@ class Rehearsal(Run[LocalEngine]):
         clients = max(1, len(exchanges))
         worked = facts["train_seconds"] + facts["serve_seconds"]
         per_client = (self._last_client - self._round_began - worked) / clients
-        engine = facts["seconds"] - worked - facts["evaluate_seconds"]
         turns = [turn for turn in self.measured.turns if turn.round == facts["round"]]
         tokens = max(1, sum(step.tokens for turn in turns for step in turn.steps))
         meter = self._meter
@@ -312,7 +311,7 @@ class Rehearsal(Run[LocalEngine]):
             (sum(client["bytes_up"] for client in exchanges) - meter.said_up) / clients,
             (sum(client["bytes_down"] for client in exchanges) - meter.said_down) / clients,
             max(0.0, per_client),
-            max(0.0, engine - per_client * clients),
+            max(0.0, facts["engine_overhead_seconds"] - per_client * clients),
             meter.said_up / tokens,
             meter.said_down / tokens,
             facts["serve_seconds"] / tokens,

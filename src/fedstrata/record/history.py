@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.record.log import committed_rounds, read_events
-from fedstrata.record.summary import headline, summarise
+from fedstrata.record.summary import headline, overhead_of, summarise
 
 State = Literal["finished", "unfinished", "failed", "interrupted"]
 _NO_END: Mapping[str, Any] = {
@@ -165,19 +165,22 @@ def group_bytes(rounds: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 def time_parts(history: History) -> dict[str, float]:
     """Returns the seconds of a run by what they were spent on; they add up to the total.
 
-    The server's part of a divided model comes last, and only where there was one.
+    Where several clients work at once, their seconds are shares of those in which any was at work. The
+    server's part of a divided model comes last, and only where there was one.
     """
     train = sum(event["train_seconds"] for event in history.rounds)
     scoring = sum(event["evaluate_seconds"] for event in history.rounds)
     serving = sum(event.get("serve_seconds", 0.0) for event in history.rounds)
-    rounds = sum(event["seconds"] for event in history.rounds)
+    engine = sum(map(overhead_of, history.rounds))
+    at_work = sum(event["seconds"] for event in history.rounds) - engine
+    share = at_work / worked if (worked := train + scoring + serving) else 1.0
     parts = {
-        "training": train,
-        "scoring the validation split": scoring,
-        "engine": max(0.0, rounds - train - serving - scoring),
+        "training": share * train,
+        "scoring the validation split": share * scoring,
+        "engine": engine,
         "scoring the test split, saving": history.final["seconds"] if history.final else 0.0,
     }
-    return parts | ({"the server's part of the model": serving} if serving else {})
+    return parts | ({"the server's part of the model": share * serving} if serving else {})
 
 
 def _trained(event: Mapping[str, Any], metric: str) -> float | None:

@@ -207,18 +207,23 @@ def delivered(rounds: Sequence[Mapping[str, Any]]) -> int:
     return sum(client["bytes_up"] > 0 for event in rounds for client in event["exchanges"].values())
 
 
+def overhead_of(event: Mapping[str, Any]) -> float:
+    """Returns the seconds of a round that are the engine's own; of an old record what is left of them."""
+    worked = event["train_seconds"] + event.get("serve_seconds", 0.0) + event["evaluate_seconds"]
+    overhead: float = event.get("engine_overhead_seconds", max(0.0, event["seconds"] - worked))
+    return overhead
+
+
 def _time(rounds: Sequence[Mapping[str, Any]], final: Mapping[str, Any]) -> dict[str, Any]:
     train = sum(event["train_seconds"] for event in rounds)
     total = sum(event["seconds"] for event in rounds)
-    evaluation = sum(event["evaluate_seconds"] for event in rounds)
     serving = sum(event.get("serve_seconds", 0.0) for event in rounds)  # records before it lack it
     updates = delivered(rounds)
     return {
         "total_seconds": total + final["seconds"],
         "train_seconds": train,
         "serve_seconds": serving,
-        # Clients in other processes work at once, and longer in all than the round takes.
-        "engine_overhead_seconds": max(0.0, total - train - serving - evaluation),
+        "engine_overhead_seconds": sum(map(overhead_of, rounds)),
         "seconds_per_client_round": train / updates if updates else None,
         "simulated_seconds": total_of(rounds, "simulated_seconds"),
     }

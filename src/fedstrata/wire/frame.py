@@ -18,6 +18,7 @@ import hashlib
 import json
 import math
 import operator
+import shutil
 import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,7 +30,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from fedstrata.core.errors import FrameError
+from fedstrata.core.errors import FedstrataError, FrameError
 from fedstrata.core.files import write_atomically
 from fedstrata.core.types import JSON, Message, Update
 
@@ -40,6 +41,7 @@ _METADATA = "__metadata__"
 _HASH = "sha256"
 _HEADER_LIMIT = 100 * 2**20  # safetensors' own bound
 _MOST_DIMENSIONS = 64  # as in NumPy
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where Linux has it
 _NAME_OF = {
     torch.bool: "BOOL",
     torch.uint8: "U8",
@@ -134,11 +136,14 @@ class SharedFrame:
         Args:
             frame: The frame.
             shared: Whether other processes are to see it; else it has memory of its own here.
+
+        Raises:
+            FedstrataError: There is no room for it to be shared.
         """
         sizes = tuple(body.nbytes for body in frame.bodies)
         memory = torch.empty(sum(map(_aligned, sizes)), dtype=torch.uint8)
         if shared:
-            memory.share_memory_()  # type: ignore[no-untyped-call]
+            _share(memory)
         target, start = bytes_of(memory), 0
         for body, size in zip(frame.bodies, sizes, strict=True):
             target[start : start + size] = body.cast("B")
@@ -151,6 +156,23 @@ class SharedFrame:
         view = bytes_of(self.memory)
         bodies = (view[start : start + size] for start, size in zip(starts, self.sizes, strict=False))
         return Frame(self.head, tuple(bodies))
+
+
+def free_shared_memory() -> int | None:
+    """Returns the bytes of memory that are free to be shared; none where nothing else limits them."""
+    return shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else None
+
+
+def _share(memory: Tensor) -> None:
+    try:
+        memory.share_memory_()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        free, reason = free_shared_memory(), str(error).rpartition(": ")[2]
+        found = "" if free is None else f", of which {SHARED_MEMORY} has {free / 1e6:,.1f} MB free"
+        raise FedstrataError(
+            f"a frame needs {memory.nbytes / 1e6:,.1f} MB of shared memory{found}: {reason}. Give it more "
+            "(containers: `docker run --shm-size`), three frames for each of the workers; or set workers=1"
+        ) from None
 
 
 def _aligned(size: int) -> int:

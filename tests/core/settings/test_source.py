@@ -151,6 +151,16 @@ def test_the_task_is_ner_unless_it_is_named(tmp_path: Path, text: str, kind: typ
     assert again == checked.settings
 
 
+OPEN = "[{" * 300
+
+
+@pytest.mark.parametrize("text", [f"name: 'a{OPEN}'\n", f"name: |-\n  a{OPEN}\n"])
+def test_brackets_in_texts_and_remarks_are_no_lists(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "site.yaml"
+    file.write_text(f"# {OPEN}\n{text}")
+    assert read_source(file, []).values == {"name": f"a{OPEN}"}
+
+
 @pytest.mark.parametrize(
     ("text", "overrides", "message"),
     [
@@ -168,7 +178,8 @@ def test_the_task_is_ner_unless_it_is_named(tmp_path: Path, text: str, kind: typ
         ("a: !new 1\n", [], "line 1: the tag '!new' is not known"),
         (f"a: {'[' * 300}{']' * 300}\n", [], "more than 32 sections or lists"),
         (f"a: {'[b, ' * 300}{']' * 300}\n", [], "line 1: more than 32 sections or lists"),
-        ("[" * 100_000, [], "more than 32 sections or lists"),
+        ("[" * 100_000, [], "line 1: more than 32 sections or lists"),
+        ("a:\n" + " [ # a remark\n" * 300, [], "line 33: more than 32 sections or lists"),
         (LAUGHS, [], "more than 50000 values, those included that aliases repeat"),
         ("a: &a 1\nb: [" + "*a, " * 300 + "]\n", [], "more than 200 aliases"),
         (f"a: {'x' * 2**20}\n", [], "larger than 1048576 bytes"),

@@ -5,7 +5,6 @@ What no person writes, and would take long to read, is refused: endless, deeply 
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from ruamel.yaml.composer import Composer, MaxDepthExceededError
 from ruamel.yaml.constructor import ConstructorError, RoundTripConstructor
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.scalarbool import ScalarBoolean
+from ruamel.yaml.scanner import RoundTripScanner, ScannerError
 
 LARGEST = 2**20
 """Bytes of a configuration, or characters of an override; the largest there are name some thousand labels."""
@@ -25,7 +25,6 @@ MOST_VALUES = 50_000
 MOST_ALIASES = 200
 """How often something may be repeated by an alias; each may hold others."""
 _TOO_DEEP = f"more than {DEEPEST} sections or lists lie within each other"
-_OPENINGS = re.compile(rf"(?:[\[{{]\s*){{{DEEPEST + 1}}}")  # ruamel looks far ahead of each: seconds, in all
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 """What YAML's tags mean."""
 
@@ -45,10 +44,9 @@ def plain_values(text: str | bytes, file: str = "", origins: dict[str, str] | No
     if len(text) > LARGEST:
         raise YAMLError(f"it is larger than {LARGEST} bytes, the most that is read")
     text = text if isinstance(text, str) else text.decode()
-    if _OPENINGS.search(text):
-        raise YAMLError(_TOO_DEEP)
     yaml = YAML(typ="rt")
-    yaml.Composer, yaml.Constructor, yaml.max_depth = _Composer, _Constructor, DEEPEST
+    yaml.Scanner, yaml.Composer, yaml.Constructor = _Scanner, _Composer, _Constructor
+    yaml.max_depth = DEEPEST
     try:
         return _Plain(file, {} if origins is None else origins).of(yaml.load(text))
     except MaxDepthExceededError as error:
@@ -67,6 +65,19 @@ def shortened(value: object) -> str:
     """Returns a value as a message shows it."""
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+class _Scanner(RoundTripScanner):
+    """Finds YAML's tokens, with no more brackets open than values may lie within each other.
+
+    It looks far ahead of each of them: what many take is seconds, before a composer has any node to count.
+    """
+
+    def fetch_flow_collection_start(self, TokenClass: Any, to_push: str) -> None:  # noqa: N803 - ruamel's name
+        """Takes up a bracket."""
+        if self.flow_level >= DEEPEST:
+            raise ScannerError(None, None, _TOO_DEEP, self.reader.get_mark())
+        super().fetch_flow_collection_start(TokenClass, to_push)
 
 
 class _Composer(Composer):

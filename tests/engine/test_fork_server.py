@@ -1,0 +1,54 @@
+"""The server that workers are forked from is there as long as it is needed, and Ctrl-C is nothing to it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from support import TINY, Call, report_nothing
+
+from fedstrata.engine.fork_server import end_fork_server
+
+INTERRUPTED = """
+import os, signal
+from multiprocessing import active_children
+import psutil
+from fedstrata.engine.fork_server import fork_server
+
+signal.signal(signal.SIGINT, lambda *heard: print("heard", flush=True))
+context = fork_server()
+begun = psutil.Process().children()
+os.killpg(0, signal.SIGINT)
+worker = context.Process(target=os.killpg, args=(0, signal.SIGINT))
+worker.start()
+worker.join()
+assert worker.exitcode == 0
+assert psutil.Process().children() == begun
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_is_heard_by_the_process_that_was_started_there_alone() -> None:
+    """While the server imports, and when what is forked from it has not begun its work yet."""
+    command = [sys.executable, "-c", INTERRUPTED]
+    done = subprocess.run(command, capture_output=True, text=True, start_new_session=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "heard\nheard\n", "")
+
+
+def servers() -> list[psutil.Process]:
+    """The servers of this process."""
+    children = psutil.Process().children()
+    return [child for child in children if "forkserver" in " ".join(child.cmdline())]
+
+
+def test_a_run_that_turns_out_to_need_no_other_process_keeps_no_server(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report_nothing(monkeypatch)
+    end_fork_server()
+    done = call("run", *TINY, "federation.rounds=1", "workers=auto", "--out", str(tmp_path / "run"))
+    assert done.status == 0, done.err
+    assert not servers()

@@ -1,0 +1,110 @@
+"""How many clients compute at once: what `workers` may be, and what `auto` comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from support import TINY
+
+from fedstrata.core.settings.source import read_source
+from fedstrata.engine import processors
+from fedstrata.engine.prepare import Experiment, prepare
+from fedstrata.engine.processors import idle_workers, workers_of
+from fedstrata.engine.workers import Workers
+
+NONE: Any = None
+Auto = Callable[..., int]
+
+
+@pytest.fixture(scope="module")
+def experiment() -> Experiment:
+    """Of three clients."""
+    return prepare(read_source(None, [*TINY, "federation.rounds=1000000"]))
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Lets torch see some."""
+
+    def see(count: int) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+    return see
+
+
+@pytest.fixture
+def auto(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> Auto:
+    """Returns what `auto` comes to on a machine of so many cores, and so much memory that processes share."""
+
+    def ask(cores: int, shared: int | None = None, free: int = 2**40, device: str = "auto") -> int:
+        monkeypatch.setattr(processors, "cores", lambda: cores)
+        monkeypatch.setattr(processors, "free_shared_memory", lambda: shared)
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
+        settings = experiment.settings.model_copy(
+            update={"workers": "auto", "threads": None, "device": device}
+        )
+        return workers_of(settings, experiment.method, experiment.model, experiment.clients)
+
+    return ask
+
+
+def test_auto_goes_by_cores_clients_and_memory(gpus: Callable[[int], None], auto: Auto) -> None:
+    gpus(0)
+    assert [auto(cores) for cores in (1, 2, 8)] == [1, 2, 3]
+    assert auto(8, free=2**20) == 1
+
+
+def test_auto_goes_by_the_memory_that_processes_share(
+    gpus: Callable[[int], None], auto: Auto, experiment: Experiment
+) -> None:
+    """For each of them there is room for its plan, and for two updates that are not yet taken."""
+    gpus(0)
+    trained = experiment.model.bytes_of(experiment.method.trainable(experiment.model.layout))
+    assert [auto(8, shared=room) for room in (0, 3 * trained, 6 * trained, 9 * trained)] == [1, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("count", "device", "workers"), [(2, "cuda", 2), (8, "auto", 3), (4, "cuda:1", 1)])
+def test_auto_takes_a_gpu_for_each(
+    gpus: Callable[[int], None], auto: Auto, count: int, device: str, workers: int
+) -> None:
+    gpus(count)
+    assert auto(1, device=device) == workers
+
+
+@pytest.mark.parametrize(
+    ("count", "device", "told"),
+    [
+        (0, "auto", None),
+        (2, "cpu", None),
+        (4, "auto", None),
+        (2, "auto", "must be at most 2 or auto with the GPUs that torch sees here, of which each has one"),
+        (4, "cuda:1", "must be 1 or auto with device cuda:1, as each has a GPU of its own, not 4"),
+    ],
+)
+def test_more_workers_than_gpus_are_refused(
+    experiment: Experiment, gpus: Callable[[int], None], count: int, device: str, told: str | None
+) -> None:
+    gpus(count)
+    settings = experiment.settings.model_copy(update={"workers": 4, "device": device})
+    problems = [str(problem) for problem in idle_workers(settings, experiment.method)]
+    assert len(problems) == (told is not None)
+    assert all(str(told) in problem for problem in problems)
+
+
+def test_a_new_process_has_the_gpu_that_no_other_is_on(gpus: Callable[[int], None]) -> None:
+    """That of one which has ended, too."""
+    gpus(3)
+    model = SimpleNamespace(device=torch.device("cuda"))
+    workers = Workers(SimpleNamespace(model=model), NONE, NONE, NONE)  # type: ignore[arg-type]
+    process: Any = SimpleNamespace(kill=lambda: None)
+    for expected in (0, 1, 2):
+        assert workers._device() == torch.device("cuda", expected)
+        workers._processes.append(SimpleNamespace(device=workers._device(), **vars(process)))  # type: ignore[arg-type]
+    workers._end(workers._processes[1])
+    assert workers._device() == torch.device("cuda", 1)
