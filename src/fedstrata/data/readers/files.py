@@ -103,6 +103,11 @@ def file_errors(path: Path) -> Iterator[None]:
         raise DataError(path, f"cannot be read: {error.strerror}") from None
 
 
+def is_compressed(path: Path) -> bool:
+    """Whether a file's name says that it is compressed with gzip."""
+    return path.name.lower().endswith(".gz")
+
+
 def read_text(path: Path, *, keep_mark: bool = False) -> str:
     """Decodes a UTF-8 file, compressed if its name ends in `.gz`; line ends stay as they are.
 
@@ -116,23 +121,31 @@ def read_text(path: Path, *, keep_mark: bool = False) -> str:
     Raises:
         DataError: It cannot be read or decompressed, or is not UTF-8.
     """
-    return "".join(streamed_lines(path, keep_mark=keep_mark))
+    with file_errors(path):
+        content = path.read_bytes()
+        if is_compressed(path):
+            content = gzip.decompress(content)
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DataError(path, f"byte {error.start} is not UTF-8", line=line, expected="UTF-8 text") from None
+    return text if keep_mark else text.removeprefix(BYTE_ORDER_MARK)
 
 
-def streamed_lines(path: Path, *, keep_mark: bool = False) -> Iterator[str]:
+def streamed_lines(path: Path) -> Iterator[str]:
     r"""Yields the lines of a UTF-8 file that may be too large for memory, each with its line end.
 
     A line ends at `\n` alone, so that a `\r` within a quoted field survives.
 
     Args:
         path: The file; `.gz` is decompressed on the way.
-        keep_mark: Keep a byte order mark as the first character.
 
     Raises:
         DataError: It cannot be read or decompressed, or a line is not UTF-8.
     """
-    begin, compressed = 0, path.name.lower().endswith(".gz")
-    with file_errors(path), gzip.open(path) if compressed else path.open("rb") as file:
+    begin = 0
+    with file_errors(path), gzip.open(path) if is_compressed(path) else path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
                 text = line.decode("utf-8")
@@ -140,7 +153,7 @@ def streamed_lines(path: Path, *, keep_mark: bool = False) -> Iterator[str]:
                 message = f"byte {begin + error.start} is not UTF-8"
                 raise DataError(path, message, line=number, expected="UTF-8 text") from None
             begin += len(line)
-            yield text.removeprefix(BYTE_ORDER_MARK) if number == 1 and not keep_mark else text
+            yield text.removeprefix(BYTE_ORDER_MARK) if number == 1 else text
 
 
 def numbered_lines(text: str) -> Iterator[tuple[int, str]]:

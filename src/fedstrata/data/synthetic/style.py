@@ -81,9 +81,10 @@ class HouseStyle:
 
     def rewrite(self, text: str) -> str:
         """Returns text in the site's spelling, clipping and casing."""
-        if text not in self._rewritten:
-            self._rewritten[text] = self._rewrite(text)
-        return self._rewritten[text]
+        rewritten = self._rewritten.get(text)
+        if rewritten is None:
+            rewritten = self._rewritten[text] = self._rewrite(text)
+        return rewritten
 
     def title(self, text: str) -> str:
         """Returns a section heading in the site's format."""
