@@ -10,15 +10,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedstrata.client.store import client_folder
 from fedstrata.core.files import half_written, reserve, taking_turns
+from fedstrata.core.settings.run import RunSettings
 from fedstrata.models.prefix_cache import FILE, Identity, PrefixCache
-
-if TYPE_CHECKING:
-    from fedstrata.core.settings.run import RunSettings
-    from fedstrata.record.log import Listener
+from fedstrata.record.log import Listener
 
 _FREE_SHARE = 0.9  # of the free disk that a new file may take
 _LOCK = ".prefix.lock"

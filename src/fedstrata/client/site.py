@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fedstrata.core.documents import Document
+from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.federation import DATA_CORRUPTIONS, CorruptSettings
-
-if TYPE_CHECKING:
-    from fedstrata.core.documents import Document
-    from fedstrata.core.seeding import Seed
-    from fedstrata.core.task import Task
-    from fedstrata.data.split import Split
+from fedstrata.core.task import Task
+from fedstrata.data.split import Split
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,29 +11,25 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedstrata.client.failures import is_client_failure, release_memory
-from fedstrata.client.site import Examples
+from fedstrata.client.site import Examples, Site
 from fedstrata.client.store import ClientStore, client_folder
 from fedstrata.core.client import Client, Line, PrefixCache
-from fedstrata.core.types import Plan, Work
+from fedstrata.core.cut import Cut
+from fedstrata.core.method import Method
+from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.devices import Device
+from fedstrata.core.settings.training import TrainingSettings
+from fedstrata.core.types import Plan, Tensors, Update, Work
+from fedstrata.models.state import Model
+from fedstrata.record.log import Listener
 from fedstrata.split.divide import ends_of
 from fedstrata.train.evaluate import answer
 from fedstrata.train.work import counted_passes
 from fedstrata.wire import frame
-
-if TYPE_CHECKING:
-    from fedstrata.client.site import Site
-    from fedstrata.core.cut import Cut
-    from fedstrata.core.method import Method
-    from fedstrata.core.seeding import Seed
-    from fedstrata.core.settings.devices import Device
-    from fedstrata.core.settings.training import TrainingSettings
-    from fedstrata.core.types import Tensors, Update
-    from fedstrata.models.state import Model
-    from fedstrata.record.log import Listener
-    from fedstrata.wire.frame import Frame
+from fedstrata.wire.frame import Frame
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+from fedstrata.client.site import Site
 from fedstrata.core.cut import Cut
 from fedstrata.core.errors import RefusedError
+from fedstrata.core.method import Method
 from fedstrata.core.settings.source import flatten
-from fedstrata.core.types import ClientInfo
+from fedstrata.core.task import Task
+from fedstrata.core.types import JSON, ClientInfo
 from fedstrata.data.split import PARTS
 from fedstrata.engine.check import divided_method
 from fedstrata.engine.model import load_model, outline
+from fedstrata.engine.prepare import Experiment
+from fedstrata.models.state import Model
 from fedstrata.split.divide import leave_ends, leave_middle
 from fedstrata.split.messages import is_count
 from fedstrata.transport.agreement import Agreement, Conversation, shapes_of
-
-if TYPE_CHECKING:
-    from fedstrata.client.site import Site
-    from fedstrata.core.method import Method
-    from fedstrata.core.task import Task
-    from fedstrata.core.types import JSON
-    from fedstrata.engine.prepare import Experiment
-    from fedstrata.models.state import Model
-    from fedstrata.transport.members import Greeting
-    from fedstrata.wire.frame import Shape
+from fedstrata.transport.members import Greeting
+from fedstrata.wire.frame import Shape
 
 TRAINING, ANSWERS = "training", "answers"
 """What server and clients come together for."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from fedstrata.client.failures import describe, is_client_failure, message_of, release_memory
 from fedstrata.core.errors import ConfigurationError, FedstrataError, LineError, Problem, RefusedError
@@ -24,13 +26,9 @@ from fedstrata.split.inference import Answering
 from fedstrata.split.kvcache import Sessions
 from fedstrata.split.middle import Middle
 from fedstrata.transport.header import Header, Kind
+from fedstrata.transport.hub import Hub
+from fedstrata.transport.members import Arrival
 from fedstrata.wire import frame
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedstrata.transport.hub import Hub
-    from fedstrata.transport.members import Arrival
 
 MAY_CHANGE = frozenset({"device", "threads"})
 """Settings other than the run's: they do not change what the model is."""

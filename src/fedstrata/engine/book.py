@@ -6,17 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedstrata.client.failures import describe, message_of
 from fedstrata.core.errors import DROPPED_OUT, ClientsLostError
+from fedstrata.core.types import ClientInfo, Plan, Update
+from fedstrata.record.log import Listener
 from fedstrata.wire import frame
+from fedstrata.wire.frame import Frame
 from fedstrata.wire.meter import Meter
-
-if TYPE_CHECKING:
-    from fedstrata.core.types import ClientInfo, Plan, Update
-    from fedstrata.record.log import Listener
-    from fedstrata.wire.frame import Frame
 
 
 class RoundAbandonedError(Exception):

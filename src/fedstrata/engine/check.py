@@ -7,17 +7,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
+from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, DataError, Problem, did_you_mean
+from fedstrata.core.method import Method
 from fedstrata.core.preflight import Facts
 from fedstrata.core.settings.data import CorpusSettings
+from fedstrata.core.settings.federation import FederationSettings
 from fedstrata.core.settings.run import USUAL_METHOD, USUAL_TASK, RunSettings
 from fedstrata.core.settings.source import Source, validate
+from fedstrata.core.task import Task
 from fedstrata.data.partition import LABEL_OF
-from fedstrata.data.split import every
+from fedstrata.data.split import Split, every
 from fedstrata.engine.model import refusals, with_adapter
 from fedstrata.engine.sampling import sample_size
 from fedstrata.methods import METHODS
@@ -25,14 +29,6 @@ from fedstrata.methods.divided import Divided
 from fedstrata.record.trackers import require_trackers
 from fedstrata.tasks import TASKS
 from fedstrata.train.processor import warn_of_slow_bfloat16
-
-if TYPE_CHECKING:
-    from fedstrata.core.documents import Document
-    from fedstrata.core.method import Method
-    from fedstrata.core.settings.federation import FederationSettings
-    from fedstrata.core.task import Task
-    from fedstrata.data.split import Split
-
 
 Corpus = TypeVar("Corpus", bound=CorpusSettings)
 

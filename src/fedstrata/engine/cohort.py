@@ -9,27 +9,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedstrata.aggregate.mean import mean_of
 from fedstrata.client.turn import Done, Failed, Order
+from fedstrata.core.cohort import Mean, Service
+from fedstrata.core.cut import Cut
+from fedstrata.core.errors import FedstrataError
+from fedstrata.core.method import Method
+from fedstrata.core.settings.devices import Device
+from fedstrata.core.settings.training import TrainingSettings
 from fedstrata.core.types import ClientInfo, Plan, Tensors, Update
+from fedstrata.engine.book import Book
 from fedstrata.engine.conversation import TimedService
 from fedstrata.engine.devices import RoundClock
+from fedstrata.engine.protocol import Engine, Turns
+from fedstrata.engine.scoring import ServerDocuments
+from fedstrata.models.state import Model
 from fedstrata.split.divide import middle_of
 from fedstrata.wire import frame
-
-if TYPE_CHECKING:
-    from fedstrata.core.cohort import Mean, Service
-    from fedstrata.core.cut import Cut
-    from fedstrata.core.errors import FedstrataError
-    from fedstrata.core.method import Method
-    from fedstrata.core.settings.devices import Device
-    from fedstrata.core.settings.training import TrainingSettings
-    from fedstrata.engine.book import Book
-    from fedstrata.engine.protocol import Engine, Turns
-    from fedstrata.engine.scoring import ServerDocuments
-    from fedstrata.models.state import Model
 
 
 @dataclass

@@ -13,20 +13,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from threading import Semaphore, Thread
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
+from torch import Tensor
 
 from fedstrata.client.turn import Failed
+from fedstrata.core.cohort import Service
 from fedstrata.core.errors import LineError
 from fedstrata.core.types import Message
 from fedstrata.wire import frame
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedstrata.core.cohort import Service
-    from fedstrata.wire.meter import Meter
+from fedstrata.wire.meter import Meter
 
 Result = TypeVar("Result")
 NOBODY = "the server waits for messages that no client is going to send"

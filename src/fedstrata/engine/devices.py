@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.devices import Device, DeviceSettings
 from fedstrata.core.types import Work
-
-if TYPE_CHECKING:
-    from fedstrata.engine.prepare import Experiment
+from fedstrata.engine.prepare import Experiment
 
 
 class Fleet:

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from fedstrata.core.model import Layout
 from fedstrata.core.types import Message
+from fedstrata.engine.prepare import Experiment
+from fedstrata.models.state import Model
 from fedstrata.wire import frame
-
-if TYPE_CHECKING:
-    from fedstrata.core.model import Layout
-    from fedstrata.engine.prepare import Experiment
-    from fedstrata.models.state import Model
 
 OTHER = "other"
 """Tensor group of what travels and is no parameter of the model."""

@@ -13,9 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from fedstrata.client.store import ClientStore, client_folder, home_of
+from fedstrata.core.cut import Cut
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import (
     ConfigurationError,
@@ -26,27 +29,21 @@ from fedstrata.core.errors import (
     SessionOverError,
 )
 from fedstrata.core.seeding import Seed
+from fedstrata.core.types import Message
 from fedstrata.data.readers import read
 from fedstrata.data.readers.files import numbered_lines, read_text
 from fedstrata.engine.agreeing import ANSWERS, agreement_of, held
 from fedstrata.engine.check import divided_method
+from fedstrata.engine.prepare import Experiment
 from fedstrata.split.ends import Ends
 from fedstrata.split.inference import RemoteMiddle
+from fedstrata.split.messages import Form
 from fedstrata.tasks.instruction.examples import Example, answer_text, answered, pad_examples
 from fedstrata.tasks.instruction.generate import generate
 from fedstrata.tasks.instruction.prompts import PromptTokenizer
 from fedstrata.train.evaluate import answer, batches_by_length
 from fedstrata.train.local import autocast, to_device
-from fedstrata.transport.membership import GrpcLine
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from fedstrata.core.cut import Cut
-    from fedstrata.core.types import Message
-    from fedstrata.engine.prepare import Experiment
-    from fedstrata.split.messages import Form
-    from fedstrata.transport.membership import Membership
+from fedstrata.transport.membership import GrpcLine, Membership
 
 Join = Callable[[], "Membership"]
 TURN = 0

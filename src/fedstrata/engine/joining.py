@@ -9,16 +9,17 @@ from __future__ import annotations
 import inspect
 import secrets
 import time
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedstrata.adapters.attach import plain_where_needed
 from fedstrata.client.caches import ClientCaches
 from fedstrata.client.failures import describe, is_client_failure
 from fedstrata.client.store import client_folder, home_of
 from fedstrata.client.turn import Failed, Order, Workplace
+from fedstrata.core.client import Client
 from fedstrata.core.errors import (
     ConfigurationError,
     FrameError,
@@ -30,33 +31,24 @@ from fedstrata.core.errors import (
 )
 from fedstrata.core.files import hash_of
 from fedstrata.core.seeding import Seed
-from fedstrata.core.types import Message, Plan, Update
+from fedstrata.core.types import JSON, Message, Plan, Update
 from fedstrata.data.split import PARTS
 from fedstrata.engine.agreeing import SCORE, TRAINING, agreement_of, held, windows_of
 from fedstrata.engine.check import divided_method
 from fedstrata.engine.facts import model_facts
+from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.run_folder import SETTINGS, write_settings
 from fedstrata.engine.sites import sites_of
 from fedstrata.metrics.cost import peak_memory
-from fedstrata.record.log import RecordLog, read_events
+from fedstrata.record.log import Listener, RecordLog, read_events
 from fedstrata.record.summary import summarise, write_summary
 from fedstrata.split.ends import Ends
 from fedstrata.split.inference import RemoteMiddle
 from fedstrata.train.evaluate import answer
 from fedstrata.transport.header import Header, Kind
-from fedstrata.transport.membership import GrpcLine, TurnOverError
+from fedstrata.transport.membership import GrpcLine, Membership, TurnOverError
 from fedstrata.wire import frame
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from contextlib import AbstractContextManager
-
-    from fedstrata.core.client import Client
-    from fedstrata.core.types import JSON
-    from fedstrata.engine.prepare import Experiment
-    from fedstrata.record.log import Listener
-    from fedstrata.transport.membership import Membership
-    from fedstrata.wire.frame import Frame
+from fedstrata.wire.frame import Frame
 
 _HANDLER = ("plan", "client", "rng")
 """The arguments of what a plan may name."""

@@ -10,33 +10,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedstrata.adapters.attach import plain_where_needed
 from fedstrata.client.caches import ClientCaches
 from fedstrata.client.failures import release_memory
+from fedstrata.client.site import Site
 from fedstrata.client.store import client_folder
-from fedstrata.client.turn import Workplace
+from fedstrata.client.turn import Done, Failed, Order, Workplace
+from fedstrata.core.cohort import Service
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.core.types import ClientInfo, Message
+from fedstrata.core.types import ClientInfo, Message, State, Tensors
 from fedstrata.data.split import PARTS
 from fedstrata.engine.conversation import Conversation
+from fedstrata.engine.prepare import Experiment
+from fedstrata.engine.protocol import Turns
 from fedstrata.engine.scoring import Scorer, scores_everywhere
 from fedstrata.engine.sites import fingerprint, sites_of
 from fedstrata.engine.workers import Workers
-from fedstrata.train.evaluate import predict_batch
-
-if TYPE_CHECKING:
-    from fedstrata.client.site import Site
-    from fedstrata.client.turn import Done, Failed, Order
-    from fedstrata.core.cohort import Service
-    from fedstrata.core.types import State, Tensors
-    from fedstrata.engine.prepare import Experiment
-    from fedstrata.engine.protocol import Turns
-    from fedstrata.models.state import Model
-    from fedstrata.record.log import Listener
-    from fedstrata.train.evaluate import Predictor
-    from fedstrata.wire.meter import Meter
+from fedstrata.models.state import Model
+from fedstrata.record.log import Listener
+from fedstrata.train.evaluate import Predictor, predict_batch
+from fedstrata.wire.meter import Meter
 
 
 class LocalEngine:

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import TypeAdapter
+from torch import nn
+from transformers import PreTrainedModel
 
 from fedstrata.adapters.attach import attach, wrap
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.method import Method
+from fedstrata.core.model import Layout
 from fedstrata.core.preflight import Facts
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.adapter import AdapterSettings
 from fedstrata.core.settings.model import TrainedTokenizer
+from fedstrata.core.settings.run import RunSettings
+from fedstrata.core.task import Task
 from fedstrata.models.blocks import find_layout, transformers_model
 from fedstrata.models.load import early_tokenizer, load, read_config, read_tokenizer, skeleton
 from fedstrata.models.prefix import frozen_blocks
 from fedstrata.models.quantize import quantization
 from fedstrata.models.state import Model
-
-if TYPE_CHECKING:
-    from torch import nn
-    from transformers import PreTrainedModel
-
-    from fedstrata.core.method import Method
-    from fedstrata.core.model import Layout
-    from fedstrata.core.settings.run import RunSettings
-    from fedstrata.core.task import Task
 
 
 def refusals(*checks: Callable[[], object]) -> list[Problem]:

@@ -10,16 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
+from transformers import PreTrainedModel
 
+from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.method import Method
 from fedstrata.core.preflight import Facts
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.model import ModelSettings, TrainedTokenizer
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.source import Source
+from fedstrata.core.task import Task
 from fedstrata.data.divide import divide
 from fedstrata.data.split import Split
 from fedstrata.engine.check import (
@@ -40,18 +44,11 @@ from fedstrata.engine.model import check_model, load_model, refusals
 from fedstrata.engine.processors import idle_workers, threads_of, workers_of
 from fedstrata.methods.divided import Divided
 from fedstrata.models.load import read_tokenizer
+from fedstrata.models.state import Model
 from fedstrata.split.divide import leave_ends, leave_middle
 from fedstrata.train.processor import use_processor
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from fedstrata.core.documents import Document
-    from fedstrata.core.method import Method
-    from fedstrata.core.task import Task
-    from fedstrata.models.state import Model
-
-    Without: TypeAlias = Callable[[Method], Callable[[PreTrainedModel], None] | None]
+Without: TypeAlias = Callable[[Method], Callable[[PreTrainedModel], None] | None]
 
 
 @dataclass(frozen=True, slots=True)

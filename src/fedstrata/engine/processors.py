@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import psutil
 import torch
 
 from fedstrata.core.errors import Problem
+from fedstrata.core.method import Method
+from fedstrata.core.settings.run import RunSettings
+from fedstrata.data.split import Split
 from fedstrata.engine.sampling import sample_size
 from fedstrata.metrics.cost import cores
+from fedstrata.models.state import Model
 from fedstrata.wire.frame import free_shared_memory
-
-if TYPE_CHECKING:
-    from fedstrata.core.method import Method
-    from fedstrata.core.settings.run import RunSettings
-    from fedstrata.data.split import Split
-    from fedstrata.models.state import Model
 
 SHORT = 1e12
 """Operations of a run from which several processes pay: they take seconds to start."""

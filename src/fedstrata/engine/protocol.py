@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
-if TYPE_CHECKING:
-    from fedstrata.client.turn import Done, Failed, Order
-    from fedstrata.core.cohort import Service
-    from fedstrata.core.types import ClientInfo, State
-    from fedstrata.models.state import Model
-    from fedstrata.wire.meter import Meter
+from fedstrata.client.turn import Done, Failed, Order
+from fedstrata.core.cohort import Service
+from fedstrata.core.types import ClientInfo, State
+from fedstrata.models.state import Model
+from fedstrata.wire.meter import Meter
 
-    Turns: TypeAlias = Generator[tuple[Order, Done | Failed], None, None]
+Turns: TypeAlias = Generator[tuple[Order, Done | Failed], None, None]
 
 
 class Engine(Protocol):

@@ -11,17 +11,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedstrata.adapters.attach import plain_where_needed
 from fedstrata.client.failures import describe
-from fedstrata.client.turn import Failed
+from fedstrata.client.turn import Failed, Order
+from fedstrata.core.cohort import Service
 from fedstrata.core.errors import ConfigurationError, FrameError, LineError, Problem, printable
-from fedstrata.core.types import ClientInfo, Plan, Update
+from fedstrata.core.types import JSON, ClientInfo, Plan, State, Tally, Tensors, Update
 from fedstrata.engine.agreeing import SCORE, documents_of, info_of, questions_in
 from fedstrata.engine.book import Attendance, Book
 from fedstrata.engine.cohort import RoundCohort
 from fedstrata.engine.model import outline
+from fedstrata.engine.prepare import Experiment
+from fedstrata.engine.protocol import Turns
 from fedstrata.engine.remote_turns import (
     NobodySpeaks,
     RemoteTurns,
@@ -31,26 +34,18 @@ from fedstrata.engine.remote_turns import (
 )
 from fedstrata.methods.divided import Divided
 from fedstrata.metrics.counts import added
+from fedstrata.models.state import Model
 from fedstrata.record.history import start_of
-from fedstrata.record.log import committed_rounds, read_events
+from fedstrata.record.log import Listener, committed_rounds, read_events
 from fedstrata.record.summary import mean_of
 from fedstrata.split.inference import Answering
 from fedstrata.split.kvcache import Sessions
 from fedstrata.split.messages import is_number
 from fedstrata.split.middle import Middle
+from fedstrata.transport.hub import Hub
+from fedstrata.transport.members import Greeting
 from fedstrata.wire import frame
 from fedstrata.wire.meter import Meter
-
-if TYPE_CHECKING:
-    from fedstrata.client.turn import Order
-    from fedstrata.core.cohort import Service
-    from fedstrata.core.types import JSON, State, Tally, Tensors
-    from fedstrata.engine.prepare import Experiment
-    from fedstrata.engine.protocol import Turns
-    from fedstrata.models.state import Model
-    from fedstrata.record.log import Listener
-    from fedstrata.transport.hub import Hub
-    from fedstrata.transport.members import Greeting
 
 Scores = Mapping[str, float]
 _LARGEST = 1e15

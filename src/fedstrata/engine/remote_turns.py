@@ -15,25 +15,21 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from fedstrata.client.failures import describe, is_client_failure
 from fedstrata.client.turn import Done, Failed, Order
+from fedstrata.core.cohort import Service
 from fedstrata.core.errors import FedstrataError, FrameError, LineError, printable
 from fedstrata.core.types import Message, Tensors, Update
 from fedstrata.engine.conversation import NOBODY
+from fedstrata.engine.protocol import Turns
 from fedstrata.split.messages import LARGEST_WEIGHT, require_moderate
 from fedstrata.transport.header import Header, Kind
+from fedstrata.transport.hub import Hub
+from fedstrata.transport.members import Arrival
 from fedstrata.wire import frame
-
-if TYPE_CHECKING:
-    from fedstrata.core.cohort import Service
-    from fedstrata.engine.protocol import Turns
-    from fedstrata.transport.hub import Hub
-    from fedstrata.transport.members import Arrival
-    from fedstrata.wire.frame import Frame
-    from fedstrata.wire.meter import Meter
-
+from fedstrata.wire.frame import Frame
+from fedstrata.wire.meter import Meter
 
 AHEAD = 2
 """How many updates are fetched and not yet taken: while one is folded the next is on its way."""

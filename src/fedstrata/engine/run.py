@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fedstrata.core.errors import ConfigurationError, FedstrataError, Problem
 from fedstrata.core.files import hash_of
@@ -20,6 +20,7 @@ from fedstrata.engine.checkpoint import Checkpoints, discard_uncommitted
 from fedstrata.engine.cohort import RoundCohort
 from fedstrata.engine.devices import fleet_of, last_stored_states
 from fedstrata.engine.facts import by_group, model_facts
+from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.protocol import Engine
 from fedstrata.engine.sampling import sample
 from fedstrata.engine.scoring import ServerDocuments, due_for_scoring
@@ -27,9 +28,6 @@ from fedstrata.engine.sites import drop_outs
 from fedstrata.metrics.cost import peak_memory
 from fedstrata.record.log import Listener, RecordLog, committed_rounds, read_events
 from fedstrata.record.summary import summarise, trained_scores, write_summary
-
-if TYPE_CHECKING:
-    from fedstrata.engine.prepare import Experiment
 
 EngineType = TypeVar("EngineType", bound=Engine)
 RECORDED = frozenset(

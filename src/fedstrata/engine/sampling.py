@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    from fedstrata.core.seeding import Seed
+from fedstrata.core.seeding import Seed
 
 Sampled = TypeVar("Sampled")
 

@@ -8,27 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from fedstrata.core.settings.federation import FEW_CLIENTS
+from fedstrata.client.site import Site
+from fedstrata.core.documents import Document
+from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.federation import FEW_CLIENTS, BootstrapSettings, FederationSettings
+from fedstrata.core.settings.training import TrainingSettings
+from fedstrata.core.task import Task
+from fedstrata.core.types import State, Tally, Tensors
+from fedstrata.engine.prepare import Experiment
 from fedstrata.metrics.counts import added
 from fedstrata.metrics.stats import interval
+from fedstrata.models.state import Model
 from fedstrata.record.summary import mean_of
-from fedstrata.train.evaluate import answer_owners, mean_loss
-
-if TYPE_CHECKING:
-    from fedstrata.client.site import Site
-    from fedstrata.core.documents import Document
-    from fedstrata.core.seeding import Seed
-    from fedstrata.core.settings.federation import BootstrapSettings, FederationSettings
-    from fedstrata.core.settings.training import TrainingSettings
-    from fedstrata.core.task import Task
-    from fedstrata.core.types import State, Tally, Tensors
-    from fedstrata.engine.prepare import Experiment
-    from fedstrata.models.state import Model
-    from fedstrata.train.evaluate import Predictor
+from fedstrata.train.evaluate import Predictor, answer_owners, mean_loss
 
 Scores = dict[str, float]
 Answers = Mapping[str, Sequence[Any]]

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedstrata.core.errors import ConfigurationError, FrameError
 from fedstrata.core.settings.source import Source, assign, flatten
 from fedstrata.engine.check import check_settings, sections_of, unservable
-
-if TYPE_CHECKING:
-    from fedstrata.engine.prepare import Experiment
+from fedstrata.engine.prepare import Experiment
 
 SHARED = ("name", "seed", "model", "adapter", "task", "method", "training", "federation")
 """The sections that come from the server."""

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from fedstrata.client.site import Corruption, Site
+from fedstrata.core.documents import Document
+from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.federation import DATA_CORRUPTIONS, CorruptSettings, share_of
 from fedstrata.data.choices import choices_of
 from fedstrata.data.split import PARTS, Split
-
-if TYPE_CHECKING:
-    from fedstrata.core.documents import Document
-    from fedstrata.core.seeding import Seed
-    from fedstrata.engine.prepare import Experiment
+from fedstrata.engine.prepare import Experiment
 
 
 def sites_of(experiment: Experiment) -> tuple[list[Site], list[Site]]:

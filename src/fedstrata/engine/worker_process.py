@@ -9,29 +9,23 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing import parent_process
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from fedstrata.client.failures import describe
-from fedstrata.client.turn import Failed
+from fedstrata.client.turn import Done, Failed, Order
 from fedstrata.core.errors import TrainingError
-from fedstrata.core.types import Message
+from fedstrata.core.types import Message, Tensors
 from fedstrata.engine.check import device_of
-from fedstrata.engine.prepare import with_model
+from fedstrata.engine.prepare import Experiment, with_model
 from fedstrata.metrics.cost import peak_memory
+from fedstrata.record.log import Listener
 from fedstrata.train.processor import use_processor
 from fedstrata.wire import frame
-
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-
-    from fedstrata.client.turn import Done, Order
-    from fedstrata.core.types import Tensors
-    from fedstrata.engine.prepare import Experiment
-    from fedstrata.record.log import Listener
-    from fedstrata.wire.frame import SharedFrame
+from fedstrata.wire.frame import SharedFrame
 
 Event = tuple[str, Mapping[str, Any]]
 

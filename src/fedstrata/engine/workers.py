@@ -15,29 +15,26 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 
 from fedstrata.client.store import ClientStore, client_folder
 from fedstrata.client.turn import Failed, Order
 from fedstrata.core.errors import TrainingError
+from fedstrata.core.types import Message
 from fedstrata.engine.fork_server import fork_server
+from fedstrata.engine.prepare import Experiment
+from fedstrata.engine.protocol import Turns
 from fedstrata.engine.worker_process import Computing, Preparation, ScoredModel, answer, call, turn
+from fedstrata.models.state import Model
+from fedstrata.record.log import Listener
+from fedstrata.train.evaluate import Predictor
 from fedstrata.wire import frame
 from fedstrata.wire.frame import SharedFrame
-
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-
-    from fedstrata.core.types import Message
-    from fedstrata.engine.prepare import Experiment
-    from fedstrata.engine.protocol import Turns
-    from fedstrata.models.state import Model
-    from fedstrata.record.log import Listener
-    from fedstrata.train.evaluate import Predictor
 
 TRIES = 2
 """How often something is begun whose process is lost in it."""

@@ -5,31 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedstrata.adapters.attach import saved_adapter
 from fedstrata.client.store import client_folder
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
 from fedstrata.core.files import hash_of
+from fedstrata.core.method import Method
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.model import ModelSettings, TrainedTokenizer
 from fedstrata.core.settings.run import RunSettings
+from fedstrata.core.task import Task
+from fedstrata.engine.agreeing import Weights
 from fedstrata.engine.check import Checked, check_settings, device_of
 from fedstrata.engine.checkpoint import Checkpoints
 from fedstrata.engine.model import load_model
 from fedstrata.engine.run_folder import resumable
 from fedstrata.models.load import load, read_config, read_tokenizer
+from fedstrata.models.state import Model
 from fedstrata.record.history import start_of
 from fedstrata.record.log import committed_rounds, read_events
 from fedstrata.record.summary import summarise
 from fedstrata.tasks import task_of
 from fedstrata.train.processor import use_processor
-
-if TYPE_CHECKING:
-    from fedstrata.core.method import Method
-    from fedstrata.core.task import Task
-    from fedstrata.engine.agreeing import Weights
-    from fedstrata.models.state import Model
 
 ADAPTER = "adapter_config.json"
 """The file by which PEFT knows the folder of an adapter."""

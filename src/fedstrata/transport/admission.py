@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from threading import Event, Lock, Timer
-from typing import TYPE_CHECKING
+
+import grpc
 
 from fedstrata.core.errors import FrameError, RefusedError
 from fedstrata.core.types import Message
-from fedstrata.transport.credentials import require_named
+from fedstrata.transport.credentials import Certificates, Tokens, require_named
 from fedstrata.transport.header import Kind, unpack
+from fedstrata.transport.members import Greeting
 from fedstrata.wire import frame
-
-if TYPE_CHECKING:
-    import grpc
-
-    from fedstrata.transport.credentials import Certificates, Tokens
-    from fedstrata.transport.members import Greeting
 
 GREETING_BYTES = 2**20
 """Bytes that a greeting may have: nothing is known of its sender's model yet."""

@@ -12,21 +12,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from fedstrata.core.cut import Cut
 from fedstrata.core.errors import FrameError
-from fedstrata.split.messages import ENDS, GRADIENT, SCALES, STATES, dtypes_of
+from fedstrata.core.types import JSON
+from fedstrata.split.messages import ENDS, GRADIENT, SCALES, STATES, Form, dtypes_of
 from fedstrata.transport.header import PROTOCOL, Kind, unpack
+from fedstrata.transport.link import Link
 from fedstrata.wire import frame
-
-if TYPE_CHECKING:
-    from fedstrata.core.cut import Cut
-    from fedstrata.core.types import JSON
-    from fedstrata.split.messages import Form
-    from fedstrata.transport.link import Link
-    from fedstrata.wire.frame import Frame, Shape
+from fedstrata.wire.frame import Frame, Shape
 
 _SHOWN = 5
 """Differences that are named in a refusal."""

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
 from threading import Condition, Thread, Timer
-from typing import TYPE_CHECKING
 
 import grpc
 
@@ -20,16 +19,13 @@ from fedstrata.core.errors import FedstrataError, FrameError, LineError, Refused
 from fedstrata.core.types import JSON, Message
 from fedstrata.transport.admission import GREETING_BYTES, Admission
 from fedstrata.transport.agreement import Agreement, accept
-from fedstrata.transport.credentials import require_safe
+from fedstrata.transport.credentials import Certificates, Tokens, require_safe
 from fedstrata.transport.header import METHOD, SERVICE, SETTINGS, Header, Kind, pack
 from fedstrata.transport.link import Link
 from fedstrata.transport.members import Arrival, Greeting, Member
 from fedstrata.transport.timing import Timing
 from fedstrata.wire import frame
 from fedstrata.wire.frame import Frame
-
-if TYPE_CHECKING:
-    from fedstrata.transport.credentials import Certificates, Tokens
 
 _logger = logging.getLogger(__name__)
 _BEATS = 4

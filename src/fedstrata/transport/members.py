@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-from fedstrata.core.errors import FrameError, LineError
+from fedstrata.core.errors import FedstrataError, FrameError, LineError
 from fedstrata.core.types import JSON
 from fedstrata.split.messages import MOST, is_number
+from fedstrata.transport.agreement import Agreement
 from fedstrata.transport.header import Header, Kind
-
-if TYPE_CHECKING:
-    from fedstrata.core.errors import FedstrataError
-    from fedstrata.transport.agreement import Agreement
-    from fedstrata.transport.link import Link
-    from fedstrata.transport.timing import Timing
-    from fedstrata.wire.frame import Frame
+from fedstrata.transport.link import Link
+from fedstrata.transport.timing import Timing
+from fedstrata.wire.frame import Frame
 
 _LEAST_PATIENCE = 0.5
 """Seconds; for who says less the server does not hurry more."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from queue import SimpleQueue
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 
@@ -21,15 +21,12 @@ from fedstrata.core.errors import (
 )
 from fedstrata.core.types import JSON, Message
 from fedstrata.transport.agreement import Agreement, accept
-from fedstrata.transport.credentials import require_safe
+from fedstrata.transport.credentials import Certificates, require_safe
 from fedstrata.transport.header import METHOD, SERVICE, SETTINGS, Header, Kind, pack, unpack
 from fedstrata.transport.link import Link
 from fedstrata.transport.timing import Timing
 from fedstrata.wire import frame
 from fedstrata.wire.frame import Frame
-
-if TYPE_CHECKING:
-    from fedstrata.transport.credentials import Certificates
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 """Seconds between attempts to connect: the first pause, and the longest; each is twice the one before."""
