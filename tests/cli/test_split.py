@@ -227,7 +227,7 @@ def test_texts_are_those_of_the_client_s_own_model(
         (["--insecure", "--clients", "a, b,b"], "--clients: names 'b' twice"),
         (["--clients", "a"], "needed: certificate, key and authority; or --insecure"),
         (["--insecure"], "must name those who may join"),
-        (["--insecure", "--clients", "a", "method={name: fedavg}"], "must be fl_llama"),
+        (["--insecure", "--clients", "a", "method={name: centralized}"], "the documents of all of them"),
     ],
 )
 def test_what_cannot_be_served_is_refused(tmp_path: Path, arguments: list[str], told: str) -> None:

@@ -297,6 +297,7 @@ class RemoteEngine:
                 continue
             tallies.append(tally)
             apart.append((own, update.weight))
+        weighted = sorted({name for own, _ in apart for name in own})
         return {
             # Of models that are their clients' own there is no score of one model.
             "global": self._scores(added(tallies), _weighted(apart))
@@ -305,7 +306,7 @@ class RemoteEngine:
             "clients": clients,
             "mean_client": mean_of(list(clients.values())),
             "external": {},
-            "weighted": sorted({name for own, _ in apart for name in own}),
+            **({"weighted": weighted} if weighted else {}),
         }
 
     def _converse_scores(
