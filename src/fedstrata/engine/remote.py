@@ -17,14 +17,15 @@ from fedstrata.adapters.attach import plain_where_needed
 from fedstrata.client.failures import describe
 from fedstrata.client.turn import Failed, Order
 from fedstrata.core.cohort import Service
-from fedstrata.core.errors import ConfigurationError, FrameError, LineError, Problem, printable
-from fedstrata.core.types import JSON, ClientInfo, Plan, State, Tally, Tensors, Update
+from fedstrata.core.errors import ConfigurationError, LineError, Problem
+from fedstrata.core.types import JSON, ClientInfo, Plan, State, Tensors, Update
 from fedstrata.engine.agreeing import SCORE, documents_of, info_of, questions_in
 from fedstrata.engine.book import Attendance, Book
 from fedstrata.engine.cohort import RoundCohort
 from fedstrata.engine.model import outline
 from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.protocol import Turns
+from fedstrata.engine.remote_scoring import gathered
 from fedstrata.engine.remote_turns import (
     NobodySpeaks,
     RemoteTurns,
@@ -33,23 +34,16 @@ from fedstrata.engine.remote_turns import (
     tell_failed,
 )
 from fedstrata.methods.divided import Divided
-from fedstrata.metrics.counts import added
 from fedstrata.models.state import Model
 from fedstrata.record.history import start_of
 from fedstrata.record.log import Listener, committed_rounds, read_events
-from fedstrata.record.summary import mean_of
 from fedstrata.split.inference import Answering
 from fedstrata.split.kvcache import Sessions
-from fedstrata.split.messages import is_number
 from fedstrata.split.middle import Middle
 from fedstrata.transport.hub import Hub
 from fedstrata.transport.members import Greeting
 from fedstrata.wire import frame
 from fedstrata.wire.meter import Meter
-
-Scores = Mapping[str, float]
-_LARGEST = 1e15
-"""Of what clients count; sums of it are exact."""
 
 
 class RemoteEngine:
@@ -280,34 +274,8 @@ class RemoteEngine:
             scored = cohort.each(SCORE, lambda info: Plan(shared, asked))
         else:
             scored = self._converse_scores(self._divided, cohort, state, asked)
-        clients: dict[str, Scores | None] = dict.fromkeys(known)
-        tallies: list[Tally] = []
-        apart: list[tuple[Mapping[str, float], float]] = []
-        for info, update in scored:
-            if update.values.get("tally") is None:
-                continue
-            try:
-                tally, own = _said_numbers(update, "tally"), _said_numbers(update, "apart")
-                if not 0 < update.weight <= documents[info.id]:
-                    told = f"scores came of {update.weight:g} documents"
-                    raise FrameError(f"{told}; the client has {documents[info.id]}")
-                clients[info.id] = self._scores(tally, own)
-            except FrameError as error:
-                cohort.reject(info.id, error)
-                continue
-            tallies.append(tally)
-            apart.append((own, update.weight))
-        weighted = sorted({name for own, _ in apart for name in own})
-        return {
-            # Of models that are their clients' own there is no score of one model.
-            "global": self._scores(added(tallies), _weighted(apart))
-            if tallies and (self._divided is not None or not self._method.personal)
-            else None,
-            "clients": clients,
-            "mean_client": mean_of(list(clients.values())),
-            "external": {},
-            **({"weighted": weighted} if weighted else {}),
-        }
+        one_model = self._divided is not None or not self._method.personal
+        return gathered(self._experiment.task, scored, documents, cohort.reject, one_model=one_model)
 
     def _converse_scores(
         self, method: Divided, cohort: RoundCohort, state: State, asked: Mapping[str, JSON]
@@ -334,17 +302,6 @@ class RemoteEngine:
             return Plan({name: value for name, value in state.tensors.items() if name not in theirs}, asked)
 
         return cohort.converse(SCORE, plan_of, service, lambda info: cuts[info.id])
-
-    def _scores(self, tally: Tally, apart: Mapping[str, float]) -> Scores:
-        """Returns the scores of what clients have counted.
-
-        Raises:
-            FrameError: Nothing can be made of it.
-        """
-        try:
-            return self._experiment.task.scores(tally, apart)
-        except (KeyError, ValueError, ArithmeticError) as error:
-            raise FrameError(f"no scores can be made of what was counted ({type(error).__name__})") from None
 
     def _scoring_cohort(self, number: int, infos: Sequence[ClientInfo], part: str) -> RoundCohort:
         """Returns the clients that score a part of their documents."""
@@ -383,28 +340,3 @@ class RemoteEngine:
 
     def close(self) -> None:
         """Has nothing to end: the hub is not its own."""
-
-
-def _said_numbers(update: Update, name: str) -> dict[str, float]:
-    """Returns numbers that a client says of its documents, by name.
-
-    Raises:
-        FrameError: They are none.
-    """
-    match update.values.get(name):
-        case dict(own) if all(
-            is_number(value, _LARGEST) and key == printable(key, 100) for key, value in own.items()
-        ):
-            return own  # type: ignore[return-value]
-        case _:
-            raise FrameError(f"what a client says of its documents ({name}) is no numbers by name")
-
-
-def _weighted(apart: Sequence[tuple[Mapping[str, float], float]]) -> dict[str, float]:
-    """Returns the mean of each score over the clients that have it, weighted by their documents."""
-    names = dict.fromkeys(name for scores, _ in apart for name in scores)
-    having = {name: [(scores[name], weight) for scores, weight in apart if name in scores] for name in names}
-    return {
-        name: sum(score * weight for score, weight in own) / sum(weight for _, weight in own)
-        for name, own in having.items()
-    }

@@ -1,0 +1,102 @@
+"""Scores of a run whose documents are elsewhere: made of what clients have counted, which adds up.
+
+What does not add up, such as an area under a curve, is the mean of the clients' own, weighted by their
+documents, and is named as such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from fedstrata.core.errors import FedstrataError, FrameError, printable
+from fedstrata.core.task import Task
+from fedstrata.core.types import ClientInfo, Tally, Update
+from fedstrata.metrics.counts import added
+from fedstrata.record.summary import mean_of
+from fedstrata.split.messages import is_number
+
+Scores = Mapping[str, float]
+_LARGEST = 1e15
+"""Of what clients count; sums of it are exact."""
+
+
+def gathered(
+    task: Task,
+    scored: Iterable[tuple[ClientInfo, Update]],
+    documents: Mapping[str, int],
+    reject: Callable[[str, FedstrataError], None],
+    *,
+    one_model: bool,
+) -> dict[str, Any]:
+    """Returns scores of what clients have counted; see `engine.protocol.Engine.score`.
+
+    Args:
+        task: What they have scored.
+        scored: What each says.
+        documents: How many documents each has, by the names of all clients.
+        reject: Told whose counts are of no use, and why.
+        one_model: Whether all have scored the same model; else there is no score of one model.
+    """
+    clients: dict[str, Scores | None] = dict.fromkeys(documents)
+    tallies: list[Tally] = []
+    apart: list[tuple[Scores, float]] = []
+    for info, update in scored:
+        if update.values.get("tally") is None:
+            continue
+        try:
+            tally, own = _said_numbers(update, "tally"), _said_numbers(update, "apart")
+            if not 0 < update.weight <= documents[info.id]:
+                told = f"scores came of {update.weight:g} documents"
+                raise FrameError(f"{told}; the client has {documents[info.id]}")
+            clients[info.id] = _scores(task, tally, own)
+        except FrameError as error:
+            reject(info.id, error)
+            continue
+        tallies.append(tally)
+        apart.append((own, update.weight))
+    weighted = _weighted(apart)
+    return {
+        "global": _scores(task, added(tallies), weighted) if tallies and one_model else None,
+        "clients": clients,
+        "mean_client": mean_of(list(clients.values())),
+        "external": {},
+        **({"weighted": sorted(weighted)} if weighted else {}),
+    }
+
+
+def _scores(task: Task, tally: Tally, apart: Scores) -> Scores:
+    """Returns the scores of what was counted.
+
+    Raises:
+        FrameError: Nothing can be made of it.
+    """
+    try:
+        return task.scores(tally, apart)
+    except (KeyError, ValueError, ArithmeticError) as error:
+        raise FrameError(f"no scores can be made of what was counted ({type(error).__name__})") from None
+
+
+def _said_numbers(update: Update, name: str) -> dict[str, float]:
+    """Returns numbers that a client says of its documents, by name.
+
+    Raises:
+        FrameError: They are none.
+    """
+    match update.values.get(name):
+        case dict(own) if all(
+            is_number(value, _LARGEST) and key == printable(key, 100) for key, value in own.items()
+        ):
+            return own  # type: ignore[return-value]
+        case _:
+            raise FrameError(f"what a client says of its documents ({name}) is no numbers by name")
+
+
+def _weighted(apart: Sequence[tuple[Scores, float]]) -> dict[str, float]:
+    """Returns the mean of each score over the clients that have it, weighted by their documents."""
+    names = dict.fromkeys(name for scores, _ in apart for name in scores)
+    having = {name: [(scores[name], weight) for scores, weight in apart if name in scores] for name in names}
+    return {
+        name: sum(score * weight for score, weight in own) / sum(weight for _, weight in own)
+        for name, own in having.items()
+    }
