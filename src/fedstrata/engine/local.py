@@ -24,7 +24,7 @@ from fedstrata.core.types import ClientInfo, Message, State, Tensors
 from fedstrata.data.split import PARTS
 from fedstrata.engine.conversation import Conversation
 from fedstrata.engine.prepare import Experiment
-from fedstrata.engine.protocol import Turns
+from fedstrata.engine.protocol import Engine, Turns
 from fedstrata.engine.scoring import Scorer, scores_everywhere
 from fedstrata.engine.sites import fingerprint, sites_of
 from fedstrata.engine.workers import Workers
@@ -34,8 +34,8 @@ from fedstrata.train.evaluate import Predictor, predict_batch
 from fedstrata.wire.meter import Meter
 
 
-class LocalEngine:
-    """Implements `engine.protocol.Engine` within this process.
+class LocalEngine(Engine):
+    """Computes within this process, and in those it starts.
 
     Args:
         experiment: What is run; all documents are in it.
@@ -111,9 +111,6 @@ class LocalEngine:
             message = "the documents are not those the run began with; a run cannot change its data"
             raise ConfigurationError([Problem("data", message)])
 
-    def wait(self, needed: int | None) -> None:
-        """Everybody is here."""
-
     def clients(self) -> Sequence[str]:
         """Returns the names of all clients that train."""
         return list(self._site)
@@ -151,9 +148,6 @@ class LocalEngine:
         """Drops what a client's turn has left in the model and in its store."""
         self.workplace.undo(client, number)
         release_memory(error)
-
-    def committed(self, number: int, lost: Iterable[str]) -> None:
-        """Has nothing to do: stores of a round that is not committed are dropped when a run is resumed."""
 
     def score(self, number: int, state: State, part: str, *, final: bool) -> dict[str, Any]:
         """Scores the shared model, or each client's own one; nothing where nobody has such documents."""

@@ -1,4 +1,7 @@
-"""What the one run loop asks of whatever has the clients: this process, or processes elsewhere."""
+"""What the one run loop asks of whatever has the clients: this process, or processes elsewhere.
+
+Where an engine has nothing to do, what is here does it.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +49,7 @@ class Engine(Protocol):
         Raises:
             LineError: Too few have come.
         """
+        return
 
     def clients(self) -> Sequence[str]:
         """Returns the names of those that can be asked, in their usual order."""
@@ -80,6 +84,7 @@ class Engine(Protocol):
 
     def committed(self, number: int, lost: Iterable[str]) -> None:
         """Hears that a round is committed, and who was lost to it."""
+        return
 
     def score(self, number: int, state: State, part: str, *, final: bool) -> dict[str, Any]:
         """Scores what was learnt.
@@ -100,9 +105,12 @@ class Engine(Protocol):
 
     def memory(self) -> Sequence[Mapping[str, int | None]]:
         """Returns the most memory that each process of this machine has had which computes for it."""
+        return ()
 
     def end(self) -> None:
         """Hears that all is recorded; what only a run under way needs can go."""
+        return
 
     def close(self) -> None:
         """Hears that the run is over, complete or not."""
+        return

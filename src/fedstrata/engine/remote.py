@@ -24,7 +24,7 @@ from fedstrata.engine.book import Attendance, Book
 from fedstrata.engine.cohort import RoundCohort
 from fedstrata.engine.model import outline
 from fedstrata.engine.prepare import Experiment
-from fedstrata.engine.protocol import Turns
+from fedstrata.engine.protocol import Engine, Turns
 from fedstrata.engine.remote_scoring import gathered
 from fedstrata.engine.remote_turns import (
     NobodySpeaks,
@@ -46,8 +46,8 @@ from fedstrata.wire import frame
 from fedstrata.wire.meter import Meter
 
 
-class RemoteEngine:
-    """Implements `engine.protocol.Engine` over a hub.
+class RemoteEngine(Engine):
+    """Has clients compute over a hub.
 
     Args:
         experiment: What to run.
@@ -330,13 +330,3 @@ class RemoteEngine:
         model.restore()
         model.load_known(state.tensors)
         model.save(self._folder / "model", plain=plain_where_needed(model))
-
-    def memory(self) -> Sequence[Mapping[str, int | None]]:
-        """Nobody else computes on this machine that would be known."""
-        return ()
-
-    def end(self) -> None:
-        """Has nothing to remove."""
-
-    def close(self) -> None:
-        """Has nothing to end: the hub is not its own."""
