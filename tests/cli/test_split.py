@@ -122,7 +122,7 @@ def test_sites_that_say_nothing_but_their_documents_come_to_the_numbers_of_a_sim
     assert_same_tensors(simulated.state.tensors, other.state.tensors)
     assert simulated.summary["metrics"] == summary["metrics"]
     assert simulated.summary["communication"] == summary["communication"]
-    (home,) = (tmp_path / "site-1").glob("run-*")
+    (home,) = (tmp_path / "site-1").glob("run-*/clients/site-1")
     note = tmp_path / "note.txt"
     note.write_text("The patient denies chest pain.")
     predicted = fedstrata("predict", home, note, "--out", tmp_path / "found")

@@ -106,7 +106,7 @@ def join(
     authority: lines.Authority = None,
     insecure: lines.Insecure = False,
     home: Annotated[Path, typer.Option(help="The folder for what this client keeps between rounds.")] = Path(
-        "split-client"
+        "fedstrata-client"
     ),
     deadline: lines.Deadline = 600,
     reconnect: lines.Reconnect = 600,

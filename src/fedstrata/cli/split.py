@@ -99,7 +99,7 @@ def generate(
     insecure: lines.Insecure = False,
     home: Annotated[
         Path, typer.Option(help="The folder of what this client keeps, if its ends are its own.")
-    ] = Path("split-client"),
+    ] = Path("fedstrata-client"),
     deadline: lines.Deadline = 600,
     reconnect: lines.Reconnect = 60,
     keepalive: lines.Keepalive = 20,

@@ -293,10 +293,9 @@ class RemoteClient:
             scores: Of its test documents; none where it has none.
             started: When that was begun.
         """
-        experiment, folder = self._experiment, self._workplace.folder
+        experiment, folder = self._experiment, client_folder(self._workplace.folder, self.id)
         model = experiment.model
-        place = client_folder(folder, self.id) if experiment.method.personal else folder
-        model.save(place / "model", plain=plain_where_needed(model))
+        model.save(folder / "model", plain=plain_where_needed(model))
         write_settings(experiment.settings, folder / SETTINGS)
         log = RecordLog(folder / "record.jsonl")
         documents = {part: len(getattr(self._site.documents, part)) for part in PARTS}
@@ -304,12 +303,12 @@ class RemoteClient:
             "run",
             {
                 **model_facts(experiment, model),
-                "id": folder.name,
+                "id": self._workplace.folder.name.removeprefix("run-"),
                 "data": None,
                 "clients": {self.id: documents},
             },
         )
-        weights = sorted((place / "model").glob("*.safetensors"))
+        weights = sorted((folder / "model").glob("*.safetensors"))
         facts = {
             "global": scores,
             "clients": {self.id: scores},

@@ -105,7 +105,7 @@ def open_result(
         began_with = {} if unpacked else start["ends"]
         model = _assembled(folder, settings, method, task, len(committed_rounds(events)), began_with)
     else:
-        if method.personal and start.get("id") is not None and not any(folder.glob("clients/*/model")):
+        if method.personal and start.get("id") is not None and not (folder / "model").is_dir():
             message = (
                 "every client has a model of its own, and keeps it: in the folder that it named at the end"
             )
@@ -161,13 +161,12 @@ def _finished(folder: Path) -> list[dict[str, Any]]:
 def _model_folder(folder: Path, method: Method, client: str | None, clients: Sequence[str]) -> Path:
     """Returns where the model to open was saved."""
     names = ", ".join(clients)
-    if not method.personal:
-        if client is None:
-            return folder / "model"
+    own = folder / "model"  # where a client of a served run has kept it there is no other
+    if not method.personal or (own.is_dir() and client in {None, *clients}):
+        if client is None or method.personal:
+            return own
         message = f"must be left out: with {method.name} all clients share one model, not {client!r}"
         raise ConfigurationError([Problem("--client", message)])
-    if client is None and len(clients) == 1:
-        (client,) = clients
     if client is None:
         message = f"must be set: with {method.name} every client has a model of its own; one of: {names}"
         raise ConfigurationError([Problem("--client", message)])
