@@ -36,6 +36,7 @@ SUMMARY_KEYS = {
         "external",
         "intervals",
         "mean_client_intervals",
+        "weighted",
         "external_intervals",
         "trained",
     },
