@@ -29,7 +29,7 @@ from fedstrata.split.kvcache import Sessions
 from fedstrata.split.messages import Form
 from fedstrata.split.middle import Middle
 from fedstrata.train.processor import use_processor
-from fedstrata.transport.agreement import Agreement
+from fedstrata.transport.agreement import Agreement, Conversation
 from fedstrata.transport.header import Header, Kind
 from fedstrata.transport.hub import Hub
 from fedstrata.wire import frame
@@ -51,7 +51,9 @@ class Unchecked(Agreement):
     @property
     def largest(self) -> int:
         """Bytes of the largest message: states of float32 and a mask."""
-        return self.rows * self.length * (self.hidden + self.length) * 4 + self.largest_header
+        states = self.conversation
+        assert states is not None  # noqa: S101 - these are what it is for
+        return states.rows * states.length * (states.hidden + states.length) * 4 + self.largest_header
 
     def check(self, kind: Kind, content: frame.Frame) -> None:
         """Lets everything pass."""
@@ -122,13 +124,10 @@ def agreement_for(hidden: int, *, rows: int, length: int, form: Form = "float32"
     return Unchecked(
         settings={},
         run="measured",
-        cut=Cut(0, 0),  # neither where the model is divided nor how many blocks it has matters to the line
-        blocks=0,
-        form=form,
-        hidden=hidden,
-        rows=rows,
-        length=length,
-        ends={},
+        blocks=0,  # neither how many blocks the model has nor where it is divided matters to the line
+        numbers=0,
+        trained={},
+        conversation=Conversation(Cut(0, 0), form=form, hidden=hidden, rows=rows, length=length),
     )
 
 

@@ -104,7 +104,8 @@ def test_a_corpus_without_test_documents_has_no_final_scores(run_tiny: RunTiny, 
     run = run_tiny(data(tmp_path / "notes"), "federation.rounds=1")
     assert run.summary["metrics"] == {
         "global": None, "best": None, "clients": {"north": None, "south": None}, "mean_client": None,
-        "external": None, "weighted": None, "intervals": None, "mean_client_intervals": None, "external_intervals": None,
+        "external": None, "weighted": None,
+        "intervals": None, "mean_client_intervals": None, "external_intervals": None,
         "trained": None,
     }  # fmt: skip
 

@@ -63,7 +63,7 @@ def with_shared(source: Source, said: Mapping[str, Any]) -> Source:
     problems = [*checked.problems, *shared.located(unservable(checked.settings, checked.method, joins=True))]
     for path in sorted({*here, *there}):
         section = path.partition(".")[0]
-        if section not in SHARED or section in broken or path.startswith(OWN):
+        if section not in said or section in broken or path.startswith(OWN):
             continue
         if (mine := here.get(path)) != (other := there.get(path)):
             message = f"is the server's to say, which has {other!r:.80}, not {mine!r:.80}; leave it out here"
