@@ -76,4 +76,4 @@ class TwoHandlers(Averaging):
         turns = client.store.read().values["turns"]
         if client.id == "site-2" and turns == self.fails_in:
             raise TrainingError("diverged")
-        return Update({}, {}, weight=1.0)
+        return Update({}, {}, weight=float(len(client.examples)))

@@ -21,6 +21,7 @@ from fedstrata.client.store import ClientStore, client_folder
 from fedstrata.client.turn import Order
 from fedstrata.core.errors import ClientsLostError, ConfigurationError, FedstrataError
 from fedstrata.core.settings.source import read_source
+from fedstrata.engine.remote import RemoteEngine
 from fedstrata.engine.remote_turns import RemoteTurns
 from fedstrata.engine.run_folder import open_run
 from fedstrata.methods import METHODS
@@ -194,6 +195,23 @@ def test_a_server_holds_two_updates_at_a_time(
     run = served(tmp_path / "served", clients, *overrides)
     assert {event["client"] for event in run.of("client")} == {"site-1", "site-2", "site-3"}
     assert held == [2]
+
+
+def test_a_client_that_comes_again_is_told_what_of_a_round_of_two_handlers_counts(
+    clients: Clients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has delivered does not while it is at work again: with its line that turn would be lost."""
+    turns, told = RemoteEngine._turns, []
+
+    def watched(engine: RemoteEngine, orders: Any, service: Any, meter: Any) -> Iterator[Any]:
+        for order, result in turns(engine, orders, service, meter):
+            if order.handler == "again":
+                told.append(engine.welcome("site-3")["delivered"])
+            yield order, result
+
+    monkeypatch.setattr(RemoteEngine, "_turns", watched)
+    served(tmp_path / "served", clients, "method={name: two_handlers}", "federation.rounds=1", "threads=1")
+    assert told == [None, None, 1]
 
 
 def test_a_process_that_is_killed_costs_a_turn_that_is_run_again(run_tiny: RunTiny, tmp_path: Path) -> None:

@@ -95,6 +95,7 @@ class RemoteEngine(Engine):
         self._under_way = 0
         self._lost: set[str] = set()  # to the round under way
         self._delivered: set[str] = set()  # in it
+        self._at_work: set[str] = set()  # a turn of theirs goes on, which is lost with its session
         self._last: dict[str, tuple[int, bool]] = {}  # each client's last turn, and whether it scored
 
     @property
@@ -110,7 +111,8 @@ class RemoteEngine(Engine):
 
     def welcome(self, client: str) -> dict[str, JSON]:
         """Returns what a client is told when it joins: what it keeps must fit what is committed."""
-        delivered = self._under_way if client in self._delivered else None
+        counts = client in self._delivered and client not in self._at_work
+        delivered = self._under_way if counts else None
         committed, lost = self._committed
         return {"run": self.id, "committed": committed, "lost": client in lost, "delivered": delivered}
 
@@ -209,11 +211,13 @@ class RemoteEngine(Engine):
         if not scoring and orders and orders[0].round != self._under_way:
             self._under_way = orders[0].round
             self._lost, self._delivered = set(), set()
+        self._at_work = set() if scoring else {order.client for order in orders}
 
         def delivered(client: str, turn: int) -> None:
             self._last[client] = (turn, scoring)
             if not scoring:
                 self._delivered.add(client)
+                self._at_work.discard(client)
 
         trained = sum(self.whole.layout.sizes[name] for name in self._trained)
         stays = self._divided is None
@@ -221,6 +225,7 @@ class RemoteEngine(Engine):
         for order, result in turns.run(orders):
             if isinstance(result, Failed) and not scoring:
                 self._lost.add(order.client)
+                self._delivered.discard(order.client)  # in an earlier handler of the round
             yield order, result
 
     def _check(self, order: Order, update: Update) -> None:
@@ -256,6 +261,7 @@ class RemoteEngine(Engine):
         """Notes what a client that comes back is told."""
         self._committed = (number, frozenset(lost))
         self._under_way, self._delivered, self._lost = 0, set(), set(lost)
+        self._at_work = set()
 
     def score(self, number: int, state: State, part: str, *, final: bool) -> dict[str, Any]:
         """Has every client score its documents, with what is shared; only counts come back.
