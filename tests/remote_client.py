@@ -88,6 +88,8 @@ DELIVERED: dict[str, Callable[[Update], Update]] = {
         update, tensors={name: tensor.flatten()[:-1] for name, tensor in update.tensors.items()}
     ),
     "blocks": lambda update: replace(update, values={**update.values, "shared": [10**6]}),
+    "no blocks": lambda update: replace(update, values={"loss": 1.0, "shared": [0], "personal": 5}),
+    "no loss": lambda update: replace(update, values={**update.values, "loss": None}),
     "another": lambda update: replace(update, tensors={**update.tensors, "another": torch.ones(1)}),
     "loss": lambda update: replace(update, values={**update.values, "loss": 1.7e308}),
 }
@@ -111,10 +113,12 @@ def misdeliver(behaviour: str) -> None:
             raise LineError("enough")
 
     def score(self: Any, *_: Any) -> Update:
+        if behaviour == "tensors":
+            return Update({"counts": torch.ones(3, dtype=torch.int64)}, {"tally": None}, weight=0.0)
         return Update({}, {"tally": {"gold": [1]}, "apart": {}}, weight=1.0)
 
     Membership.send = instead  # type: ignore[method-assign]
-    if behaviour == "scores":
+    if behaviour in {"scores", "tensors"}:
         RemoteClient._score = score  # type: ignore[method-assign]
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from split_line import random_decoder
 from fedstrata.core.cut import Cut
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.source import read_source
-from fedstrata.core.types import State
+from fedstrata.core.types import JSON, State
 from fedstrata.engine.agreeing import TRAINING, agreement_of
 from fedstrata.engine.book import Attendance, Book
 from fedstrata.engine.cohort import RoundCohort
@@ -177,7 +178,9 @@ def federation(
     own = [] if threads is None else [f"threads={threads}"]
     experiment = prepare(read_source(path, own))
     timing = Timing(answer=_PATIENCE, delay=delay)
-    hub = Hub(_agree(experiment, setting), largest=_LARGEST, clients=list(clients), timing=timing)
+    said: dict[str, JSON] = {"fedstrata": version("fedstrata"), "settings": {}}  # a client names its own
+    agree = _agree(experiment, setting)
+    hub = Hub(agree, largest=_LARGEST, clients=list(clients), timing=timing, settings=said)
     with ExitStack() as stack:
         stack.callback(hub.stop, 2.0, complete=True)
         address = hub.listen("127.0.0.1:0")

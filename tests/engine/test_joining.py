@@ -75,10 +75,10 @@ def test_a_client_that_joins_drops_nothing_but_what_its_own_run_did_not_commit(
             store_of(tmp_path, FIRST, client, number).write(ends)
     remote = RemoteClient(experiment, "site-1", tmp_path, lambda event, facts: None)
     for welcome, left in (
-        ({"committed": 0, "run": SECOND}, 3.0),
-        ({"committed": 2, "run": FIRST}, 2.0),
-        ({"committed": 1, "run": FIRST, "delivered": 2}, 2.0),  # and still goes on
-        ({"committed": 2, "run": FIRST, "lost": True}, 1.0),  # to round 2, which was committed without it
+        ({"counted": 0, "run": SECOND}, 3.0),
+        ({"counted": 2, "run": FIRST}, 2.0),
+        ({"counted": 1, "run": FIRST, "delivered": 2}, 2.0),  # and still goes on
+        ({"counted": 1, "run": FIRST}, 1.0),  # round 2 was committed without it, or is not committed
     ):
         with served(remote, welcome) as (hub, membership):
             hub.stop(1.0, complete=True)
@@ -89,10 +89,9 @@ def test_a_client_that_joins_drops_nothing_but_what_its_own_run_did_not_commit(
 @pytest.mark.parametrize(
     ("said", "counts"),
     [
-        ({"committed": 2, "lost": True}, False),
-        ({"committed": 1}, False),  # the round was broken off
-        ({"committed": 1, "delivered": 2}, True),
-        ({"committed": 2}, True),
+        ({"counted": 1}, False),  # the round was broken off, or committed without it
+        ({"counted": 1, "delivered": 2}, True),
+        ({"counted": 2}, True),
     ],
 )
 def test_a_turn_whose_end_was_lost_with_the_line_counts_as_the_server_says(
@@ -117,7 +116,7 @@ def test_scores_that_fail_cost_a_client_nothing_that_it_has_learnt(
     remote = RemoteClient(
         experiment, "site-1", tmp_path, lambda event, facts: failed.set() if event == "turn_failed" else None
     )
-    with served(remote, {"committed": 3, "run": FIRST}) as (hub, membership):
+    with served(remote, {"counted": 3, "run": FIRST}) as (hub, membership):
         asked = Header(Kind.PLAN, turn=1, round=3, handler=SCORE)
         hub.send("site-1", asked, frame.encode(Plan({}, {"part": "all of them"})))
         thread = Thread(target=remote.serve, args=(membership,))
@@ -132,7 +131,7 @@ def test_what_is_sent_twice_has_no_noise_in_common(tmp_path: Path, experiment: E
     """A server that asks for the same again cannot subtract: both times the states are others."""
     remote = RemoteClient(experiment, "site-1", tmp_path, lambda event, facts: None)
     sent: list[torch.Tensor] = []
-    with served(remote, {"committed": 0, "run": FIRST}) as (hub, membership):
+    with served(remote, {"counted": 0, "run": FIRST}) as (hub, membership):
         thread = Thread(target=remote.serve, args=(membership,))
         thread.start()
         for turn in (1, 2):

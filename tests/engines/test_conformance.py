@@ -214,6 +214,17 @@ def test_a_client_that_comes_again_is_told_what_of_a_round_of_two_handlers_count
     assert told == [None, None, 1]
 
 
+def test_what_a_client_sends_in_place_of_scores_ends_no_run(clients: Clients, tmp_path: Path) -> None:
+    overrides = ("method={name: fedavg}", "federation.rounds=1", "federation.min_clients=1", "threads=1")
+    run = served(tmp_path / "served", clients, *overrides, behaviour={"site-2": "tensors"})
+    scores = run.summary["metrics"]["clients"]
+    assert {client: bool(own) for client, own in scores.items()} == {
+        "site-1": True,
+        "site-2": False,
+        "site-3": True,
+    }
+
+
 def test_a_process_that_is_killed_costs_a_turn_that_is_run_again(run_tiny: RunTiny, tmp_path: Path) -> None:
     """It is killed when the client has trained, and has kept something of it."""
     once = run_tiny(*troubled("is killed", tmp_path), "workers=2", out="killed")

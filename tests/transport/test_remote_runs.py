@@ -223,6 +223,11 @@ def test_a_client_that_is_started_again_while_others_are_waited_for_takes_part(s
             ("infinite", "holds numbers that are not"),
             ("blocks", "shared=1000000, where"),
         ),
+        (
+            "method={name: droppeft}",
+            ("no blocks", "personal=5, which is no list of blocks"),
+            ("no loss", "loss is no number"),
+        ),
     ],
 )
 def test_an_update_that_would_spoil_the_mean_costs_the_round_its_client(

@@ -154,18 +154,20 @@ def test_what_a_client_is_told_is_of_the_round_that_the_server_goes_on_with(
     run.execute()
     checkpoints = run.folder / "checkpoints"
 
-    def told(committed: int, *, lost: bool) -> None:
+    def told(client: str, counted: int) -> None:
         again = serving(server)
         again.load()
         again._log.close()
-        expected = {"run": run.engine.id, "committed": committed, "lost": lost, "delivered": None}
-        assert again.engine.welcome("site-2") == expected
+        expected = {"run": run.engine.id, "counted": counted, "delivered": None}
+        assert again.engine.welcome(client) == expected
 
-    told(2, lost=True)
+    told("site-1", 2)
+    told("site-2", 1)
     (checkpoints / "round-00002.safetensors").write_bytes(b"torn")
     half = checkpoints / f".round-00003.safetensors{TEMPORARY}"
     half.write_bytes(b"half")
-    told(1, lost=False)
+    told("site-1", 1)
+    told("site-2", 1)
     assert not half.exists()
     federation = server.experiment.settings.federation.model_copy(update={"rounds": 1})
     settings = server.experiment.settings.model_copy(update={"federation": federation})

@@ -33,7 +33,7 @@ def serve(
     ] = 3600,
     cache_megabytes: lines.CacheMegabytes = lines.CACHE_MEGABYTES,
     megabytes: lines.Megabytes = 1024,
-    deadline: lines.Deadline = 600,
+    deadline: lines.Deadline = 3600,
     reconnect: lines.Reconnect = 60,
     keepalive: lines.Keepalive = 20,
     delay: lines.Delay = 0,
@@ -130,6 +130,7 @@ def join(
     timing = lines.timing_of(deadline, reconnect, keepalive, delay)
     session_of = lines.sessions_of(server, client, token, certificates, timing)
     source = _site(*sort_arguments(arguments or []))
+    typer.echo(f"asking {server} what is to be trained")
     said = lines.settings_of(server, client, token, certificates, timing)
     source = with_shared(source, said)
     remote = RemoteClient(prepare_client(source, client), client, home, _tell)

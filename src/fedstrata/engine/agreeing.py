@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
 from fedstrata.client.site import Site
 from fedstrata.core.cut import Cut
-from fedstrata.core.errors import RefusedError
+from fedstrata.core.errors import ConfigurationError, Problem, RefusedError
 from fedstrata.core.method import Method
 from fedstrata.core.settings.source import flatten
 from fedstrata.core.task import Task
@@ -46,6 +48,7 @@ def agreement_of(
     length: int,
     purpose: str,
     trained: Mapping[str, Shape] | None = None,
+    numbers: int | None = None,
 ) -> Agreement:
     """Returns what one side takes as agreed with one client.
 
@@ -56,6 +59,7 @@ def agreement_of(
         length: The most columns of one.
         purpose: What they come together for, `TRAINING` or `ANSWERS`.
         trained: Dtype and shape of what the client trains; if none what the method says of this side.
+        numbers: What `travelling` gives, if it is known already.
     """
     settings, model, method = experiment.settings, experiment.model, experiment.method
     if experiment.task.kind == "causal-lm":  # what else a task is, is found in documents, and some have none
@@ -67,6 +71,7 @@ def agreement_of(
         if path.startswith(_COMPARED[purpose]) and not path.startswith(_LOCAL)
     }
     compared["labels"] = list(experiment.task.classes)
+    compared["tokenizer"] = _hash_of(model.tokenizer)
     conversation = None
     if (cut := method.divides(client)) is not None:
         divided = divided_method(method)
@@ -83,15 +88,31 @@ def agreement_of(
         {"purpose": purpose, **compared},
         run=settings.name,
         blocks=len(model.layout.blocks),
-        numbers=sum(tensor.numel() for tensor in model.tensors(model.names_outside([])).values()),
+        numbers=travelling(method, model, cut) if numbers is None else numbers,
         trained=_trained(method, model) if trained is None else trained,
         conversation=conversation,
     )
 
 
+def _hash_of(tokenizer: Any) -> str:
+    """Returns a short hash of what a tokenizer makes of texts; not of how batches are padded or cut."""
+    parts = json.loads(tokenizer.backend_tokenizer.to_str())
+    kept = {name: part for name, part in parts.items() if name not in {"padding", "truncation"}}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+
+
 def _trained(method: Method, model: Model) -> dict[str, Shape]:
     """Returns dtype and shape of what a method trains of a model."""
     return shapes_of(model.tensors(method.trainable(model.layout)))
+
+
+def travelling(method: Method, model: Model, cut: Cut | None) -> int:
+    """Returns how many numbers a message may have: what trains, or is in a state; 0 of a divided model."""
+    if cut is not None:
+        return 0
+    sizes = model.layout.sizes
+    state = {name: tensor.numel() for name, tensor in method.start(model).tensors.items()}
+    return sum((state | {name: sizes[name] for name in method.trainable(model.layout)}).values())
 
 
 def held(experiment: Experiment) -> dict[str, JSON]:
@@ -135,6 +156,12 @@ class Agreements:
         self._outlines = [outline(*of), outline(*of, new_head=True)]
         model.restore()
         own = _hashes(experiment, [self._elsewhere(client, model) for client in clients])
+        self._numbers = travelling(method, model, next(iter(self._cuts.values())))
+        if (most := self._numbers * 4) > largest:
+            least = -(-most // 2**20) + 4  # and what names it
+            why = f"for what {method.name} sends of this model"
+            message = f"must be at least {least}, {why}, not {largest >> 20}"
+            raise ConfigurationError([Problem("--megabytes", message)])
         self._weights = {"the server": own, "the beginning of the run": known or {}}
 
     def __call__(self, client: str, greeting: Greeting) -> Agreement:
@@ -155,16 +182,13 @@ class Agreements:
             length = self._experiment.task.max_length
         expected = self._shapes(client)
         shapes = next((own for own in expected if _told(own) == trained), expected[0])
-        agreement = agreement_of(self._experiment, client, rows, length, self._purpose, shapes)
+        agreement = agreement_of(self._experiment, client, rows, length, self._purpose, shapes, self._numbers)
         # Settings first: other labels make another head, and are what there is to be said of it.
         if different := agreement.differences(theirs, client):
             raise RefusedError(different)
         _require_equal(client, _told(shapes), trained)
         if agreement.largest > self.largest:
-            why, help_ = (
-                f"holds a model of {agreement.numbers:,} numbers",
-                "--megabytes of the server must be more",
-            )
+            why, help_ = f"trains {agreement.numbers:,} numbers", "--megabytes of the server must be more"
             if agreement.conversation is not None:
                 why = f"has batches of {rows} rows of up to {length}"
                 help_ = "a smaller training.batch_size or eval_batch_size may help, or more for the server"

@@ -281,15 +281,21 @@ def unfit_clients(
         sites: The documents of each site by split; one without training documents is no client.
     """
     clients = [name for name, own in sites.items() if own.train]
+    return [*unfit_names(settings.federation, method, clients), *task.named_in_vain(every(sites))]
+
+
+def unfit_names(
+    federation: FederationSettings, method: Method | None, clients: Sequence[str]
+) -> list[Problem]:
+    """Returns the problems that a run has with who takes part: their names, and how many they are."""
     named = [] if method is None else method.problems(Facts(clients=clients))
-    named += task.named_in_vain(every(sites))
-    if problems := too_few_sampled(settings.federation, len(clients)):
+    if problems := too_few_sampled(federation, len(clients)):
         return [*named, *problems]
     if method is None:
         return named
-    sampled = sample_size(len(clients), settings.federation.sample)
-    why = _sampling(settings.federation, len(clients))
-    return [*named, *method.problems(Facts(sampled=sampled, sampling=why, federation=settings.federation))]
+    sampled = sample_size(len(clients), federation.sample)
+    why = _sampling(federation, len(clients))
+    return [*named, *method.problems(Facts(sampled=sampled, sampling=why, federation=federation))]
 
 
 def too_few_sampled(federation: FederationSettings, clients: int) -> list[Problem]:
@@ -332,6 +338,7 @@ def unservable(settings: RunSettings, method: Method | None, *, joins: bool = Fa
             "nothing of theirs is kept on disk between steps",
         ),
         "data.split.server": (joins and data.split.server, "documents of the server's own lie at the server"),
+        "report_to": (joins and settings.report_to, "the server reports"),
         "workers": (settings.workers not in (1, "auto"), "each computes its own turns, one at a time"),
     }
     without = "has no meaning with clients that are processes of their own"

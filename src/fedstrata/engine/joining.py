@@ -154,17 +154,13 @@ class RemoteClient:
 
         A round that has its update and still goes on counts until there is another welcome.
         """
-        committed, delivered = welcome.get("committed"), welcome.get("delivered")
+        counted, delivered = welcome.get("counted"), welcome.get("delivered")
         plan, self._done, self._update = self._done, None, None
-        if not isinstance(committed, int):
+        if not isinstance(counted, int):
             return
-        store = self._workplace.store(self.id, committed)
-        store.discard_after(max(committed, delivered) if isinstance(delivered, int) else committed)
-        if welcome.get("lost"):
-            store.discard()
-        if plan is None or plan.handler == SCORE or plan.round == delivered:
-            return  # nothing was learnt, or it counts
-        if plan.round > committed or (plan.round == committed and welcome.get("lost")):
+        last = max(counted, delivered) if isinstance(delivered, int) else counted
+        self._workplace.store(self.id, last).discard_after(last)
+        if plan is not None and plan.handler != SCORE and plan.round > last:
             self._take_back(plan, "the line broke, and the round does not count what was sent")
 
     def _turn(self, membership: Membership, header: Header, content: Frame) -> None:

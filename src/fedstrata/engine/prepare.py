@@ -34,8 +34,8 @@ from fedstrata.engine.check import (
     device_of,
     divided_method,
     machine_problems,
-    too_few_sampled,
     unfit_clients,
+    unfit_names,
     unservable,
     without_examples,
     without_validation,
@@ -183,11 +183,8 @@ def prepare_server(source: Source, clients: Sequence[str], *, trains: bool = Tru
     method = checked.method
     problems = _side_problems(checked, divided=not trains)
     if trains:
-        federation = checked.settings.federation
-        own = Facts(clients=clients)
         problems += source.located(unservable(checked.settings, method))
-        problems += source.located(too_few_sampled(federation, len(clients)))
-        problems += source.located([] if method is None else method.problems(own))
+        problems += source.located(unfit_names(checked.settings.federation, method, clients))
     if problems:
         raise ConfigurationError(problems)
     if checked.task.needs_documents or (method is not None and method.tries_updates):

@@ -89,8 +89,8 @@ class RemoteEngine(Engine):
         self._hub: Hub | None = None
         self._known: dict[str, ClientInfo] = {}
         self._greetings: dict[str, Greeting] = {}
-        # In one piece, which another thread reads: the last committed round, and who was lost to it.
-        self._committed = (0, frozenset[str]())
+        self._committed = 0  # the last round that is
+        self._counted = _rounds_of(events)  # the rounds that each client has delivered in
         self._here: Sequence[str] | None = None
         self._under_way = 0
         self._lost: set[str] = set()  # to the round under way
@@ -113,8 +113,8 @@ class RemoteEngine(Engine):
         """Returns what a client is told when it joins: what it keeps must fit what is committed."""
         counts = client in self._delivered and client not in self._at_work
         delivered = self._under_way if counts else None
-        committed, lost = self._committed
-        return {"run": self.id, "committed": committed, "lost": client in lost, "delivered": delivered}
+        rounds = [number for number in self._counted.get(client, ()) if number <= self._committed]
+        return {"run": self.id, "counted": max(rounds, default=0), "delivered": delivered}
 
     @cached_property
     def whole(self) -> Model:
@@ -134,7 +134,7 @@ class RemoteEngine(Engine):
             "labels": list(self._experiment.task.classes),
             "task_settings": self._experiment.settings.model_dump(mode="json")["task"],
             "data": None,
-            "server_documents": [],
+            "server_documents": [document.id for document in self._experiment.server],
             "corrupt": None,
             "clients": {own["client"]: own["documents"] for own in every},
         }
@@ -241,6 +241,8 @@ class RemoteEngine(Engine):
             plan = frame.decode(order.plan, Plan)
             due = method.sends(order.handler, plan, update.values, trained, self.whole.layout)
             check_trained(update, method.weighs(self.info(order.client)), due)
+        else:
+            check_trained(update, update.weight, {})
         check_update(update)
 
     @cached_property
@@ -259,7 +261,9 @@ class RemoteEngine(Engine):
 
     def committed(self, number: int, lost: Iterable[str]) -> None:
         """Notes what a client that comes back is told."""
-        self._committed = (number, frozenset(lost))
+        for client in self._delivered.difference(lost):
+            self._counted.setdefault(client, []).append(number)
+        self._committed = number
         self._under_way, self._delivered, self._lost = 0, set(), set(lost)
         self._at_work = set()
 
@@ -273,6 +277,8 @@ class RemoteEngine(Engine):
         here = [self.info(name) for name in known if name in present or name not in self._lost]
         cohort = self._scoring_cohort(number, here, part)
         documents = {name: documents_of(name, self._greetings[name])[part] for name in known}
+        if not final and not any(documents.values()):
+            return {}
         asked: dict[str, JSON] = {"part": part, "final": final}
         if self._divided is None:
             parameters = set(self.whole.names_outside([]))
@@ -336,3 +342,15 @@ class RemoteEngine(Engine):
         model.restore()
         model.load_known(state.tensors)
         model.save(self._folder / "model", plain=plain_where_needed(model))
+
+
+def _rounds_of(events: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:
+    """Returns the committed rounds of a run that each client has delivered in."""
+    found: dict[str, list[int]] = {}
+    failed = {event["round"]: set(event["failed"]) for event in committed_rounds(events)}
+    for event in events:
+        if event["event"] == "client" and event["client"] not in failed.get(
+            event["round"], {event["client"]}
+        ):
+            found.setdefault(event["client"], []).append(event["round"])
+    return found

@@ -46,6 +46,8 @@ def gathered(
             continue
         try:
             tally, own = _said_numbers(update, "tally"), _said_numbers(update, "apart")
+            if min(tally.values(), default=0.0) < 0:
+                raise FrameError("what a client has counted is less than nothing")
             if not 0 < update.weight <= documents[info.id]:
                 told = f"scores came of {update.weight:g} documents"
                 raise FrameError(f"{told}; the client has {documents[info.id]}")

@@ -242,7 +242,7 @@ def check_update(update: Update) -> None:
     """
     if not (math.isfinite(update.weight) and update.weight >= 0):
         raise FrameError(f"an update weighs {update.weight:g}; it must be a finite number of 0 or more")
-    if not isinstance(update.values.get("loss"), float | None):
+    if not isinstance(update.values.get("loss", 0.0), float):
         raise FrameError("an update's loss is no number")
     for name, value in update.values.items():
         if isinstance(value, int | float) and not abs(value) <= LARGEST_WEIGHT:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
+from importlib.metadata import version
 from typing import Any
 
-from fedstrata.core.errors import ConfigurationError, FrameError
+from fedstrata.core.errors import ConfigurationError, FrameError, RefusedError
 from fedstrata.core.settings.source import Source, assign, flatten
 from fedstrata.engine.check import check_settings, sections_of, unservable
 from fedstrata.engine.prepare import Experiment
@@ -24,7 +25,7 @@ THERE = "the server"
 
 
 def shared_settings(experiment: Experiment) -> dict[str, Any]:
-    """Returns what the server says of the run: every setting of the sections in `SHARED`, resolved.
+    """Returns what the server says of the run: its version, and all settings of `SHARED`, resolved.
 
     Of a task without classes that stays open which is found in documents: each side finds it in its own.
     """
@@ -32,21 +33,28 @@ def shared_settings(experiment: Experiment) -> dict[str, Any]:
     if experiment.task.kind == "causal-lm" and experiment.asked is not None:
         settings = settings.model_copy(update={"task": experiment.asked})
     every = settings.model_dump(mode="json")
-    return {section: every[section] for section in SHARED}
+    return {"fedstrata": version("fedstrata"), "settings": {section: every[section] for section in SHARED}}
 
 
-def with_shared(source: Source, said: Mapping[str, Any]) -> Source:
+def with_shared(source: Source, told: Mapping[str, Any]) -> Source:
     """Returns a site's configuration with what the server has said of the run.
 
     Args:
         source: The site's own.
-        said: What the server says (`shared_settings`).
+        told: What the server says (`shared_settings`).
 
     Raises:
         ConfigurationError: The site's own says something else where that is not its to say, or is wrong in
             itself; all such problems at once.
+        RefusedError: The server is of another version, or serves no run.
         FrameError: The server's is no configuration.
     """
+    there, here = told.get("fedstrata"), version("fedstrata")
+    said = told.get("settings")
+    if not isinstance(said, dict):
+        raise RefusedError("the server trains nothing: it holds a model that answers")
+    if there != here:
+        raise RefusedError(f"the server has fedstrata {there!s:.20}, and this is {here}")
     if not set(said) <= set(SHARED):
         raise FrameError(
             f"the server says {sorted(set(said) - set(SHARED))[0]!r:.40}, which is a site's to say"
@@ -55,22 +63,37 @@ def with_shared(source: Source, said: Mapping[str, Any]) -> Source:
     theirs = check_settings(shared)
     if theirs.problems:
         raise ConfigurationError(theirs.problems)
+    problems = []
     for section, value in source.values.items():
-        _lay(shared, section, value, source)
+        if (wrong := _other(section, value, said)) is not None:
+            problems.append(source.problem(*wrong))
+        else:
+            _lay(shared, section, value, source)
     checked = check_settings(shared)
     broken = sections_of(checked.problems)
-    here, there = (dict(flatten(each.settings.model_dump(mode="json"))) for each in (checked, theirs))
-    problems = [*checked.problems, *shared.located(unservable(checked.settings, checked.method, joins=True))]
-    for path in sorted({*here, *there}):
+    own, others = (dict(flatten(each.settings.model_dump(mode="json"))) for each in (checked, theirs))
+    problems += [*checked.problems, *shared.located(unservable(checked.settings, checked.method, joins=True))]
+    for path in sorted({*own, *others}):
         section = path.partition(".")[0]
         if section not in said or section in broken or path.startswith(OWN):
             continue
-        if (mine := here.get(path)) != (other := there.get(path)):
+        if (mine := own.get(path)) != (other := others.get(path)):
             message = f"is the server's to say, which has {other!r:.80}, not {mine!r:.80}; leave it out here"
             problems.append(shared.problem(path, message))
     if problems:
         raise ConfigurationError(problems)
     return shared
+
+
+def _other(section: str, value: Any, said: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Returns where a site names another method, task or adapter than the server, whose settings differ."""
+    theirs = said.get(section)
+    for key in ("name", "kind") if section in {"method", "task", "adapter"} else ():
+        mine = value.get(key) if isinstance(value, dict) else None
+        other = theirs.get(key) if isinstance(theirs, dict) else None
+        if mine is not None and mine != other:
+            return f"{section}.{key}", f"is the server's to say, which has {other!r}, not {mine!r:.80}"
+    return None
 
 
 def _lay(over: Source, path: str, value: Any, own: Source) -> None:

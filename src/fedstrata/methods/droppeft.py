@@ -32,7 +32,7 @@ from torch import Tensor
 from fedstrata.aggregate.mean import StreamingMean, replace
 from fedstrata.core.client import Client
 from fedstrata.core.cohort import Cohort, Mean
-from fedstrata.core.errors import Problem
+from fedstrata.core.errors import FrameError, Problem
 from fedstrata.core.model import Layout, Model
 from fedstrata.core.preflight import Facts
 from fedstrata.core.seeding import Seed
@@ -185,9 +185,9 @@ class DropPEFT(SomeBlocksShared):
         blocks: dict[str, list[int]] = {}
         for key in ("shared", "personal"):
             said = values.get(key)
-            blocks[key] = (
-                [whole_number(each, key, 0, last) for each in said] if isinstance(said, list) else []
-            )
+            if not isinstance(said, list):
+                raise FrameError(f"an update says {key}={said!r:.40}, which is no list of blocks")
+            blocks[key] = [whole_number(each, key, 0, last) for each in said]
         kept = set(share.names_outside(layout.blocks, blocks["shared"]))
         return {name: tensor for name, tensor in trained.items() if name not in kept}
 

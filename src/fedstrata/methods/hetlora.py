@@ -37,7 +37,7 @@ from fedstrata.adapters.rank import (
 from fedstrata.aggregate.mean import StreamingMean
 from fedstrata.core.client import Client
 from fedstrata.core.cohort import Cohort
-from fedstrata.core.errors import Problem
+from fedstrata.core.errors import FrameError, Problem
 from fedstrata.core.method import Method
 from fedstrata.core.model import Layout, Model
 from fedstrata.core.preflight import Facts
@@ -57,6 +57,10 @@ class PruneSettings(Settings):
     penalty: Positive = Field(
         default=5e-3, description="Weight of the norms of the last ranks in the loss (lambda)."
     )
+
+
+_LARGEST_NORM = 1e18
+"""Of adapters; a mean that one of more is in would overflow."""
 
 
 class HetLoRA(Method):
@@ -100,10 +104,14 @@ class HetLoRA(Method):
 
         mean, used = StreamingMean(), {}
         for client, update in cohort.each("train", plan_of):
-            used[client.id], ranks[client.id] = ranks[client.id], cast("int", update.values["rank"])
             weight = update.weight
             if self.weighting == "norm":
                 weight = max(product_norm(update.tensors), 1e-12)  # of an adapter that did not move
+                if not weight <= _LARGEST_NORM:
+                    told = f"its adapters have a norm of {weight:g}, beyond {_LARGEST_NORM:g}"
+                    cohort.reject(client.id, FrameError(told))
+                    continue
+            used[client.id], ranks[client.id] = ranks[client.id], cast("int", update.values["rank"])
             mean.add(Update(pad(update.tensors, state.tensors), weight=weight))
         # Ranks that no device of the round has keep their values: set to zero they could never train again.
         covered = max((ranks[client] for client in used), default=0)

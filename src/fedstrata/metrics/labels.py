@@ -98,7 +98,7 @@ def scores_from(
         further |= {f"precision_at_{cut}": tally[f"right_at_{cut}"] / (documents * cut) for cut in cuts}
         further |= {"micro_precision": micro.precision, "micro_recall": micro.recall}
     left_out = {name: value for name, value in areas_under_curves.items() if name.endswith("left_out")}
-    curves = {name: value for name, value in areas_under_curves.items() if name not in left_out}
+    curves = {name: value for name, value in areas_under_curves.items() if name.endswith("_auc")}
     singly = occurring if len(labels) <= SCORED_SINGLY else {}
     return {
         **first,

@@ -31,10 +31,8 @@ _HEADER_BYTES = 2**16
 """Allowed for the header of a frame, beside what it says of each tensor and row."""
 _ENTRY_BYTES = 512
 """Allowed for what a header says of one tensor or row."""
-_COPIES = 2
-"""How often a whole model may be in one message of a method that divides none, as float32."""
 _WHOLE_HEADER_BYTES = 2**22
-"""Allowed for the header of its messages."""
+"""Allowed for the header of the messages of a method that divides no model."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,7 @@ class Agreement:
         settings: Settings that must be the same on both sides, by dotted path.
         run: The name of the run.
         blocks: How many the whole model has.
-        numbers: How many numbers the whole model has.
+        numbers: How many numbers a message may have, where the model is not divided.
         trained: Dtype and shape of what the client trains, by name.
         conversation: What it says while it works, where the model is divided: plans and updates then hold
             nothing but what it trains. None where it has a whole model, of which the method decides what
@@ -136,7 +134,7 @@ class Agreement:
     def largest(self) -> int:
         """Bytes that a message may have."""
         if self.conversation is None:
-            return _COPIES * torch.float32.itemsize * self.numbers + self.largest_header
+            return torch.float32.itemsize * self.numbers + self.largest_header
         ends = sum(math.prod(shape) * dtype.itemsize for dtype, shape in self.trained.values())
         return max(self.conversation.largest, ends) + self.largest_header
 
@@ -228,7 +226,7 @@ def accept(link: Link, connection: int, data: bytes, agreement: Agreement) -> No
     header, body = unpack(data)
     content = None
     if header.sequence:
-        content = frame.split(body)
+        content = frame.split(body, agreement.largest_header)
         agreement.check(header.kind, content)
         content = content.aligned()
     link.come(connection, header, content, len(data))

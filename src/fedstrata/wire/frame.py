@@ -259,8 +259,12 @@ def decode(frame: Frame, kind: type[MessageType]) -> MessageType:
     return kind(tensors, values)
 
 
-def split(data: bytes | bytearray | memoryview) -> Frame:
+def split(data: bytes | bytearray | memoryview, header_limit: int = _HEADER_LIMIT) -> Frame:
     """Returns the frame in one piece of bytes, without copying its tensors.
+
+    Args:
+        data: The bytes.
+        header_limit: Bytes that its header may have; one that has more is not read.
 
     Raises:
         FrameError: The bytes are cut short, too long, or not a frame.
@@ -270,10 +274,12 @@ def split(data: bytes | bytearray | memoryview) -> Frame:
         raise FrameError(f"a frame has at least {_LENGTH.size} bytes, this one has {view.nbytes}")
     (length,) = _LENGTH.unpack(view[: _LENGTH.size])
     start = _LENGTH.size + length
-    if length > _HEADER_LIMIT or start > view.nbytes:
+    if start > view.nbytes:
         raise FrameError(
             f"a frame of {view.nbytes} bytes cannot have a header of {length}; it is cut short or damaged"
         )
+    if start > header_limit:
+        raise FrameError(f"a header of {start} bytes, where {header_limit} are allowed")
     head = bytes(view[:start])
     header, _ = _parse_header(head)
     ends = [entry["data_offsets"][1] for entry in header.values()]

@@ -1,0 +1,70 @@
+"""What a server says of a run, and what a site may say beside it."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import pytest
+from support import TINY
+
+from fedstrata.core.errors import ConfigurationError, RefusedError
+from fedstrata.core.settings.source import read_source
+from fedstrata.core.types import JSON
+from fedstrata.engine.check import check_settings
+from fedstrata.engine.prepare import prepare_server
+from fedstrata.engine.shared_settings import shared_settings, with_shared
+
+SITE = ("data.synthetic.sites=3", "data.synthetic.notes=12", "data.types=[problem, test, treatment, drug]")
+
+
+@pytest.fixture(scope="module")
+def said() -> dict[str, JSON]:
+    """What a server says."""
+    source = read_source(None, [*TINY, "method={name: layer_skipping, top: 1}", "training.epochs=2"])
+    return shared_settings(prepare_server(source, ["site-1"]))
+
+
+def test_a_site_that_names_its_documents_has_the_rest_of_the_server(said: dict[str, JSON]) -> None:
+    own = with_shared(read_source(None, [*SITE, "device=cpu", "training.cache=on"]), said)
+    settings = check_settings(own).settings
+    assert (settings.training.epochs, settings.training.cache, settings.device) == (2, "on", "cpu")
+    assert settings.method["top"] == 1
+    assert settings.data.types == ["problem", "test", "treatment", "drug"]
+
+
+@pytest.mark.parametrize("same", ["training.epochs=2", "method.top=1", "federation={rounds: 2}", "seed=0"])
+def test_a_site_may_say_the_same(said: dict[str, JSON], same: str) -> None:
+    assert with_shared(read_source(None, [*SITE, same]), said)
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (
+            ["training.epochs=3", "seed=1"],
+            r"(?s)2 problems.*seed: is the server's to say, which has 0",
+        ),
+        (
+            ["method={name: fedprox, mu: 0.1}"],
+            "method.name: is the server's to say, which has 'layer_skipping'",
+        ),
+        (["method={name: layer_skipping, top: 2}"], "method.top: is the server's to say, which has 1, not 2"),
+        (["data.split.server=2"], "documents of the server's own lie at the server"),
+        (["report_to=[tensorboard]"], "the server reports"),
+        (["workers=2"], "each computes its own turns"),
+        (["devices={}"], "only a simulation emulates devices"),
+        (["training.learning_rate=no"], "training.learning_rate"),
+    ],
+)
+def test_what_is_not_a_site_s_to_say_is_refused_with_both_values(
+    said: dict[str, JSON], other: list[str], told: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        with_shared(read_source(None, [*SITE, *other]), said)
+
+
+def test_a_server_of_another_version_or_one_that_answers_is_refused(said: dict[str, JSON]) -> None:
+    with pytest.raises(RefusedError, match=rf"has fedstrata 9\.9, and this is {version('fedstrata')}"):
+        with_shared(read_source(None, SITE), {**said, "fedstrata": "9.9"})
+    with pytest.raises(RefusedError, match="trains nothing"):
+        with_shared(read_source(None, SITE), {})
