@@ -50,8 +50,15 @@ class ClientCaches:
             self._whole,
         )
 
-    def remove(self) -> None:
-        """Deletes all stored states: nothing needs them once a run is finished, and they may be large."""
+    def remove(self, client: str | None = None) -> None:
+        """Deletes stored states: nothing needs them once a run is finished, and they may be large.
+
+        Args:
+            client: Whose, where others that compute here are processes of their own; everybody's if none.
+        """
+        if client is not None:
+            (client_folder(self._run, client) / FILE).unlink(missing_ok=True)
+            return
         (self._run / _LOCK).unlink(missing_ok=True)
         for path in list(self._run.glob(f"clients/*/{FILE}")):
             path.unlink()

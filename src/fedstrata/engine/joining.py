@@ -139,7 +139,7 @@ class RemoteClient:
             header, content = membership.receive(patient=True)
             if header.kind == Kind.END:
                 if frame.decode(content, Message).values.get("complete"):
-                    self._caches.remove()
+                    self._caches.remove(self.id)
                     return self._require_trained()
                 raise SessionOverError("the server has stopped, and the run is not complete")
             if header.kind == Kind.PLAN:
