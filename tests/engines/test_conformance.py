@@ -45,6 +45,7 @@ METHODS_OF_RUNS = (
     ("method={name: fedadaopt}",),
     ("method={name: fedsa_lora}", "federation.dropout=0.4", "federation.min_clients=1"),
     ("method={name: droppeft}", "devices={}"),
+    ("method={name: droppeft}",),
 )
 DIVIDED = (
     ("method={name: fl_llama}",),
@@ -55,7 +56,12 @@ DIVIDED = (
 SIMULATED = ("corrupt", "dropout", "devices", "score_clients")
 """What only a simulation does."""
 EVERY = [
-    pytest.param(engine, run, marks=() if run in FAST else pytest.mark.slow, id=f"{engine}-{run[0]}")
+    pytest.param(
+        engine,
+        run,
+        marks=() if run in FAST[engine == "remote" :] else pytest.mark.slow,
+        id=f"{engine}-{run[0]}",
+    )
     for engine in ENGINES
     for run in (*METHODS_OF_RUNS, *(DIVIDED if engine == "remote" else ()))
     if engine != "remote" or not any(setting in " ".join(run[1:]) for setting in SIMULATED)
