@@ -161,20 +161,25 @@ def guests_of(
     return Guests(names, known, certificates)
 
 
-def sessions_of(
-    server: str, client: str, token: Path | None, certificates: Certificates | None, timing: Timing
-) -> Callable[[Any], Membership]:
-    """Returns what makes a client's sessions at a server, given who has the agreement and the greeting.
+def secret_of(token: Path | None, certificates: Certificates | None) -> str | None:
+    """Returns a client's token; none if it needs none.
 
     Raises:
         ConfigurationError: There is TLS without a token, or the token cannot be read.
     """
     from fedstrata.transport.credentials import read_token  # noqa: PLC0415 - heavy
-    from fedstrata.transport.membership import Membership  # noqa: PLC0415
 
     if certificates is not None and token is None:
         raise ConfigurationError([Problem("--token", "must be given: the file with this client's token")])
-    secret = read_token(token) if token is not None else None
+    return read_token(token) if token is not None else None
+
+
+def sessions_of(
+    server: str, client: str, secret: str | None, certificates: Certificates | None, timing: Timing
+) -> Callable[[Any], Membership]:
+    """Returns what makes a client's sessions at a server, given who has the agreement and the greeting."""
+    from fedstrata.transport.membership import Membership  # noqa: PLC0415 - heavy
+
     return lambda own: Membership(
         server,
         client,
@@ -185,17 +190,6 @@ def sessions_of(
         timing=timing,
         warn=lambda message: typer.echo(message, err=True),
     )
-
-
-def settings_of(
-    server: str, client: str, token: Path | None, certificates: Certificates | None, timing: Timing
-) -> Mapping[str, JSON]:
-    """Returns what a server says of the run to a client that is about to join it; see `sessions_of`."""
-    from fedstrata.transport import membership  # noqa: PLC0415 - heavy
-    from fedstrata.transport.credentials import read_token  # noqa: PLC0415
-
-    secret = read_token(token) if token is not None else None
-    return membership.settings_of(server, client, secret, certificates, timing)
 
 
 def timing_of(deadline: float, reconnect: float, keepalive: float, delay: float) -> Timing:

@@ -125,13 +125,15 @@ def join(
     from fedstrata.engine.joining import RemoteClient  # noqa: PLC0415 - heavy
     from fedstrata.engine.prepare import prepare_client  # noqa: PLC0415
     from fedstrata.engine.shared_settings import with_shared  # noqa: PLC0415
+    from fedstrata.transport.membership import settings_of  # noqa: PLC0415
 
     certificates = lines.certificates_of(certificate, key, authority, insecure=insecure)
     timing = lines.timing_of(deadline, reconnect, keepalive, delay)
-    session_of = lines.sessions_of(server, client, token, certificates, timing)
+    secret = lines.secret_of(token, certificates)
+    session_of = lines.sessions_of(server, client, secret, certificates, timing)
     source = _site(*sort_arguments(arguments or []))
     typer.echo(f"asking {server} what is to be trained")
-    said = lines.settings_of(server, client, token, certificates, timing)
+    said = settings_of(server, client, secret, certificates, timing)
     source = with_shared(source, said)
     remote = RemoteClient(prepare_client(source, client), client, home, _tell)
     try:

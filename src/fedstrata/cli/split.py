@@ -121,7 +121,8 @@ def generate(
 
     certificates = lines.certificates_of(certificate, key, authority, insecure=insecure)
     timing = lines.timing_of(deadline, reconnect, keepalive, delay)
-    session_of = lines.sessions_of(server, client, token, certificates, timing)
+    secret = lines.secret_of(token, certificates)
+    session_of = lines.sessions_of(server, client, secret, certificates, timing)
     source = configuration(*sort_arguments(arguments or []))
     asked = read_prompts(prompts) if prompts is not None else None
     prepare = prepare_client if asked is None else prepare_prompts

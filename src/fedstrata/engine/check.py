@@ -281,10 +281,10 @@ def unfit_clients(
         sites: The documents of each site by split; one without training documents is no client.
     """
     clients = [name for name, own in sites.items() if own.train]
-    return [*unfit_names(settings.federation, method, clients), *task.named_in_vain(every(sites))]
+    return [*unfit_participants(settings.federation, method, clients), *task.named_in_vain(every(sites))]
 
 
-def unfit_names(
+def unfit_participants(
     federation: FederationSettings, method: Method | None, clients: Sequence[str]
 ) -> list[Problem]:
     """Returns the problems that a run has with who takes part: their names, and how many they are."""

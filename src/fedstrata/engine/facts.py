@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from fedstrata.core.files import hash_of
 from fedstrata.core.model import Layout
 from fedstrata.core.types import Message
 from fedstrata.engine.prepare import Experiment
@@ -45,6 +47,12 @@ def model_facts(experiment: Experiment, model: Model) -> dict[str, Any]:
         "groups": by_group({name: model.bytes_of([name]) for name in layout.all}, layout),
         "trainable_parameters": sum(parameter.numel() for parameter in trainable),
     }
+
+
+def saved_weights(folder: Path) -> dict[str, str]:
+    """Returns a hash of every file of weights that lies in a run's folder, by its place there."""
+    paths = (*folder.glob("model/*.safetensors"), *folder.glob("clients/*/model/*.safetensors"))
+    return {path.relative_to(folder).as_posix(): hash_of(path) for path in sorted(paths)}
 
 
 def size_facts(experiment: Experiment, model: Model) -> dict[str, Any]:

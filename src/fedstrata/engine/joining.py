@@ -29,13 +29,12 @@ from fedstrata.core.errors import (
     TrainingError,
     printable,
 )
-from fedstrata.core.files import hash_of
 from fedstrata.core.seeding import Seed
 from fedstrata.core.types import JSON, Message, Plan, Update
 from fedstrata.data.split import PARTS
 from fedstrata.engine.agreeing import SCORE, TRAINING, agreement_of, held, windows_of
 from fedstrata.engine.check import divided_method
-from fedstrata.engine.facts import model_facts
+from fedstrata.engine.facts import model_facts, saved_weights
 from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.run_folder import SETTINGS, write_settings
 from fedstrata.engine.sites import sites_of
@@ -304,13 +303,12 @@ class RemoteClient:
                 "clients": {self.id: documents},
             },
         )
-        weights = sorted((folder / "model").glob("*.safetensors"))
         facts = {
             "global": scores,
             "clients": {self.id: scores},
             "mean_client": scores,
             "external": {},
-            "saved": {path.relative_to(folder).as_posix(): hash_of(path) for path in weights},
+            "saved": saved_weights(folder),
             "seconds": time.perf_counter() - started,
             **peak_memory(model.device),
         }

@@ -35,7 +35,7 @@ from fedstrata.engine.check import (
     divided_method,
     machine_problems,
     unfit_clients,
-    unfit_names,
+    unfit_participants,
     unservable,
     without_examples,
     without_validation,
@@ -184,7 +184,7 @@ def prepare_server(source: Source, clients: Sequence[str], *, trains: bool = Tru
     problems = _side_problems(checked, divided=not trains)
     if trains:
         problems += source.located(unservable(checked.settings, method))
-        problems += source.located(unfit_names(checked.settings.federation, method, clients))
+        problems += source.located(unfit_participants(checked.settings.federation, method, clients))
     if problems:
         raise ConfigurationError(problems)
     if checked.task.needs_documents or (method is not None and method.tries_updates):

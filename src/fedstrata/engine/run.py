@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from fedstrata.core.errors import ConfigurationError, FedstrataError, Problem
-from fedstrata.core.files import hash_of
 from fedstrata.core.types import State
 from fedstrata.engine.book import Attendance, Book, RoundAbandonedError
 from fedstrata.engine.checkpoint import Checkpoints, discard_uncommitted
 from fedstrata.engine.cohort import RoundCohort
 from fedstrata.engine.devices import fleet_of, last_stored_states
-from fedstrata.engine.facts import by_group, model_facts
+from fedstrata.engine.facts import by_group, model_facts, saved_weights
 from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.protocol import Engine
 from fedstrata.engine.sampling import sample
@@ -223,13 +222,9 @@ class Run(Generic[EngineType]):
         rounds = self.experiment.settings.federation.rounds
         scores = self._score(rounds, state, "test", final=True)
         self._save(rounds, state)
-        weights = (
-            *self.folder.glob("model/*.safetensors"),
-            *self.folder.glob("clients/*/model/*.safetensors"),
-        )
         facts = {
             **scores,
-            "saved": {path.relative_to(self.folder).as_posix(): hash_of(path) for path in sorted(weights)},
+            "saved": saved_weights(self.folder),
             "seconds": time.perf_counter() - started,
             **self._peaks(),
         }
