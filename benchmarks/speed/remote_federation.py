@@ -7,30 +7,26 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from split_line import random_decoder
 
-from fedstrata.core.cut import Cut
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.source import read_source
-from fedstrata.core.types import JSON, State
-from fedstrata.engine.agreeing import TRAINING, agreement_of
+from fedstrata.core.types import State
+from fedstrata.engine.agreeing import Agreements
 from fedstrata.engine.book import Attendance, Book
 from fedstrata.engine.cohort import RoundCohort
 from fedstrata.engine.prepare import Experiment, prepare
 from fedstrata.engine.remote import RemoteEngine
+from fedstrata.engine.shared_settings import shared_settings
 from fedstrata.methods.fl_llama import FLLLaMA
-from fedstrata.split.divide import ends_of
-from fedstrata.transport.agreement import Agreement, shapes_of
 from fedstrata.transport.hub import Hub
-from fedstrata.transport.members import Greeting
 from fedstrata.transport.timing import Timing
 
 _LARGEST = 2**28
@@ -51,7 +47,7 @@ class Setting:
         batches: Of a client in a round.
         adapter: The adapter, as in a configuration; none to train all weights.
         accumulation: Batches of a step.
-        in_flight: How many of them the server takes at once; a client may say less.
+        in_flight: How many of them are under way at once.
     """
 
     blocks: int
@@ -129,14 +125,13 @@ class Federation:
         self._engine.connect(self.hub)
         self._engine.wait(None)
 
-    def round(self, clients: Sequence[str] = (), **method: Any) -> float:
-        """Runs a round from the first state; returns its seconds.
+    def round(self, **method: Any) -> float:
+        """Runs a round of every client from the first state; returns its seconds.
 
         Args:
-            clients: Who takes part; everybody if empty.
             method: Settings of the method that only the server needs.
         """
-        names = list(clients or self.clients)
+        names = list(self.clients)
         chosen = FLLLaMA.model_validate({**self.experiment.method.model_dump(), **method})
         number = next(self._rounds)
         cohort = RoundCohort(
@@ -159,7 +154,7 @@ def _silent(event: str, facts: Mapping[str, Any]) -> None:
 @contextmanager
 def federation(
     setting: Setting,
-    clients: Mapping[str, Sequence[str]],
+    clients: Sequence[str],
     folder: Path,
     *,
     delay: float = 0.0,
@@ -169,44 +164,30 @@ def federation(
 
     Args:
         setting: What is trained.
-        clients: Overrides of each client's own settings, by its name.
+        clients: Their names.
         folder: For the texts, the model and what clients keep.
         delay: Seconds for which either side holds every message back.
         threads: Of the server; a client has one.
     """
-    path = setting.write(folder, list(clients), setting.method)
+    path = setting.write(folder, clients, setting.method)
     own = [] if threads is None else [f"threads={threads}"]
     experiment = prepare(read_source(path, own))
     timing = Timing(answer=_PATIENCE, delay=delay)
-    said: dict[str, JSON] = {"fedstrata": version("fedstrata"), "settings": {}}  # a client names its own
-    agree = _agree(experiment, setting)
-    hub = Hub(agree, largest=_LARGEST, clients=list(clients), timing=timing, settings=said)
+    agreements, said = Agreements(experiment, tuple(clients), _LARGEST), shared_settings(experiment)
+    hub = Hub(agreements, largest=_LARGEST, clients=clients, timing=timing, settings=said)
     with ExitStack() as stack:
         stack.callback(hub.stop, 2.0, complete=True)
         address = hub.listen("127.0.0.1:0")
         processes = {}
-        for name, overrides in clients.items():
+        for name in clients:
             command = [
-                *(sys.executable, "-m", "fedstrata", "split", "join", str(path), *overrides),
+                *(sys.executable, "-m", "fedstrata", "join", str(path)),
                 *("--insecure", "--client", name, "--server", address),
                 *("--delay", str(delay), "--home", str(folder / f"home of {name}")),
             ]
             processes[name] = stack.enter_context(_process(command))
-        hub.wait_for(list(clients), _PATIENCE)
+        hub.wait_for(clients, _PATIENCE)
         yield Federation(experiment, hub, processes, folder)
-
-
-def _agree(experiment: Experiment, setting: Setting) -> Callable[[str, Greeting], Agreement]:
-    """Returns what agrees with every client: settings are not compared, for they are what is measured."""
-    cut = Cut(setting.front, setting.back)
-    ends = ends_of(experiment.model, cut)
-    shapes = shapes_of(ends.tensors(ends.layout.all))
-    length = experiment.task.max_length
-
-    def agree(client: str, greeting: Greeting) -> Agreement:
-        return agreement_of(experiment, client, int(str(greeting["rows"])), length, TRAINING, shapes)
-
-    return agree
 
 
 @contextmanager

@@ -35,11 +35,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from remote_federation import Federation, Setting, federation
+from remote_federation import Setting, federation
 
 import fedstrata.transport.membership  # noqa: F401 - what a client has imported
 from fedstrata.client.site import Examples
@@ -64,7 +65,7 @@ Seconds = dict[str, list[float]]
 
 def time_modes(options: argparse.Namespace, clients: int, delay: float, folder: Path) -> Seconds:
     """Times rounds of every mode in turn."""
-    names = {f"client-{number}": () for number in range(clients)}
+    names = [f"client-{number}" for number in range(clients)]
     setting = setting_of(options, adapter=LORA, batches=max(options.batches // clients, 1))
     with federation(setting, names, folder, delay=delay, threads=options.threads) as running:
         for mode in MODES:
@@ -77,22 +78,19 @@ def time_modes(options: argparse.Namespace, clients: int, delay: float, folder: 
 
 
 def time_flights(options: argparse.Namespace, folder: Path) -> Seconds:
-    """Times rounds of two clients alone in turn, one with one batch in flight and one with two."""
-    own = {f"in-flight-{each}": [f"method.in_flight={each}"] for each in FLIGHTS}
-    batches = max(options.accumulation, 4)
-    more = {"batches": batches, "accumulation": options.accumulation, "in_flight": max(FLIGHTS)}
-    setting = setting_of(options, adapter=LORA, **more)
-
-    def once(running: Federation, name: str) -> float:
-        return running.round([name])
-
-    with federation(setting, own, folder, delay=options.delay, threads=options.threads) as running:
-        for name in own:
-            once(running, name)
-        found: Seconds = {name: [] for name in own}
+    """Times rounds of two federations in turn, one with one batch in flight and one with two."""
+    more = {"batches": max(options.accumulation, 4), "accumulation": options.accumulation}
+    found: Seconds = {f"in-flight-{each}": [] for each in FLIGHTS}
+    with ExitStack() as stack:
+        running = {}
+        for name, in_flight in zip(found, FLIGHTS, strict=True):
+            setting = setting_of(options, adapter=LORA, **more, in_flight=in_flight)
+            own = federation(setting, [name], folder / name, delay=options.delay, threads=options.threads)
+            running[name] = stack.enter_context(own)
+            running[name].round()  # threads, allocator, connections
         for _ in range(options.repeats):
             for name, seconds in found.items():
-                seconds.append(once(running, name))
+                seconds.append(running[name].round())
     return found
 
 
@@ -126,7 +124,7 @@ def memory(options: argparse.Namespace, adapter: Mapping[str, Any] | None, folde
     setting = replace(setting_of(options, adapter=adapter), **size, front=1, back=1)
     peaks: dict[str, dict[str, int]] = {"client": {}, "whole": {}}
     for name, own in (("model", setting), ("tiny", replace(setting, **TINY))):
-        with federation(own, {"client": ()}, folder / f"{name}, divided") as running:
+        with federation(own, ["client"], folder / f"{name}, divided") as running:
             running.round()
             peaks["client"][name] = peak_of(running.clients["client"].pid)
             if own is setting:
