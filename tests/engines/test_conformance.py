@@ -180,18 +180,20 @@ def test_a_client_that_is_killed_in_its_turn_is_lost_to_the_rounds_that_are_left
     assert [event["client"] for event in other.of("client_failed") if "part" not in event] == ["site-2"]
 
 
-def test_a_server_holds_two_updates_at_a_time(
+def test_a_server_holds_two_plans_and_two_updates_at_a_time(
     clients: Clients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many clients have trained and could send theirs: here all have before the first is fetched."""
-    fetch, receive, held = RemoteTurns._fetch, RemoteTurns._receive, [0]
+    fetch, receive, held, sent = RemoteTurns._fetch, RemoteTurns._receive, [0], [0]
 
     def fetch_late(turns: RemoteTurns, ahead: Iterable[Order]) -> None:
         if all(turn.ready is not None for turn in turns._turns.values()):
             fetch(turns, ahead)
 
-    def watched(turns: RemoteTurns) -> None:
-        receive(turns)
+    def watched(turns: RemoteTurns, *, more: bool) -> None:
+        plans = [client for client, turn in turns._turns.items() if turn.ready is None]
+        sent[0] = max(sent[0], sum(not turns.hub.has_taken(client) for client in plans))
+        receive(turns, more=more)
         on_the_way = sum(turn.fetched for turn in turns._turns.values())
         held[0] = max(held[0], on_the_way + len(turns._done))
 
@@ -201,6 +203,7 @@ def test_a_server_holds_two_updates_at_a_time(
     run = served(tmp_path / "served", clients, *overrides)
     assert {event["client"] for event in run.of("client")} == {"site-1", "site-2", "site-3"}
     assert held == [2]
+    assert sent[0] <= 2
 
 
 def test_a_client_that_comes_again_is_told_what_of_a_round_of_two_handlers_counts(

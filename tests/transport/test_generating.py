@@ -114,22 +114,22 @@ class Watched:
             thread.join()
 
 
-def in_turns(hub: Hub) -> Callable[[float], Arrival | None]:
+def in_turns(hub: Hub) -> Callable[..., Arrival | None]:
     """Returns a `receive` that hears one client after the other, each as long as it is there."""
     receive, waiting, order = hub.receive, {client: deque[Arrival]() for client in CLIENTS}, deque(CLIENTS)
     seen = set[str]()
 
-    def next_of(seconds: float) -> Arrival | None:
+    def next_of(seconds: float, **unless: Any) -> Arrival | None:
         while order and not waiting[order[0]]:
             if order[0] in seen and order[0] not in hub.present:  # refused
                 order.popleft()
-            elif (arrival := receive(seconds)) is None:
+            elif (arrival := receive(seconds, **unless)) is None:
                 return None
             else:
                 seen.add(arrival.client)
                 waiting[arrival.client].append(arrival)
         if not order:
-            return receive(seconds)
+            return receive(seconds, **unless)
         arrival = waiting[order[0]].popleft()
         if arrival.lost is None:
             order.rotate(-1)
@@ -250,8 +250,8 @@ def test_a_client_goes_on_with_a_server_that_was_started_anew(
     server = Watched(folder, ENOUGH, monkeypatch)
     receive, heard = server.hub.receive, [0]
 
-    def forgetting(seconds: float) -> Arrival | None:
-        arrival = receive(seconds)
+    def forgetting(seconds: float, **unless: Any) -> Arrival | None:
+        arrival = receive(seconds, **unless)
         heard[0] += arrival is not None
         if heard[0] in (2, 7, 9) and arrival is not None and arrival.lost is None:
             server.hub.drop(arrival.client, LineError("the server has ended"))

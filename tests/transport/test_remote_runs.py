@@ -158,11 +158,11 @@ def test_a_client_that_stalls_is_lost(serve: Serve, monkeypatch: pytest.MonkeyPa
     hub, heard = server.hub, [0]
     receive = hub.receive
 
-    def impatient(seconds: float) -> Arrival | None:
+    def impatient(seconds: float, **unless: Any) -> Arrival | None:
         asked = [client for client, member in hub._members.items() if member.asked is not None]
         waits = heard[0] == SECOND - 1 and asked == ["site-2"]
         hub.timing = replace(PATIENT, answer=0.1) if waits else PATIENT
-        arrival = receive(seconds)
+        arrival = receive(hub.timing.answer if waits else seconds, **unless)
         heard[0] += arrival is not None and arrival.client == "site-2"
         return arrival
 

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -198,20 +199,28 @@ class RemoteEngine(Engine):
 
     def turns(self, orders: Iterable[Order]) -> Turns:
         """Has clients compute at once."""
-        return self._turns(list(orders), NobodySpeaks(), Meter())
+        return self._turns(iter(orders), NobodySpeaks(), Meter())
 
     def converse(self, orders: Iterable[Order], service: Service, meter: Meter) -> Turns:
         """Has clients compute that talk with a service, at once if they may; their cuts are agreed."""
         every = list(orders)
         for group in [[one] for one in every] if service.ordered else [every]:
-            yield from self._turns(group, service, meter)
+            yield from self._turns(iter(group), service, meter)
 
-    def _turns(self, orders: Sequence[Order], service: Service, meter: Meter) -> Turns:
-        scoring = any(order.handler == SCORE for order in orders)
-        if not scoring and orders and orders[0].round != self._under_way:
-            self._under_way = orders[0].round
+    def _turns(self, orders: Iterator[Order], service: Service, meter: Meter) -> Turns:
+        if (first := next(orders, None)) is None:
+            return
+        scoring = first.handler == SCORE
+        if not scoring and first.round != self._under_way:
+            self._under_way = first.round
             self._lost, self._delivered = set(), set()
-        self._at_work = set() if scoring else {order.client for order in orders}
+        self._at_work = set()
+
+        def begun() -> Iterator[Order]:
+            for order in chain([first], orders):
+                if not scoring:
+                    self._at_work.add(order.client)
+                yield order
 
         def delivered(client: str, turn: int) -> None:
             self._last[client] = (turn, scoring)
@@ -222,7 +231,7 @@ class RemoteEngine(Engine):
         trained = sum(self.whole.layout.sizes[name] for name in self._trained)
         stays = self._divided is None
         turns = RemoteTurns(self.hub, service, meter, self._check, delivered, trained, stays)
-        for order, result in turns.run(orders):
+        for order, result in turns.run(begun()):
             if isinstance(result, Failed) and not scoring:
                 self._lost.add(order.client)
                 self._delivered.discard(order.client)  # in an earlier handler of the round

@@ -1,9 +1,10 @@
 """Turns of clients that are processes elsewhere, over a hub.
 
 They compute at once where the method lets them, and what they say comes in whatever order it comes; nothing
-of it is trusted before it was looked at. What a client with a whole model has computed stays there until it
-is fetched, so that the server holds few updates however many clients there are. Where the model is divided an
-update, which is small, comes at once: others may wait for its client to have ended.
+of it is trusted before it was looked at. Few plans are on their way at a time, and what a client with a whole
+model has computed stays there until it is fetched, so that the server holds few of either however many
+clients there are. Where the model is divided an update, which is small, comes at once: others may wait for
+its client to have ended.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -32,7 +33,10 @@ from fedstrata.wire.frame import Frame
 from fedstrata.wire.meter import Meter
 
 AHEAD = 2
-"""How many updates are fetched and not yet taken: while one is folded the next is on its way."""
+"""How many updates are fetched and not yet taken: while one is folded the next is on its way. The same for
+plans: as many are sent and not yet taken by their clients."""
+SLOW = 30.0
+"""Seconds for which a plan that its client does not take keeps others from being sent."""
 
 
 class ClientFailedError(FedstrataError):
@@ -103,13 +107,16 @@ class RemoteTurns:
     _failed: deque[tuple[Order, Failed]] = field(default_factory=deque)
     _unreachable: deque[tuple[str, FedstrataError]] = field(default_factory=deque)
 
-    def run(self, orders: Sequence[Order]) -> Turns:
-        """Sends all plans, and takes in what clients say until none is at work."""
-        ahead = deque(orders)
-        lost: set[str] = set()
+    def run(self, orders: Iterable[Order]) -> Turns:
+        """Sends plans, a few at a time, and takes in what clients say until none is at work."""
+        waiting, ahead, lost = iter(orders), deque[Order](), set[str]()
+        left = True
         try:
-            self._begin(orders)
-            while self._turns or self._failed or self._unreachable:
+            while left or self._turns or self._failed or self._unreachable:
+                while left and self._may_begin():
+                    if left := (order := next(waiting, None)) is not None:
+                        ahead.append(order)
+                        self._begin(order)
                 while self._unreachable:
                     self._fail(*self._unreachable.popleft())
                 while self._failed:
@@ -119,8 +126,8 @@ class RemoteTurns:
                     self._say(self.service.leave(order.client, lost=True))
                 yield from self._in_order(ahead, lost)
                 self._fetch(ahead)
-                if self._turns and not self._unreachable:
-                    self._receive()
+                if self._turns and not self._unreachable and not (left and self._may_begin()):
+                    self._receive(more=left)
             yield from self._in_order(ahead, lost)
         finally:
             for client in list(self._turns):
@@ -141,27 +148,39 @@ class RemoteTurns:
                 turn.fetched = True
                 self._send(order.client, Header(Kind.FETCH, turn=turn.number), frame.encode(Message()))
 
-    def _begin(self, orders: Sequence[Order]) -> None:
-        """Sends all plans."""
-        for order in orders:
-            number, session = next(self.hub.turns), self.hub.session(order.client)
-            self._turns[order.client] = _Turn(order, number, session, self.stays)
-        for order in orders:
-            turn = self._turns[order.client]
-            if not turn.session:
-                missing = LineError(f"client {order.client!r} is not connected")
-                self._unreachable.append((order.client, missing))
-                continue
-            header = Header(
-                Kind.PLAN, turn=turn.number, round=order.round, handler=order.handler, call=order.call
-            )
-            self._send(order.client, header, order.plan)
+    def _may_begin(self) -> bool:
+        """Whether one more plan may be on its way."""
+        begun = time.perf_counter() - SLOW
+        under_way = (
+            client
+            for client, turn in self._turns.items()
+            if turn.ready is None and turn.began > begun and not self.hub.has_taken(client)
+        )
+        return len(list(islice(under_way, AHEAD))) < AHEAD
 
-    def _receive(self) -> None:
-        """Takes in the next that a client says; what belongs to a turn that is over counts for nothing."""
-        arrival = self.hub.receive(self.hub.timing.answer)
-        if arrival is None:  # nobody has been asked anything, or they would have been lost by now
-            for client in list(self._turns):
+    def _begin(self, order: Order) -> None:
+        """Sends a plan."""
+        number, session = next(self.hub.turns), self.hub.session(order.client)
+        self._turns[order.client] = _Turn(order, number, session, self.stays)
+        if not session:
+            missing = LineError(f"client {order.client!r} is not connected")
+            self._unreachable.append((order.client, missing))
+            return
+        header = Header(Kind.PLAN, turn=number, round=order.round, handler=order.handler, call=order.call)
+        self._send(order.client, header, order.plan)
+
+    def _receive(self, *, more: bool) -> None:
+        """Takes in the next that a client says; what belongs to a turn that is over counts for nothing.
+
+        Args:
+            more: Whether plans are left to be sent, so that it ends once one more may be.
+        """
+        if more:
+            arrival = self.hub.receive(SLOW, unless=self._may_begin)
+            if arrival is None:
+                return
+        elif (arrival := self.hub.receive(self.hub.timing.answer)) is None:
+            for client in list(self._turns):  # nobody is asked anything, or they would have been lost by now
                 self._fail(client, LineError(NOBODY))
             return
         if (turn := self._turns.get(arrival.client)) is None or arrival.session != turn.session:

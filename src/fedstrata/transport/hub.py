@@ -146,6 +146,11 @@ class Hub:
         with self._changed:
             return self._members[client].session if client in self._members else ""
 
+    def has_taken(self, client: str) -> bool:
+        """Whether a client has taken all that it was sent; it may be gone."""
+        with self._changed:
+            return client not in self._members or self._members[client].link.delivered
+
     def bytes_sent(self, client: str) -> int:
         """Returns the bytes that were sent to a client in its session, headers and repetitions with them."""
         return self._member(client).link.bytes_sent
@@ -188,13 +193,14 @@ class Hub:
         member.link.send(header, content)
         member.asked = None
 
-    def receive(self, seconds: float) -> Arrival | None:
+    def receive(self, seconds: float, unless: Callable[[], bool] = lambda: False) -> Arrival | None:
         """Returns what comes next from any client, or the next one that is lost.
 
         While this waits, clients that wait too get signs of life.
 
         Args:
             seconds: How long to wait; none is returned after that.
+            unless: What ends the wait as well; asked whenever something has happened on any line.
         """
         until = time.monotonic() + seconds
         with self._changed:
@@ -204,7 +210,7 @@ class Hub:
                 if (found := self._taken()) is not None:
                     return found
                 now = time.monotonic()
-                if now >= until:
+                if now >= until or unless():
                     return None
                 self._changed.wait(max(0.0, min(until, self._beat, self._expiry()) - now))
 

@@ -81,6 +81,11 @@ class Link:
             return any(wanted(header) for header, _, _ in self._inbox)
 
     @property
+    def delivered(self) -> bool:
+        """Whether the other end has taken all that was sent, as far as it has said so."""
+        return not self._outgoing
+
+    @property
     def idle(self) -> bool:
         """Whether all that was sent has left, or the connection is gone on which it could."""
         gone = self.down_since is not None and self._connections > 0  # and not: yet to come

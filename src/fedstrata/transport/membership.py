@@ -188,6 +188,8 @@ class Membership:
         while (found := self._link.receive(self.timing.answer)) is None:
             if not patient:
                 raise LineError(f"the server has given no sign of life for {self.timing.answer:g} s")
+        if found[0].kind == Kind.PLAN:  # the server keeps it, and others wait for theirs, until it hears so
+            self._link.beat()
         return found
 
     def _stay(self) -> None:
