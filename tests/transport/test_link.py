@@ -46,7 +46,7 @@ class Ends:
             self.sent[end] += 1
             say(link, self.sent[end])
         elif kind == "leave" and link._position < link._sent:
-            self.way[end].append(next(self.streams[end]))
+            self.way[end] += next(self.streams[end])
         elif kind == "arrive" and self.way[end]:
             self.deliver(end, self.way[end].pop(0))
         elif kind == "repeat" and self.way[end]:
@@ -169,4 +169,4 @@ def test_who_sends_over_a_slow_line_does_not_wait(monkeypatch: pytest.MonkeyPatc
         next(link.outgoing(connection))
     now = 1005.0
     leaving = link.outgoing(connection)
-    assert [unpack(next(leaving))[0].sequence for _ in range(3)] == [1, 2, 3]
+    assert [unpack(next(leaving).pop())[0].sequence for _ in range(3)] == [1, 2, 3]

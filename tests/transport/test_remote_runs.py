@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch

@@ -96,7 +96,7 @@ class Hub:
         )
         self._settings = frame.encode(Message({}, settings or {})).tobytes()
         handlers = {
-            METHOD: grpc.stream_stream_rpc_method_handler(self._converse),
+            METHOD: grpc.stream_stream_rpc_method_handler(self._converse, response_serializer=list.pop),
             SETTINGS: grpc.unary_unary_rpc_method_handler(self._tell_settings),
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
@@ -299,7 +299,7 @@ class Hub:
         self._losses.append(Arrival(member.client, member.session, lost=error))
         _logger.info("client %s is lost: %s", member.client, error)
 
-    def _converse(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    def _converse(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[list[bytes]]:
         """Serves one connection."""
         try:
             member, arrived = self._admit(requests, context)
@@ -317,7 +317,7 @@ class Hub:
             "arrived": member.link.arrived,
             **self._welcome(member.client),
         }
-        yield pack(Header(Kind.WELCOME), frame.encode(Message({}, values)).buffers())
+        yield [pack(Header(Kind.WELCOME), frame.encode(Message({}, values)).buffers())]
         yield from member.link.outgoing(connection)
         if member.link.error is not None:
             final = isinstance(member.link.error, FrameError | RefusedError)
@@ -380,6 +380,7 @@ class Hub:
         try:
             for data in requests:
                 accept(member.link, connection, data, member.agreement)
+                del data  # not one for each client until there is another
         except FrameError as error:
             told = FrameError(f"client {member.client!r} sent what was not agreed: {error}")
             member.link.lose(told)

@@ -195,11 +195,17 @@ class Link:
                 self._connection, self.down_since = 0, time.monotonic()
                 self.changed.notify_all()
 
-    def outgoing(self, connection: int) -> Iterator[bytes]:
-        """Yields what is to travel on a connection, as long as there is one and the line is not over."""
+    def outgoing(self, connection: int) -> Iterator[list[bytes]]:
+        """Yields what is to travel on a connection, as long as there is one and the line is not over.
+
+        Each message lies in a list, out of which it is to be taken: gRPC keeps what it is given, one for each
+        client, until there is something else to send.
+        """
         while (data := self._next(connection)) is not None:
             self.bytes_sent += len(data)
-            yield data
+            message = [data]
+            del data
+            yield message
 
     def come(self, connection: int, header: Header, frame: Frame | None, size: int) -> None:
         """Takes in what came on a connection.

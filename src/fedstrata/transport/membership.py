@@ -240,7 +240,7 @@ class Membership:
             FrameError: The server sent what was not agreed.
         """
         connections: SimpleQueue[int] = SimpleQueue()  # a number once welcome, 0 if it never comes to it
-        converse = self._channel.stream_stream(f"/{SERVICE}/{METHOD}")
+        converse = self._channel.stream_stream(f"/{SERVICE}/{METHOD}", request_serializer=list.pop)
         call = converse(self._outgoing(connections), metadata=self._metadata)
         connection = 0
         try:
@@ -251,6 +251,7 @@ class Membership:
                     self._joined.set()
                 else:
                     self._accept(connection, data)
+                del data  # or it is kept until there is another
         finally:
             connections.put(0)
             if connection:
@@ -263,13 +264,13 @@ class Membership:
         except FrameError as error:
             raise FrameError(f"the server sent what was not agreed: {error}") from None
 
-    def _outgoing(self, connections: SimpleQueue[int]) -> Iterator[bytes]:
+    def _outgoing(self, connections: SimpleQueue[int]) -> Iterator[list[bytes]]:
         said: dict[str, JSON] = {
             **self._greeting,
             "session": self._session,
             "arrived": self._link.arrived,
         }
-        yield pack(Header(Kind.HELLO), frame.encode(Message({}, said)).buffers())
+        yield [pack(Header(Kind.HELLO), frame.encode(Message({}, said)).buffers())]
         if connection := connections.get():
             yield from self._link.outgoing(connection)
 
