@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -96,18 +97,13 @@ def predict(
     check_input(result.task, input_format)
     output = check_output(result.task, format)
     inputs = open_inputs(input, input_format, output, result.settings.data)
-    done = 0
+    progress = Progress(console=console, disable=not console.is_terminal)
+    bar = progress.add_task("documents", total=inputs.count)
     try:
-        with Progress(console=console, disable=not console.is_terminal) as progress:
-            bar = progress.add_task("documents", total=inputs.count)
-
-            def advance(count: int) -> None:
-                nonlocal done
-                done += count
-                progress.advance(bar, count)
-
-            outcome = predict_files(result, inputs, folder, output, advance)
+        with progress:
+            outcome = predict_files(result, inputs, folder, output, partial(progress.advance, bar))
     except KeyboardInterrupt:
+        done = int(progress.tasks[bar].completed)
         kept = "nothing was written" if output == "jsonl" else f"their files are in {folder}"
         say(console, f"stopped after {done} of {inputs.count} documents; {kept}")
         raise typer.Exit(INTERRUPTED) from None

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedstrata.comparing.cells import Cell
 from fedstrata.comparing.compare import LOCK, Comparison, RowPlan
-from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean
+from fedstrata.core.errors import Problem, did_you_mean, refuse
 from fedstrata.core.preflight import Facts
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.sweep import SECTION, Row, Sweep, folder_name, label, with_value
@@ -85,8 +85,7 @@ def check_comparison(sweep: Sweep, folder: Path, *, jobs: int, listen: Listener)
         metrics, divided, wrong = _metrics(sound)
         problems += [*wrong, *(_wrong_scores(sweep, metrics) if metrics else ())]
     problems += _by_row({row.name: _wrong_metrics(row, divided) for row in rows})
-    if problems:
-        raise ConfigurationError(list(dict.fromkeys(problems)))
+    refuse(list(dict.fromkeys(problems)))
     return Comparison(sweep, tuple(rows), folder, jobs, listen)
 
 

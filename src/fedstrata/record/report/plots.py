@@ -259,7 +259,10 @@ def _markup(figure: Figure, key: str, title: str) -> Markup:
     figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     ElementTree.register_namespace("", _SVG)
     root = ElementTree.fromstring(visible(file.getvalue()))  # noqa: S314 - matplotlib's own output
-    _drop(root, "metadata", "style")  # its style sheet would hold for the whole page
+    for name in ("metadata", "style"):  # its style sheet would hold for the whole page
+        for parent in root.findall(f".//{{{_SVG}}}{name}/.."):
+            for child in parent.findall(f"{{{_SVG}}}{name}"):
+                parent.remove(child)
     for name in ("width", "height", "version"):
         del root.attrib[name]
     if title:
@@ -273,15 +276,6 @@ def _markup(figure: Figure, key: str, title: str) -> Markup:
     for element in root.iter():
         _localise(element, key)
     return Markup(ElementTree.tostring(root, encoding="unicode"))  # noqa: S704 - ElementTree escapes
-
-
-def _drop(element: ElementTree.Element, *names: str) -> None:
-    """Removes the elements of these names from a tree."""
-    for child in list(element):
-        if child.tag in {f"{{{_SVG}}}{name}" for name in names}:
-            element.remove(child)
-        else:
-            _drop(child, *names)
 
 
 def _localise(element: ElementTree.Element, key: str) -> None:
