@@ -14,14 +14,7 @@ from fedstrata.record.log import committed_rounds, read_events
 from fedstrata.record.summary import headline, overhead_of, summarise
 
 State = Literal["finished", "unfinished", "failed", "interrupted"]
-_NO_END: Mapping[str, Any] = {
-    "event": "final",
-    "global": None,
-    "clients": {},
-    "mean_client": None,
-    "external": {},
-    "seconds": 0.0,
-}
+_NO_END: Mapping[str, Any] = {"event": "final", "global": None, "clients": {}, "seconds": 0.0}
 """Stands for the end of a run that has none yet."""
 
 
@@ -68,8 +61,7 @@ def read_history(folder: Path) -> History:
     turns = [event for event in events if event["event"] in {"run", "resumed", "final", "failed"}]
     start = start_of(events)
     began = max((index for index, item in enumerate(turns) if item["event"] in {"run", "resumed"}), default=0)
-    finals = [event for event in turns[began:] if event["event"] == "final"]
-    final = finals[-1] if finals else None
+    final = next((event for event in reversed(turns[began:]) if event["event"] == "final"), None)
     return History(
         folder=folder,
         configuration=(folder / "config.yaml").read_text(encoding="utf-8"),

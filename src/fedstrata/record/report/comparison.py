@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -146,13 +146,8 @@ def _series(
     rows: Sequence[Mapping[str, Any]], axis: str, value: str, unit: float = 1.0
 ) -> list[plots.Series]:
     """Returns a curve for each run that has this value in any round."""
-    curves = []
-    for row in rows:
-        points = [line for line in row["rounds"] if line[value] is not None]
-        if points:
-            x, y = [point[axis] / unit for point in points], [point[value] for point in points]
-            curves.append(plots.Series(row["index"], x, y))
-    return curves
+    lines = (plots.series_of(row["index"], row["rounds"], axis, value, unit) for row in rows)
+    return list(chain.from_iterable(lines))
 
 
 def _differences(histories: Sequence[History]) -> dict[str, list[Any]]:

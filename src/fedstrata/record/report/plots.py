@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -62,8 +62,33 @@ class Series:
     style: int
     x: Sequence[float]
     y: Sequence[float]
-    low: Sequence[float] = field(default=())
-    high: Sequence[float] = field(default=())
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+
+
+def series_of(
+    style: int,
+    rows: Sequence[Mapping[str, Any]],
+    axis: str,
+    value: str,
+    unit: float = 1.0,
+    *,
+    band: bool = False,
+) -> list[Series]:
+    """Returns the line of those rows, as `history.round_rows` gives them, that have a value; none if none do.
+
+    Args:
+        style: As for `Series`.
+        rows: The rounds.
+        axis: What of a row is the position.
+        value: What of it is the value.
+        unit: What positions are counted in.
+        band: Whether there is a band around it, from the lowest to the highest client.
+    """
+    points = [row for row in rows if row[value] is not None]
+    low, high = ([point[edge] for point in points] if band else () for edge in ("low", "high"))
+    x, y = [point[axis] / unit for point in points], [point[value] for point in points]
+    return [Series(style, x, y, low, high)] if points else []
 
 
 @mpl.rc_context(_STYLE)
