@@ -175,12 +175,6 @@ def time_parts(history: History) -> dict[str, float]:
     return parts | ({"the server's part of the model": share * serving} if serving else {})
 
 
-def _trained(event: Mapping[str, Any], metric: str) -> float | None:
-    mean = ((event.get("trained") or {}).get("validation") or {}).get("mean") or {}
-    score: float | None = mean.get(metric)
-    return score
-
-
 def round_rows(rounds: Sequence[Mapping[str, Any]], metric: str) -> list[dict[str, Any]]:
     """Returns one row of numbers for each committed round.
 
@@ -194,13 +188,14 @@ def round_rows(rounds: Sequence[Mapping[str, Any]], metric: str) -> list[dict[st
         own = event.get("simulated_seconds")
         simulated += own or 0.0
         clients = client_scores(event, metric).values()
+        trained = (event.get("trained") or {}).get("validation") or {}
         rows.append(
             {
                 "round": event["round"],
                 "loss": event["loss"],
                 "global": (event.get("global") or {}).get(metric),
                 "mean": (event.get("mean_client") or {}).get(metric),
-                "trained": _trained(event, metric),
+                "trained": (trained.get("mean") or {}).get(metric),
                 "headline": headline(event, metric),
                 "low": min(clients, default=None),
                 "high": max(clients, default=None),

@@ -253,9 +253,7 @@ def _count(document: Document, task: Task) -> int:
     return sum(bool(own) if isinstance(own, str | None) else len(own) for own in found)
 
 
-def _chunks(
-    documents: Iterator[tuple[Source, Document]],
-) -> Iterator[list[tuple[Source, Document]]]:
+def _chunks(documents: Iterator[tuple[Source, Document]]) -> Iterator[list[tuple[Source, Document]]]:
     chunk: list[tuple[Source, Document]] = []
     characters = 0
     for source, document in documents:
