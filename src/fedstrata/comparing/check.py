@@ -132,8 +132,7 @@ def _model_problems(own: Checked, known: dict[str, list[Problem]]) -> list[Probl
     """Returns what is wrong with the model, or with the method on it; asked once for equal ones."""
     key = _key(own, "model", "method", "task")
     if key not in known:
-        refused = refusals(lambda: check_model(own.settings, own.task, own.method))
-        known[key] = own.source.located(refused)
+        known[key] = own.source.located(refusals(lambda: check_model(own.settings, own.task, own.method)))
     return known[key]
 
 
@@ -195,8 +194,7 @@ def _other_data(rows: list[RowPlan]) -> Iterator[Problem]:
                         f"is {here!r}, in row {rows[0].name!r} {wanted!r}; rows are compared on the same "
                         f"data (unless {SECTION}.allow_different_data is true)"
                     )
-                    problem = own.source.problem(path, message)
-                    yield replace(problem, path=f"{row.name}: {path}")
+                    yield replace(own.source.problem(path, message), path=f"{row.name}: {path}")
 
 
 def _metrics(rows: list[RowPlan]) -> tuple[Sequence[str], Divided | None, list[Problem]]:

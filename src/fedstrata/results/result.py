@@ -88,8 +88,7 @@ def open_result(
     Raises:
         ConfigurationError: The directory holds no finished run, or the client or an override does not fit it.
     """
-    source = resumable(folder, None, overrides, may_change=MAY_CHANGE, named_by="RUN")
-    checked = check_settings(source)
+    checked = check_settings(resumable(folder, None, overrides, may_change=MAY_CHANGE, named_by="RUN"))
     method, settings = checked.require_sound(), checked.settings
     events = _finished(folder)
     start = start_of(events) or {}
