@@ -45,34 +45,24 @@ def attack(
 
     from fedstrata.engine.prepare import prepare  # noqa: PLC0415
     from fedstrata.engine.sites import sites_of  # noqa: PLC0415
-    from fedstrata.privacy.attacks.leakage import (  # noqa: PLC0415
-        COLUMNS,
-        Target,
-        cells,
-        leakage_table,
-        write_leakage,
-    )
+    from fedstrata.privacy.attacks import leakage  # noqa: PLC0415
 
     fronts = [int(value) for value in _numbers("--front", front, whole=True)]
-    target = Target(fronts, _numbers("--noise", noise), kind, relative, texts, epochs, sent, searched)
+    target = leakage.Target(fronts, _numbers("--noise", noise), kind, relative, texts, epochs, sent, searched)
     console = Console()
     console.print("preparing the data and the model ...")
     experiment = prepare(configuration(file, overrides))
     attempts = []
     settings, clients = experiment.settings, [site.encode() for site in sites_of(experiment)[1]]
-    for attempt in leakage_table(settings, experiment.task, experiment.model, clients, target):
+    for attempt in leakage.leakage_table(settings, experiment.task, experiment.model, clients, target):
         attempts.append(attempt)
         share = 100 * attempt.leakage.tokens
         console.print(f"p {attempt.front}, noise {attempt.noise:g}: {share:.1f} % of the tokens")
-        facts = {
-            "sent": target.times(settings),
-            "model": settings.model.title,
-            "seed": settings.seed,
-        }
-        write_leakage(attempts, target, facts, out)
-    table = Table(*COLUMNS, title="read back, in hundredths")
+        facts = {"sent": target.times(settings), "model": settings.model.title, "seed": settings.seed}
+        leakage.write_leakage(attempts, target, facts, out)
+    table = Table(*leakage.COLUMNS, title="read back, in hundredths")
     for attempt in attempts:
-        table.add_row(*cells(attempt))
+        table.add_row(*leakage.cells(attempt))
     console.print(table)
     console.print(f"leakage.json and leakage.md in {out}")
 

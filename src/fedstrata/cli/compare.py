@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,7 +58,9 @@ def compare(
         display.say("stopped; to go on, give the same command again")
         raise typer.Exit(INTERRUPTED) from None
     display.show(table, folder)
-    if not _sound(table["rows"], different_data=sweep.settings.allow_different_data):
+    finished = all(cell["finished"] for row in table["rows"] for cell in row["cells"])
+    comparable = sweep.settings.allow_different_data or all(row["same_data"] for row in table["rows"])
+    if not (finished and comparable):
         raise typer.Exit(1)
 
 
@@ -84,9 +85,3 @@ def _execute(sweep: Sweep, folder: Path, jobs: int, display: Any) -> dict[str, A
     )
     write_table(table, folder)
     return table
-
-
-def _sound(rows: Sequence[Mapping[str, Any]], *, different_data: bool) -> bool:
-    """Whether every run has finished, on the same documents where that was wanted."""
-    finished = all(cell["finished"] for row in rows for cell in row["cells"])
-    return finished and (different_data or all(row["same_data"] for row in rows))

@@ -90,5 +90,5 @@ def _printed(table: Mapping[str, Any]) -> Table:
     titles, rows = grid(table)
     printed = new_table(table["name"], titles, overflow="fold", box=SIMPLE_HEAD)
     for row in rows:
-        printed.add_row(*(Text(cell.text, style="bold" if cell.bold else "") for cell in row))
+        printed.add_row(*(Text(text, style="bold" if best else "") for text, best in row))
     return printed

@@ -22,8 +22,7 @@ def export(
         str | None, typer.Option(help="The language of the texts, as a code: en, de ...")
     ] = None,
     site_names: Annotated[
-        bool,
-        typer.Option("--site-names", help="Keep the names of the clients; they are numbered otherwise."),
+        bool, typer.Option("--site-names", help="Keep the names of the clients; they are numbered otherwise.")
     ] = False,
     adapter: Annotated[
         bool,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -79,35 +80,25 @@ def predict(
 
     from fedstrata.core.files import require_new  # noqa: PLC0415
     from fedstrata.engine.run_folder import free_folder  # noqa: PLC0415
-    from fedstrata.results.predict import (  # noqa: PLC0415
-        check_input,
-        check_output,
-        keeping_mentions,
-        open_inputs,
-        predict_files,
-    )
+    from fedstrata.results import predict as prediction  # noqa: PLC0415
     from fedstrata.results.result import open_result  # noqa: PLC0415
 
     console = Console()
     folder = out or free_folder(Path(), "predictions")
     require_new(folder)
     result = open_result(run, overrides or [], client=client)
-    result = keeping_mentions(result) if keep_mentions else result
-    check_input(result.task, input_format)
-    output = check_output(result.task, format)
-    inputs = open_inputs(input, input_format, output, result.settings.data)
-    done = 0
+    result = prediction.keeping_mentions(result) if keep_mentions else result
+    prediction.check_input(result.task, input_format)
+    output = prediction.check_output(result.task, format)
+    inputs = prediction.open_inputs(input, input_format, output, result.settings.data)
+    progress = Progress(console=console, disable=not console.is_terminal)
+    bar = progress.add_task("documents", total=inputs.count)
     try:
-        with Progress(console=console, disable=not console.is_terminal) as progress:
-            bar = progress.add_task("documents", total=inputs.count)
-
-            def advance(count: int) -> None:
-                nonlocal done
-                done += count
-                progress.advance(bar, count)
-
-            outcome = predict_files(result, inputs, folder, output, advance)
+        with progress:
+            advance = partial(progress.advance, bar)
+            outcome = prediction.predict_files(result, inputs, folder, output, advance)
     except KeyboardInterrupt:
+        done = int(progress.tasks[bar].completed)
         kept = "nothing was written" if output == "jsonl" else f"their files are in {folder}"
         say(console, f"stopped after {done} of {inputs.count} documents; {kept}")
         raise typer.Exit(INTERRUPTED) from None

@@ -84,35 +84,29 @@ def score(
 
     from fedstrata.core.files import write_atomically  # noqa: PLC0415
     from fedstrata.data.partial_annotation import mark_unannotated  # noqa: PLC0415
-    from fedstrata.results.document_pairs import (  # noqa: PLC0415
-        paired,
-        read_documents,
-        select,
-        select_as,
-        select_part,
-        wanted_types,
-    )
+    from fedstrata.results import document_pairs  # noqa: PLC0415
     from fedstrata.results.score import Draws, as_json, differences, score_systems  # noqa: PLC0415
 
     if run is not None and types is not None:
         raise ConfigurationError([Problem("--types", "has no meaning with --as, which names the types")])
     if part is not None and run is None:
         raise ConfigurationError([Problem("--part", "has no meaning without --as, which names the run")])
-    chosen, draws = wanted_types(types), Draws(instances, resamples, level, seed)
+    chosen, draws = document_pairs.wanted_types(types), Draws(instances, resamples, level, seed)
     sides = {"GOLD": gold, "PRED": predicted} | ({} if against is None else {"--against": against})
     documents = []
     for name, path in sides.items():
         own = ("--gold-format", gold_format) if name == "GOLD" else ("--pred-format", pred_format)
         option, form = own if own[1] or not format else ("--format", format)
-        documents.append(read_documents(path, form, option))
+        documents.append(document_pairs.read_documents(path, form, option))
     documents[0] = mark_unannotated(documents[0])  # as a run does, and before some are left out
     if run is None:
-        (annotated, *systems), mentions = select(documents, chosen), None
+        (annotated, *systems), mentions = document_pairs.select(documents, chosen), None
     else:
         if part is not None:
-            documents = select_part(run, part, documents)
-        (annotated, *systems), mentions = select_as(run, documents)
-    ordered = [paired(annotated, system, name) for system, name in zip(systems, list(sides)[1:], strict=True)]
+            documents = document_pairs.select_part(run, part, documents)
+        (annotated, *systems), mentions = document_pairs.select_as(run, documents)
+    named = zip(systems, list(sides)[1:], strict=True)
+    ordered = [document_pairs.paired(annotated, system, name) for system, name in named]
     first, *others = score_systems(annotated, ordered, draws, mentions)
     compared = differences(first, others[0], seed) if others else {}
     if file is not None:

@@ -85,8 +85,7 @@ def generate(
         ),
     ] = None,
     max_new_tokens: Annotated[
-        int | None,
-        typer.Option(help="Tokens of an answer at most; 128, or what the task allows.", min=1),
+        int | None, typer.Option(help="Tokens of an answer at most; 128, or what the task allows.", min=1)
     ] = None,
     temperature: Annotated[
         float, typer.Option(help="Logits are divided by it to draw tokens; 0: the likeliest.", min=0.0)

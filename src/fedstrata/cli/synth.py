@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from fedstrata.cli.options import Debug
 from fedstrata.core.errors import ConfigurationError, Problem
-
-if TYPE_CHECKING:
-    from fedstrata.core.documents import Document
 
 
 def synth(
@@ -49,34 +45,21 @@ def synth(
     if admissions is not None and format != "mimic":
         message = f"is for the format mimic, not {format!r}"
         raise ConfigurationError([Problem("--admissions", message)])
+    from fedstrata.data.readers.mimic import read_codes  # noqa: PLC0415 - heavy
     from fedstrata.data.synthetic import generate  # noqa: PLC0415 - reads its lexicons
+    from fedstrata.data.synthetic.admissions import under_admissions  # noqa: PLC0415
     from fedstrata.data.writers import write  # noqa: PLC0415
 
-    def make() -> Sequence[Document]:
-        return generate(seed=seed, sites=sites, notes=notes, imbalance=imbalance)
-
-    if admissions is not None:
-        documents, fit = _under_admissions(admissions, make)
-        write(documents, out, format)
-        typer.echo(f"{len(documents)} notes in {out}, one for each admission of {admissions}; {fit}")
-        return
-    documents = make()
+    found = None if admissions is None else read_codes(admissions)  # first: to make the notes takes longer
+    made = generate(seed=seed, sites=sites, notes=notes, imbalance=imbalance)
+    documents = made if found is None else under_admissions(made, found)
     write(documents, out, format)
-    spans = sum(len(document.spans) for document in documents)
-    typer.echo(f"{len(documents)} notes of {sites} sites with {spans} annotated spans in {out} ({format})")
-
-
-def _under_admissions(
-    tables: Path, generate: Callable[[], Sequence[Document]]
-) -> tuple[Sequence[Document], str]:
-    """Returns the notes filed under the admissions of other tables, and in words how well they fit."""
-    from fedstrata.data.readers.mimic import read_codes  # noqa: PLC0415
-    from fedstrata.data.synthetic.admissions import under_admissions  # noqa: PLC0415
-
-    found = read_codes(tables)  # before the notes are made, which takes longer
-    notes = generate()
-    documents = under_admissions(notes, found)
-    stated = {note.text: set(note.labels) for note in notes}
-    shared = sum(len(stated[document.text].intersection(document.labels)) for document in documents)
-    codes = sum(len(document.labels) for document in documents)
-    return documents, f"they state {shared} of its {codes} codes"
+    if found is None:
+        spans = sum(len(document.spans) for document in documents)
+        what = f"of {sites} sites with {spans} annotated spans in {out} ({format})"
+    else:
+        stated = {note.text: set(note.labels) for note in made}
+        shared = sum(len(stated[document.text].intersection(document.labels)) for document in documents)
+        codes = sum(len(document.labels) for document in documents)
+        what = f"in {out}, one for each admission of {admissions}; they state {shared} of its {codes} codes"
+    typer.echo(f"{len(documents)} notes {what}")

@@ -72,14 +72,14 @@ class Cell:
         if not self.begun:
             return
         require_same_settings(self.folder, self.checked.source)
-        committed = len(committed_rounds(read_events(self.record))) if self.record.is_file() else 0
+        committed = len(committed_rounds(read_events(self.record)))
         if committed > self.checked.settings.federation.rounds:
             message = f"must be at least {committed}, the rounds already committed in {self.folder}"
             raise ConfigurationError([self.checked.source.problem("federation.rounds", message)])
 
     def validation(self, metric: str) -> float | None:
         """Returns the score on the validation split after the last round that was scored."""
-        rounds = committed_rounds(read_events(self.record)) if self.record.is_file() else []
+        rounds = committed_rounds(read_events(self.record))
         groups = [event.get("global") or event.get("mean_client") or {} for event in rounds]
         scores = [group[metric] for group in groups if metric in group]  # an AUC may be undefined
         return scores[-1] if scores else None
@@ -91,7 +91,7 @@ class Cell:
             top: The comparison's folder.
             message: Why it failed; it has finished when empty.
         """
-        events = read_events(self.record) if self.record.is_file() else []
+        events = read_events(self.record)
         run = next((event for event in reversed(events) if event["event"] == "run"), None)
         return CellResult(
             seed=self.seed,

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedstrata.comparing.cells import Cell
 from fedstrata.comparing.compare import LOCK, Comparison, RowPlan
-from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean
+from fedstrata.core.errors import Problem, did_you_mean, refuse
 from fedstrata.core.preflight import Facts
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.sweep import SECTION, Row, Sweep, folder_name, label, with_value
@@ -85,8 +85,7 @@ def check_comparison(sweep: Sweep, folder: Path, *, jobs: int, listen: Listener)
         metrics, divided, wrong = _metrics(sound)
         problems += [*wrong, *(_wrong_scores(sweep, metrics) if metrics else ())]
     problems += _by_row({row.name: _wrong_metrics(row, divided) for row in rows})
-    if problems:
-        raise ConfigurationError(list(dict.fromkeys(problems)))
+    refuse(list(dict.fromkeys(problems)))
     return Comparison(sweep, tuple(rows), folder, jobs, listen)
 
 
@@ -133,8 +132,7 @@ def _model_problems(own: Checked, known: dict[str, list[Problem]]) -> list[Probl
     """Returns what is wrong with the model, or with the method on it; asked once for equal ones."""
     key = _key(own, "model", "method", "task")
     if key not in known:
-        refused = refusals(lambda: check_model(own.settings, own.task, own.method))
-        known[key] = own.source.located(refused)
+        known[key] = own.source.located(refusals(lambda: check_model(own.settings, own.task, own.method)))
     return known[key]
 
 
@@ -196,8 +194,7 @@ def _other_data(rows: list[RowPlan]) -> Iterator[Problem]:
                         f"is {here!r}, in row {rows[0].name!r} {wanted!r}; rows are compared on the same "
                         f"data (unless {SECTION}.allow_different_data is true)"
                     )
-                    problem = own.source.problem(path, message)
-                    yield replace(problem, path=f"{row.name}: {path}")
+                    yield replace(own.source.problem(path, message), path=f"{row.name}: {path}")
 
 
 def _metrics(rows: list[RowPlan]) -> tuple[Sequence[str], Divided | None, list[Problem]]:

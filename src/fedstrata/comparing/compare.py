@@ -109,8 +109,7 @@ class Comparison:
         for row in self._rows:
             yield from self._tuning_cells(row).values()
         for row in self._rows:
-            chosen = self._chosen_trial(row)
-            yield from (chosen or {}).values()
+            yield from (self._chosen_trial(row) or {}).values()
 
     def _tuning_cells(self, row: RowPlan) -> dict[Any, Cell]:
         """Returns the run that tries each value of the tuned setting; empty if nothing is tuned."""
@@ -144,8 +143,7 @@ class Comparison:
             falling = any(falls(run, metric) for run in runs)
             chosen = choose(trials, falling=falling)
             self._chosen[row.name] = Tuning(tune.setting, chosen, metric, self._tuning_seed, trials)
-            facts = {"row": row.name, "setting": tune.setting, "value": chosen}
-            self._listen("chosen", facts)
+            self._listen("chosen", {"row": row.name, "setting": tune.setting, "value": chosen})
         return self._chosen[row.name]
 
     def _trial(self, value: Any, cell: Cell, metric: str) -> Trial:

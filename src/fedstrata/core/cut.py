@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import chain
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import Problem, refuse
 from fedstrata.core.model import Layout
 
 
@@ -61,8 +61,7 @@ class Cut:
                 f"{blocks} for the server; both together may be at most {blocks - 1}"
             )
             problems.append(Problem("split.front", message))
-        if problems:
-            raise ConfigurationError(problems)
+        refuse(problems)
         return range(self.front, blocks - self.back)
 
     def segments(self, layout: Layout) -> Segments:

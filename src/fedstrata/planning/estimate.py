@@ -308,12 +308,9 @@ def _sampled(experiment: Experiment) -> list[list[str]]:
     """Returns the clients of every round, drawn as the run will draw them."""
     federation = experiment.settings.federation
     _, trainers = sites_of(experiment)
-    return [
-        [site.id for site in sample(trainers, federation.sample, seed)]
-        for seed in (
-            experiment.seed.child("round", number, "sample") for number in range(1, federation.rounds + 1)
-        )
-    ]
+    numbers = range(1, federation.rounds + 1)
+    seeds = (experiment.seed.child("round", number, "sample") for number in numbers)
+    return [[site.id for site in sample(trainers, federation.sample, seed)] for seed in seeds]
 
 
 def _training_price(measured: Rehearsed) -> tuple[float, float, float]:

@@ -212,11 +212,7 @@ class Rehearsal(Run[LocalEngine]):
         tokenizer = experiment.model.tokenizer
         sites = [
             RehearsedSite(
-                name,
-                _documents(samples, index),
-                experiment.task,
-                tokenizer,
-                examples=examples[index],
+                name, _documents(samples, index), experiment.task, tokenizer, examples=examples[index]
             )
             for index, name in enumerate(names)
         ]
@@ -228,7 +224,6 @@ class Rehearsal(Run[LocalEngine]):
         self._watched = watched
         self._turn, self._marked, self._counted, self._served = Turn(1), 0.0, 0, 0.0
         self._round_began = self._last_client = 0.0
-        self._trained: tuple[str, ...] = ()
         self._meter = TensorMeter()
 
     def execute_for(self, seconds: float) -> None:
@@ -294,7 +289,7 @@ class Rehearsal(Run[LocalEngine]):
         self._turn.client = facts["client"]
         # Where the model is divided the parts of it train, and it does not.
         model = self.experiment.model
-        self._trained = model.trainable or self.experiment.method.trainable(model.layout)
+        self.measured.trainable = model.trainable or self.experiment.method.trainable(model.layout)
         self._turn.fixed_seconds = facts["seconds"] - sum(step.seconds for step in self._turn.steps)
         self.measured.turns.append(self._turn)
         self._begin_turn(facts["round"])
@@ -318,7 +313,6 @@ class Rehearsal(Run[LocalEngine]):
         )
         self.measured.rounds.append(cost)
         self.measured.up, self.measured.down = self._meter.sizes_up, self._meter.sizes_down
-        self.measured.trainable = self._trained
 
     def _measure_clients(self) -> None:
         """Looks at what clients keep between rounds: private tensors, and what grows with their examples."""

@@ -14,14 +14,7 @@ from fedstrata.record.log import committed_rounds, read_events
 from fedstrata.record.summary import headline, overhead_of, summarise
 
 State = Literal["finished", "unfinished", "failed", "interrupted"]
-_NO_END: Mapping[str, Any] = {
-    "event": "final",
-    "global": None,
-    "clients": {},
-    "mean_client": None,
-    "external": {},
-    "seconds": 0.0,
-}
+_NO_END: Mapping[str, Any] = {"event": "final", "global": None, "clients": {}, "seconds": 0.0}
 """Stands for the end of a run that has none yet."""
 
 
@@ -68,8 +61,7 @@ def read_history(folder: Path) -> History:
     turns = [event for event in events if event["event"] in {"run", "resumed", "final", "failed"}]
     start = start_of(events)
     began = max((index for index, item in enumerate(turns) if item["event"] in {"run", "resumed"}), default=0)
-    finals = [event for event in turns[began:] if event["event"] == "final"]
-    final = finals[-1] if finals else None
+    final = next((event for event in reversed(turns[began:]) if event["event"] == "final"), None)
     return History(
         folder=folder,
         configuration=(folder / "config.yaml").read_text(encoding="utf-8"),
@@ -183,12 +175,6 @@ def time_parts(history: History) -> dict[str, float]:
     return parts | ({"the server's part of the model": share * serving} if serving else {})
 
 
-def _trained(event: Mapping[str, Any], metric: str) -> float | None:
-    mean = ((event.get("trained") or {}).get("validation") or {}).get("mean") or {}
-    score: float | None = mean.get(metric)
-    return score
-
-
 def round_rows(rounds: Sequence[Mapping[str, Any]], metric: str) -> list[dict[str, Any]]:
     """Returns one row of numbers for each committed round.
 
@@ -202,13 +188,14 @@ def round_rows(rounds: Sequence[Mapping[str, Any]], metric: str) -> list[dict[st
         own = event.get("simulated_seconds")
         simulated += own or 0.0
         clients = client_scores(event, metric).values()
+        trained = (event.get("trained") or {}).get("validation") or {}
         rows.append(
             {
                 "round": event["round"],
                 "loss": event["loss"],
                 "global": (event.get("global") or {}).get(metric),
                 "mean": (event.get("mean_client") or {}).get(metric),
-                "trained": _trained(event, metric),
+                "trained": (trained.get("mean") or {}).get(metric),
                 "headline": headline(event, metric),
                 "low": min(clients, default=None),
                 "high": max(clients, default=None),

@@ -60,8 +60,8 @@ class RecordLog:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """Returns the events of a record; half-written and damaged lines are left out."""
-    return _parse(path.read_bytes())
+    """Returns the events of a record, none if there is none; half-written and damaged lines are left out."""
+    return _parse(path.read_bytes()) if path.is_file() else []
 
 
 class Follower:

@@ -137,14 +137,16 @@ def tabulate(
     """
     runs = [cell.run for row in rows for cell in row.cells if cell.run is not None]
     metric = runs[0]["metric"] if runs else None
-    described = _columns(rows)
+    falling = {name for run in runs for name in run.get("lower_is_better", ())}
+    described = _columns(rows, falling)
     others = _on_other_documents(rows)
-    target = _target(rows, metric, {*floors, *(() if different_data else others)})
+    outside = {*floors, *(() if different_data else others)}
+    target = _target(rows, outside, falling=metric in falling)
     table: dict[str, Any] = {
         "name": name,
         "seeds": [cell.seed for cell in rows[0].cells],
         "metric": metric,
-        "lower_is_better": sorted(_falling(rows)),
+        "lower_is_better": sorted(falling),
         "target": target and asdict(target),
         "columns": {key: asdict(column) for key, column in described.items()},
         "shown": list(columns)
@@ -171,35 +173,27 @@ def tabulate(
     return table
 
 
-def _columns(rows: Sequence[RowResult]) -> dict[str, Column]:
+def _columns(rows: Sequence[RowResult], falling: Collection[str]) -> dict[str, Column]:
     """Returns every figure the runs have: scores, the clients' mean scores, costs."""
     summaries = [cell.summary for row in rows for cell in row.cells if cell.summary is not None]
-    scores: dict[str, None] = {}
-    for summary in summaries:
-        for prefix in ("", CLIENTS):
-            scores |= dict.fromkeys(scores_of(summary, prefix))
-    titles = score_groups(summaries)
-    described, falling = {}, _falling(rows)
-    for prefix, title in titles.items():
-        for name in scores:
-            described[prefix + name] = score_column(name, title.format(name), falling)
+    groups = [scores_of(summary, prefix) for summary in summaries for prefix in ("", CLIENTS)]
+    scores = dict.fromkeys(name for group in groups for name in group)
+    described = {
+        prefix + name: score_column(name, title.format(name), falling)
+        for prefix, title in score_groups(summaries).items()
+        for name in scores
+    }
     return {**described, **{key: column for key, (column, _) in COSTS.items()}, **TARGETS}
 
 
-def _target(rows: Sequence[RowResult], metric: str | None, others: Collection[str]) -> Target | None:
+def _target(rows: Sequence[RowResult], others: Collection[str], *, falling: bool) -> Target | None:
     """Returns the score that all finished runs of a seed reach, but for those on other documents."""
     curves: dict[int, list[Curve]] = {}
     for row in rows:
         for cell in row.cells if row.name not in others else ():
             if cell.summary is not None:
                 curves.setdefault(cell.seed, []).append(cell.curve)
-    return common_target(curves, falling=metric in _falling(rows))
-
-
-def _falling(rows: Sequence[RowResult]) -> set[str]:
-    """Returns the scores of which less is better, as the runs' records say."""
-    runs = [cell.run for row in rows for cell in row.cells if cell.run is not None]
-    return {name for run in runs for name in run.get("lower_is_better", ())}
+    return common_target(curves, falling=falling)
 
 
 def _default_columns(described: Mapping[str, Column], metric: str | None, *, emulated: bool) -> list[str]:

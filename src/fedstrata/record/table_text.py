@@ -6,7 +6,6 @@ import csv
 import io
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +23,6 @@ PAIRED = 2
 """Fewest seeds for which the difference to the best row is shown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
-    """One cell as people read it.
-
-    Attributes:
-        text: What is in it.
-        bold: Whether it is the best of its column.
-    """
-
-    text: str
-    bold: bool = False
-
-
 def write_table(table: Mapping[str, Any], folder: Path) -> None:
     """Writes `table.json`, `table.csv` and `table.md`; each appears complete or not at all."""
     texts = {
@@ -48,8 +34,11 @@ def write_table(table: Mapping[str, Any], folder: Path) -> None:
         write_atomically(folder / name, [text.encode()])
 
 
-def grid(table: Mapping[str, Any]) -> tuple[list[str], list[list[Text]]]:
-    """Returns the titles and rows that people see; the first column holds the rows' names."""
+def grid(table: Mapping[str, Any]) -> tuple[list[str], list[list[tuple[str, bool]]]]:
+    """Returns the titles and rows that people see; the first column holds the rows' names.
+
+    A cell is its text, and whether it is the best of its column.
+    """
     shown = {key: Column(**table["columns"][key]) for key in table["shown"] if key in table["columns"]}
     paired = table["metric"] if table["metric"] in shown and _has_pairs(table) else None
     titles = [""]
@@ -57,11 +46,11 @@ def grid(table: Mapping[str, Any]) -> tuple[list[str], list[list[Text]]]:
         titles += [column.title, f"{column.title} behind the best"] if key == paired else [column.title]
     rows = []
     for row in table["rows"]:
-        cells = [Text(_name(row))]
+        cells = [(_name(row), False)]
         for key, column in shown.items():
             cells.append(_mean(row, key, column))
             if key == paired:
-                cells.append(Text(_behind(row["values"][key], column)))
+                cells.append((_behind(row["values"][key], column), False))
         rows.append(cells)
     return titles, rows
 
@@ -74,7 +63,7 @@ def markdown(table: Mapping[str, Any]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
     lines = [line(titles), line(["---", *["---:"] * (len(titles) - 1)])]
-    lines += [line([f"**{cell.text}**" if cell.bold else cell.text for cell in row]) for row in rows]
+    lines += [line([f"**{text}**" if best else text for text, best in row]) for row in rows]
     return "\n".join([*lines, "", *(f"- {note}" for note in notes(table))]) + "\n"
 
 
@@ -191,17 +180,17 @@ def _name(row: Mapping[str, Any]) -> str:
     return f"{row['name']}{mark}" + (f" (failed: seed {', '.join(failed)})" if failed else "")
 
 
-def _mean(row: Mapping[str, Any], key: str, column: Column) -> Text:
-    """Returns mean and spread; without a spread where there is one value or all are equal."""
+def _mean(row: Mapping[str, Any], key: str, column: Column) -> tuple[str, bool]:
+    """Returns mean and spread, and if it is the best; no spread where there is one value or all are equal."""
     cell = row["values"][key]
     if cell is None:
-        return Text(NOTHING)
+        return NOTHING, False
     text = column.text(cell["mean"])
     if cell["minimum"] != cell["maximum"]:
         text = f"{text} ± {column.text(cell['standard_deviation'])}"
     if cell["n"] < len(row["cells"]):
         text = f"{text} (n={cell['n']})"
-    return Text(text, cell["best"])
+    return text, cell["best"]
 
 
 def _behind(cell: Mapping[str, Any] | None, column: Column) -> str:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.files import write_atomically
 from fedstrata.core.settings.source import flatten
-from fedstrata.record.history import bytes_sent, client_scores
+from fedstrata.record.history import bytes_sent, client_scores, start_of
 from fedstrata.record.log import Listener, committed_rounds, read_events
 from fedstrata.record.summary import mean_of
 
@@ -229,9 +229,7 @@ class Trackers:
 
     def _metric(self) -> str:
         """Returns the score the run is judged by."""
-        events = read_events(self._record)
-        begun = [event["metric"] for event in events if event["event"] in {"run", "resumed"}]
-        return str(begun[-1])
+        return str((start_of(read_events(self._record)) or {})["metric"])
 
     def _remember(self, name: str, number: int) -> None:
         self._state[name] = {"id": self._open[name].id, "round": number}

@@ -89,9 +89,8 @@ def _metadata(facts: Facts) -> ModelCardData:
     on_hub = not (name == "mini" or ":" in name or is_path(name) or result.settings.model.init == "random")
     scores = overall(result.scores).items()
     metrics = {key: value for key, value in scores if not key.endswith("left_out")}  # those are counts
-    data = ("private", "not named")
-    if facts.synthetic:
-        data = ("fedstrata-synthetic", "synthetic clinical notes")
+    known = ("fedstrata-synthetic", "synthetic clinical notes")
+    data = known if facts.synthetic else ("private", "not named")
     results = [
         EvalResult(
             task_type=kind,

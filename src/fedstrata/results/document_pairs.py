@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import takewhile
 from operator import attrgetter
 from pathlib import Path
 
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, DataError, Problem
+from fedstrata.core.errors import ConfigurationError, DataError, Problem, refuse
 from fedstrata.core.settings.data import DataSettings
 from fedstrata.core.settings.source import read_source, validate
 from fedstrata.data.readers import FORMATS, read
@@ -227,8 +228,7 @@ def paired(gold: Sequence[Document], predicted: Sequence[Document], name: str) -
             f"i2b2 folder may hold the text as tokens: give both sides in that form).{others}"
         )
         problems.append(Problem(name, message))
-    if problems:
-        raise ConfigurationError(problems)
+    refuse(problems)
     return [other for _, other in pairs]
 
 
@@ -240,10 +240,7 @@ def _place(document: Document) -> str:
 def _where(one: Document, other: Document) -> str:
     """Says where two texts differ, and not in what."""
     first, second = "\0".join(one.texts), "\0".join(other.texts)
-    same = next(
-        (place for place, pair in enumerate(zip(first, second, strict=False)) if len(set(pair)) > 1), None
-    )
-    place = min(len(first), len(second)) if same is None else same
+    place = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
     return f"from character {place} on ({len(first)} and {len(second)} characters)"
 
 

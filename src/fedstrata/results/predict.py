@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, DataError, Problem
+from fedstrata.core.errors import ConfigurationError, DataError, Problem, refuse
 from fedstrata.core.files import require_new, write_atomically
 from fedstrata.core.settings.data import DataSettings
 from fedstrata.core.task import Task
@@ -183,8 +183,7 @@ def open_inputs(path: Path, form: str, output: str, settings: DataSettings | Non
                 names.add(name)
         except DataError as error:
             problems.append(Problem("INPUT", str(error)))
-    if problems:
-        raise ConfigurationError(problems)
+    refuse(problems)
     return replace(inputs, count=count)
 
 
@@ -254,9 +253,7 @@ def _count(document: Document, task: Task) -> int:
     return sum(bool(own) if isinstance(own, str | None) else len(own) for own in found)
 
 
-def _chunks(
-    documents: Iterator[tuple[Source, Document]],
-) -> Iterator[list[tuple[Source, Document]]]:
+def _chunks(documents: Iterator[tuple[Source, Document]]) -> Iterator[list[tuple[Source, Document]]]:
     chunk: list[tuple[Source, Document]] = []
     characters = 0
     for source, document in documents:

@@ -88,8 +88,7 @@ def open_result(
     Raises:
         ConfigurationError: The directory holds no finished run, or the client or an override does not fit it.
     """
-    source = resumable(folder, None, overrides, may_change=MAY_CHANGE, named_by="RUN")
-    checked = check_settings(source)
+    checked = check_settings(resumable(folder, None, overrides, may_change=MAY_CHANGE, named_by="RUN"))
     method, settings = checked.require_sound(), checked.settings
     events = _finished(folder)
     start = start_of(events) or {}
@@ -142,8 +141,7 @@ def _finished(folder: Path) -> list[dict[str, Any]]:
     A checkpoint is no substitute: its scores on the test split are not known, and a run can be ended at
     the round it has reached, which scores and saves it.
     """
-    record = folder / "record.jsonl"
-    events = read_events(record) if record.is_file() else []
+    events = read_events(folder / "record.jsonl")
     committed = len(committed_rounds(events))
     kinds = [event["event"] for event in events if event["event"] in ("round", "final")]
     if kinds and kinds[-1] == "final":

@@ -88,11 +88,8 @@ class System:
     @property
     def parts(self) -> dict[str, Scored]:
         """What was scored, by its name."""
-        return {
-            name: part
-            for name, part in (("mentions", self.mentions), ("relations", self.relations))
-            if part is not None
-        }
+        parts = {"mentions": self.mentions, "relations": self.relations}
+        return {name: part for name, part in parts.items() if part is not None}
 
     def as_json(self) -> dict[str, Any]:
         """Returns everything but the draws; errors by offsets, without the text."""

@@ -168,8 +168,7 @@ class CorpusSettings(Settings):
         "labels where others have some (GLUE, SuperGLUE); those that are kept have no annotations.",
     )
     types: dict[str, str] | list[str] | None = Field(
-        default=None,
-        description="Mention types to keep: a list, or a mapping to the task's. All if null.",
+        default=None, description="Mention types to keep: a list, or a mapping to the task's. All if null."
     )
     relations: dict[str, str] | list[str] | None = Field(
         default=None,

@@ -98,8 +98,7 @@ class FederationSettings(Settings):
         default=None, description="The score a run is judged by, for example `f1/drug`; the task's if null."
     )
     bootstrap: BootstrapSettings | None = Field(
-        default=None,
-        description="Intervals around the test scores; {} for Fed-MedLoRA's draws.",
+        default=None, description="Intervals around the test scores; {} for Fed-MedLoRA's draws."
     )
     corrupt: CorruptSettings = CorruptSettings()
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from ruamel.yaml.error import YAMLError
 
-from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean
+from fedstrata.core.errors import Problem, did_you_mean, refuse
 from fedstrata.core.settings.yaml import DEEPEST, LARGEST, plain_values, shortened, told
 
 SettingsType = TypeVar("SettingsType", bound=BaseModel)
@@ -85,8 +85,7 @@ def read_source(file: Path | None, overrides: Sequence[str]) -> Source:
         problem = apply_override(override, source)
         if problem:
             problems.append(problem)
-    if problems:
-        raise ConfigurationError(problems)
+    refuse(problems)
     return source
 
 

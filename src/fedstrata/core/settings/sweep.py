@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, field_validator
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError, Problem, refuse
 from fedstrata.core.settings.base import Settings
 from fedstrata.core.settings.source import (
     COMMAND_LINE,
@@ -143,8 +143,7 @@ def read_sweep(files: Sequence[Path], overrides: Sequence[str]) -> Sweep:
             sources.append(read_source(file, own))
         except ConfigurationError as error:
             problems += error.problems
-    if problems:
-        raise ConfigurationError(list(dict.fromkeys(problems)))
+    refuse(list(dict.fromkeys(problems)))
     first, several = sources[0], len(files) > 1
     settings, problems = validate(SweepSettings, first, section=SECTION)
     for file, source in zip(files, sources, strict=True):
@@ -165,8 +164,7 @@ def read_sweep(files: Sequence[Path], overrides: Sequence[str]) -> Sweep:
     problems += [wrong for row in rows for text in others if (wrong := apply_override(text, row.source))]
     problems += [*_wrong_names(rows, first), *_own_seeds(settings, choices, others, first)]
     problems += _wrong_floors(settings, rows, first)
-    if problems:
-        raise ConfigurationError(list(dict.fromkeys(problems)))
+    refuse(list(dict.fromkeys(problems)))
     return Sweep("-".join(row.name for row in bases), settings, tuple(rows), first)
 
 
@@ -182,7 +180,7 @@ def folder_name(name: str) -> str:
 
 def with_value(row: Row, path: str, value: Any, origin: str) -> tuple[Row, Problem | None]:
     """Returns the row with one setting changed, and what is wrong with the setting's path, if anything."""
-    source = _copy(row.source)
+    source = deepcopy(row.source)
     problem = assign(source, path, deepcopy(value), origin)
     return Row(row.name, source), problem
 
@@ -202,7 +200,7 @@ def label(path: str, value: Any) -> str:
 
 def _base(file: Path, source: Source) -> Row:
     """Returns a file's settings without its `sweep` section, under the name the file gives them."""
-    base = _copy(source)
+    base = deepcopy(source)
     base.values.pop(SECTION, None)
     for path in [path for path in base.origins if path.partition(".")[0] == SECTION]:
         del base.origins[path]
@@ -216,7 +214,7 @@ def _row(base: Source, name: str, values: Mapping[str, Any], file: Source) -> Ro
     A section that has a `name` of its own (`method`, `model`, `task`) replaces the file's as a whole, since
     its other settings belong to that name; any other is merged setting by setting.
     """
-    source, at = _copy(base), f"{SECTION}.rows.{name}"
+    source, at = deepcopy(base), f"{SECTION}.rows.{name}"
 
     def lay(node: dict[str, Any], over: Mapping[str, Any], prefix: str) -> None:
         for key, value in over.items():
@@ -294,7 +292,3 @@ def _wrong_floors(settings: SweepSettings, rows: Sequence[Row], file: Source) ->
             yield file.problem(f"{SECTION}.floors", message)
     if rows and set(names) <= set(settings.floors):
         yield file.problem(f"{SECTION}.floors", "must leave a row that is none")
-
-
-def _copy(source: Source) -> Source:
-    return Source(deepcopy(source.values), dict(source.origins))

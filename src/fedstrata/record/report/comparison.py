@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -42,7 +42,6 @@ def comparison_page(histories: Sequence[History]) -> str:
         falling=any(row["falling"] for row in begun),
         same_data=len(data) < 2,
         unfinished=[row["name"] for row in rows if row["state"] != "finished"],
-        private=any(row["epsilon"] is not None for row in begun),
         emulated=any(row["simulated"] is not None for row in begun),
         parts_of_time=max((list(time_parts(history)) for history in histories), key=len),
         differences=_differences(histories),
@@ -93,7 +92,6 @@ def _row(index: int, name: str, history: History) -> dict[str, Any]:
         "bytes": rounds[-1]["bytes"] if rounds and not history.start["pooled"] else None,
         "converged": summary["convergence"]["rounds_to_90_percent"],
         "seconds": summary["time"]["total_seconds"],
-        "epsilon": summary["privacy"]["epsilon"],
         "simulated": summary["time"]["simulated_seconds"],
         "joules": summary["energy_joules"],
         "parts": time_parts(history),
@@ -146,13 +144,8 @@ def _series(
     rows: Sequence[Mapping[str, Any]], axis: str, value: str, unit: float = 1.0
 ) -> list[plots.Series]:
     """Returns a curve for each run that has this value in any round."""
-    curves = []
-    for row in rows:
-        points = [line for line in row["rounds"] if line[value] is not None]
-        if points:
-            x, y = [point[axis] / unit for point in points], [point[value] for point in points]
-            curves.append(plots.Series(row["index"], x, y))
-    return curves
+    lines = (plots.series_of(row["index"], row["rounds"], axis, value, unit) for row in rows)
+    return list(chain.from_iterable(lines))
 
 
 def _differences(histories: Sequence[History]) -> dict[str, list[Any]]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -62,8 +62,33 @@ class Series:
     style: int
     x: Sequence[float]
     y: Sequence[float]
-    low: Sequence[float] = field(default=())
-    high: Sequence[float] = field(default=())
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+
+
+def series_of(
+    style: int,
+    rows: Sequence[Mapping[str, Any]],
+    axis: str,
+    value: str,
+    unit: float = 1.0,
+    *,
+    band: bool = False,
+) -> list[Series]:
+    """Returns the line of those rows, as `history.round_rows` gives them, that have a value; none if none do.
+
+    Args:
+        style: As for `Series`.
+        rows: The rounds.
+        axis: What of a row is the position.
+        value: What of it is the value.
+        unit: What positions are counted in.
+        band: Whether there is a band around it, from the lowest to the highest client.
+    """
+    points = [row for row in rows if row[value] is not None]
+    low, high = ([point[edge] for point in points] if band else () for edge in ("low", "high"))
+    x, y = [point[axis] / unit for point in points], [point[value] for point in points]
+    return [Series(style, x, y, low, high)] if points else []
 
 
 @mpl.rc_context(_STYLE)
@@ -259,7 +284,10 @@ def _markup(figure: Figure, key: str, title: str) -> Markup:
     figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     ElementTree.register_namespace("", _SVG)
     root = ElementTree.fromstring(visible(file.getvalue()))  # noqa: S314 - matplotlib's own output
-    _drop(root, "metadata", "style")  # its style sheet would hold for the whole page
+    for name in ("metadata", "style"):  # its style sheet would hold for the whole page
+        for parent in root.findall(f".//{{{_SVG}}}{name}/.."):
+            for child in parent.findall(f"{{{_SVG}}}{name}"):
+                parent.remove(child)
     for name in ("width", "height", "version"):
         del root.attrib[name]
     if title:
@@ -273,15 +301,6 @@ def _markup(figure: Figure, key: str, title: str) -> Markup:
     for element in root.iter():
         _localise(element, key)
     return Markup(ElementTree.tostring(root, encoding="unicode"))  # noqa: S704 - ElementTree escapes
-
-
-def _drop(element: ElementTree.Element, *names: str) -> None:
-    """Removes the elements of these names from a tree."""
-    for child in list(element):
-        if child.tag in {f"{{{_SVG}}}{name}" for name in names}:
-            element.remove(child)
-        else:
-            _drop(child, *names)
 
 
 def _localise(element: ElementTree.Element, key: str) -> None:

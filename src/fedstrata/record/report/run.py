@@ -20,7 +20,7 @@ from fedstrata.record.history import (
 from fedstrata.record.report import plots
 from fedstrata.record.report.page import MEGABYTE, render, time_unit
 from fedstrata.record.scores import headings, score_tables
-from fedstrata.record.summary import delivered, falls
+from fedstrata.record.summary import delivered, falls, mean_of
 from fedstrata.record.words import COUNTED
 
 CURVES = {"global": "all documents", "mean": "mean of clients; the band goes from the lowest to the highest"}
@@ -117,9 +117,7 @@ def _figures(history: History, metric: str, clients: Mapping[str, float]) -> dic
     """Draws the figures of one run; those without anything to show are left out."""
     rows, groups = round_rows(history.rounds, metric), _group_rows(history)
     figures: dict[str, Any] = _score_figures(history, rows, metric)
-    losses = [row for row in rows if row["loss"] is not None]
-    if losses:
-        series = [plots.Series(0, [row["round"] for row in losses], [row["loss"] for row in losses])]
+    if series := plots.series_of(0, rows, "round", "loss"):
         figures["loss"] = plots.curves("loss", "training loss by round", series, "round", whole=True)
     if any(row["sent"] for row in groups):
         bars = [(row["group"], row["average"] / MEGABYTE, (row["whole"] or 0) / MEGABYTE) for row in groups]
@@ -182,24 +180,16 @@ def _rounding(history: History) -> dict[str, float]:
     """Returns what hidden states and gradients lost to 8 bits, a share of their norm: the mean of rounds."""
     rounds = [event for event in history.rounds if not event.get("abandoned")]
     known = [own for event in rounds if (own := event.get("state", {}).get("rounding"))]
-    return {
-        name.replace("_", " "): fmean(own[name] for own in known if name in own)
-        for name in dict.fromkeys(name for own in known for name in own)
-    }
+    return {name.replace("_", " "): mean for name, mean in (mean_of(known) or {}).items()}
 
 
 def _score_figures(history: History, rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
     """Draws the learning curves: all documents, and the clients' mean with a band around it."""
-    lines = {
-        key: [row for row in rows if row[key] is not None]
-        for key in CURVES
-        if any(row[key] is not None for row in rows)
-    }
-    if not lines:
+    styles = {key: style for style, key in enumerate(CURVES) if any(row[key] is not None for row in rows)}
+    if not styles:
         return {}
-    styles = {"global": 0, "mean": 1}
     figures: dict[str, Any] = {
-        "score_legend": [(CURVES[key], plots.swatch(f"key-{key}", styles[key])) for key in lines]
+        "score_legend": [(CURVES[key], plots.swatch(f"key-{key}", style)) for key, style in styles.items()]
     }
     axes = {"round": ("round", 1.0), "bytes": ("megabytes sent, both ways, all clients", MEGABYTE)}
     if history.start and history.start["pooled"]:  # notes travelled, not models
@@ -209,14 +199,9 @@ def _score_figures(history: History, rows: Sequence[Mapping[str, Any]], metric: 
         axes["simulated"] = (f"{name} on the simulated clock", seconds)
     for axis, (label, unit) in axes.items():
         series = [
-            plots.Series(
-                styles[key],
-                [point[axis] / unit for point in points],
-                [point[key] for point in points],
-                [point["low"] for point in points] if key == "mean" else (),
-                [point["high"] for point in points] if key == "mean" else (),
-            )
-            for key, points in lines.items()
+            line
+            for key, style in styles.items()
+            for line in plots.series_of(style, rows, axis, key, unit, band=key == "mean")
         ]
         title = f"validation {metric} by {label}"
         figures[f"score_{axis}"] = plots.curves(f"score-{axis}", title, series, label, whole=axis == "round")
