@@ -122,7 +122,7 @@ def test_an_answer_that_was_cut_off_is_the_beginning() -> None:
     for end in ("", " ", " <", " </spa", ' <span class="pro'):
         found, faults = read(source, marked + end, TYPES, finished=False)
         assert found == (Span(0, 5, "problem"),)
-        assert faults.unaligned == 0
+        assert faults["unaligned"] == 0
     assert read(source, marked, TYPES) == ((), Faults(unaligned=1))
     twice = f"fever and {marked} fever"
     assert read(source, twice, TYPES, finished=False) == read(source, twice, TYPES)

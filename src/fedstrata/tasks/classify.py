@@ -14,21 +14,21 @@ that only test documents have cannot be found and counts as missed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem, refuse
 from fedstrata.core.seeding import Seed
-from fedstrata.core.settings.base import Classes, Count, Positive
+from fedstrata.core.settings.base import Classes, Count, Positive, idle_settings
 from fedstrata.core.settings.source import Source, validate
 from fedstrata.core.task import CardWords
 from fedstrata.core.types import Tally
@@ -79,18 +79,16 @@ class DocumentClassification(WindowTask):
 
     _classes: tuple[str, ...] = ()
 
-    @model_validator(mode="after")
-    def _only_what_is_used(self) -> DocumentClassification:
+    def _misfits(self) -> Iterator[str]:
+        yield from super()._misfits()
         if self.problem_type == "single_label":
             if self.labels != "auto" and len(self.labels) < 2:
-                raise ValueError(f"labels: {self.labels} leaves no choice; single_label needs two or more")
-            for name in ("threshold", "positive_weight"):
-                if getattr(self, name) != type(self).model_fields[name].default:
-                    raise ValueError(
-                        f"{name}={getattr(self, name):g} has no meaning with one label a document: the "
-                        f"likeliest is taken; use problem_type multi_label"
-                    )
-        return self
+                yield f"labels: {self.labels} leaves no choice; single_label needs two or more"
+            several = ("multi_label",)
+            owners = {"threshold": several, "positive_weight": several}
+            for name in idle_settings(self, self.problem_type, owners):
+                value = f"{name}={getattr(self, name):g} has no meaning with one label a document"
+                yield f"{value}: the likeliest is taken; use problem_type multi_label"
 
     def of_labels(self, labels: Sequence[str]) -> DocumentClassification:
         """Returns the task with these labels to learn, in the order of the model's outputs."""

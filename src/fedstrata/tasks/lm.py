@@ -127,10 +127,7 @@ class LanguageModelling(CausalTask):
         return [row[:length] for row, length in zip(rows, lengths, strict=True)]
 
     def decode(
-        self,
-        documents: Sequence[Document],
-        examples: Sequence[Passage],
-        predictions: Sequence[np.ndarray],
+        self, documents: Sequence[Document], examples: Sequence[Passage], predictions: Sequence[np.ndarray]
     ) -> list[TextLikelihood]:
         """Adds up the likelihoods of each document's tokens."""
         owners = np.concatenate([np.empty(0, np.int32), *(example.documents for example in examples)])

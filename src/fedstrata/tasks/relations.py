@@ -21,14 +21,13 @@ about all of them. Documents that lack relations are neither trained on nor scor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -119,11 +118,9 @@ class RelationClassification(TypedTask):
         "task relations says how mentions that are marked already are related",
     )
 
-    @model_validator(mode="after")
-    def _no_type_is_none(self) -> RelationClassification:
+    def _misfits(self) -> Iterator[str]:
         if NO_RELATION in self.types:
-            raise ValueError(f"types: {NO_RELATION!r} is the class of pairs without a relation; rename it")
-        return self
+            yield f"types: {NO_RELATION!r} is the class of pairs without a relation; rename it"
 
     def fitted(self, clients: Mapping[str, Split]) -> RelationClassification:
         """Returns the task for a corpus: its types are those that are named, or of all training documents.
@@ -238,10 +235,7 @@ class RelationClassification(TypedTask):
             return list(_of_pairs(module, batch).cpu().numpy())
 
     def decode(
-        self,
-        documents: Sequence[Document],
-        examples: Sequence[MarkedPair],
-        predictions: Sequence[np.ndarray],
+        self, documents: Sequence[Document], examples: Sequence[MarkedPair], predictions: Sequence[np.ndarray]
     ) -> list[tuple[Relation, ...]]:
         """Reads the relations of each document, between its own spans and sorted, off the logits of pairs."""
         found: list[list[Relation]] = [[] for _ in documents]
@@ -294,18 +288,13 @@ class RelationClassification(TypedTask):
             raise ValueError("modifiers must be resolved; `fitted` does that")
         return self.modifiers
 
-    @cached_property
-    def _number(self) -> dict[str, int]:
-        """The number of each class."""
-        return {label: number for number, label in enumerate(self.classes)}
-
     def _candidates(self, document: Document) -> list[tuple[int, int]]:
         return candidate_pairs(document, self._asked, self.most_words)
 
     def _targets(self, document: Document) -> dict[tuple[int, int], int]:
         """Returns the classes of the pairs that are related: of several the first."""
         ranked = sorted(document.relations, key=lambda relation: relation.label, reverse=True)
-        return {(own.head, own.tail): self._number[own.label] for own in ranked}
+        return {(own.head, own.tail): self.classes.index(own.label) for own in ranked}
 
     def _learnt(self, document: Document) -> list[tuple[int, int]]:
         """Returns the candidates that are trained on: the related ones, and a share of the others.

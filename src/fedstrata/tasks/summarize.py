@@ -10,13 +10,13 @@ against whole.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem, refuse
@@ -75,14 +75,10 @@ class Summarization(InstructionTask):
     metrics: ClassVar[tuple[str, ...]] = (*ROUGE, "bleu4", "exact_match", "f1", "finished")
     gives: ClassVar[tuple[str, ...]] = ("text_pair",)
 
-    @model_validator(mode="after")
-    def _room_for_a_text(self) -> Summarization:
+    def _misfits(self) -> Iterator[str]:
         if self.answer_length > self.max_length // 2:
-            raise ValueError(
-                f"answer_length must be at most half of max_length ({self.max_length}), not "
-                f"{self.answer_length}"
-            )
-        return self
+            half = f"at most half of max_length ({self.max_length})"
+            yield f"answer_length must be {half}, not {self.answer_length}"
 
     def fitted(self, clients: Mapping[str, Split]) -> Summarization:
         """Returns the task for a corpus of documents with a second text each.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
@@ -40,13 +40,9 @@ class WindowTask(Task):
         default=32, description="Tokens that neighbouring windows share."
     )
 
-    @model_validator(mode="after")
-    def _stride_below_length(self) -> WindowTask:
+    def _misfits(self) -> Iterator[str]:
         if self.stride > self.max_length // 2:
-            raise ValueError(
-                f"stride must be at most half of max_length ({self.max_length}), not {self.stride}"
-            )
-        return self
+            yield f"stride must be at most half of max_length ({self.max_length}), not {self.stride}"
 
 
 class Row:

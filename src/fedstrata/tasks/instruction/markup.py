@@ -9,11 +9,9 @@ same stretch of the source, and is else counted and left out. None is guessed.
 
 from __future__ import annotations
 
-import operator
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import astuple, dataclass
 
 import numpy as np
 
@@ -29,27 +27,14 @@ _ESCAPED = "&lt;"
 _FORBIDDEN = re.compile(r"""["'<>]""")
 
 
-@dataclass(frozen=True, slots=True)
-class Faults:
-    """What of a marked-up text could not be used.
+Faults = Counter[str]
+"""How much of marked-up texts could not be used.
 
-    Attributes:
-        broken: Tags that are not closed, close nothing, or are not complete.
-        unknown: Mentions of a type that was not asked for.
-        unaligned: Mentions that stand for no one stretch of the source.
-        unfinished: Texts that were cut off before their end.
-    """
-
-    broken: int = 0
-    unknown: int = 0
-    unaligned: int = 0
-    unfinished: int = 0
-
-    def __add__(self, other: Faults) -> Faults:
-        return Faults(*map(operator.add, astuple(self), astuple(other)))
-
-
-NO_FAULTS = Faults()
+- `broken`: tags that are not closed, close nothing, or are not complete;
+- `unknown`: mentions of a type that was not asked for;
+- `unaligned`: mentions that stand for no one stretch of the source;
+- `unfinished`: texts that were cut off before their end.
+"""
 
 
 def unusable_types(types: Iterable[str]) -> list[str]:
