@@ -4,7 +4,7 @@ A long document is read as overlapping windows, and the logits of its windows ar
 into those of the document. The loss is taken on the pooled logits, so an example is a document and
 `training.batch_size` counts documents. All windows of a batch are in memory at once when training:
 `task.max_windows` bounds what a long document costs, and a smaller batch with `training.accumulation` gives
-the same gradient. A pair of texts is one window: see `fedstrata.tasks.pairs`.
+the same gradient. A pair of texts is one window: see `fedstrata.tasks.document_labels`.
 
 The labels of a corpus are those of all its documents, whatever their part of the split: which labels are in
 question is the user's choice (of the 50 most frequent codes, say) and not something that is learnt. A label
@@ -36,8 +36,7 @@ from fedstrata.data.select import named_in_vain, others, unnamed
 from fedstrata.data.split import Split, every
 from fedstrata.metrics.labels import CUTS, SINGLE_LABEL, areas, names_of, scores_from, tally_of
 from fedstrata.tasks.corrupt import shuffled_windows
-from fedstrata.tasks.document_labels import LabelAnswer, LabelledDocument, pool
-from fedstrata.tasks.pairs import padded_types, text_windows
+from fedstrata.tasks.document_labels import LabelAnswer, LabelledDocument, padded_types, pool, text_windows
 from fedstrata.tasks.texts import padding_id, require_one_each
 from fedstrata.tasks.windows import CUT_INTO_WINDOWS, IGNORED, WindowTask, pad_ids, run_model
 

@@ -45,14 +45,15 @@ from fedstrata.metrics.labels import (
 from fedstrata.metrics.text import answer_tally, answers_from
 from fedstrata.tasks.causal import CausalTask
 from fedstrata.tasks.choice.continuations import log_likelihoods
-from fedstrata.tasks.choice.examples import ClozeExample, question_examples
 from fedstrata.tasks.choice.questions import (
     ANSWER,
     FORMS,
     OWN,
     TRUTH,
     WORDS,
+    ClozeExample,
     Questions,
+    question_examples,
     template_faults,
     template_of,
 )
@@ -173,7 +174,7 @@ class ClozeQuestions(CausalTask):
 
         Raises:
             ConfigurationError: A document has not what is asked for, or the questions do not go with the
-                tokenizer: see `fedstrata.tasks.choice.examples.question_examples`.
+                tokenizer: see `fedstrata.tasks.choice.questions.question_examples`.
         """
         asked = [each for index, own in enumerate(documents) for each in self._questions.of(index, own)]
         return question_examples(documents, asked, tokenizer, self._questions, self.max_length)

@@ -191,7 +191,7 @@ class Extraction(AskingTask):
             counts |= tally_of(mentions, self._types["ner"], "ner_")
         if "re" in self.tasks:
             pairs = [
-                (self._triples(document), answer.relations)
+                (triples_of(self.known(document)), answer.relations)
                 for document, answer in zip(documents, answers, strict=True)
                 if not document.lacks_relations
             ]
@@ -319,8 +319,3 @@ class Extraction(AskingTask):
     def _asked(self, document: Document, relation: Relation) -> bool:
         """Whether a relation's type is asked for of its main mention."""
         return relation.label in self.asked_modifiers.get(document.spans[relation.head].label, ())
-
-    def _triples(self, document: Document) -> list[Triple]:
-        """Returns the relations that are asked for."""
-        asked = tuple(each for each in document.relations if self._asked(document, each))
-        return list(triples_of(replace(document, relations=asked)))

@@ -1,7 +1,7 @@
 """Relations between mentions that are known: every pair of them that may be related is a text to classify.
 
 This is the pipeline of BERT-based relation extraction, and the baseline of Fed-MedLoRA for modifiers: the
-two mentions are marked in the text around them (`fedstrata.tasks.mention_pairs.markers`); the model's
+two mentions are marked in the text around them (`fedstrata.tasks.mention_pairs`); the model's
 classes are `none` and the types of relations. A document's relations are its pairs with another likeliest
 class than `none`.
 
@@ -42,8 +42,7 @@ from fedstrata.metrics.relations import match_relations, triples_of
 from fedstrata.metrics.spans import tally_of
 from fedstrata.tasks.annotation_types import TypedTask
 from fedstrata.tasks.corrupt import shuffled_windows
-from fedstrata.tasks.mention_pairs.candidates import candidate_pairs
-from fedstrata.tasks.mention_pairs.markers import PairMarker, code_of, markable, require_signs
+from fedstrata.tasks.mention_pairs import PairMarker, candidate_pairs, code_of, markable, require_signs
 from fedstrata.tasks.texts import padding_id, require_single_texts, whole_texts
 from fedstrata.tasks.windows import IGNORED, Row, pad_ids, run_model
 
@@ -60,7 +59,7 @@ class MarkedPair(Row):
         main: Index of the main mention in the document's spans.
         modifier: Index of the modifier.
         input_ids: Token ids of the marked text, (tokens,) int32.
-        marks: Where the marks of the two end, as `mention_pairs.markers.PairMarker.window` has them.
+        marks: Where the marks of the two end, as `mention_pairs.PairMarker.window` has them.
         target: The number of its class; -100 where the document lacks relations.
         weight: How many pairs it stands for in the loss.
         pad_id: The id with which its window is padded.
@@ -176,7 +175,7 @@ class RelationClassification(TypedTask):
 
         Raises:
             ConfigurationError: A document has a relation whose type the task does not know, or is a pair of
-                texts; or the tokenizer does not fit (see `fedstrata.tasks.mention_pairs.markers.PairMarker`).
+                texts; or the tokenizer does not fit (see `fedstrata.tasks.mention_pairs.PairMarker`).
         """
         return self._marked(documents, tokenizer, [self._candidates(document) for document in documents])
 

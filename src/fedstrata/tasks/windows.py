@@ -4,7 +4,7 @@ A note is longer than what a model reads at a time. It is cut into windows that 
 tokens, so that every token has context on both sides, and the overlap of two neighbours is shared out at its
 middle: its first half is owned by the earlier window, its second half by the later one. Losses and answers
 of tasks on tokens use owned tokens only. Tasks on documents need no more than the ids: `token_windows`.
-Pairs of texts are no notes, and are not cut: see `fedstrata.tasks.pairs`.
+Pairs of texts are no notes, and are not cut: see `fedstrata.tasks.document_labels`.
 """
 
 from __future__ import annotations

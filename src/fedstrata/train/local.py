@@ -24,8 +24,7 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.training import TrainingSettings
 from fedstrata.core.types import JSON, Tensors, Update
 from fedstrata.models.blocks import transformers_model
-from fedstrata.models.prefix import frozen_blocks
-from fedstrata.models.skip import skippable_blocks
+from fedstrata.models.prefix import frozen_blocks, skippable_blocks
 from fedstrata.policies.dropout import LayerDropout
 from fedstrata.train.batches import training_batches
 from fedstrata.train.corrupt import distort

@@ -41,28 +41,14 @@ def unique_matches(one: np.ndarray, other: np.ndarray) -> np.ndarray:
         least = before[-1, excess - low]
         if least < abs(excess) + 2 * (margin + 1):  # what it costs to leave the band and to come back
             behind = _distances(one[::-1], other[::-1], low, high)[::-1, ::-1]
-            return _agreed(before, behind, _differing(one, other, low, high), low, least)
+            differing = _differing(one, other, low, high)
+            # Element i of `one` is paired with element i + diagonal of `other`, or dropped in front of it.
+            paired = before[:-1] + differing + behind[1:] == least
+            dropped = before[:-1, 1:] + 1 + behind[1:, :-1] == least
+            unique = (paired.sum(axis=1) == 1) & ~dropped.any(axis=1) & (paired & ~differing).any(axis=1)
+            return np.where(unique, np.arange(len(paired)) + low + paired.argmax(axis=1), -1)
         margin *= _WIDER
     return np.full(len(one), -1, dtype=np.int64)
-
-
-def _agreed(
-    before: np.ndarray, behind: np.ndarray, differing: np.ndarray, low: int, least: int
-) -> np.ndarray:
-    """Returns where all cheapest alignments match each element.
-
-    Args:
-        before: Costs of the beginnings, by row and diagonal.
-        behind: Costs of the ends.
-        differing: What is not the same, (n, diagonals).
-        low: The first diagonal.
-        least: The cost of the whole.
-    """
-    # Element i of `one` is paired with element i + diagonal of `other`, or dropped in front of it.
-    paired = before[:-1] + differing + behind[1:] == least
-    dropped = before[:-1, 1:] + 1 + behind[1:, :-1] == least
-    unique = (paired.sum(axis=1) == 1) & ~dropped.any(axis=1) & (paired & ~differing).any(axis=1)
-    return np.where(unique, np.arange(len(paired)) + low + paired.argmax(axis=1), -1)
 
 
 def _differing(one: np.ndarray, other: np.ndarray, low: int, high: int) -> np.ndarray:

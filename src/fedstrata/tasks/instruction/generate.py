@@ -67,7 +67,9 @@ def generate(
             rows, mask = output.sequences, torch.cat([mask, mask.new_ones(new.shape)], dim=1)
             over = (new == end).any(dim=1) | (budgets[live] <= rows.shape[1] - first)
             for row in over.nonzero().flatten().tolist():
-                answers[int(live[row])] = _ended(rows[row, first:].cpu().numpy().astype(np.int32), end)
+                answer = rows[row, first:].cpu().numpy().astype(np.int32)
+                ends = np.flatnonzero(answer == end)  # the first belongs to it, what is behind that does not
+                answers[int(live[row])] = answer[: ends[0] + 1] if len(ends) else answer
             kept = (~over).nonzero().flatten()
             rows, mask, live = rows[kept], mask[kept], live[kept]
             cache = output.past_key_values
@@ -122,9 +124,3 @@ def _without_habits(module: nn.Module) -> Iterator[None]:
     finally:
         for each, own in zip(holders, kept, strict=True):
             each.generation_config = own
-
-
-def _ended(row: np.ndarray, end: int) -> np.ndarray:
-    """Returns a row up to its first end token, which is kept."""
-    ends = np.flatnonzero(row == end)
-    return row[: ends[0] + 1] if len(ends) else row
