@@ -130,7 +130,14 @@ class ClozeQuestions(CausalTask):
         task = self.changed(question=question, words=words)
         if self.template is not None:  # so that a saved model does not need the file again
             task = task.changed(template=template)
-        task._require_questions(clients)
+        lacking = []
+        for client, own in clients.items():
+            asked = [task._questions.of(0, document) for document in own.all]
+            if own.train and all(each.right < 0 for some in asked[: len(own.train)] for each in some):
+                lacking.append(client)
+        if lacking:
+            message = f"no training document of {', '.join(lacking)} has a right answer in its labels"
+            raise ConfigurationError([Problem("data.path", message)])
         return task
 
     def restored(self, classes: Sequence[str]) -> ClozeQuestions:
@@ -343,17 +350,6 @@ class ClozeQuestions(CausalTask):
                 f"'auto' finds documents of {named}, and a run asks one kind of question: choose by data.path"
             )
         raise ConfigurationError([Problem("task.question", message)])
-
-    def _require_questions(self, clients: Mapping[str, Split]) -> None:
-        """Refuses documents that have not what is asked for, and clients with nothing to train on."""
-        lacking = []
-        for client, own in clients.items():
-            asked = [self._questions.of(0, document) for document in own.all]
-            if own.train and all(each.right < 0 for some in asked[: len(own.train)] for each in some):
-                lacking.append(client)
-        if lacking:
-            message = f"no training document of {', '.join(lacking)} has a right answer in its labels"
-            raise ConfigurationError([Problem("data.path", message)])
 
 
 def _words_of(

@@ -53,17 +53,12 @@ def candidate_pairs(
         The indices of main mention and modifier in `document.spans`, in order; a discontinuous mention counts
         as the stretch that encloses it.
     """
-    spans = document.spans
-    types = sorted({span.label for span in spans})
-    if not any(main in modifiers for main in types):
+    labels = [span.label for span in document.spans]
+    if modifiers.keys().isdisjoint(labels):
         return []
-    number = {name: index for index, name in enumerate(types)}
-    fits = np.zeros((len(types), len(types)), dtype=bool)
-    for main, own in modifiers.items():
-        if main in number:
-            fits[number[main], [number[name] for name in own if name in number]] = True
-    labels = np.array([number[span.label] for span in spans])
-    asked = fits[labels[:, None], labels[None, :]] & (words_apart(document) <= most_words)
+    fits = {main: np.isin(labels, list(own)) for main, own in modifiers.items()}
+    none = np.zeros(len(labels), dtype=bool)
+    asked = np.stack([fits.get(label, none) for label in labels]) & (words_apart(document) <= most_words)
     np.fill_diagonal(asked, val=False)
     return [(main, modifier) for main, modifier in np.argwhere(asked).tolist()]
 

@@ -33,18 +33,13 @@ from fedstrata.tasks.instruction.prompts import PromptTokenizer, builtin, faults
 from fedstrata.tasks.windows import IGNORED, Row
 
 Form = Literal["label", "choice", "each", "referent"]
-FORMS: Mapping[str, Form] = {
-    "rte": "label",
-    "boolq": "label",
-    "wic": "label",
-    "cb": "label",
-    "labels": "label",
-    "multirc": "each",
-    "copa": "choice",
-    "record": "choice",
-    "choices": "choice",
-    "wsc": "referent",
+_KINDS: Mapping[Form, tuple[str, ...]] = {
+    "label": ("rte", "boolq", "wic", "cb", "labels"),
+    "each": ("multirc",),
+    "choice": ("copa", "record", "choices"),
+    "referent": ("wsc",),
 }
+FORMS: Mapping[str, Form] = {kind: form for form, kinds in _KINDS.items() for kind in kinds}
 """The form of each kind of question (`task.question`)."""
 OWN = ("labels", "choices")
 """Those of documents of one's own, for which there is no built-in template."""
