@@ -198,8 +198,7 @@ def run_model(module: nn.Module, batch: Mapping[str, Tensor], *, columns: Tensor
         columns: Which tokens of each window logits are wanted of, of a causal language model, (columns,)
             int64; the layer that gives those of a large vocabulary then runs for these only. All if none.
     """
-    unwrap = getattr(module, "get_base_model", lambda: module)  # PEFT's wrapper hides the signature
-    inner = unwrap()
+    inner = getattr(module, "get_base_model", lambda: module)()  # PEFT's wrapper hides the signature
     taken = inspect.signature(inner.forward).parameters
     further: dict[str, Any] = {}
     if "use_cache" in taken:  # a causal model would else build a key-value cache, which nothing reads
