@@ -123,7 +123,10 @@ class Questions:
             return [
                 Asked(index, name, TRUTH, words, right) for name, right in zip(choices, rights, strict=True)
             ]
-        rivals = self._rivals(document, choices) if self.form == "referent" else []
+        rivals = rivals_of(document) if self.form == "referent" else []
+        if self.form == "referent" and not rivals and len(choices) == 1:
+            (only,) = choices.values()
+            rivals = stretches(document.text, only, document.metadata.get(PRONOUN, ""))
         names = tuple(choices)
         right = next((names.index(label) for label in document.labels if label in choices), -1)
         answers = (*choices.values(), *rivals)
@@ -166,12 +169,6 @@ class Questions:
             )
             raise ConfigurationError([Problem("task.question", message)])
         return choices
-
-    def _rivals(self, document: Document, choices: Mapping[str, str]) -> list[str]:
-        rivals = rivals_of(document)
-        if rivals or len(choices) > 1:
-            return rivals
-        return stretches(document.text, next(iter(choices.values())), document.metadata.get(PRONOUN, ""))
 
 
 def stretches(text: str, choice: str, pronoun: str) -> list[str]:
