@@ -3,7 +3,7 @@
 Source: FL-LLaMA, section 4.1.2: RTE, BoolQ, WiC, CB and MultiRC by the normalised probability of a word,
     ReCoRD, COPA and WSC by the summed log-probability of a candidate's tokens.
 
-An example is one question with all its answers (`fedstrata.tasks.choice.questions`). The loss is taken on the
+An example is one question with all its answers (`fedstrata.tasks.questions`). The loss is taken on the
 right answer's tokens alone, over the whole vocabulary; a question whose right answer is not known, or is none
 of its answers, is not trained on. The probability of a word of several tokens is the product of theirs.
 
@@ -44,8 +44,10 @@ from fedstrata.metrics.labels import (
 )
 from fedstrata.metrics.text import answer_tally, answers_from
 from fedstrata.tasks.causal import CausalTask
-from fedstrata.tasks.choice.continuations import log_likelihoods
-from fedstrata.tasks.choice.questions import (
+from fedstrata.tasks.continuations import log_likelihoods
+from fedstrata.tasks.corrupt import shuffled_windows
+from fedstrata.tasks.instruction.prompts import FIELDS_OF_TEMPLATE
+from fedstrata.tasks.questions import (
     ANSWER,
     FORMS,
     OWN,
@@ -57,8 +59,6 @@ from fedstrata.tasks.choice.questions import (
     template_faults,
     template_of,
 )
-from fedstrata.tasks.corrupt import shuffled_windows
-from fedstrata.tasks.instruction.prompts import FIELDS_OF_TEMPLATE
 from fedstrata.tasks.windows import IGNORED, pad_labelled, padded
 
 _METRICS: Mapping[str, tuple[str, ...]] = {"multirc": ("f1a", "exact_match"), "record": ("f1", "exact_match")}
@@ -181,7 +181,7 @@ class ClozeQuestions(CausalTask):
 
         Raises:
             ConfigurationError: A document has not what is asked for, or the questions do not go with the
-                tokenizer: see `fedstrata.tasks.choice.questions.question_examples`.
+                tokenizer: see `fedstrata.tasks.questions.question_examples`.
         """
         asked = [each for index, own in enumerate(documents) for each in self._questions.of(index, own)]
         return question_examples(documents, asked, tokenizer, self._questions, self.max_length)
@@ -212,7 +212,7 @@ class ClozeQuestions(CausalTask):
 
         Returns:
             Those of `fedstrata.tasks.windows.pad_labelled`, for questions with their right answers; and what
-            `fedstrata.tasks.choice.continuations.log_likelihoods` takes.
+            `fedstrata.tasks.continuations.log_likelihoods` takes.
         """
         answers = list(chain.from_iterable(each.answers for each in examples))
         owner = np.repeat(np.arange(len(examples)), [len(each.answers) for each in examples])
