@@ -11,8 +11,15 @@ from hypothesis import strategies as st
 from support import examples
 
 from fedstrata.core.documents import Span
-from fedstrata.tasks.instruction.alignment import unique_matches
-from fedstrata.tasks.instruction.markup import Faults, escape, mark, markable, read, unusable_types
+from fedstrata.tasks.instruction.markup import (
+    Faults,
+    escape,
+    mark,
+    markable,
+    read,
+    unique_matches,
+    unusable_types,
+)
 
 TYPES = ("problem", "test", "body location")
 TEXTS = st.text(st.sampled_from("ab <>/span=\"'\n\té&lt;"), max_size=40) | st.text(max_size=30)
