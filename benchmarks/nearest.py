@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fedstrata.core.documents import Document, Relation
-from fedstrata.tasks.mention_pairs.candidates import candidate_pairs, words_apart
+from fedstrata.tasks.mention_pairs import candidate_pairs, words_apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class NearestLinker:
 
         Args:
             documents: The training documents.
-            most_words: Words between two mentions, at most; see `fedstrata.tasks.mention_pairs.candidates`.
+            most_words: Words between two mentions, at most; see `fedstrata.tasks.mention_pairs`.
 
         Returns:
             The linker. Of relations that are equally frequent the first in alphabetical order is taken.

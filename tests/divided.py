@@ -23,7 +23,7 @@ from fedstrata.split.ends import Ends
 from fedstrata.split.middle import Middle
 from fedstrata.split.noise import Noise, NoiseSettings
 from fedstrata.tasks.causal import end_id
-from fedstrata.tasks.instruction.generate import generate
+from fedstrata.tasks.continuations import generate
 from fedstrata.tasks.instruction.prompts import PromptTokenizer
 
 Tiny = Callable[..., Model]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedstrata.core.documents import Document
-from fedstrata.tasks.mention_pairs.candidates import candidate_pairs
+from fedstrata.tasks.mention_pairs import candidate_pairs
 from fedstrata.tasks.ner import NamedEntityRecognition
 from fedstrata.tasks.windows import Window
 

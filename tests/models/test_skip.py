@@ -13,7 +13,7 @@ from tiny_models import VARIANTS
 from torch import Tensor, nn
 
 from fedstrata.models.blocks import block_modules, transformers_model
-from fedstrata.models.skip import skippable_blocks
+from fedstrata.models.prefix import skippable_blocks
 from fedstrata.models.state import Model
 from fedstrata.tasks.windows import run_model
 

@@ -25,7 +25,7 @@ from fedstrata.split.messages import pack
 from fedstrata.split.noise import Noise
 from fedstrata.split.rows import Rows
 from fedstrata.tasks.classify import DocumentClassification
-from fedstrata.tasks.instruction.generate import generate
+from fedstrata.tasks.continuations import generate
 
 PROMPTS = (5, 2, 9)
 DECODERS = [

@@ -19,9 +19,8 @@ from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
 from fedstrata.data.split import Split
-from fedstrata.tasks.choice.examples import ClozeExample
-from fedstrata.tasks.choice.questions import FORMS, OWN, stretches
 from fedstrata.tasks.cloze import ClozeAnswer, ClozeQuestions
+from fedstrata.tasks.questions import FORMS, OWN, ClozeExample, stretches
 from fedstrata.tasks.windows import IGNORED
 
 

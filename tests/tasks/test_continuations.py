@@ -14,9 +14,9 @@ from fedstrata.adapters.attach import attach
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.adapter import BottleneckSettings, LoraSettings, PrefixSettings
 from fedstrata.models.state import Model
-from fedstrata.tasks.choice.continuations import log_likelihoods
-from fedstrata.tasks.choice.examples import ClozeExample
 from fedstrata.tasks.cloze import ClozeQuestions
+from fedstrata.tasks.continuations import log_likelihoods
+from fedstrata.tasks.questions import ClozeExample
 
 __all__ = ["settings_of", "tiny_model", "tokenizer_folder"]
 

@@ -22,9 +22,9 @@ from fedstrata.core.seeding import Seed
 from fedstrata.data.split import Split
 from fedstrata.data.synthetic import generate as generate_corpus
 from fedstrata.metrics.relations import triples_of
+from fedstrata.tasks.continuations import generate
 from fedstrata.tasks.extract import FAULTS, Extracted, Extraction
 from fedstrata.tasks.instruction.examples import Example
-from fedstrata.tasks.instruction.generate import generate
 from fedstrata.tasks.instruction.instructions import TemplateFiles, budget_of
 from fedstrata.tasks.instruction.markup import mark
 from fedstrata.tasks.windows import IGNORED

@@ -11,8 +11,15 @@ from hypothesis import strategies as st
 from support import examples
 
 from fedstrata.core.documents import Span
-from fedstrata.tasks.instruction.alignment import unique_matches
-from fedstrata.tasks.instruction.markup import Faults, escape, mark, markable, read, unusable_types
+from fedstrata.tasks.instruction.markup import (
+    Faults,
+    escape,
+    mark,
+    markable,
+    read,
+    unique_matches,
+    unusable_types,
+)
 
 TYPES = ("problem", "test", "body location")
 TEXTS = st.text(st.sampled_from("ab <>/span=\"'\n\té&lt;"), max_size=40) | st.text(max_size=30)
@@ -122,7 +129,7 @@ def test_an_answer_that_was_cut_off_is_the_beginning() -> None:
     for end in ("", " ", " <", " </spa", ' <span class="pro'):
         found, faults = read(source, marked + end, TYPES, finished=False)
         assert found == (Span(0, 5, "problem"),)
-        assert faults.unaligned == 0
+        assert faults["unaligned"] == 0
     assert read(source, marked, TYPES) == ((), Faults(unaligned=1))
     twice = f"fever and {marked} fever"
     assert read(source, twice, TYPES, finished=False) == read(source, twice, TYPES)

@@ -25,8 +25,7 @@ from fedstrata.data.select import related_types
 from fedstrata.data.split import Split
 from fedstrata.data.synthetic import generate
 from fedstrata.models.load import read_tokenizer
-from fedstrata.tasks.mention_pairs.candidates import WORD, candidate_pairs
-from fedstrata.tasks.mention_pairs.markers import PairMarker, markable
+from fedstrata.tasks.mention_pairs import WORD, PairMarker, candidate_pairs, markable
 from fedstrata.tasks.relations import RelationClassification
 
 TEXT = "Given 81 mg of aspirin daily for severe chest pain ; no fever ."

@@ -19,7 +19,7 @@ from fedstrata.core.seeding import Seed
 from fedstrata.data.split import Split
 from fedstrata.metrics.text import overlap_scores
 from fedstrata.tasks.instruction.examples import Example
-from fedstrata.tasks.summarize import Summarization, Written
+from fedstrata.tasks.summarize import Summarization
 
 DIALOGUES = [
     Document(
@@ -58,7 +58,7 @@ def test_right_answers_have_every_score(byte_level: Any) -> None:
     task = task_of()
     examples = task.encode(DIALOGUES, byte_level)
     answers = task.decode(DIALOGUES, examples, [ideal(example) for example in examples])
-    assert answers == [Written("Chest pain.", True), Written("None.", True)]
+    assert answers == [("Chest pain.", True), ("None.", True)]
     assert [task.annotate(*pair) for pair in zip(DIALOGUES, answers, strict=True)] == DIALOGUES
     scores = task.score(DIALOGUES, answers)
     assert scores.keys() == {*task.metric_names}
@@ -67,7 +67,7 @@ def test_right_answers_have_every_score(byte_level: Any) -> None:
 
 
 def test_scores_are_those_of_the_texts() -> None:
-    answers = [Written("Pain in the chest.", True), Written("", False)]
+    answers = [("Pain in the chest.", True), ("", False)]
     scores = task_of().score(DIALOGUES, answers)
     assert scores["finished"] == 0.5
     assert scores["exact_match"] == 0.0

@@ -38,8 +38,8 @@ from fedstrata.engine.prepare import Experiment
 from fedstrata.split.ends import Ends
 from fedstrata.split.inference import RemoteMiddle
 from fedstrata.split.messages import Form
+from fedstrata.tasks.continuations import generate
 from fedstrata.tasks.instruction.examples import Example, answer_text, answered, pad_examples
-from fedstrata.tasks.instruction.generate import generate
 from fedstrata.tasks.instruction.prompts import PromptTokenizer
 from fedstrata.train.evaluate import answer, batches_by_length
 from fedstrata.train.local import autocast, to_device

@@ -7,18 +7,18 @@ class.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.model import EMBEDDING, FINAL_NORM, HEAD, Layout
+from fedstrata.models.locate import refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +42,9 @@ class Family:
     returns: int = 0
 
 
-def _families() -> dict[str, Family]:
-    table = json.loads((files("fedstrata.models") / "families.json").read_text(encoding="utf-8"))
-    return {
-        name: Family(**parts | {"shared": tuple(parts.get("shared", ()))}) for name, parts in table.items()
-    }
-
-
-FAMILIES: Mapping[str, Family] = _families()
+FAMILIES: Mapping[str, Family] = TypeAdapter(dict[str, Family]).validate_json(
+    (files("fedstrata.models") / "families.json").read_bytes()
+)
 """The known families by `model_type`; DeBERTa-v3 is a `deberta-v2`. Others are found by their shape."""
 
 
@@ -112,7 +107,7 @@ def block_count(config: Any) -> int:
     """
     count = getattr(config.get_text_config(), "num_hidden_layers", None)
     if not isinstance(count, int):
-        raise _refused(f"{config.model_type!r}: its configuration has no num_hidden_layers")
+        raise refused("model.name", f"{config.model_type!r}: its configuration has no num_hidden_layers")
     return count
 
 
@@ -153,7 +148,7 @@ def transformers_model(model: nn.Module) -> PreTrainedModel:
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             return module
-    raise _refused(f"{type(model).__name__} holds no transformers model")
+    raise refused("model.name", f"{type(model).__name__} holds no transformers model")
 
 
 def _known_parts(inner: PreTrainedModel) -> tuple[nn.ModuleList, nn.Module | None] | None:
@@ -178,10 +173,11 @@ def _generic_parts(inner: PreTrainedModel) -> tuple[nn.ModuleList, nn.Module | N
             f"{path}: {len(blocks)} x {' and '.join(_classes(blocks)) or 'nothing'}"
             for path, blocks in lists.items()
         )
-        raise _refused(
+        raise refused(
+            "model.name",
             f"{type(inner).__name__} has no single stack of blocks. Looked for one torch.nn.ModuleList of "
             f"num_hidden_layers = {expected} modules of one class, in a model that is no encoder-decoder; "
-            f"found {seen or 'no list'}. Known families: {', '.join(FAMILIES)}"
+            f"found {seen or 'no list'}. Known families: {', '.join(FAMILIES)}",
         )
     parent = inner.get_submodule(found[0].rpartition(".")[0])
     # A norm whose name speaks of embeddings stands in front of the blocks (BLOOM, BART).
@@ -216,8 +212,9 @@ def _groups_of_blocks(inner: PreTrainedModel, blocks: nn.ModuleList) -> dict[int
     own: Collection[str] = set(groups.values())
     there = [index for index, block in enumerate(blocks) if not is_empty(block)]
     if any(f"block {index}" not in own for index in there):
-        raise _refused(
-            f"the blocks of {type(inner).__name__} share their weights, so no block can be told apart"
+        raise refused(
+            "model.name",
+            f"the blocks of {type(inner).__name__} share their weights, so no block can be told apart",
         )
     return groups
 
@@ -229,7 +226,3 @@ def _group_of_prompt(name: str) -> str:
     """
     found = re.search(r"prompt_encoder\..*\.original(\d+)$", name)
     return f"block {found[1]}" if found else EMBEDDING
-
-
-def _refused(message: str) -> ConfigurationError:
-    return ConfigurationError([Problem("model.name", message)])

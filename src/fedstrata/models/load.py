@@ -30,7 +30,7 @@ from transformers import (
 )
 from transformers.models.auto.auto_factory import _get_model_class
 
-from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean
+from fedstrata.core.errors import Problem, did_you_mean, refuse
 from fedstrata.core.model import HEAD
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.model import ModelSettings, TrainedTokenizer
@@ -244,8 +244,7 @@ def _refuse_strays(config: PretrainedConfig, keys: Sequence[str]) -> None:
             hint = did_you_mean(key, known, before="; ")
             message = f"{type(config).__name__} has no such setting{hint}"
             problems.append(Problem(f"model.config.{key}", message))
-    if problems:
-        raise ConfigurationError(problems)
+    refuse(problems)
 
 
 def _is_read_by_family(config: PretrainedConfig, key: str) -> bool:

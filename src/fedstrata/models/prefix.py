@@ -1,7 +1,7 @@
-"""Running a model's lower blocks alone, and the rest of it without them.
+"""Running a model's lower blocks alone, the rest of it without them, or it without any of its blocks.
 
 The first `cut` blocks of a model, and the embedding under them, are its prefix. While they are frozen their
-output is a fixed function of the text. Both functions here replace the `forward` of block instances for a
+output is a fixed function of the text. The functions here replace the `forward` of block instances for a
 while and let the model's own code do all the rest (masks, positions, the upper blocks, the head), so that
 every architecture runs exactly as it would; names, modules and the state dict do not change.
 """
@@ -123,6 +123,44 @@ def replaced_prefix(
 
     with answering(blocks, [partial(answer, block.forward) for block in blocks]):
         yield use
+
+
+@contextmanager
+def skippable_blocks(
+    module: nn.Module, layout: Layout, call: Callable[[], object]
+) -> Iterator[Callable[[Collection[int]], None]]:
+    """Lets chosen blocks be left out of the forward and backward passes within the block.
+
+    Source: DropPEFT, equation 2. The output of a block that is left out is its input: it computes nothing,
+    keeps no activation and gets no gradient, with activation checkpointing on or off.
+
+    Args:
+        module: The model.
+        layout: Its layout.
+        call: Calls the model, in whatever way its task does: what a block returns beside the hidden states
+            (DeBERTa: a pair) shows only then. It is broken off behind the first block.
+
+    Yields:
+        A function that says which blocks, counted from 0, are left out from the next call on. The choice must
+        last until the backward pass is over.
+    """
+    blocks = list(block_modules(module, layout))
+    first = run_prefix(module, layout, 1, call)
+    size = first.size if first is not None else 0
+    skipped: set[int] = set()
+
+    def answer(index: int, forward: Answer, /, *args: Any, **kwargs: Any) -> Any:
+        if index not in skipped:
+            return forward(*args, **kwargs)
+        states = args[0] if args else kwargs["hidden_states"]
+        return as_returned(states, size)
+
+    def skip(chosen: Collection[int]) -> None:
+        skipped.clear()
+        skipped.update(chosen)
+
+    with answering(blocks, [partial(answer, index, block.forward) for index, block in enumerate(blocks)]):
+        yield skip
 
 
 def as_returned(states: Tensor, size: int) -> Any:

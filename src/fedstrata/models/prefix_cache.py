@@ -118,7 +118,10 @@ class PrefixCache:
         """
         self.serving = None
         prefix = _Prefix(model, cut, batches, run)
-        stored = self._stored(prefix, arithmetic) if self._pays(prefix) else None
+        # It pays where each text is used more than once: in this training, or again in later rounds.
+        often = self.training.cache == "on" or self.training.epochs > 1
+        pays = often or not model.is_changed(prefix.names)
+        stored = self._stored(prefix, arithmetic) if pays else None
         if stored is None:
             yield lambda batch: 0
             return
@@ -134,12 +137,6 @@ class PrefixCache:
     @property
     def _path(self) -> Path:
         return self.folder / FILE
-
-    def _pays(self, prefix: _Prefix) -> bool:
-        """Whether each text is used more than once while its states stay what they are."""
-        if self.training.cache == "on" or self.training.epochs > 1:
-            return True
-        return not prefix.model.is_changed(prefix.names)  # later rounds find them again
 
     def _stored(self, prefix: _Prefix, arithmetic: str) -> _Stored | None:
         """Returns the states of these texts, from the file if it holds them; none if they cannot be kept."""

@@ -28,39 +28,27 @@ def train_tokenizer(settings: TrainedTokenizer, texts: Iterable[str]) -> Any:
         A fast transformers tokenizer with an end-of-sequence and a padding token. Of words also one for those
         that it does not know; of bytes every text can be spelt.
     """
-    special = [END, PADDING] if settings.train == "bytes" else [UNKNOWN, END, PADDING]
-    tokenizer, trainer = (_bytes if settings.train == "bytes" else _words)(settings, special)
+    spelt = settings.train == "bytes"
+    special = [END, PADDING] if spelt else [UNKNOWN, END, PADDING]
+    wanted = {"vocab_size": settings.vocabulary, "special_tokens": special, "show_progress": False}
+    if spelt:
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        trainer = trainers.BpeTrainer(**wanted, initial_alphabet=alphabet)
+    else:
+        tokenizer = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
+        apart = settings.split == "punctuation"
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace() if apart else pre_tokenizers.WhitespaceSplit()
+        trainer = trainers.WordLevelTrainer(**wanted)
     if settings.lower_case:
         tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.train_from_iterator(texts, trainer)
-    unknown = {} if settings.train == "bytes" else {"unk_token": UNKNOWN}
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=END,
         pad_token=PADDING,
         clean_up_tokenization_spaces=False,
-        **unknown,
+        **({} if spelt else {"unk_token": UNKNOWN}),
     )
-
-
-def _words(settings: TrainedTokenizer, special: list[str]) -> tuple[Tokenizer, Any]:
-    tokenizer = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
-    apart = settings.split == "punctuation"
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace() if apart else pre_tokenizers.WhitespaceSplit()
-    trainer = trainers.WordLevelTrainer(
-        vocab_size=settings.vocabulary, special_tokens=special, show_progress=False
-    )
-    return tokenizer, trainer
-
-
-def _bytes(settings: TrainedTokenizer, special: list[str]) -> tuple[Tokenizer, Any]:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=settings.vocabulary,
-        special_tokens=special,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    return tokenizer, trainer

@@ -4,7 +4,7 @@ A long document is read as overlapping windows, and the logits of its windows ar
 into those of the document. The loss is taken on the pooled logits, so an example is a document and
 `training.batch_size` counts documents. All windows of a batch are in memory at once when training:
 `task.max_windows` bounds what a long document costs, and a smaller batch with `training.accumulation` gives
-the same gradient. A pair of texts is one window: see `fedstrata.tasks.pairs`.
+the same gradient. A pair of texts is one window: see `fedstrata.tasks.document_labels`.
 
 The labels of a corpus are those of all its documents, whatever their part of the split: which labels are in
 question is the user's choice (of the 50 most frequent codes, say) and not something that is learnt. A label
@@ -14,21 +14,21 @@ that only test documents have cannot be found and counts as missed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem, refuse
 from fedstrata.core.seeding import Seed
-from fedstrata.core.settings.base import Classes, Count, Positive
+from fedstrata.core.settings.base import Classes, Count, Positive, idle_settings
 from fedstrata.core.settings.source import Source, validate
 from fedstrata.core.task import CardWords
 from fedstrata.core.types import Tally
@@ -36,8 +36,7 @@ from fedstrata.data.select import named_in_vain, others, unnamed
 from fedstrata.data.split import Split, every
 from fedstrata.metrics.labels import CUTS, SINGLE_LABEL, areas, names_of, scores_from, tally_of
 from fedstrata.tasks.corrupt import shuffled_windows
-from fedstrata.tasks.document_labels import LabelAnswer, LabelledDocument, pool
-from fedstrata.tasks.pairs import padded_types, text_windows
+from fedstrata.tasks.document_labels import LabelAnswer, LabelledDocument, padded_types, pool, text_windows
 from fedstrata.tasks.texts import padding_id, require_one_each
 from fedstrata.tasks.windows import CUT_INTO_WINDOWS, IGNORED, WindowTask, pad_ids, run_model
 
@@ -79,18 +78,16 @@ class DocumentClassification(WindowTask):
 
     _classes: tuple[str, ...] = ()
 
-    @model_validator(mode="after")
-    def _only_what_is_used(self) -> DocumentClassification:
+    def _misfits(self) -> Iterator[str]:
+        yield from super()._misfits()
         if self.problem_type == "single_label":
             if self.labels != "auto" and len(self.labels) < 2:
-                raise ValueError(f"labels: {self.labels} leaves no choice; single_label needs two or more")
-            for name in ("threshold", "positive_weight"):
-                if getattr(self, name) != type(self).model_fields[name].default:
-                    raise ValueError(
-                        f"{name}={getattr(self, name):g} has no meaning with one label a document: the "
-                        f"likeliest is taken; use problem_type multi_label"
-                    )
-        return self
+                yield f"labels: {self.labels} leaves no choice; single_label needs two or more"
+            several = ("multi_label",)
+            owners = {"threshold": several, "positive_weight": several}
+            for name in idle_settings(self, self.problem_type, owners):
+                value = f"{name}={getattr(self, name):g} has no meaning with one label a document"
+                yield f"{value}: the likeliest is taken; use problem_type multi_label"
 
     def of_labels(self, labels: Sequence[str]) -> DocumentClassification:
         """Returns the task with these labels to learn, in the order of the model's outputs."""

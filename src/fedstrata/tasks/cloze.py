@@ -3,7 +3,7 @@
 Source: FL-LLaMA, section 4.1.2: RTE, BoolQ, WiC, CB and MultiRC by the normalised probability of a word,
     ReCoRD, COPA and WSC by the summed log-probability of a candidate's tokens.
 
-An example is one question with all its answers (`fedstrata.tasks.choice.questions`). The loss is taken on the
+An example is one question with all its answers (`fedstrata.tasks.questions`). The loss is taken on the
 right answer's tokens alone, over the whole vocabulary; a question whose right answer is not known, or is none
 of its answers, is not trained on. The probability of a word of several tokens is the product of theirs.
 
@@ -44,20 +44,21 @@ from fedstrata.metrics.labels import (
 )
 from fedstrata.metrics.text import answer_tally, answers_from
 from fedstrata.tasks.causal import CausalTask
-from fedstrata.tasks.choice.continuations import log_likelihoods
-from fedstrata.tasks.choice.examples import ClozeExample, question_examples
-from fedstrata.tasks.choice.questions import (
+from fedstrata.tasks.continuations import log_likelihoods
+from fedstrata.tasks.corrupt import shuffled_windows
+from fedstrata.tasks.instruction.prompts import FIELDS_OF_TEMPLATE
+from fedstrata.tasks.questions import (
     ANSWER,
     FORMS,
     OWN,
     TRUTH,
     WORDS,
+    ClozeExample,
     Questions,
+    question_examples,
     template_faults,
     template_of,
 )
-from fedstrata.tasks.corrupt import shuffled_windows
-from fedstrata.tasks.instruction.prompts import FIELDS_OF_TEMPLATE
 from fedstrata.tasks.windows import IGNORED, pad_labelled, padded
 
 _METRICS: Mapping[str, tuple[str, ...]] = {"multirc": ("f1a", "exact_match"), "record": ("f1", "exact_match")}
@@ -129,7 +130,14 @@ class ClozeQuestions(CausalTask):
         task = self.changed(question=question, words=words)
         if self.template is not None:  # so that a saved model does not need the file again
             task = task.changed(template=template)
-        task._require_questions(clients)
+        lacking = []
+        for client, own in clients.items():
+            asked = [task._questions.of(0, document) for document in own.all]
+            if own.train and all(each.right < 0 for some in asked[: len(own.train)] for each in some):
+                lacking.append(client)
+        if lacking:
+            message = f"no training document of {', '.join(lacking)} has a right answer in its labels"
+            raise ConfigurationError([Problem("data.path", message)])
         return task
 
     def restored(self, classes: Sequence[str]) -> ClozeQuestions:
@@ -173,7 +181,7 @@ class ClozeQuestions(CausalTask):
 
         Raises:
             ConfigurationError: A document has not what is asked for, or the questions do not go with the
-                tokenizer: see `fedstrata.tasks.choice.examples.question_examples`.
+                tokenizer: see `fedstrata.tasks.questions.question_examples`.
         """
         asked = [each for index, own in enumerate(documents) for each in self._questions.of(index, own)]
         return question_examples(documents, asked, tokenizer, self._questions, self.max_length)
@@ -204,7 +212,7 @@ class ClozeQuestions(CausalTask):
 
         Returns:
             Those of `fedstrata.tasks.windows.pad_labelled`, for questions with their right answers; and what
-            `fedstrata.tasks.choice.continuations.log_likelihoods` takes.
+            `fedstrata.tasks.continuations.log_likelihoods` takes.
         """
         answers = list(chain.from_iterable(each.answers for each in examples))
         owner = np.repeat(np.arange(len(examples)), [len(each.answers) for each in examples])
@@ -342,17 +350,6 @@ class ClozeQuestions(CausalTask):
                 f"'auto' finds documents of {named}, and a run asks one kind of question: choose by data.path"
             )
         raise ConfigurationError([Problem("task.question", message)])
-
-    def _require_questions(self, clients: Mapping[str, Split]) -> None:
-        """Refuses documents that have not what is asked for, and clients with nothing to train on."""
-        lacking = []
-        for client, own in clients.items():
-            asked = [self._questions.of(0, document) for document in own.all]
-            if own.train and all(each.right < 0 for some in asked[: len(own.train)] for each in some):
-                lacking.append(client)
-        if lacking:
-            message = f"no training document of {', '.join(lacking)} has a right answer in its labels"
-            raise ConfigurationError([Problem("data.path", message)])
 
 
 def _words_of(

@@ -1,12 +1,39 @@
-"""Documents with labels, as a model reads and answers them."""
+"""Documents with labels, as a model reads and answers them.
+
+A pair of texts is one window, joined as the model's tokenizer joins a pair.
+
+- A tokenizer with a template for pairs is taken at its word: `[CLS] a [SEP] b [SEP]` with token types for
+  BERT and MiniLM, `<s> a </s></s> b </s>` for RoBERTa, `<s> a <s> b` for Llama 2.
+- One without (GPT-2 and its kin) would run the two texts into each other. Between them comes its
+  end-of-sequence token, or its separator, and around them what it puts around a single text:
+  `a <|endoftext|> b`.
+
+A pair is never cut into several windows, since a window with one of the texts says nothing of the two. One
+that is too long loses tokens of whichever text has more of them (`longest_first` of transformers).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from fedstrata.core.documents import Document
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.tasks.texts import DOCUMENTS_PER_CALL, separator_id, special_around
+from fedstrata.tasks.windows import WindowTask, padded, token_windows
+
+_TYPES = "token_type_ids"
+
+EncodedText = tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]
+"""A document as token ids, (tokens,) int32 for each of its windows, from left to right and at least one; and
+the types of its tokens, 0 for the first text of a pair and 1 for the second, (tokens,) int8 for each window;
+of these there may be none.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +91,84 @@ def pool(logits: Tensor, document: Tensor, documents: int, pooling: str) -> Tens
         return start.scatter_reduce(0, document[:, None].expand_as(logits), logits, "amax")
     sums = logits.new_zeros(shape).index_add(0, document, logits)
     return sums / torch.bincount(document, minlength=documents)[:, None]
+
+
+def text_windows(
+    documents: Sequence[Document], tokenizer: Any, task: WindowTask, limit: int | None = None
+) -> Iterator[EncodedText]:
+    """Tokenizes documents: single texts as windows, pairs as one window each.
+
+    What is given is as for `token_windows`.
+
+    Yields:
+        Each document's windows. Where one of the documents is a pair and the tokenizer tells types, all have
+        them, so that what a model reads of a text does not depend on the batch it is in.
+
+    Raises:
+        ConfigurationError: As for `token_windows`; or the tokenizer has nothing to put between two texts.
+    """
+    pairs = [document for document in documents if document.text_pair is not None]
+    singles = [document for document in documents if document.text_pair is None]
+    typed = bool(pairs) and _TYPES in tokenizer.model_input_names
+    joined = _joined(pairs, tokenizer, task.max_length)
+    windows = token_windows(singles, tokenizer, task, limit)
+    for document in documents:
+        if document.text_pair is not None:
+            yield next(joined)
+        else:
+            own = tuple(next(windows))
+            yield own, tuple(np.zeros(len(ids), np.int8) for ids in own) if typed else ()
+
+
+def _joined(pairs: Sequence[Document], tokenizer: Any, max_length: int) -> Iterator[EncodedText]:
+    """Yields each pair as one window."""
+    has_template = tokenizer.num_special_tokens_to_add(pair=True) > tokenizer.num_special_tokens_to_add()
+    join = _by_template if has_template else _by_separator
+    for start in range(0, len(pairs), DOCUMENTS_PER_CALL):
+        yield from join(pairs[start : start + DOCUMENTS_PER_CALL], tokenizer, max_length)
+
+
+def _by_template(pairs: Sequence[Document], tokenizer: Any, max_length: int) -> Iterator[EncodedText]:
+    typed = _TYPES in tokenizer.model_input_names
+    encoded = _tokenized(pairs, tokenizer, max_length, return_token_type_ids=typed)
+    for row, ids in enumerate(encoded["input_ids"]):
+        types = (np.array(encoded[_TYPES][row], dtype=np.int8),) if typed else ()
+        yield (np.array(ids, dtype=np.int32),), types
+
+
+def _by_separator(pairs: Sequence[Document], tokenizer: Any, max_length: int) -> Iterator[EncodedText]:
+    separator = separator_id(tokenizer)
+    if separator is None:
+        wanted = "a template for them, or an end-of-sequence or separator token to put between them"
+        message = f"pairs of texts need a tokenizer that has {wanted}"
+        raise ConfigurationError([Problem("model.tokenizer", message)])
+    before, after = special_around(tokenizer)
+    room = max_length - len(before) - len(after) - 1
+    encoded = _tokenized(pairs, tokenizer, room, add_special_tokens=False, return_token_type_ids=False)
+    for row, ids in enumerate(encoded["input_ids"]):
+        first = encoded.sequence_ids(row).count(0)
+        whole = [*before, *ids[:first], separator, *ids[first:], *after]
+        yield (np.array(whole, dtype=np.int32),), ()
+
+
+def _tokenized(pairs: Sequence[Document], tokenizer: Any, max_length: int, **options: bool) -> Any:
+    return tokenizer(
+        [document.text for document in pairs],
+        [document.text_pair for document in pairs],
+        truncation="longest_first",
+        max_length=max_length,
+        return_attention_mask=False,
+        **options,
+    )
+
+
+def padded_types(examples: Sequence[LabelledDocument]) -> dict[str, Tensor]:
+    """Returns `token_type_ids`, (windows, tokens) int64, or nothing if no example has types."""
+    if not any(example.token_types for example in examples):
+        return {}
+    rows = [
+        types
+        for example in examples
+        for types in example.token_types or [np.zeros(len(window), np.int8) for window in example.windows]
+    ]
+    return {"token_type_ids": padded(rows, 0)}

@@ -13,7 +13,7 @@ sentence than its mention, can never be found and counts as missed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from statistics import fmean
 from typing import Any, ClassVar
@@ -30,7 +30,7 @@ from fedstrata.metrics.spans import OVERALL, match_spans, score_names, scores_fr
 from fedstrata.tasks.instruction.examples import Example, Kind, answer_text
 from fedstrata.tasks.instruction.extraction_types import types_in
 from fedstrata.tasks.instruction.instructions import AskingTask, InstructionTokenizer, TemplateFiles
-from fedstrata.tasks.instruction.markup import NO_FAULTS, Faults, read
+from fedstrata.tasks.instruction.markup import Faults, read
 from fedstrata.tasks.texts import require_single_texts
 
 FAULTS: Mapping[str, str] = {
@@ -54,7 +54,7 @@ class Extracted:
 
     spans: tuple[Span, ...] = ()
     relations: tuple[Triple, ...] = ()
-    faults: Faults = NO_FAULTS
+    faults: Faults = field(default_factory=Faults)
 
 
 class Extraction(AskingTask):
@@ -157,7 +157,7 @@ class Extraction(AskingTask):
         """
         spans: list[set[Span]] = [set() for _ in documents]
         relations: list[set[Triple]] = [set() for _ in documents]
-        faults = [NO_FAULTS for _ in documents]
+        faults = [Faults() for _ in documents]
         for example, ids in zip(examples, predictions, strict=True):
             question, index = example.question, example.document
             if question is None:
@@ -165,7 +165,7 @@ class Extraction(AskingTask):
             text, finished = answer_text(example, ids)
             sentence = documents[index].text[question.start : question.end]
             found, own = read(sentence, text, self.asked_types(question), finished=finished)
-            faults[index] += replace(own, unfinished=int(not finished))
+            faults[index] += own + Faults(unfinished=int(not finished))
             if question.main is None:
                 spans[index].update(map(question.outside, found))
             else:
@@ -191,15 +191,15 @@ class Extraction(AskingTask):
             counts |= tally_of(mentions, self._types["ner"], "ner_")
         if "re" in self.tasks:
             pairs = [
-                (self._triples(document), answer.relations)
+                (triples_of(self.known(document)), answer.relations)
                 for document, answer in zip(documents, answers, strict=True)
                 if not document.lacks_relations
             ]
             counts["re_documents"] = len(pairs)
             expected, found = zip(*pairs, strict=True) if pairs else ((), ())
             counts |= tally_of(match_relations(expected, found), self._types["re"], "re_")
-        faults = sum((answer.faults for answer in answers), NO_FAULTS)
-        return counts | {name: getattr(faults, key) for name, key in FAULTS.items()}
+        faults = sum((answer.faults for answer in answers), Faults())
+        return counts | {name: faults[key] for name, key in FAULTS.items()}
 
     def scores(self, tally: Tally, apart: Mapping[str, float]) -> dict[str, float]:
         """Scores mentions and modifiers; see `fedstrata.metrics.spans.scores_from`.
@@ -319,8 +319,3 @@ class Extraction(AskingTask):
     def _asked(self, document: Document, relation: Relation) -> bool:
         """Whether a relation's type is asked for of its main mention."""
         return relation.label in self.asked_modifiers.get(document.spans[relation.head].label, ())
-
-    def _triples(self, document: Document) -> list[Triple]:
-        """Returns the relations that are asked for."""
-        asked = tuple(each for each in document.relations if self._asked(document, each))
-        return list(triples_of(replace(document, relations=asked)))

@@ -13,7 +13,7 @@ before a document's first tokens is then the end of another one. A task that is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -105,13 +105,16 @@ class LanguageModelling(CausalTask):
         require_single_texts(documents, self.name)
         end, pad_id = end_id(tokenizer, self.name), padding_id(tokenizer)
         texts = [np.array([*ids, end], dtype=np.int32) for ids, _ in whole_texts(documents, tokenizer)]
-        streams = [(0, texts)] if self.packed else [(index, [text]) for index, text in enumerate(texts)]
-        return [
-            Passage(*window, pad_id)
-            for first, own in streams
-            if own
-            for window in _windows(own, first, end, self.max_length)
-        ]
+        numbered = list(enumerate(texts))
+        passages = []
+        for stream in [numbered] if self.packed and texts else [[each] for each in numbered]:
+            targets = np.concatenate([text for _, text in stream])
+            inputs = np.insert(targets[:-1], 0, end)
+            owners = np.concatenate([np.full(len(text), index, np.int32) for index, text in stream])
+            for start in range(0, len(targets), self.max_length):
+                piece = slice(start, start + self.max_length)
+                passages.append(Passage(inputs[piece], targets[piece], owners[piece], pad_id))
+        return passages
 
     def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Returns the sum of the cross entropies of all predicted tokens, float32, and their number."""
@@ -127,10 +130,7 @@ class LanguageModelling(CausalTask):
         return [row[:length] for row, length in zip(rows, lengths, strict=True)]
 
     def decode(
-        self,
-        documents: Sequence[Document],
-        examples: Sequence[Passage],
-        predictions: Sequence[np.ndarray],
+        self, documents: Sequence[Document], examples: Sequence[Passage], predictions: Sequence[np.ndarray]
     ) -> list[TextLikelihood]:
         """Adds up the likelihoods of each document's tokens."""
         owners = np.concatenate([np.empty(0, np.int32), *(example.documents for example in examples)])
@@ -169,26 +169,3 @@ class LanguageModelling(CausalTask):
             "cuts longer texts into such windows",
             "the scores above are those of texts packed into such windows one after the other",
         )
-
-
-def _windows(
-    texts: Sequence[np.ndarray], first: int, end: int, length: int
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Cuts one stream of documents into windows.
-
-    Args:
-        texts: The tokens of each document with the end token behind them, (tokens,) int32; at least one.
-        first: Index of the first document; the others follow.
-        end: The end token, with which the stream begins.
-        length: Tokens that a window predicts.
-
-    Yields:
-        What a window reads, what it predicts, and the documents of that; (tokens,) int32 each.
-    """
-    targets = np.concatenate(texts)
-    inputs = np.insert(targets[:-1], 0, end)
-    numbers = np.arange(first, first + len(texts), dtype=np.int32)
-    owners = np.repeat(numbers, [len(text) for text in texts])
-    for start in range(0, len(targets), length):
-        piece = slice(start, start + length)
-        yield inputs[piece], targets[piece], owners[piece]

@@ -186,7 +186,9 @@ class NamedEntityRecognition(TypedTask, WindowTask):
     def _spans(self, text: str, tags: np.ndarray, offsets: np.ndarray) -> tuple[Span, ...]:
         """Returns the mentions that the tags of a document's tokens spell, (tokens,) and (tokens, 2)."""
         if self.whole_words:
-            tags = _by_first_of_word(tags, _begins(text, offsets))
+            begins = _begins(text, offsets)
+            first_tags = tags[np.maximum.accumulate(np.where(begins, np.arange(len(tags)), 0))]
+            tags = np.where(begins, tags, (first_tags + 1) // 2 * 2)  # what goes on with a word: I-
         types = (tags.astype(np.int64) + 1) // 2  # 0 for O, else the number of the type from 1
         continues = (tags % 2 == 0) & (types == np.concatenate([[0], types[:-1]]))
         mentions = np.cumsum(~continues)  # the number of the run of tokens that each one belongs to
@@ -212,12 +214,6 @@ def _begins(text: str, offsets: np.ndarray) -> np.ndarray:
     number = np.where(within, number, -1 - np.arange(len(offsets)))
     begins: np.ndarray = number != np.concatenate([[len(words)], number[:-1]])
     return begins
-
-
-def _by_first_of_word(tags: np.ndarray, begins: np.ndarray) -> np.ndarray:
-    """Gives tokens that go on with a word the I- tag of the type of the word's first, (tokens,) each."""
-    first = np.maximum.accumulate(np.where(begins, np.arange(len(tags)), 0))
-    return np.where(begins, tags, (tags[first] + 1) // 2 * 2)
 
 
 def _precedence(span: Span) -> tuple[bool, int, int, str]:

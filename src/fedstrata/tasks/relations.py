@@ -1,7 +1,7 @@
 """Relations between mentions that are known: every pair of them that may be related is a text to classify.
 
 This is the pipeline of BERT-based relation extraction, and the baseline of Fed-MedLoRA for modifiers: the
-two mentions are marked in the text around them (`fedstrata.tasks.mention_pairs.markers`); the model's
+two mentions are marked in the text around them (`fedstrata.tasks.mention_pairs`); the model's
 classes are `none` and the types of relations. A document's relations are its pairs with another likeliest
 class than `none`.
 
@@ -21,14 +21,13 @@ about all of them. Documents that lack relations are neither trained on nor scor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -43,8 +42,7 @@ from fedstrata.metrics.relations import match_relations, triples_of
 from fedstrata.metrics.spans import tally_of
 from fedstrata.tasks.annotation_types import TypedTask
 from fedstrata.tasks.corrupt import shuffled_windows
-from fedstrata.tasks.mention_pairs.candidates import candidate_pairs
-from fedstrata.tasks.mention_pairs.markers import PairMarker, code_of, markable, require_signs
+from fedstrata.tasks.mention_pairs import PairMarker, candidate_pairs, code_of, markable, require_signs
 from fedstrata.tasks.texts import padding_id, require_single_texts, whole_texts
 from fedstrata.tasks.windows import IGNORED, Row, pad_ids, run_model
 
@@ -61,7 +59,7 @@ class MarkedPair(Row):
         main: Index of the main mention in the document's spans.
         modifier: Index of the modifier.
         input_ids: Token ids of the marked text, (tokens,) int32.
-        marks: Where the marks of the two end, as `mention_pairs.markers.PairMarker.window` has them.
+        marks: Where the marks of the two end, as `mention_pairs.PairMarker.window` has them.
         target: The number of its class; -100 where the document lacks relations.
         weight: How many pairs it stands for in the loss.
         pad_id: The id with which its window is padded.
@@ -119,11 +117,9 @@ class RelationClassification(TypedTask):
         "task relations says how mentions that are marked already are related",
     )
 
-    @model_validator(mode="after")
-    def _no_type_is_none(self) -> RelationClassification:
+    def _misfits(self) -> Iterator[str]:
         if NO_RELATION in self.types:
-            raise ValueError(f"types: {NO_RELATION!r} is the class of pairs without a relation; rename it")
-        return self
+            yield f"types: {NO_RELATION!r} is the class of pairs without a relation; rename it"
 
     def fitted(self, clients: Mapping[str, Split]) -> RelationClassification:
         """Returns the task for a corpus: its types are those that are named, or of all training documents.
@@ -179,7 +175,7 @@ class RelationClassification(TypedTask):
 
         Raises:
             ConfigurationError: A document has a relation whose type the task does not know, or is a pair of
-                texts; or the tokenizer does not fit (see `fedstrata.tasks.mention_pairs.markers.PairMarker`).
+                texts; or the tokenizer does not fit (see `fedstrata.tasks.mention_pairs.PairMarker`).
         """
         return self._marked(documents, tokenizer, [self._candidates(document) for document in documents])
 
@@ -238,10 +234,7 @@ class RelationClassification(TypedTask):
             return list(_of_pairs(module, batch).cpu().numpy())
 
     def decode(
-        self,
-        documents: Sequence[Document],
-        examples: Sequence[MarkedPair],
-        predictions: Sequence[np.ndarray],
+        self, documents: Sequence[Document], examples: Sequence[MarkedPair], predictions: Sequence[np.ndarray]
     ) -> list[tuple[Relation, ...]]:
         """Reads the relations of each document, between its own spans and sorted, off the logits of pairs."""
         found: list[list[Relation]] = [[] for _ in documents]
@@ -294,18 +287,13 @@ class RelationClassification(TypedTask):
             raise ValueError("modifiers must be resolved; `fitted` does that")
         return self.modifiers
 
-    @cached_property
-    def _number(self) -> dict[str, int]:
-        """The number of each class."""
-        return {label: number for number, label in enumerate(self.classes)}
-
     def _candidates(self, document: Document) -> list[tuple[int, int]]:
         return candidate_pairs(document, self._asked, self.most_words)
 
     def _targets(self, document: Document) -> dict[tuple[int, int], int]:
         """Returns the classes of the pairs that are related: of several the first."""
         ranked = sorted(document.relations, key=lambda relation: relation.label, reverse=True)
-        return {(own.head, own.tail): self._number[own.label] for own in ranked}
+        return {(own.head, own.tail): self.classes.index(own.label) for own in ranked}
 
     def _learnt(self, document: Document) -> list[tuple[int, int]]:
         """Returns the candidates that are trained on: the related ones, and a share of the others.

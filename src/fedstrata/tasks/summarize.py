@@ -10,13 +10,13 @@ against whole.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem, refuse
@@ -40,18 +40,10 @@ from fedstrata.tasks.texts import require_one_each
 _TEMPLATE = "task.template"
 _TEXT = "text"
 
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What the model wrote about a document.
-
-    Attributes:
-        text: The text, without white space around it.
-        finished: Whether it came to its end within `task.answer_length`.
-    """
-
-    text: str
-    finished: bool
+Written = tuple[str, bool]
+"""What the model wrote about a document, without white space around it; and whether it came to its end within
+`task.answer_length`.
+"""
 
 
 class Summarization(InstructionTask):
@@ -75,14 +67,10 @@ class Summarization(InstructionTask):
     metrics: ClassVar[tuple[str, ...]] = (*ROUGE, "bleu4", "exact_match", "f1", "finished")
     gives: ClassVar[tuple[str, ...]] = ("text_pair",)
 
-    @model_validator(mode="after")
-    def _room_for_a_text(self) -> Summarization:
+    def _misfits(self) -> Iterator[str]:
         if self.answer_length > self.max_length // 2:
-            raise ValueError(
-                f"answer_length must be at most half of max_length ({self.max_length}), not "
-                f"{self.answer_length}"
-            )
-        return self
+            half = f"at most half of max_length ({self.max_length})"
+            yield f"answer_length must be {half}, not {self.answer_length}"
 
     def fitted(self, clients: Mapping[str, Split]) -> Summarization:
         """Returns the task for a corpus of documents with a second text each.
@@ -151,13 +139,13 @@ class Summarization(InstructionTask):
         """Reads texts off the generated tokens."""
         require_one_each(documents, examples, predictions)
         texts = (answer_text(example, ids) for example, ids in zip(examples, predictions, strict=True))
-        return [Written(text.strip(), finished) for text, finished in texts]
+        return [(text.strip(), finished) for text, finished in texts]
 
     def tally(self, documents: Sequence[Document], answers: Sequence[Written]) -> dict[str, float]:
         """Counts what the texts have in common with the documents' own, and those that came to their end."""
-        texts, references = [answer.text for answer in answers], [each.text_pair or "" for each in documents]
+        texts, references = [text for text, _ in answers], [each.text_pair or "" for each in documents]
         counts = overlap_tally(texts, references) | answer_tally(texts, [[own] for own in references])
-        return {**counts, "finished": sum(answer.finished for answer in answers)}
+        return {**counts, "finished": sum(finished for _, finished in answers)}
 
     def scores(self, tally: Tally, apart: Mapping[str, float]) -> dict[str, float]:
         """Scores the texts against the documents' own; see `fedstrata.metrics.text`.
@@ -177,7 +165,7 @@ class Summarization(InstructionTask):
 
     def annotate(self, document: Document, answer: Written) -> Document:
         """Returns the document with this text as its second one."""
-        return replace(self.known(document), text_pair=answer.text)
+        return replace(self.known(document), text_pair=answer[0])
 
     def card_words(self) -> CardWords:
         """Returns what a model card says of the task."""

@@ -4,7 +4,7 @@ A note is longer than what a model reads at a time. It is cut into windows that 
 tokens, so that every token has context on both sides, and the overlap of two neighbours is shared out at its
 middle: its first half is owned by the earlier window, its second half by the later one. Losses and answers
 of tasks on tokens use owned tokens only. Tasks on documents need no more than the ids: `token_windows`.
-Pairs of texts are no notes, and are not cut: see `fedstrata.tasks.pairs`.
+Pairs of texts are no notes, and are not cut: see `fedstrata.tasks.document_labels`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
@@ -40,13 +40,9 @@ class WindowTask(Task):
         default=32, description="Tokens that neighbouring windows share."
     )
 
-    @model_validator(mode="after")
-    def _stride_below_length(self) -> WindowTask:
+    def _misfits(self) -> Iterator[str]:
         if self.stride > self.max_length // 2:
-            raise ValueError(
-                f"stride must be at most half of max_length ({self.max_length}), not {self.stride}"
-            )
-        return self
+            yield f"stride must be at most half of max_length ({self.max_length}), not {self.stride}"
 
 
 class Row:
@@ -202,8 +198,7 @@ def run_model(module: nn.Module, batch: Mapping[str, Tensor], *, columns: Tensor
         columns: Which tokens of each window logits are wanted of, of a causal language model, (columns,)
             int64; the layer that gives those of a large vocabulary then runs for these only. All if none.
     """
-    unwrap = getattr(module, "get_base_model", lambda: module)  # PEFT's wrapper hides the signature
-    inner = unwrap()
+    inner = getattr(module, "get_base_model", lambda: module)()  # PEFT's wrapper hides the signature
     taken = inspect.signature(inner.forward).parameters
     further: dict[str, Any] = {}
     if "use_cache" in taken:  # a causal model would else build a key-value cache, which nothing reads

@@ -7,7 +7,7 @@ determinism are decided in one place.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import islice
@@ -24,8 +24,7 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.training import TrainingSettings
 from fedstrata.core.types import JSON, Tensors, Update
 from fedstrata.models.blocks import transformers_model
-from fedstrata.models.prefix import frozen_blocks
-from fedstrata.models.skip import skippable_blocks
+from fedstrata.models.prefix import frozen_blocks, skippable_blocks
 from fedstrata.policies.dropout import LayerDropout
 from fedstrata.train.batches import training_batches
 from fedstrata.train.corrupt import distort
@@ -133,7 +132,8 @@ def _descend(
             gradients = partial(accumulate, feed=feed, leave_out=leave_out, tally=tally)
         for _ in range(settings.epochs):
             loss_sum = term_count = 0.0
-            for batches in _groups(loader, settings.accumulation):
+            epoch = iter(loader)
+            while batches := list(islice(epoch, settings.accumulation)):
                 step += 1
                 step_loss, terms = gradients(client, batches, parameters)
                 if dropout:
@@ -295,12 +295,6 @@ def clip(parameters: Sequence[Parameter], settings: TrainingSettings) -> float:
     """Scales the gradient down to `training.clip_norm`; returns the norm it had."""
     limit = math.inf if settings.clip_norm is None else settings.clip_norm
     return float(torch.nn.utils.clip_grad_norm_(parameters, limit))
-
-
-def _groups(loader: Iterable[Mapping[str, Tensor]], size: int) -> Iterator[list[Mapping[str, Tensor]]]:
-    batches = iter(loader)
-    while group := list(islice(batches, size)):
-        yield group
 
 
 def accumulate(

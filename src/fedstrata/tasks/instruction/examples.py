@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedstrata.core.documents import Span
 from fedstrata.tasks.causal import CausalTask, end_id
-from fedstrata.tasks.instruction.generate import generate
+from fedstrata.tasks.continuations import generate
 from fedstrata.tasks.instruction.prompts import PromptTokenizer
 from fedstrata.tasks.windows import IGNORED, Row, pad_labelled
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError, Problem, refuse
@@ -87,16 +87,14 @@ class AskingTask(InstructionTask):
 
     template_field: ClassVar[str] = INPUT
 
-    @model_validator(mode="after")
-    def _tasks_fit(self) -> AskingTask:
+    def _misfits(self) -> Iterator[str]:
         if len(set(self.tasks)) < len(self.tasks):
-            raise ValueError(f"tasks names one twice: {', '.join(self.tasks)}")
+            yield f"tasks names one twice: {', '.join(self.tasks)}"
         if self.mentions_only and len(self.tasks) == 1:
-            raise ValueError(
+            yield (
                 f"mentions_only has no meaning with tasks {self.tasks}: it leaves out the modifiers of some "
                 "sites, where mentions and modifiers are learnt"
             )
-        return self
 
     @property
     def asked_mentions(self) -> Sequence[str]:

@@ -47,7 +47,7 @@ class PromptTokenizer:
             chats = self._written(turns, add_generation_prompt=True)
             if self._opens_thought:  # an answer is trained and expected outside of it
                 chats = [f"{chat.rstrip()}\n\n</think>\n\n" for chat in chats]
-            rows = self._tokenize(chats, special=False, split=False)  # the template has written special ones
+            rows = self.ids(chats, split=False)  # the template has written special ones
             return [
                 self._chat(chat, text) if any(token in text for token in self._special.values()) else row
                 for chat, text, row in zip(chats, texts, rows, strict=True)
@@ -69,7 +69,7 @@ class PromptTokenizer:
         if self._chats:
             turns = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "AAA"}]
             (chat,) = self._written([turns])
-            (after,) = self._tokenize([chat.rpartition("AAA")[2]], special=False, split=False)
+            (after,) = self.ids([chat.rpartition("AAA")[2]], split=False)
             if (own := next((id_ for id_ in after if id_ in self._special), None)) is not None:
                 return own
         return end_id(self.tokenizer, task)
@@ -100,18 +100,15 @@ class PromptTokenizer:
                 "must be never: the tokenizer's chat template changes a text that looks like a special token"
             )
             raise ConfigurationError([Problem("task.chat", message)])
-        ends = self._tokenize([before, after], special=False, split=False)
+        ends = self.ids([before, after], split=False)
         return [*ends[0], *self.ids([found])[0], *ends[1]]
 
-    def ids(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
+    def ids(self, texts: Sequence[str], *, special: bool = False, split: bool = True) -> list[list[int]]:
         """Returns the tokens of each text, without special ones unless they are asked for.
 
-        What looks like a special token in a text is tokenized as any other characters: a note may well hold
-        `</s>`, and nothing in it must end an answer or begin another turn.
+        What looks like a special token in a text is tokenized as any other characters, unless `split` is
+        false: a note may well hold `</s>`, and nothing in it must end an answer or begin another turn.
         """
-        return self._tokenize(texts, special=special, split=True)
-
-    def _tokenize(self, texts: Sequence[str], *, special: bool, split: bool) -> list[list[int]]:
         ids: list[list[int]] = []
         for start in range(0, len(texts), TEXTS_PER_CALL):
             call = self.tokenizer(

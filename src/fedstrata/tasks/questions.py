@@ -21,26 +21,25 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.data.choices import PRONOUN, choices_of, rivals_of
-from fedstrata.tasks.instruction.prompts import builtin, faults, fields_of, read_template
+from fedstrata.tasks.instruction.prompts import PromptTokenizer, builtin, faults, fields_of, read_template
+from fedstrata.tasks.windows import IGNORED, Row
 
 Form = Literal["label", "choice", "each", "referent"]
-FORMS: Mapping[str, Form] = {
-    "rte": "label",
-    "boolq": "label",
-    "wic": "label",
-    "cb": "label",
-    "labels": "label",
-    "multirc": "each",
-    "copa": "choice",
-    "record": "choice",
-    "choices": "choice",
-    "wsc": "referent",
+_KINDS: Mapping[Form, tuple[str, ...]] = {
+    "label": ("rte", "boolq", "wic", "cb", "labels"),
+    "each": ("multirc",),
+    "choice": ("copa", "record", "choices"),
+    "referent": ("wsc",),
 }
+FORMS: Mapping[str, Form] = {kind: form for form, kinds in _KINDS.items() for kind in kinds}
 """The form of each kind of question (`task.question`)."""
 OWN = ("labels", "choices")
 """Those of documents of one's own, for which there is no built-in template."""
@@ -124,7 +123,10 @@ class Questions:
             return [
                 Asked(index, name, TRUTH, words, right) for name, right in zip(choices, rights, strict=True)
             ]
-        rivals = self._rivals(document, choices) if self.form == "referent" else []
+        rivals = rivals_of(document) if self.form == "referent" else []
+        if self.form == "referent" and not rivals and len(choices) == 1:
+            (only,) = choices.values()
+            rivals = stretches(document.text, only, document.metadata.get(PRONOUN, ""))
         names = tuple(choices)
         right = next((names.index(label) for label in document.labels if label in choices), -1)
         answers = (*choices.values(), *rivals)
@@ -167,12 +169,6 @@ class Questions:
             )
             raise ConfigurationError([Problem("task.question", message)])
         return choices
-
-    def _rivals(self, document: Document, choices: Mapping[str, str]) -> list[str]:
-        rivals = rivals_of(document)
-        if rivals or len(choices) > 1:
-            return rivals
-        return stretches(document.text, next(iter(choices.values())), document.metadata.get(PRONOUN, ""))
 
 
 def stretches(text: str, choice: str, pronoun: str) -> list[str]:
@@ -235,3 +231,102 @@ def template_faults(template: str, form: Form, documents: Sequence[Document]) ->
     if not found and template.partition(f"{{{ANSWER}}}")[2].strip():
         found = [f"goes on behind {{{ANSWER}}}, and a causal language model sees nothing of what follows"]
     yield from (Problem("task.template", fault) for fault in found)
+
+
+@dataclass(frozen=True, slots=True)
+class ClozeExample(Row):
+    """One question with its answers.
+
+    Attributes:
+        document: Index of the document.
+        choice: The name of the choice that is asked about; empty if all of the document is.
+        names: The label that each answer stands for; empty for one that stands for none.
+        prompt: The tokens of the question, (tokens,) int32.
+        answers: Those of each answer, at least one, (tokens,) int32.
+        right: Index of the right answer; -1 if there is none.
+        pad_id: The id with which it is padded.
+    """
+
+    document: int
+    choice: str
+    names: tuple[str, ...]
+    prompt: np.ndarray
+    answers: tuple[np.ndarray, ...]
+    right: int
+    pad_id: int
+
+    @property
+    def input_ids(self) -> np.ndarray:
+        """The question, and the right answer as far as it is read; (tokens,) int32."""
+        if self.right < 0:
+            return self.prompt
+        return np.concatenate([self.prompt, self.answers[self.right][:-1]])
+
+    @property
+    def targets(self) -> np.ndarray:
+        """What follows each of them where it is the right answer, else -100; (tokens,) int32."""
+        targets = np.full(len(self), IGNORED, dtype=np.int32)
+        if self.right >= 0:
+            targets[len(self.prompt) - 1 :] = self.answers[self.right]
+        return targets
+
+
+def question_examples(
+    documents: Sequence[Document],
+    asked: Sequence[Asked],
+    tokenizer: Any,
+    questions: Questions,
+    max_length: int,
+) -> list[ClozeExample]:
+    """Makes the examples of questions.
+
+    Args:
+        documents: The documents.
+        asked: What is asked of them.
+        tokenizer: A transformers tokenizer.
+        questions: Words the questions.
+        max_length: Tokens of a question with its longest answer. Where a text is too long for that, its end
+            is cut off.
+
+    Raises:
+        ConfigurationError: Two words are the same tokens, an answer has none, a question is too long
+            without its text, or the template does not fit a document.
+    """
+    words = PromptTokenizer(tokenizer, chats=False)
+    texts = [questions.prompt(documents[each.document], each) for each in asked]
+    rows = zip(asked, words.prompts(texts), _answers(asked, texts, questions, words), strict=True)
+    examples = []
+    for own, prompt, answers in rows:
+        document = documents[own.document]
+        fill = partial(questions.prompt, document, own)
+        spared = max(map(len, answers)) - 1  # the last token of an answer is not read
+        ids = words.shortened(prompt, document, fill, max_length=max_length, spared=spared)
+        facts = (np.array(ids, dtype=np.int32), answers, own.right, words.pad_id)
+        examples.append(ClozeExample(own.document, own.choice, own.names, *facts))
+    return examples
+
+
+def _answers(
+    asked: Sequence[Asked], texts: Sequence[str], questions: Questions, words: PromptTokenizer
+) -> list[tuple[np.ndarray, ...]]:
+    """Returns the tokens of the answers to each question."""
+    ends = [text[-1:] for text in texts]
+    behind = [questions.answers(each) for each in asked]
+    pairs = list(dict.fromkeys((end, one) for end, own in zip(ends, behind, strict=True) for one in own))
+    rows = words.continuations([end for end, _ in pairs], [text for _, text in pairs])
+    ids = {pair: np.array(row, dtype=np.int32) for pair, row in zip(pairs, rows, strict=True)}
+    if not all(map(len, rows)):
+        raise ConfigurationError([Problem("model.tokenizer", "has no token for one of the answers")])
+    if questions.form in ("label", "each") and behind:
+        _require_distinct([(one, ids[ends[0], one]) for one in behind[0]])
+    return [tuple(ids[end, one] for one in own) for end, own in zip(ends, behind, strict=True)]
+
+
+def _require_distinct(words: Sequence[tuple[str, np.ndarray]]) -> None:
+    """Refuses words that a tokenizer does not tell from each other."""
+    seen: dict[tuple[int, ...], str] = {}
+    for word, ids in words:
+        other = seen.setdefault(tuple(ids.tolist()), word)
+        if other != word:
+            message = f"{other.strip()!r} and {word.strip()!r} are the same tokens for this model's tokenizer"
+            raise ConfigurationError([Problem("task.words", message)])

@@ -1,4 +1,10 @@
-"""A pair of mentions in the text around it, marked so that a model sees which two it is asked about.
+"""Pairs of mentions: which a model is asked about, and each in the text around it.
+
+It is asked about those near each other, and of types that go together. A relation goes from a main mention to
+a modifier, so a pair is ordered. How far two mentions are apart is the number of words that begin between
+them: none where they overlap, or where one follows the other.
+
+A pair stands in the text around it, marked so that a model sees which two it is asked about.
 
     took # ^ dosage ^ 81 mg # of @ * drug * aspirin @ by mouth
 
@@ -14,6 +20,7 @@ that is longer than the window loses the middle of what lies between its ends.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -27,8 +34,47 @@ from fedstrata.tasks.instruction.prompts import builtin
 from fedstrata.tasks.texts import require_offsets, special_around
 from fedstrata.tasks.windows import touched, without_blanks
 
+WORD = re.compile(r"\w+")
 SIGNS = (("@", "*"), ("#", "^"))
 """What stands around a main mention and around its type; and so for a modifier."""
+
+
+def candidate_pairs(
+    document: Document, modifiers: Mapping[str, Sequence[str]], most_words: int
+) -> list[tuple[int, int]]:
+    """Returns the pairs of mentions that may be related.
+
+    Args:
+        document: The document with its mentions.
+        modifiers: The types of modifiers that each type of main mention may have.
+        most_words: Words between the two, at most.
+
+    Returns:
+        The indices of main mention and modifier in `document.spans`, in order; a discontinuous mention counts
+        as the stretch that encloses it.
+    """
+    labels = [span.label for span in document.spans]
+    if modifiers.keys().isdisjoint(labels):
+        return []
+    fits = {main: np.isin(labels, list(own)) for main, own in modifiers.items()}
+    none = np.zeros(len(labels), dtype=bool)
+    asked = np.stack([fits.get(label, none) for label in labels]) & (words_apart(document) <= most_words)
+    np.fill_diagonal(asked, val=False)
+    return [(main, modifier) for main, modifier in np.argwhere(asked).tolist()]
+
+
+def words_apart(document: Document) -> np.ndarray:
+    """Returns how many words begin between any two mentions, (mentions, mentions) int64.
+
+    It is below 0 where they overlap.
+    """
+    spans = document.spans
+    words = np.array([match.start() for match in WORD.finditer(document.text)])
+    until_start = np.searchsorted(words, [span.start for span in spans])  # words that begin before it
+    until_end = np.searchsorted(words, [span.end for span in spans])
+    after = until_start[None, :] - until_end[:, None]  # words from a mention's end to another one's start
+    apart: np.ndarray = np.maximum(after, after.T)
+    return apart
 
 
 def marks_around(label: str, role: int, *, typed: bool) -> tuple[str, str]:

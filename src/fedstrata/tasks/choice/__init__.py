@@ -1,1 +1,0 @@
-"""Questions with several answers to choose from."""

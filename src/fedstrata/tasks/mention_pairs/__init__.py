@@ -1,1 +1,0 @@
-"""Pairs of mentions that may be related."""
