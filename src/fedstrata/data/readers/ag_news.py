@@ -34,16 +34,6 @@ _TABLES = (".csv", ".csv.gz")
 _SUFFIXES = (*_TABLES, ".json", ".json.gz")
 
 
-def _class_names(folder: Path) -> Sequence[str]:
-    path = folder / _CLASS_NAMES
-    if not path.is_file():
-        return CLASSES
-    names = [line.strip() for _, line in filled_lines(path)]
-    if not names or len(set(names)) < len(names):
-        raise DataError(path, "names no classes, or one twice", expected="a name on each line")
-    return names
-
-
 def _class(names: Sequence[str], number: str, first: int, path: Path, where: int, line: int | None) -> str:
     """Returns the name of a class, whose numbers count from `first`."""
     given = number.strip()
@@ -80,7 +70,12 @@ def read(source: Source) -> list[Document]:
     Raises:
         DataError: It cannot be read, or a class has no name.
     """
-    names = _class_names(source.path.parent)
+    names: Sequence[str] = CLASSES
+    listed = source.path.parent / _CLASS_NAMES
+    if listed.is_file():
+        names = [line.strip() for _, line in filled_lines(listed)]
+        if not names or len(set(names)) < len(names):
+            raise DataError(listed, "names no classes, or one twice", expected="a name on each line")
     return [
         Document(own, text.replace("\\", "\n").strip(), labels=(label,))
         for own, text, label in _rows(source.path, names)

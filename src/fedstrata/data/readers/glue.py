@@ -119,8 +119,5 @@ def read(source: Source) -> list[Document]:
 
 
 FORMAT = Format(
-    read,
-    suffixes=_SUFFIXES,
-    passed_over=("diagnostic", "diagnostic-full", "dev_ids"),
-    has_labels=has_labels,
+    read, suffixes=_SUFFIXES, passed_over=("diagnostic", "diagnostic-full", "dev_ids"), has_labels=has_labels
 )

@@ -32,14 +32,7 @@ from fedstrata.core.errors import DataError
 from fedstrata.data.readers.files import ABOUT, Format, Source, filled_lines, read_text, stem
 
 CONCEPTS_SUFFIX, ASSERTIONS_SUFFIX, RELATIONS_SUFFIX = ".con", ".ast", ".rel"
-ASSERTIONS = (
-    "present",
-    "absent",
-    "possible",
-    "conditional",
-    "hypothetical",
-    "associated_with_someone_else",
-)
+ASSERTIONS = ("present", "absent", "possible", "conditional", "hypothetical", "associated_with_someone_else")
 """What an `.ast` line may say of a problem."""
 
 _MENTION = r'c="(.*)" ([0-9]{1,9}):([0-9]{1,9}) ([0-9]{1,9}):([0-9]{1,9})'
@@ -99,11 +92,6 @@ def _mention(path: Path, number: int, parts: Sequence[str], label: str = "") -> 
     if mention.last < mention.first:
         raise DataError(path, f"the concept runs backwards, from {mention.where}", line=number)
     return mention
-
-
-def _concepts(path: Path) -> list[_Mention]:
-    rows = _rows(path, _CONCEPT, "concept", f'{_SHAPE}||t="TYPE"')
-    return [_mention(path, number, parts, label) for number, (*parts, label) in rows]
 
 
 def _position(tokens: Lines, place: Place) -> tuple[int, int]:
@@ -211,7 +199,8 @@ def read(source: Source) -> list[Document]:
         for path in source.further.values():
             raise DataError(path, "speaks of concepts that are not listed", expected=f"{name}.con")
         return [Document(name, text, lacks_relations=lacks_relations)]
-    concepts = _concepts(source.annotations)
+    rows = _rows(source.annotations, _CONCEPT, "concept", f'{_SHAPE}||t="TYPE"')
+    concepts = [_mention(source.annotations, line, parts, label) for line, (*parts, label) in rows]
     spans = _spans(source.annotations, text, concepts)
     by_place: dict[tuple[Place, Place], dict[str, Span]] = {}
     for concept, span in zip(concepts, spans, strict=True):
@@ -219,7 +208,7 @@ def read(source: Source) -> list[Document]:
     found, further = _Found(text, by_place), source.further
     said = _assertions(further[ASSERTIONS_SUFFIX], found) if ASSERTIONS_SUFFIX in further else {}
     related = _relations(further[RELATIONS_SUFFIX], found) if RELATIONS_SUFFIX in further else iter(())
-    ordered = sorted(set(spans), key=lambda span: (span.start, span.end, span.label))
+    ordered = sorted(set(spans))
     index = {span: number for number, span in enumerate(ordered)}
     relations = dict.fromkeys(Relation(index[head], index[tail], label) for head, tail, label in related)
     return [
