@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from fedstrata.core.documents import MENTION_TYPES, MODIFIERS_OF, Relation, Span
 from fedstrata.data.synthetic.draw import Draw
@@ -13,10 +12,8 @@ _CLOSING = frozenset(",.;:)")
 _TYPO_LENGTH = 6
 
 
-@dataclass(slots=True)
-class _Scope:
-    mentions: list[int] = field(default_factory=list)
-    modifiers: list[int] = field(default_factory=list)
+_Scope = tuple[list[int], list[int]]
+"""The indices of the mentions and of the modifiers in a part of a sentence."""
 
 
 class NoteBuilder:
@@ -39,7 +36,7 @@ class NoteBuilder:
         self._open = 0
         self._spans: list[Span] = []
         self._relations: list[Relation] = []
-        self._scopes: list[_Scope] = [_Scope()]
+        self._scopes: list[_Scope] = [([], [])]
 
     def __len__(self) -> int:
         return self._length
@@ -98,24 +95,24 @@ class NoteBuilder:
             return None
         index = len(self._spans)
         self._spans.append(Span(start, self._length, label))
-        scope = self._scopes[-1]
-        (scope.mentions if label in MENTION_TYPES else scope.modifiers).append(index)
+        mentions, modifiers = self._scopes[-1]
+        (mentions if label in MENTION_TYPES else modifiers).append(index)
         return index
 
     def push(self) -> None:
         """Opens a scope."""
-        self._scopes.append(_Scope())
+        self._scopes.append(([], []))
 
     def pop(self) -> None:
         """Closes a scope: its modifiers modify its mentions; what fits none passes to the scope around."""
-        scope, outer = self._scopes.pop(), self._scopes[-1]
-        for modifier in scope.modifiers:
+        (mentions, modifiers), (outer_mentions, outer_modifiers) = self._scopes.pop(), self._scopes[-1]
+        for modifier in modifiers:
             label = self._spans[modifier].label
-            heads = [head for head in scope.mentions if label in MODIFIERS_OF[self._spans[head].label]]
+            heads = [head for head in mentions if label in MODIFIERS_OF[self._spans[head].label]]
             self._relations.extend(Relation(head, modifier, label) for head in heads)
             if not heads:
-                outer.modifiers.append(modifier)
-        outer.mentions.extend(scope.mentions)
+                outer_modifiers.append(modifier)
+        outer_mentions.extend(mentions)
 
     def finish(self) -> tuple[str, tuple[Span, ...], tuple[Relation, ...]]:
         """Returns the text, its spans in order, and their relations.
@@ -123,19 +120,13 @@ class NoteBuilder:
         Raises:
             ValueError: A modifier was written that modifies nothing: the grammar is wrong there.
         """
-        loose = [self._spans[index].label for index in self._scopes[0].modifiers]
-        if loose:
-            raise ValueError(
-                f"the grammar wrote modifiers without a mention: {', '.join(sorted(set(loose)))}"
-            )
+        _, modifiers = self._scopes[0]
+        if loose := sorted({self._spans[index].label for index in modifiers}):
+            raise ValueError(f"the grammar wrote modifiers without a mention: {', '.join(loose)}")
         order = sorted(range(len(self._spans)), key=lambda index: (self._spans[index].start, index))
         place = {old: new for new, old in enumerate(order)}
-        relations = sorted((place[item.head], place[item.tail], item.label) for item in self._relations)
-        return (
-            "".join(self._pieces),
-            tuple(self._spans[index] for index in order),
-            tuple(Relation(*item) for item in relations),
-        )
+        relations = (Relation(place[item.head], place[item.tail], item.label) for item in self._relations)
+        return "".join(self._pieces), tuple(self._spans[index] for index in order), tuple(sorted(relations))
 
     def locate(self, indices: Sequence[int]) -> list[tuple[int, int]]:
         """Returns the offsets of spans by the indices that `end` gave."""

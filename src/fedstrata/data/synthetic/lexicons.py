@@ -200,22 +200,16 @@ def _drugs(table: Mapping[str, Any]) -> dict[str, Drug]:
 
 
 def _conditions(table: Mapping[str, Mapping[str, str]], labs: Mapping[str, Lab]) -> tuple[Condition, ...]:
-    return tuple(_condition(name, entry, labs) for name, entry in table.items())
-
-
-def _condition(name: str, entry: Mapping[str, str], labs: Mapping[str, Lab]) -> Condition:
-    tests = _items(entry["tests"]) if "tests" in entry else ()
-    return Condition(
-        name=name,
-        code=entry["code"],
-        surfaces=(name, *_items(entry["also"])),
-        sex=entry.get("sex", ""),
-        symptoms=_items(entry["symptoms"]) if "symptoms" in entry else (),
-        labs=tuple(test for test in tests if test in labs),
-        studies=tuple(test for test in tests if test not in labs),
-        treatments=_items(entry["treatments"]) if "treatments" in entry else (),
-        drugs=_items(entry["drugs"]),
-    )
+    conditions = []
+    for name, entry in table.items():
+        lists = ("symptoms", "tests", "treatments", "drugs")
+        listed = {key: _items(entry[key]) for key in lists if key in entry}
+        tests = listed.pop("tests", ())
+        listed["labs"] = tuple(test for test in tests if test in labs)
+        listed["studies"] = tuple(test for test in tests if test not in labs)
+        surfaces = (name, *_items(entry["also"]))
+        conditions.append(Condition(name, entry["code"], surfaces, entry.get("sex", ""), **listed))
+    return tuple(conditions)
 
 
 def _speciality(

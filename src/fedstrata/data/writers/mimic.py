@@ -56,18 +56,10 @@ def _numbers(keys: Iterable[Key], first: int) -> dict[Key, int]:
     return {key: number for number, key in enumerate(distinct, start=first)}
 
 
-def _codes(document: Document) -> list[str]:
-    codes = [without_dot(label) for label in document.labels]
-    for label, code in zip(document.labels, codes, strict=True):
-        if not code:
-            raise DataError(f"document {document.id!r}", f"the label {label!r} is no ICD-9-CM diagnosis code")
-    return codes
-
-
-def _category(document: Document) -> tuple[str, str]:
+def _category(document: Document) -> Sequence[str]:
     kind = document.metadata.get("kind", "discharge summary")
-    category, description = _TABLES["categories"].get(kind.lower(), ("General", kind))
-    return category, description
+    category: Sequence[str] = _TABLES["categories"].get(kind.lower(), ("General", kind))
+    return category
 
 
 def files(documents: Iterable[Document]) -> Iterator[WrittenFile]:
@@ -87,7 +79,11 @@ def files(documents: Iterable[Document]) -> Iterator[WrittenFile]:
     admissions = _numbers(map(_admission, corpus), first=100_001)
     codes: dict[Key, dict[str, None]] = {key: {} for key in admissions}
     for document in corpus:
-        codes[_admission(document)].update(dict.fromkeys(_codes(document)))
+        for label in document.labels:
+            if not (code := without_dot(label)):
+                what = f"the label {label!r} is no ICD-9-CM diagnosis code"
+                raise DataError(f"document {document.id!r}", what)
+            codes[_admission(document)][code] = None
     stays = [(subjects[key[:2]], number, key) for key, number in admissions.items()]
     yield _table(
         "NOTEEVENTS",
