@@ -7,6 +7,7 @@ import platform
 import re
 import resource
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,17 +51,9 @@ def cores() -> int:
 
 def machine() -> dict[str, Any]:
     """Returns what seconds and memory depend on: cores, processor and operating system."""
-    return {
-        "cores": cores(),
-        "processor": _processor() or platform.processor() or platform.machine(),
-        "system": platform.platform(),
-    }
-
-
-def _processor() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return ""
-    found = re.search(r"^model name\s*:\s*(.+)$", text, flags=re.MULTILINE)
-    return found[1].strip() if found else ""
+    listed = ""
+    with suppress(OSError):  # Linux alone has it
+        listed = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    found = re.search(r"^model name\s*:\s*(.+)$", listed, flags=re.MULTILINE)
+    processor = (found[1].strip() if found else "") or platform.processor() or platform.machine()
+    return {"cores": cores(), "processor": processor, "system": platform.platform()}

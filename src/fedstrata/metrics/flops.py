@@ -191,16 +191,7 @@ class FlopCounter:
         passed: Passed,
         share_of: Callable[[str, Tensor], float],
     ) -> None:
-        """Adds every layer to its part.
-
-        Args:
-            module: The model.
-            layout: Its parameters by part.
-            inner: The transformers model in it.
-            training: The identities of the parameters that train.
-            passed: What gradients the lowest block that trains passes.
-            share_of: As above.
-        """
+        """Adds every layer to its part, given the identities of the parameters that train."""
         base = next(path for path, part in module.named_modules() if part is inner.base_model)
         once = "SequenceClassification" in type(inner).__name__
         below = False  # whether anything of the head trains below the layer at hand
@@ -223,7 +214,9 @@ class FlopCounter:
                 head.passed += cost * (not below)
                 below = below or not training.isdisjoint(own)
                 continue
-            part = self._part_of(path, f"{layout.blocks_path}.")
+            blocks = f"{layout.blocks_path}."
+            block = int(path.removeprefix(blocks).split(".")[0]) if path.startswith(blocks) else None
+            part = self._embedding if block is None else self._blocks[block]
             if positions := span * (not projections.isdisjoint(path.split("."))):
                 part.positions += positions * cost
                 part.positions_back += positions * (trained + cost * (id(layer) in passed.positions))
@@ -232,11 +225,6 @@ class FlopCounter:
             part.linear += cost
             part.trained += trained
             part.passed += cost * (id(layer) in passed.layers)
-
-    def _part_of(self, path: str, blocks: str) -> Part:
-        """Returns the block that a layer of the base model is in, or the embedding."""
-        inside = path.startswith(blocks)
-        return self._blocks[int(path.removeprefix(blocks).split(".")[0])] if inside else self._embedding
 
     def _add_attention(self, config: Any, passed: Passed, prefix: int) -> None:
         """Adds attention's products, whose shapes are in the model's configuration alone."""
@@ -254,11 +242,9 @@ class FlopCounter:
 
 
 def _cost(layer: nn.Module, experts: int) -> float:
-    """Returns the operations of a layer a token; 0 of a module that multiplies by no matrix of its own.
+    """Returns the operations of a layer a token, which goes to so many of the experts of a mixture.
 
-    Args:
-        layer: A module.
-        experts: To how many of the experts of a mixture a token goes.
+    They are 0 of a module that multiplies by no matrix of its own.
     """
     if isinstance(layer, nn.Linear):
         return 2.0 * layer.in_features * layer.out_features  # a quantised weight has another shape
