@@ -134,7 +134,8 @@ class FlopCounter:
         self._head, self._pooled = Head(), Head()  # of every token; of one vector a row
         training = {id(parameter) for name, parameter in module.named_parameters() if name in names}
         passed = passed_by_lowest(module, layout, names)
-        self._add_layers(module, layout, inner, training, passed, share_of or (lambda name, tensor: 1.0))
+        self._share_of = share_of or (lambda name, tensor: 1.0)
+        self._add_layers(module, layout, inner, training, passed)
         self._add_attention(inner.config.get_text_config(), passed, _prefix_length(module))
 
     def batch(
@@ -183,13 +184,7 @@ class FlopCounter:
         return next((index for index in ran if self._blocks[index].trains), len(self._blocks))
 
     def _add_layers(
-        self,
-        module: nn.Module,
-        layout: Layout,
-        inner: PreTrainedModel,
-        training: set[int],
-        passed: Passed,
-        share_of: Callable[[str, Tensor], float],
+        self, module: nn.Module, layout: Layout, inner: PreTrainedModel, training: set[int], passed: Passed
     ) -> None:
         """Adds every layer to its part, given the identities of the parameters that train."""
         base = next(path for path, part in module.named_modules() if part is inner.base_model)
@@ -204,7 +199,7 @@ class FlopCounter:
                 continue
             own = [id(parameter) for parameter in layer.parameters(recurse=False)]
             name, weight = next(layer.named_parameters(recurse=False))
-            cost *= share_of(f"{path}.{name}", weight)
+            cost *= self._share_of(f"{path}.{name}", weight)
             trained = cost * (own[0] in training)
             inside = path.startswith(f"{base}.") or inner.base_model is inner
             if not inside or path.startswith(f"{base}.pooler."):

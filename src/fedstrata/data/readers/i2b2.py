@@ -211,15 +211,8 @@ def read(source: Source) -> list[Document]:
     ordered = sorted(set(spans))
     index = {span: number for number, span in enumerate(ordered)}
     relations = dict.fromkeys(Relation(index[head], index[tail], label) for head, tail, label in related)
-    return [
-        Document(
-            name,
-            text,
-            tuple(replace(span, assertion=said.get(span, "")) for span in ordered),
-            tuple(relations),
-            lacks_relations=lacks_relations,
-        )
-    ]
+    asserted = tuple(replace(span, assertion=said.get(span, "")) for span in ordered)
+    return [Document(name, text, asserted, tuple(relations), lacks_relations=lacks_relations)]
 
 
 FORMAT = Format(

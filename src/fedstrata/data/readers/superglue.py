@@ -35,7 +35,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -186,14 +185,8 @@ def _multirc(task: str, path: Path, lines: Lines) -> Iterator[Document]:
         passage = parse_line(_Reading, path, number, line).passage
         for question in passage.questions:
             choices = named("choice", (answer.text for answer in question.answers))
-            truths = [answer.label for answer in question.answers]
-            yield Document(
-                "",
-                passage.text,
-                labels=_right(choices, truths),
-                metadata=choices,
-                text_pair=question.question,
-            )
+            labels = _right(choices, [answer.label for answer in question.answers])
+            yield Document("", passage.text, labels=labels, metadata=choices, text_pair=question.question)
 
 
 def _record(task: str, path: Path, lines: Lines) -> Iterator[Document]:
@@ -224,13 +217,10 @@ def _wsc(task: str, path: Path, lines: Lines) -> Iterator[Document]:
         further = dict.fromkeys(name for row in together for name in row.candidates)
         rivals = [name for name in further if name.casefold() not in asked]
         choices = named("choice", truths)
-        pronoun = {PRONOUN: together[0].target.span2_text}
-        yield Document(
-            "",
-            _marked(text, together[0].target),
-            labels=_right(choices, list(truths.values())),
-            metadata={**pronoun, **choices, **named("rival", rivals)},
-        )
+        target = together[0].target
+        metadata = {PRONOUN: target.span2_text, **choices, **named("rival", rivals)}
+        labels = _right(choices, list(truths.values()))
+        yield Document("", _marked(text, target), labels=labels, metadata=metadata)
 
 
 def _marked(text: str, target: _Target) -> str:
@@ -274,15 +264,6 @@ def task_of(path: Path) -> str:
     raise DataError(path, "is of no task that is known", expected=expected)
 
 
-def has_labels(source: Source) -> bool:
-    """Whether the questions of a file have right answers, judged by the first ones.
-
-    Raises:
-        DataError: It cannot be read.
-    """
-    return any(document.labels for document in islice(read(source), 100))
-
-
 def read(source: Source) -> Iterator[Document]:
     """Reads one file.
 
@@ -297,4 +278,6 @@ def read(source: Source) -> Iterator[Document]:
         yield replace(document, metadata={TASK: task, **document.metadata})
 
 
-FORMAT = Format(read, suffixes=_SUFFIXES, has_labels=has_labels)
+FORMAT = Format(
+    read, _SUFFIXES, has_labels=lambda source: (bool(document.labels) for document in read(source))
+)
