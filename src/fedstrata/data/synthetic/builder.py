@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from fedstrata.core.documents import MENTION_TYPES, MODIFIERS_OF, Relation, Span
 from fedstrata.data.synthetic.draw import Draw
 from fedstrata.data.synthetic.style import HouseStyle
@@ -80,7 +78,7 @@ class NoteBuilder:
         self._open += 1
         return self._length
 
-    def end(self, start: int, label: str) -> int | None:
+    def end(self, start: int, label: str) -> bool:
         """Ends a span.
 
         Args:
@@ -88,16 +86,15 @@ class NoteBuilder:
             label: A mention type or a modifier type.
 
         Returns:
-            The index of the span, None where nothing was written since `begin`.
+            Whether there is a span: whether anything was written since `begin`.
         """
         self._open -= 1
         if self._length == start:
-            return None
-        index = len(self._spans)
-        self._spans.append(Span(start, self._length, label))
+            return False
         mentions, modifiers = self._scopes[-1]
-        (mentions if label in MENTION_TYPES else modifiers).append(index)
-        return index
+        (mentions if label in MENTION_TYPES else modifiers).append(len(self._spans))
+        self._spans.append(Span(start, self._length, label))
+        return True
 
     def push(self) -> None:
         """Opens a scope."""
@@ -127,10 +124,6 @@ class NoteBuilder:
         place = {old: new for new, old in enumerate(order)}
         relations = (Relation(place[item.head], place[item.tail], item.label) for item in self._relations)
         return "".join(self._pieces), tuple(self._spans[index] for index in order), tuple(sorted(relations))
-
-    def locate(self, indices: Sequence[int]) -> list[tuple[int, int]]:
-        """Returns the offsets of spans by the indices that `end` gave."""
-        return [(self._spans[index].start, self._spans[index].end) for index in indices]
 
     def _append(self, text: str) -> None:
         self._flush_gap(text[0])

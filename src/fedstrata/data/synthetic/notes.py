@@ -48,7 +48,7 @@ def write_note(case: Case, style: HouseStyle, seed: Seed) -> Document:
         _write_section(scene, "diagnoses", words.sections["diagnoses"])
     text, spans, relations = builder.finish()
     order = sorted(scene.evidence, key=lambda code: code != case.principal.code)
-    evidence = {code: builder.locate(scene.evidence[code]) for code in order}
+    evidence = {code: scene.evidence[code] for code in order}
     metadata = {"kind": kind, "evidence": json.dumps(evidence)}
     return Document("", text, spans, relations, labels=tuple(evidence), metadata=metadata)
 
