@@ -30,16 +30,15 @@ def peak_rss_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def peak_gpu_bytes(device: torch.device) -> int | None:
-    """Returns the most memory torch has held on this GPU, in bytes; none on a CPU."""
+def peak_memory(device: torch.device) -> dict[str, int | None]:
+    """Returns the peaks so far of this process, as the record's events and the summary call them.
+
+    That of a GPU is the most memory torch has held on it; none on a CPU.
+    """
     import torch  # noqa: PLC0415 - heavy
 
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-
-
-def peak_memory(device: torch.device) -> dict[str, int | None]:
-    """Returns the peaks so far of this process, as the record's events and the summary call them."""
-    return {"peak_rss_bytes": peak_rss_bytes(), "peak_gpu_bytes": peak_gpu_bytes(device)}
+    held = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    return {"peak_rss_bytes": peak_rss_bytes(), "peak_gpu_bytes": held}
 
 
 def cores() -> int:

@@ -89,21 +89,6 @@ class Part:
         return rows * tokens * (linear + products + self.trained) + self.positions_back
 
 
-@dataclass(slots=True)
-class Head:
-    """What the layers above the blocks cost, one after the other.
-
-    Attributes:
-        forward: Operations a token, or a row, of a forward pass.
-        trained: Operations a token, or a row, of a backward pass that ends in the head.
-        passed: What a backward pass takes besides where something below trains.
-    """
-
-    forward: float = 0.0
-    trained: float = 0.0
-    passed: float = 0.0
-
-
 class FlopCounter:
     """Counts the operations of a model's training steps: coefficients once, then arithmetic a batch.
 
@@ -131,7 +116,7 @@ class FlopCounter:
         self._embedding = Part(not names.isdisjoint(layout.embedding))
         self._blocks = [Part(not names.isdisjoint(block)) for block in layout.blocks]
         self._norm_trains = not names.isdisjoint(layout.final_norm)
-        self._head, self._pooled = Head(), Head()  # of every token; of one vector a row
+        self._head, self._pooled = Part(), Part()  # above the blocks, of every token; of one vector a row
         training = {id(parameter) for name, parameter in module.named_parameters() if name in names}
         passed = passed_by_lowest(module, layout, names)
         self._share_of = share_of or (lambda name, tensor: 1.0)
@@ -162,9 +147,9 @@ class FlopCounter:
             if index >= lowest:
                 total += block.backward(rows, tokens, lowest=index == lowest)
                 total += forward * self._checkpoints
-        below_trains = lowest < len(self._blocks) or self._norm_trains
-        for head, vectors in ((self._head, rows * tokens), (self._pooled, rows)):
-            total += vectors * (head.forward + head.trained + head.passed * below_trains)
+        ends = lowest == len(self._blocks) and not self._norm_trains  # nothing below the head trains
+        for head, vectors in ((self._head, tokens), (self._pooled, 1)):
+            total += head.forward(rows, vectors) + head.backward(rows, vectors, lowest=ends)
         return total
 
     def prefix(self, rows: int, tokens: int, cut: int) -> float:
@@ -203,23 +188,22 @@ class FlopCounter:
             trained = cost * (own[0] in training)
             inside = path.startswith(f"{base}.") or inner.base_model is inner
             if not inside or path.startswith(f"{base}.pooler."):
-                head = self._pooled if once and not _POOLED.isdisjoint(path.split(".")) else self._head
-                head.forward += cost
-                head.trained += trained + cost * below
-                head.passed += cost * (not below)
+                part = self._pooled if once and not _POOLED.isdisjoint(path.split(".")) else self._head
+                passes = below
                 below = below or not training.isdisjoint(own)
-                continue
-            blocks = f"{layout.blocks_path}."
-            block = int(path.removeprefix(blocks).split(".")[0]) if path.startswith(blocks) else None
-            part = self._embedding if block is None else self._blocks[block]
-            if positions := span * (not projections.isdisjoint(path.split("."))):
-                part.positions += positions * cost
-                part.positions_back += positions * (trained + cost * (id(layer) in passed.positions))
-                if not shared:
-                    continue
+            else:
+                blocks = f"{layout.blocks_path}."
+                block = int(path.removeprefix(blocks).split(".")[0]) if path.startswith(blocks) else None
+                part = self._embedding if block is None else self._blocks[block]
+                passes = id(layer) in passed.layers
+                if positions := span * (not projections.isdisjoint(path.split("."))):
+                    part.positions += positions * cost
+                    part.positions_back += positions * (trained + cost * (id(layer) in passed.positions))
+                    if not shared:
+                        continue
             part.linear += cost
             part.trained += trained
-            part.passed += cost * (id(layer) in passed.layers)
+            part.passed += cost * passes
 
     def _add_attention(self, config: Any, passed: Passed, prefix: int) -> None:
         """Adds attention's products, whose shapes are in the model's configuration alone."""

@@ -40,9 +40,6 @@ _SUFFIXES = (".csv", ".csv.gz")
 _NUMBER = re.compile(r"([0-9]{1,12})(?:\.0)?")  # pandas writes 105331.0 where a column has gaps
 _NOTE_COLUMNS = ("subject_id", "hadm_id", "text")
 
-WITHOUT_CODES = "notes of admissions without codes"
-WITHOUT_ADMISSION = "notes outside of an admission"
-
 
 @dataclass(slots=True)
 class Admission:
@@ -154,7 +151,8 @@ def _notes(
             continue
         patient, admission = (_number(path, line, name, row[name]) for name in ("subject_id", "hadm_id"))
         if admission not in admissions:
-            left_out[WITHOUT_CODES if admission else WITHOUT_ADMISSION] += 1
+            what = "notes of admissions without codes" if admission else "notes outside of an admission"
+            left_out[what] += 1
             continue
         if admissions[admission].patient != patient:
             message = "the note's SUBJECT_ID is not the one its admission has in DIAGNOSES_ICD"

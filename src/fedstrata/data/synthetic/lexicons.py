@@ -13,6 +13,7 @@ from ruamel.yaml import YAML
 from fedstrata.data.synthetic.template import Template, parse, without
 
 Rules = Mapping[str, tuple[Template, ...]]
+Words = Mapping[str, Sequence[str]]
 
 AUDIENCES = tuple((sex, child) for sex in ("male", "female") for child in (False, True))
 """Patients that need grammars of their own: (sex, whether a child)."""
@@ -153,12 +154,13 @@ def lexicon() -> Lexicon:
     grammar = {**_load("shared/grammar.yaml"), **_load("shared/asides.yaml")}
     labs = {name: Lab((name, *_items(entry.pop("also"))), **entry) for name, entry in tests["labs"].items()}
     general = {**{name: _items(text) for name, text in words["rules"].items()}, **grammar}
+    unsuitable = {patients: _items(text) for patients, text in words["unsuitable"].items()}
     folder = files(__package__) / "lexicon"
     names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".yaml"))
     drugs = _load("shared/drugs.yaml")
     return Lexicon(
         specialities=tuple(
-            _speciality(_load(f"lexicon/{name}"), general, words["unsuitable"], labs) for name in names
+            _speciality(_load(f"lexicon/{name}"), general, unsuitable, labs) for name in names
         ),
         comorbidities=_conditions(words["comorbidities"], labs),
         child_comorbidities=_conditions(words["child comorbidities"], labs),
@@ -213,16 +215,11 @@ def _conditions(table: Mapping[str, Mapping[str, str]], labs: Mapping[str, Lab])
 
 
 def _speciality(
-    entry: Mapping[str, Any],
-    general: Mapping[str, Sequence[str]],
-    unsuitable: Mapping[str, str],
-    labs: Mapping[str, Lab],
+    entry: Mapping[str, Any], general: Words, unsuitable: Words, labs: Mapping[str, Lab]
 ) -> Speciality:
     low, high = (int(age) for age in entry["ages"].split("-"))
     sources = {**general, **{name: _items(text) for name, text in entry["rules"].items()}}
     names = _items(entry["labs"])
-    words = {sex: _items(unsuitable[sex]) for sex in ("male", "female")}
-    for_children = _items(unsuitable["child"])
     return Speciality(
         name=entry["name"],
         ages=(low, high),
@@ -231,13 +228,13 @@ def _speciality(
         labs=names,
         dual_labs=tuple(name for name in names if labs[name].is_drug),
         rules={
-            (sex, child): _rules(sources, (*words[sex], *(for_children if child else ())))
+            (sex, child): _rules(sources, (*unsuitable[sex], *(unsuitable["child"] if child else ())))
             for sex, child in AUDIENCES
         },
     )
 
 
-def _rules(sources: Mapping[str, Sequence[str]], words: Sequence[str]) -> Rules:
+def _rules(sources: Words, words: Sequence[str]) -> Rules:
     """Parses all rules, without the alternatives that hold an unsuitable word."""
     rules: dict[str, tuple[Template, ...]] = {}
     for name, alternatives in sources.items():

@@ -90,8 +90,11 @@ class Scene:
             match part:
                 case str():
                     self.builder.text(part)
+                case Slot(name) if name in self.facts:
+                    filled = self.facts[name](self)
+                    self.write((filled,) if isinstance(filled, str) else filled)
                 case Slot(name):
-                    self._fill(name)
+                    self.rule(name)
                 case Annotation(label, parts):
                     start = self.builder.begin()
                     self.write(parts)
@@ -113,14 +116,3 @@ class Scene:
         """Returns a wording, or the site's shorthand for it as often as the site uses shorthand."""
         short = self.style.shorthand.get(wording)
         return short if short is not None and self.draw.chance(self.style.abbreviation) else wording
-
-    def _fill(self, name: str) -> None:
-        fact = self.facts.get(name)
-        if fact is None:
-            self.rule(name)
-            return
-        filled = fact(self)
-        if isinstance(filled, str):
-            self.builder.text(filled)
-        else:
-            self.write(filled)
