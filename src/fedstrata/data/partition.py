@@ -156,19 +156,11 @@ def _lean(groups: Groups, clients: int, lean: float, rng: np.random.Generator) -
 
 
 def _deal(ids: Sequence[str], shares: np.ndarray, rng: np.random.Generator) -> Assignment:
-    """Deals documents to clients by systematic sampling.
+    """Deals documents to clients with these shares, (clients,), summing to 1, by systematic sampling.
 
     Cutting at rounded cumulative shares would favour the last clients when documents are few. Here every
     client's expected number is exactly `len(ids) * share`, and its number is one of the two integers around
     that.
-
-    Args:
-        ids: The documents.
-        shares: The clients' shares, (clients,), summing to 1.
-        rng: The generator of this draw.
-
-    Returns:
-        The client of each document.
     """
     positions = (rng.permutation(len(ids)) + rng.random()) / max(len(ids), 1)
     edges = np.cumsum(shares)

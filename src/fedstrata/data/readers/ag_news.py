@@ -20,8 +20,7 @@ from pathlib import Path
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
 from fedstrata.data.readers.files import Format, Source, filled_lines
-from fedstrata.data.readers.records import read_records
-from fedstrata.data.readers.tables import read_rows
+from fedstrata.data.readers.tables import read_records, read_rows
 
 CLASSES = ("World", "Sports", "Business", "Sci/Tech")
 """The classes of AG News, from number 1."""

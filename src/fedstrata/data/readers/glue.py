@@ -25,8 +25,7 @@ from pathlib import Path
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
 from fedstrata.data.readers.files import Format, Source, stem
-from fedstrata.data.readers.records import read_records
-from fedstrata.data.readers.tables import read_rows
+from fedstrata.data.readers.tables import read_records, read_rows
 
 logger = logging.getLogger(__name__)
 
