@@ -82,9 +82,8 @@ class Part:
             lowest: Whether nothing below trains, so that no gradient is handed on.
         """
         attended, related = (self.attention_passed, self.relative_passed) if lowest else (2.0, 1.0)
-        products = (related + self.relative_learnt) * self.relative + attended * (
-            tokens + self.prefix
-        ) * self.attention
+        pairs = (tokens + self.prefix) * self.attention
+        products = (related + self.relative_learnt) * self.relative + attended * pairs
         linear = self.passed if lowest else self.linear
         return rows * tokens * (linear + products + self.trained) + self.positions_back
 
@@ -136,7 +135,9 @@ class FlopCounter:
         """
         ran = range(len(self._blocks)) if active_blocks is None else sorted(active_blocks)
         ran = [index for index in ran if index >= stored]
-        lowest = self._lowest(ran)
+        # The lowest block that hands a gradient on: -1 for the embedding, their number for none.
+        lowest = next((index for index in ran if self._blocks[index].trains), len(self._blocks))
+        lowest = -1 if self._embedding.trains else lowest
         total = self._embedding.forward(rows, tokens)
         if lowest < 0:
             total += self._embedding.backward(rows, tokens)
@@ -161,12 +162,6 @@ class FlopCounter:
             cut: How many blocks.
         """
         return sum(part.forward(rows, tokens) for part in (self._embedding, *self._blocks[:cut]))
-
-    def _lowest(self, ran: Collection[int]) -> int:
-        """Returns the lowest block that hands a gradient on: -1 for the embedding, their number for none."""
-        if self._embedding.trains:
-            return -1
-        return next((index for index in ran if self._blocks[index].trains), len(self._blocks))
 
     def _add_layers(
         self, module: nn.Module, layout: Layout, inner: PreTrainedModel, training: set[int], passed: Passed

@@ -25,7 +25,6 @@ from fedstrata.data.readers.tables import read_records, read_rows
 CLASSES = ("World", "Sports", "Business", "Sci/Tech")
 """The classes of AG News, from number 1."""
 
-_CLASS_NAMES = "classes.txt"
 _COLUMNS = ["class", "title", "description"]
 _KAGGLE = "class index"
 _TEXTS = ("ori", "text")
@@ -70,7 +69,7 @@ def read(source: Source) -> list[Document]:
         DataError: It cannot be read, or a class has no name.
     """
     names: Sequence[str] = CLASSES
-    listed = source.path.parent / _CLASS_NAMES
+    listed = source.path.parent / "classes.txt"
     if listed.is_file():
         names = [line.strip() for _, line in filled_lines(listed)]
         if not names or len(set(names)) < len(names):

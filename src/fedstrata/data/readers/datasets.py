@@ -198,11 +198,9 @@ def _check_columns(table: _Rows, columns: ColumnSettings) -> None:
         found = f"none of its {len(table.columns)} columns is one of data.columns"
         if table.source.path.name.lower().endswith(_TABLES):
             found += "; if its first row is no header, name the columns in data.columns.names"
-    problems = [
-        Problem(f"data.columns.{key}", f"{table.source.path} has no column {name!r}; {found}")
-        for key, name in missing.items()
-    ]
-    refuse(problems)
+    where = table.source.path
+    named = ((key, f"{where} has no column {name!r}; {found}") for key, name in missing.items())
+    refuse([Problem(f"data.columns.{key}", message) for key, message in named])
 
 
 @dataclass(frozen=True, slots=True)

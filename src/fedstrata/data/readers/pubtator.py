@@ -55,18 +55,15 @@ class _Article:
                 raise DataError(self.path, "a second abstract of one document", line=line)
             self.abstract = passage[3]
         elif all(_OFFSET.fullmatch(text) for text in fields[1:3]):
-            self._take_mention(line, fields)
+            if len(fields) < 5 or not fields[4].strip():
+                raise DataError(self.path, "a mention without a type", line=line, expected=_SHAPES)
+            start, end = int(fields[1]), int(fields[2])
+            if start >= end:
+                message = f"{start} {end} is no stretch of text"
+                raise DataError(self.path, message, line=line, expected="START < END")
+            self.mentions.append((line, fields[3], Span(start, end, fields[4].strip())))
         elif any(_OFFSET.fullmatch(text) for text in fields[1:3]) or not fields[1].strip():
             raise DataError(self.path, "malformed annotation", line=line, expected=_SHAPES)
-
-    def _take_mention(self, line: int, fields: list[str]) -> None:
-        if len(fields) < 5 or not fields[4].strip():
-            raise DataError(self.path, "a mention without a type", line=line, expected=_SHAPES)
-        start, end = int(fields[1]), int(fields[2])
-        if start >= end:
-            message = f"{start} {end} is no stretch of text"
-            raise DataError(self.path, message, line=line, expected="START < END")
-        self.mentions.append((line, fields[3], Span(start, end, fields[4].strip())))
 
     def document(self) -> Document:
         """Returns the document, its text as the offsets count it."""

@@ -132,7 +132,10 @@ class NoteBuilder:
                 text = text[0].upper() + text[1:]
             self._capital = False
         if len(text) >= _TYPO_LENGTH and self._draw.chance(self._style.slips):
-            text = _transpose(text, self._draw)
+            at = self._draw.between(1, len(text) - 3)
+            # Two neighbouring letters change places: that keeps the length and the word's ends.
+            if text[at : at + 2].isalpha():
+                text = text[:at] + text[at + 1] + text[at] + text[at + 2 :]
         self._raw(text)
         if text[-1] in ".!?" and not self._open:
             self._capital = True
@@ -152,11 +155,3 @@ class NoteBuilder:
     def _raw(self, text: str) -> None:
         self._pieces.append(text)
         self._length += len(text)
-
-
-def _transpose(text: str, draw: Draw) -> str:
-    """Swaps two neighbouring letters, a typing error that keeps the length and the word's ends."""
-    at = draw.between(1, len(text) - 3)
-    if not text[at : at + 2].isalpha():
-        return text
-    return text[:at] + text[at + 1] + text[at] + text[at + 2 :]

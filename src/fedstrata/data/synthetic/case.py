@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from fedstrata.core.seeding import Seed
 from fedstrata.data.synthetic.draw import Draw
@@ -15,8 +15,7 @@ YEARS = (2001, 2013)
 """Notes are of these years: ICD-9-CM codes were in use until 2015."""
 
 
-@dataclass(frozen=True, slots=True)
-class Patient:
+class Patient(NamedTuple):
     """What stays the same from one note to the next.
 
     Attributes:
@@ -43,8 +42,7 @@ class Patient:
         return self.age < CHILD_AGE
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(NamedTuple):
     """What one note is about.
 
     Attributes:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 from ruamel.yaml import YAML
 
@@ -19,8 +19,7 @@ AUDIENCES = tuple((sex, child) for sex in ("male", "female") for child in (False
 """Patients that need grammars of their own: (sex, whether a child)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
+class Condition(NamedTuple):
     """A diagnosis and what belongs to it.
 
     Attributes:
@@ -46,8 +45,7 @@ class Condition:
     drugs: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Drug:
+class Drug(NamedTuple):
     """A drug and how it is given.
 
     Attributes:
@@ -67,8 +65,7 @@ class Drug:
     dosages: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Lab:
+class Lab(NamedTuple):
     """A laboratory test.
 
     Attributes:
