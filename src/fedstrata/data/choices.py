@@ -19,18 +19,15 @@ PRONOUN = "pronoun"
 NONE_RIGHT = "none"
 """The label of a document none of whose choices is right."""
 
-_CHOICE = re.compile(r"choice[1-9]\d*")
-_RIVAL = re.compile(r"rival[1-9]\d*")
-
 
 def choices_of(document: Document) -> dict[str, str]:
     """Returns a document's choices by their names, in the order of their numbers."""
-    return _numbered(document, _CHOICE)
+    return _numbered(document, "choice")
 
 
 def rivals_of(document: Document) -> list[str]:
     """Returns the answers that are compared with a document's choices, in the order of their numbers."""
-    return list(_numbered(document, _RIVAL).values())
+    return list(_numbered(document, "rival").values())
 
 
 def named(name: str, texts: Iterable[str]) -> dict[str, str]:
@@ -42,7 +39,7 @@ def named(name: str, texts: Iterable[str]) -> dict[str, str]:
     return {f"{name}{number}": text for number, text in enumerate(texts, start=1)}
 
 
-def _numbered(document: Document, form: re.Pattern[str]) -> dict[str, str]:
-    found = [name for name in document.metadata if form.fullmatch(name)]
-    ordered = sorted(found, key=lambda name: int(re.sub(r"\D", "", name)))
+def _numbered(document: Document, kind: str) -> dict[str, str]:
+    found = [name for name in document.metadata if re.fullmatch(rf"{kind}[1-9]\d*", name)]
+    ordered = sorted(found, key=lambda name: int(name.removeprefix(kind)))
     return {name: document.metadata[name] for name in ordered}

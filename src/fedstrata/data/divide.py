@@ -111,11 +111,7 @@ def read_documents(settings: CorpusSettings, seed: Seed, *, absent: Collection[s
 def _external(settings: RunSettings, task: Task, types: Sequence[str]) -> dict[str, Split]:
     """Reads the corpora that are only tested on; their documents' ids begin with the corpus's name.
 
-    Args:
-        settings: The run's settings.
-        task: Its task.
-        types: The mention types of the run's own documents, and those that its task names; of a corpus that
-            chooses none those are kept.
+    Of a corpus that chooses no types these are kept: those of the run's documents, and those its task names.
     """
     outside = {}
     for name, corpus in settings.data.external.items():

@@ -92,10 +92,11 @@ def in_whole(mixes: np.ndarray, counts: np.ndarray, rng: np.random.Generator) ->
     # Rounded, so that the last column is the whole number that it stands for.
     edges = np.round(np.cumsum(expected, axis=1), 9) + rng.random((clients, 1))
     numbers = np.diff(np.floor(edges), axis=1, prepend=np.zeros((clients, 1))).astype(np.int64)
-    return _balanced(numbers, expected, numbers.sum(axis=0) - counts)
+    _balance(numbers, expected, numbers.sum(axis=0) - counts)
+    return numbers
 
 
-def _balanced(numbers: np.ndarray, expected: np.ndarray, surplus: np.ndarray) -> np.ndarray:
+def _balance(numbers: np.ndarray, expected: np.ndarray, surplus: np.ndarray) -> None:
     """Gives documents of labels that are dealt too often other labels, until no label has a surplus.
 
     The client that changes is each time the one for which the sum of squared differences from what is
@@ -106,9 +107,6 @@ def _balanced(numbers: np.ndarray, expected: np.ndarray, surplus: np.ndarray) ->
         expected: What its mix says, (clients, labels).
         surplus: Documents of each label that are dealt and not there, (labels,), summing to 0; changed in
             place.
-
-    Returns:
-        The numbers.
     """
     beyond = numbers - expected
     gives = np.where((surplus > 0) & (numbers > 0), beyond, -np.inf)
@@ -127,4 +125,3 @@ def _balanced(numbers: np.ndarray, expected: np.ndarray, surplus: np.ndarray) ->
             gives[:, surplus == 0], takes[:, surplus == 0] = -np.inf, np.inf
             changed = slice(None)
         most[changed], least[changed] = gives[changed].max(axis=1), takes[changed].min(axis=1)
-    return numbers

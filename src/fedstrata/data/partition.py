@@ -22,7 +22,7 @@ on the order of the input.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import TypeAlias
@@ -81,7 +81,13 @@ def partition(documents: Split, settings: PartitionSettings, seed: Seed) -> dict
         idle = set(range(clients)).difference(assignment[document.id] for document in parts["train"])
         if not idle:
             return _collect(parts, {id_: names[client] for id_, client in assignment.items()}, names)
-    raise _no_training_documents(documents, settings, names[min(idle)])
+    setting, cure = ("lean", "lower") if settings.by == "speciality" else ("alpha", "raise")
+    raise _problem(
+        f"partition.{setting}",
+        f"with {setting}={getattr(settings, setting):g}, {clients} clients and {len(documents.train)} "
+        f"training documents, each of {DRAWS} draws left a client without any ({names[min(idle)]} in the "
+        f"last); {cure} partition.{setting} or lower partition.clients",
+    )
 
 
 def dominant_label(document: Document) -> str:
@@ -150,19 +156,11 @@ def _lean(groups: Groups, clients: int, lean: float, rng: np.random.Generator) -
 
 
 def _deal(ids: Sequence[str], shares: np.ndarray, rng: np.random.Generator) -> Assignment:
-    """Deals documents to clients by systematic sampling.
+    """Deals documents to clients with these shares, (clients,), summing to 1, by systematic sampling.
 
     Cutting at rounded cumulative shares would favour the last clients when documents are few. Here every
     client's expected number is exactly `len(ids) * share`, and its number is one of the two integers around
     that.
-
-    Args:
-        ids: The documents.
-        shares: The clients' shares, (clients,), summing to 1.
-        rng: The generator of this draw.
-
-    Returns:
-        The client of each document.
     """
     positions = (rng.permutation(len(ids)) + rng.random()) / max(len(ids), 1)
     edges = np.cumsum(shares)
@@ -217,12 +215,13 @@ def _require_sites(documents: Split, settings: PartitionSettings) -> None:
     if settings.clients is not None and settings.clients != len(sites):
         raise _problem(
             "partition.clients",
-            f"{settings.clients}, but the data has {len(sites)} sites ({_listed(sites)}); "
+            f"{settings.clients}, but the data has {len(sites)} sites ({', '.join(map(repr, sites))}); "
             "leave it null to partition by site",
         )
     idle = sorted(set(sites).difference(document.site for document in documents.train))
     if idle:
-        raise _problem("partition.by", f"'site' leaves a client without training documents: {_listed(idle)}")
+        message = f"'site' leaves a client without training documents: {', '.join(map(repr, idle))}"
+        raise _problem("partition.by", message)
 
 
 def _require_enough(documents: Split, settings: PartitionSettings, clients: int) -> None:
@@ -239,20 +238,6 @@ def _require_enough(documents: Split, settings: PartitionSettings, clients: int)
             "partition.by",
             f"{settings.by!r} goes by labels, and none of the {len(documents.all)} documents has any",
         )
-
-
-def _no_training_documents(documents: Split, settings: PartitionSettings, client: str) -> ConfigurationError:
-    setting, cure = ("lean", "lower") if settings.by == "speciality" else ("alpha", "raise")
-    return _problem(
-        f"partition.{setting}",
-        f"with {setting}={getattr(settings, setting):g}, {settings.clients} clients and "
-        f"{len(documents.train)} training documents, each of {DRAWS} draws left a client without any "
-        f"({client} in the last); {cure} partition.{setting} or lower partition.clients",
-    )
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(repr(name) for name in names)
 
 
 def _problem(path: str, message: str) -> ConfigurationError:

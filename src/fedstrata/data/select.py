@@ -145,12 +145,7 @@ def _unfit(
 ) -> list[Problem]:
     """Returns a problem for each name that does not occur, unless it need not, and one if none is named.
 
-    Args:
-        setting: The path of what names them.
-        named: What each name becomes.
-        what: What they are names of.
-        found: Those that occur.
-        absent: What a name that need not occur becomes.
+    What each name becomes is in `named`, and in `absent` what those become that need not occur.
     """
     there = ", ".join(found) or "(none)"
     if not named:

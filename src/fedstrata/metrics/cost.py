@@ -7,6 +7,7 @@ import platform
 import re
 import resource
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,16 +30,15 @@ def peak_rss_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def peak_gpu_bytes(device: torch.device) -> int | None:
-    """Returns the most memory torch has held on this GPU, in bytes; none on a CPU."""
+def peak_memory(device: torch.device) -> dict[str, int | None]:
+    """Returns the peaks so far of this process, as the record's events and the summary call them.
+
+    That of a GPU is the most memory torch has held on it; none on a CPU.
+    """
     import torch  # noqa: PLC0415 - heavy
 
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-
-
-def peak_memory(device: torch.device) -> dict[str, int | None]:
-    """Returns the peaks so far of this process, as the record's events and the summary call them."""
-    return {"peak_rss_bytes": peak_rss_bytes(), "peak_gpu_bytes": peak_gpu_bytes(device)}
+    held = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    return {"peak_rss_bytes": peak_rss_bytes(), "peak_gpu_bytes": held}
 
 
 def cores() -> int:
@@ -50,17 +50,9 @@ def cores() -> int:
 
 def machine() -> dict[str, Any]:
     """Returns what seconds and memory depend on: cores, processor and operating system."""
-    return {
-        "cores": cores(),
-        "processor": _processor() or platform.processor() or platform.machine(),
-        "system": platform.platform(),
-    }
-
-
-def _processor() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return ""
-    found = re.search(r"^model name\s*:\s*(.+)$", text, flags=re.MULTILINE)
-    return found[1].strip() if found else ""
+    listed = ""
+    with suppress(OSError):  # Linux alone has it
+        listed = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    found = re.search(r"^model name\s*:\s*(.+)$", listed, flags=re.MULTILINE)
+    processor = (found[1].strip() if found else "") or platform.processor() or platform.machine()
+    return {"cores": cores(), "processor": processor, "system": platform.platform()}

@@ -71,5 +71,4 @@ def added(tallies: Iterable[Tally]) -> dict[str, float]:
 
 def total(counts: Iterable[Counts]) -> Counts:
     """Returns the sums of all counts, which micro scores are made of."""
-    rows = [(each.gold, each.predicted, each.correct) for each in counts]
-    return Counts(*(sum(column) for column in zip(*rows, strict=True))) if rows else Counts(0, 0, 0)
+    return Counts.of(added(each.tally() for each in counts))

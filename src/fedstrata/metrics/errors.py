@@ -93,9 +93,7 @@ def count_errors(errors: Iterable[MentionError]) -> dict[str, ErrorCounts]:
     own = {category: [error for error in errors if error.category == category] for category in CATEGORIES}
     return {
         category: ErrorCounts(
-            len(found),
-            sum(len(error.gold) for error in found),
-            sum(len(error.predicted) for error in found),
+            len(found), sum(len(error.gold) for error in found), sum(len(error.predicted) for error in found)
         )
         for category, found in own.items()
     }

@@ -82,26 +82,10 @@ class Part:
             lowest: Whether nothing below trains, so that no gradient is handed on.
         """
         attended, related = (self.attention_passed, self.relative_passed) if lowest else (2.0, 1.0)
-        products = (related + self.relative_learnt) * self.relative + attended * (
-            tokens + self.prefix
-        ) * self.attention
+        pairs = (tokens + self.prefix) * self.attention
+        products = (related + self.relative_learnt) * self.relative + attended * pairs
         linear = self.passed if lowest else self.linear
         return rows * tokens * (linear + products + self.trained) + self.positions_back
-
-
-@dataclass(slots=True)
-class Head:
-    """What the layers above the blocks cost, one after the other.
-
-    Attributes:
-        forward: Operations a token, or a row, of a forward pass.
-        trained: Operations a token, or a row, of a backward pass that ends in the head.
-        passed: What a backward pass takes besides where something below trains.
-    """
-
-    forward: float = 0.0
-    trained: float = 0.0
-    passed: float = 0.0
 
 
 class FlopCounter:
@@ -131,10 +115,11 @@ class FlopCounter:
         self._embedding = Part(not names.isdisjoint(layout.embedding))
         self._blocks = [Part(not names.isdisjoint(block)) for block in layout.blocks]
         self._norm_trains = not names.isdisjoint(layout.final_norm)
-        self._head, self._pooled = Head(), Head()  # of every token; of one vector a row
+        self._head, self._pooled = Part(), Part()  # above the blocks, of every token; of one vector a row
         training = {id(parameter) for name, parameter in module.named_parameters() if name in names}
         passed = passed_by_lowest(module, layout, names)
-        self._add_layers(module, layout, inner, training, passed, share_of or (lambda name, tensor: 1.0))
+        self._share_of = share_of or (lambda name, tensor: 1.0)
+        self._add_layers(module, layout, inner, training, passed)
         self._add_attention(inner.config.get_text_config(), passed, _prefix_length(module))
 
     def batch(
@@ -150,7 +135,9 @@ class FlopCounter:
         """
         ran = range(len(self._blocks)) if active_blocks is None else sorted(active_blocks)
         ran = [index for index in ran if index >= stored]
-        lowest = self._lowest(ran)
+        # The lowest block that hands a gradient on: -1 for the embedding, their number for none.
+        lowest = next((index for index in ran if self._blocks[index].trains), len(self._blocks))
+        lowest = -1 if self._embedding.trains else lowest
         total = self._embedding.forward(rows, tokens)
         if lowest < 0:
             total += self._embedding.backward(rows, tokens)
@@ -161,9 +148,9 @@ class FlopCounter:
             if index >= lowest:
                 total += block.backward(rows, tokens, lowest=index == lowest)
                 total += forward * self._checkpoints
-        below_trains = lowest < len(self._blocks) or self._norm_trains
-        for head, vectors in ((self._head, rows * tokens), (self._pooled, rows)):
-            total += vectors * (head.forward + head.trained + head.passed * below_trains)
+        ends = lowest == len(self._blocks) and not self._norm_trains  # nothing below the head trains
+        for head, vectors in ((self._head, tokens), (self._pooled, 1)):
+            total += head.forward(rows, vectors) + head.backward(rows, vectors, lowest=ends)
         return total
 
     def prefix(self, rows: int, tokens: int, cut: int) -> float:
@@ -176,31 +163,10 @@ class FlopCounter:
         """
         return sum(part.forward(rows, tokens) for part in (self._embedding, *self._blocks[:cut]))
 
-    def _lowest(self, ran: Collection[int]) -> int:
-        """Returns the lowest block that hands a gradient on: -1 for the embedding, their number for none."""
-        if self._embedding.trains:
-            return -1
-        return next((index for index in ran if self._blocks[index].trains), len(self._blocks))
-
     def _add_layers(
-        self,
-        module: nn.Module,
-        layout: Layout,
-        inner: PreTrainedModel,
-        training: set[int],
-        passed: Passed,
-        share_of: Callable[[str, Tensor], float],
+        self, module: nn.Module, layout: Layout, inner: PreTrainedModel, training: set[int], passed: Passed
     ) -> None:
-        """Adds every layer to its part.
-
-        Args:
-            module: The model.
-            layout: Its parameters by part.
-            inner: The transformers model in it.
-            training: The identities of the parameters that train.
-            passed: What gradients the lowest block that trains passes.
-            share_of: As above.
-        """
+        """Adds every layer to its part, given the identities of the parameters that train."""
         base = next(path for path, part in module.named_modules() if part is inner.base_model)
         once = "SequenceClassification" in type(inner).__name__
         below = False  # whether anything of the head trains below the layer at hand
@@ -213,30 +179,26 @@ class FlopCounter:
                 continue
             own = [id(parameter) for parameter in layer.parameters(recurse=False)]
             name, weight = next(layer.named_parameters(recurse=False))
-            cost *= share_of(f"{path}.{name}", weight)
+            cost *= self._share_of(f"{path}.{name}", weight)
             trained = cost * (own[0] in training)
             inside = path.startswith(f"{base}.") or inner.base_model is inner
             if not inside or path.startswith(f"{base}.pooler."):
-                head = self._pooled if once and not _POOLED.isdisjoint(path.split(".")) else self._head
-                head.forward += cost
-                head.trained += trained + cost * below
-                head.passed += cost * (not below)
+                part = self._pooled if once and not _POOLED.isdisjoint(path.split(".")) else self._head
+                passes = below
                 below = below or not training.isdisjoint(own)
-                continue
-            part = self._part_of(path, f"{layout.blocks_path}.")
-            if positions := span * (not projections.isdisjoint(path.split("."))):
-                part.positions += positions * cost
-                part.positions_back += positions * (trained + cost * (id(layer) in passed.positions))
-                if not shared:
-                    continue
+            else:
+                blocks = f"{layout.blocks_path}."
+                block = int(path.removeprefix(blocks).split(".")[0]) if path.startswith(blocks) else None
+                part = self._embedding if block is None else self._blocks[block]
+                passes = id(layer) in passed.layers
+                if positions := span * (not projections.isdisjoint(path.split("."))):
+                    part.positions += positions * cost
+                    part.positions_back += positions * (trained + cost * (id(layer) in passed.positions))
+                    if not shared:
+                        continue
             part.linear += cost
             part.trained += trained
-            part.passed += cost * (id(layer) in passed.layers)
-
-    def _part_of(self, path: str, blocks: str) -> Part:
-        """Returns the block that a layer of the base model is in, or the embedding."""
-        inside = path.startswith(blocks)
-        return self._blocks[int(path.removeprefix(blocks).split(".")[0])] if inside else self._embedding
+            part.passed += cost * passes
 
     def _add_attention(self, config: Any, passed: Passed, prefix: int) -> None:
         """Adds attention's products, whose shapes are in the model's configuration alone."""
@@ -254,11 +216,9 @@ class FlopCounter:
 
 
 def _cost(layer: nn.Module, experts: int) -> float:
-    """Returns the operations of a layer a token; 0 of a module that multiplies by no matrix of its own.
+    """Returns the operations of a layer a token, which goes to so many of the experts of a mixture.
 
-    Args:
-        layer: A module.
-        experts: To how many of the experts of a mixture a token goes.
+    They are 0 of a module that multiplies by no matrix of its own.
     """
     if isinstance(layer, nn.Linear):
         return 2.0 * layer.in_features * layer.out_features  # a quantised weight has another shape

@@ -8,9 +8,10 @@ tokens, with every block's input cut off from what is below it, and autograd is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -64,16 +65,13 @@ def passed_by_lowest(module: nn.Module, layout: Layout, trainable: Collection[st
     watched = _Products()
 
     def begin(block: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
-        watched.begin()
+        watched.seen.clear()
         if inputs:
             return (inputs[0].detach(), *inputs[1:]), named
         return inputs, {**named, "hidden_states": named["hidden_states"].detach()}
 
-    def end(index: int) -> Callable[..., None]:
-        def note(block: nn.Module, inputs: Any, outputs: Any) -> None:
-            passed.products[index] = watched.factors()
-
-        return note
+    def end(index: int, block: nn.Module, inputs: Any, outputs: Any) -> None:
+        passed.products[index] = watched.factors()
 
     def look(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
         if inputs and isinstance(inputs[0], Tensor) and inputs[0].requires_grad:
@@ -81,7 +79,7 @@ def passed_by_lowest(module: nn.Module, layout: Layout, trainable: Collection[st
             (passed.layers if tokens else passed.positions).add(id(layer))
 
     handles = [block.register_forward_pre_hook(begin, with_kwargs=True) for block in blocks]
-    handles += [block.register_forward_hook(end(index)) for index, block in enumerate(blocks)]
+    handles += [block.register_forward_hook(partial(end, index)) for index, block in enumerate(blocks)]
     for block in blocks:
         handles += [part.register_forward_pre_hook(look) for part in block.modules() if part is not block]
     ids = torch.zeros((1, TOKENS), dtype=torch.long, device=next(module.parameters()).device)
@@ -97,15 +95,11 @@ def passed_by_lowest(module: nn.Module, layout: Layout, trainable: Collection[st
 
 
 class _Products(TorchFunctionMode):
-    """Notes which factors of attention's products need a gradient, block by block."""
+    """Notes in `seen` which factors of attention's products need a gradient, until it is cleared."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._seen: list[tuple[bool, bool]] = []
-
-    def begin(self) -> None:
-        """Says that a block begins."""
-        self._seen.clear()
+        self.seen: list[tuple[bool, bool]] = []
 
     def factors(self) -> tuple[float, float, float]:
         """Returns how many factors of a product need a gradient; see `Passed.products`.
@@ -113,9 +107,9 @@ class _Products(TorchFunctionMode):
         The first product is that of queries and keys, the last that of scores and values; DeBERTa's with
         relative positions are between them.
         """
-        if len(self._seen) < 2:
+        if len(self.seen) < 2:
             return ALL
-        first, *between, last = self._seen
+        first, *between, last = self.seen
         tokens, positions = zip(*between, strict=True) if between else ((True,), (True,))
         return (sum(first) + sum(last)) / 2.0, fmean(tokens), fmean(positions)
 
@@ -129,11 +123,11 @@ class _Products(TorchFunctionMode):
                 *(kwargs[name] for name in ("query", "key", "value") if name in kwargs),
             ][:3]
             scores = query.requires_grad or key.requires_grad
-            self._seen += [(query.requires_grad, key.requires_grad), (scores, value.requires_grad)]
+            self.seen += [(query.requires_grad, key.requires_grad), (scores, value.requires_grad)]
         elif function in _PRODUCTS or function in _ADDED_PRODUCTS:
             own = [*args, *kwargs.values()][int(function in _ADDED_PRODUCTS) :][:2]
             if not any(isinstance(each, nn.Parameter) for each in own) and own[0].ndim > 2:
-                self._seen.append((own[0].requires_grad, own[1].requires_grad))
+                self.seen.append((own[0].requires_grad, own[1].requires_grad))
         return function(*args, **kwargs)
 
 

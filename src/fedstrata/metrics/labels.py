@@ -62,8 +62,10 @@ def tally_of(
     for cut in CUTS:
         if cut < len(labels):
             tally[f"right_at_{cut}"] = right_at(cut, gold, probabilities)
-    for label, counts in zip(labels, _counts(gold, predicted), strict=True):
-        tally |= counts.tally(ends=f"/{label}")
+    # The documents that have, were given, and have and were given each label.
+    columns = (gold.sum(axis=0), predicted.sum(axis=0), (gold & predicted).sum(axis=0))
+    for label, *numbers in zip(labels, *columns, strict=True):
+        tally |= Counts(*map(int, numbers)).tally(ends=f"/{label}")
     return tally
 
 
@@ -149,12 +151,6 @@ def right_at(cut: int, gold: NDArray[np.bool_], probabilities: NDArray[np.float6
     """
     likeliest = np.argsort(-probabilities, axis=1, kind="stable")[:, :cut]
     return int(np.take_along_axis(gold, likeliest, axis=1).sum())
-
-
-def _counts(gold: NDArray[np.bool_], predicted: NDArray[np.bool_]) -> list[Counts]:
-    """Counts the documents that have, were given, and have and were given each label."""
-    columns = (gold.sum(axis=0), predicted.sum(axis=0), (gold & predicted).sum(axis=0))
-    return [Counts(*map(int, column)) for column in zip(*columns, strict=True)]
 
 
 def areas(gold: NDArray[np.bool_], probabilities: NDArray[np.float64]) -> dict[str, float]:

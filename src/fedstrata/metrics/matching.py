@@ -90,8 +90,9 @@ class Matching:
     """The annotated and the predicted items of the same documents, and which of them agree.
 
     Args:
-        gold: The annotated items of each document.
-        predicted: The predicted items of each document, in the same order.
+        gold: What is annotated in each document.
+        predicted: What is predicted in each document, in the same order.
+        item: Returns what is scored of it.
 
     Attributes:
         documents: The number of documents.
@@ -106,8 +107,10 @@ class Matching:
         ValueError: There are not as many documents on both sides.
     """
 
-    def __init__(self, gold: Sequence[Iterable[Item]], predicted: Sequence[Iterable[Item]]) -> None:
-        both = list(zip(gold, predicted, strict=True))
+    def __init__(
+        self, gold: Sequence[Iterable[T]], predicted: Sequence[Iterable[T]], item: Callable[[T], Item]
+    ) -> None:
+        both = [(map(item, ones), map(item, others)) for ones, others in zip(gold, predicted, strict=True)]
         self.documents = len(both)
         self.gold, self.predicted = Side.of(own for own, _ in both), Side.of(own for _, own in both)
         pairs = _with_close_first_places(self.gold, self.predicted, self.documents)
@@ -117,13 +120,6 @@ class Matching:
         items = [pair for pair, both_overlap in zip(items, overlap, strict=True) if both_overlap]
         self.same_places = np.array([one.places == other.places for one, other in items], dtype=bool)
         self.same_label = np.array([one.label == other.label for one, other in items], dtype=bool)
-
-    @classmethod
-    def of(
-        cls, gold: Sequence[Iterable[T]], predicted: Sequence[Iterable[T]], item: Callable[[T], Item]
-    ) -> Self:
-        """Matches what is annotated in each document with what is predicted, given what is scored of it."""
-        return cls([map(item, own) for own in gold], [map(item, own) for own in predicted])
 
     def matched(self, scheme: Scheme) -> NDArray[np.int64]:
         """Returns the positions of the items that match each other, (matches, 2): as many as can be."""

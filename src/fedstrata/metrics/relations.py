@@ -44,6 +44,6 @@ def triples_of(document: Document) -> tuple[Triple, ...]:
 
 def match_relations(gold: Sequence[Iterable[Triple]], predicted: Sequence[Iterable[Triple]]) -> Matching:
     """Matches the annotated relations of each document with the predicted ones, in the same order."""
-    return Matching.of(
+    return Matching(
         gold, predicted, lambda own: Item((place_of(own.main), place_of(own.modifier)), own.label)
     )

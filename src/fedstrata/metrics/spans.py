@@ -23,19 +23,10 @@ from fedstrata.core.types import Tally
 from fedstrata.metrics.counts import Counts
 from fedstrata.metrics.matching import SCHEMES, Item, Matching, place_of
 
-OVERALL = (
-    "f1",
-    "precision",
-    "recall",
-    "lenient_f1",
-    "lenient_precision",
-    "lenient_recall",
-    "untyped_f1",
-    "untyped_lenient_f1",
-)
-"""The scores over everything (micro), of mentions and of relations."""
 OF_A_TYPE = ("f1", "precision", "recall", "lenient_f1")
-"""Those of them that single types have too."""
+"""The scores of a single type of mentions or relations."""
+OVERALL = (*OF_A_TYPE, "lenient_precision", "lenient_recall", "untyped_f1", "untyped_lenient_f1")
+"""Those over everything (micro)."""
 OF_TYPES = {"": False, "lenient_": True}
 """What the names of their counts begin with, and whether these are lenient."""
 
@@ -48,7 +39,7 @@ def score_names(types: Sequence[str], prefix: str = "") -> tuple[str, ...]:
 
 def match_spans(gold: Sequence[Iterable[Span]], predicted: Sequence[Iterable[Span]]) -> Matching:
     """Matches the annotated spans of each document with the predicted ones, in the same order."""
-    return Matching.of(gold, predicted, lambda span: Item((place_of(span),), span.label))
+    return Matching(gold, predicted, lambda span: Item((place_of(span),), span.label))
 
 
 def scores_of(matching: Matching, types: Sequence[str], prefix: str = "") -> dict[str, float]:

@@ -20,28 +20,16 @@ from pathlib import Path
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
 from fedstrata.data.readers.files import Format, Source, filled_lines
-from fedstrata.data.readers.records import read_records
-from fedstrata.data.readers.tables import read_rows
+from fedstrata.data.readers.tables import read_records, read_rows
 
 CLASSES = ("World", "Sports", "Business", "Sci/Tech")
 """The classes of AG News, from number 1."""
 
-_CLASS_NAMES = "classes.txt"
 _COLUMNS = ["class", "title", "description"]
 _KAGGLE = "class index"
 _TEXTS = ("ori", "text")
 _TABLES = (".csv", ".csv.gz")
 _SUFFIXES = (*_TABLES, ".json", ".json.gz")
-
-
-def _class_names(folder: Path) -> Sequence[str]:
-    path = folder / _CLASS_NAMES
-    if not path.is_file():
-        return CLASSES
-    names = [line.strip() for _, line in filled_lines(path)]
-    if not names or len(set(names)) < len(names):
-        raise DataError(path, "names no classes, or one twice", expected="a name on each line")
-    return names
 
 
 def _class(names: Sequence[str], number: str, first: int, path: Path, where: int, line: int | None) -> str:
@@ -80,7 +68,12 @@ def read(source: Source) -> list[Document]:
     Raises:
         DataError: It cannot be read, or a class has no name.
     """
-    names = _class_names(source.path.parent)
+    names: Sequence[str] = CLASSES
+    listed = source.path.parent / "classes.txt"
+    if listed.is_file():
+        names = [line.strip() for _, line in filled_lines(listed)]
+        if not names or len(set(names)) < len(names):
+            raise DataError(listed, "names no classes, or one twice", expected="a name on each line")
     return [
         Document(own, text.replace("\\", "\n").strip(), labels=(label,))
         for own, text, label in _rows(source.path, names)

@@ -69,13 +69,8 @@ class _TextBound:
         return Span(pieces[0][0], pieces[-1][1], self.label, tuple(pieces) if len(pieces) > 1 else ())
 
 
-@dataclass(frozen=True, slots=True)
-class _Related:
-    """Identifiers that a line relates: a head and its tail, or all members of a set to each other."""
-
-    line: int
-    label: str
-    members: tuple[str, ...]
+_Related = tuple[int, str, tuple[str, ...]]
+"""A line, its label, and the identifiers that it relates: a head and its tail, or the members of a set."""
 
 
 @dataclass(slots=True)
@@ -99,7 +94,11 @@ class _AnnotationFile:
         fields = content.split("\t", 2)
         words = fields[1].split() if len(fields) > 1 else []
         if kind in "TER":
-            self._name(line, kind, fields[0])
+            if not _IDENTIFIER.fullmatch(fields[0]):
+                raise self._malformed(line, kind)
+            if fields[0] in self.ids:
+                raise DataError(self.path, f"{fields[0]} is defined a second time", line=line)
+            self.ids.add(fields[0])
         if kind == "T":
             self._take_text_bound(line, fields)
         elif kind == "E":
@@ -109,7 +108,10 @@ class _AnnotationFile:
         elif len(words) < 2:
             raise self._malformed(line, kind)
         elif kind == "*":
-            self._take_set(line, words)
+            name, *members = words
+            if not all(_MEMBER.fullmatch(member) for member in members):
+                raise self._malformed(line, kind)
+            self.sets.append((line, label_from_file(name), tuple(members)))
         elif kind != "#":  # notes may be about anything, a line that was deleted since included
             if not _IDENTIFIER.fullmatch(words[1]):
                 raise self._malformed(line, kind)
@@ -117,13 +119,6 @@ class _AnnotationFile:
 
     def _malformed(self, line: int, kind: str) -> DataError:
         return DataError(self.path, f"malformed {kind} line", line=line, expected=_SHAPES[kind])
-
-    def _name(self, line: int, kind: str, name: str) -> None:
-        if not _IDENTIFIER.fullmatch(name):
-            raise self._malformed(line, kind)
-        if name in self.ids:
-            raise DataError(self.path, f"{name} is defined a second time", line=line)
-        self.ids.add(name)
 
     def _take_text_bound(self, line: int, fields: list[str]) -> None:
         head = _TEXT_BOUND.fullmatch(fields[1].rstrip()) if len(fields) == 3 else None
@@ -152,7 +147,7 @@ class _AnnotationFile:
         for role, target in arguments:
             numbered = _NUMBERED.fullmatch(role)
             shared = numbered[1] if numbered and numbered[1] in roles else role
-            self.links.append(_Related(line, label_from_file(shared), (name, target)))
+            self.links.append((line, label_from_file(shared), (name, target)))
 
     def _take_relation(self, line: int, words: list[str]) -> None:
         arguments = self._arguments(line, "R", words[1:])
@@ -161,13 +156,7 @@ class _AnnotationFile:
         if [role for role, _ in arguments] == ["Arg2", "Arg1"]:
             arguments.reverse()
         (_, tail), (_, head) = arguments
-        self.links.append(_Related(line, label_from_file(words[0]), (head, tail)))
-
-    def _take_set(self, line: int, words: list[str]) -> None:
-        name, *members = words
-        if not all(_MEMBER.fullmatch(member) for member in members):
-            raise self._malformed(line, "*")
-        self.sets.append(_Related(line, label_from_file(name), tuple(members)))
+        self.links.append((line, label_from_file(words[0]), (head, tail)))
 
     def _arguments(self, line: int, kind: str, words: list[str]) -> list[tuple[str, str]]:
         """Returns the role and the identifier of each `ROLE:ID` word."""
@@ -190,13 +179,13 @@ class _AnnotationFile:
 
         A set may name one span several times: by its own identifier and by that of an event.
         """
-        for link in self.links:
-            head, tail = (index[self.resolve(link.line, name)] for name in link.members)
-            yield Relation(head, tail, link.label)
+        for line, label, members in self.links:
+            head, tail = (index[self.resolve(line, name)] for name in members)
+            yield Relation(head, tail, label)
         in_sets = dict[Relation, None]()
-        for own in self.sets:
-            first, *others = sorted({index[self.resolve(own.line, name)] for name in own.members})
-            in_sets |= dict.fromkeys(Relation(first, other, own.label) for other in others)
+        for line, label, members in self.sets:
+            first, *others = sorted({index[self.resolve(line, name)] for name in members})
+            in_sets |= dict.fromkeys(Relation(first, other, label) for other in others)
         yield from in_sets
 
     def check_references(self) -> None:

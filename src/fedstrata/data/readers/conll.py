@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from fedstrata.core.documents import Document
@@ -25,13 +25,8 @@ _CELL = re.compile(r"[^ \t\r\f\v]+")
 _COMMENT = re.compile(r"#\s*\w+\s*=.*")
 
 
-@dataclass(slots=True)
-class _Sentence:
-    tokens: list[str] = field(default_factory=list)
-    tags: list[str] = field(default_factory=list)
-    lines: list[int] = field(default_factory=list)
-
-
+_Sentence = list[tuple[int, str, str]]
+"""The line, the token and the tag of each token of a sentence."""
 _Group = tuple[str, list[_Sentence]]
 """The id of a document, empty if it has none, and its sentences."""
 
@@ -81,30 +76,29 @@ def _groups(path: Path) -> list[_Group]:
     columns = _Columns(path)
     groups: list[_Group] = [("", [])]
     for block in blocks(path):
-        sentence = _Sentence()
+        sentence: _Sentence = []
         for line, content in block:
             if (start := _DOCUMENT_START.fullmatch(content)) or _is_comment(content):
                 named = None if start else _DOCUMENT_COMMENT.fullmatch(content)
                 if start or named:
                     groups.append((named[1].strip() if named else "", []))
-                    sentence = _Sentence()
+                    sentence = []
                 continue
             token, tag = columns.split(line, content)
-            if not sentence.tokens:
+            if not sentence:
                 groups[-1][1].append(sentence)
-            sentence.tokens.append(token)
-            sentence.tags.append(tag)
-            sentence.lines.append(line)
+            sentence.append((line, token, tag))
     return groups
 
 
 def _check_tags(path: Path, sentences: Sequence[_Sentence]) -> None:
     """Checks the tags of a whole file."""
-    broken = invalid_transition([sentence.tags for sentence in sentences])
+    tags_of = [[tag for _, _, tag in sentence] for sentence in sentences]
+    broken = invalid_transition(tags_of)
     if broken is not None:
         number, position, expected = broken
-        line = sentences[number].lines[min(position, len(sentences[number].lines) - 1)]
-        tags = ["the start of its sentence", *sentences[number].tags, "the end of its sentence"]
+        line, _, _ = sentences[number][min(position, len(sentences[number]) - 1)]
+        tags = ["the start of its sentence", *tags_of[number], "the end of its sentence"]
         message = f"{tags[position + 1]} cannot follow {tags[position]}"
         raise DataError(path, message, line=line, expected=expected)
 
@@ -126,7 +120,8 @@ def read(source: Source) -> list[Document]:
     elif unmarked[1]:
         groups.insert(0, unmarked)
     return [
-        tagged_document(name, ((sentence.tokens, sentence.tags) for sentence in own)) for name, own in groups
+        tagged_document(name, [[(token, tag) for _, token, tag in sentence] for sentence in own])
+        for name, own in groups
     ]
 
 

@@ -100,16 +100,10 @@ def _reason(error: BaseException) -> str:
     return type(error).__name__
 
 
-def _class_names(feature: Any) -> list[str] | None:
-    """Returns the names of a ClassLabel, or of a list of them."""
-    inner = getattr(feature, "feature", feature)
-    return getattr(inner, "names", None)
-
-
 def _loaded(source: Source, name: str, dataset: Any) -> _Rows:
-    classes = {
-        column: names for column, feature in dataset.features.items() if (names := _class_names(feature))
-    }
+    # Of a ClassLabel, or of a list of them.
+    inner = {column: getattr(feature, "feature", feature) for column, feature in dataset.features.items()}
+    classes = {column: names for column, own in inner.items() if (names := getattr(own, "names", None))}
     return _Rows(source, name, list(dataset.column_names), [(None, row) for row in dataset], classes)
 
 
@@ -204,11 +198,9 @@ def _check_columns(table: _Rows, columns: ColumnSettings) -> None:
         found = f"none of its {len(table.columns)} columns is one of data.columns"
         if table.source.path.name.lower().endswith(_TABLES):
             found += "; if its first row is no header, name the columns in data.columns.names"
-    problems = [
-        Problem(f"data.columns.{key}", f"{table.source.path} has no column {name!r}; {found}")
-        for key, name in missing.items()
-    ]
-    refuse(problems)
+    where = table.source.path
+    named = ((key, f"{where} has no column {name!r}; {found}") for key, name in missing.items())
+    refuse([Problem(f"data.columns.{key}", message) for key, message in named])
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,8 +280,8 @@ class _Cells:
         return self.names(column, separator)
 
 
-def _tagged(cells: Sequence[_Cells], columns: ColumnSettings) -> list[tuple[list[str], list[str]]]:
-    """Returns the tokens and tags of every row, checked as a whole."""
+def _tagged(cells: Sequence[_Cells], columns: ColumnSettings) -> list[list[tuple[str, str]]]:
+    """Returns the tokens of every row with their tags, checked as a whole."""
     tokens_column, tags_column = str(columns.tokens), str(columns.tags)
     sentences = []
     for row in cells:
@@ -304,9 +296,8 @@ def _tagged(cells: Sequence[_Cells], columns: ColumnSettings) -> list[tuple[list
                 tags_column, "holds something that is no tag", "O, or B-, I-, E- or S- and a type"
             )
         # A token without characters has no place in the text, and its tag would mark nothing.
-        kept = [(token, tag) for token, tag in zip(tokens, tags, strict=True) if token]
-        sentences.append(([token for token, _ in kept], [tag for _, tag in kept]))
-    broken = invalid_transition([tags for _, tags in sentences])
+        sentences.append([(token, tag) for token, tag in zip(tokens, tags, strict=True) if token])
+    broken = invalid_transition([[tag for _, tag in sentence] for sentence in sentences])
     if broken is not None:
         number, _, expected = broken
         raise cells[number].wrong(tags_column, "holds a tag that cannot follow the one before", expected)

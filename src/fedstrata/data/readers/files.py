@@ -61,8 +61,8 @@ class Format:
         passed_over: The names, without their suffix and in lower case, of files of a folder that are no
             documents, unless there are annotations of them.
         one_a_file: Whether each file is one document.
-        has_labels: Whether the documents of a source have labels, for the formats some of whose files have
-            none; not given where all have.
+        has_labels: Whether each question or row of a source has a label, for the formats some of whose files
+            have none; not given where all have.
     """
 
     read: Callable[[Source], Iterable[Document]]
@@ -74,7 +74,7 @@ class Format:
     table: str = ""
     passed_over: tuple[str, ...] = ()
     one_a_file: bool = False
-    has_labels: Callable[[Source], bool] | None = None
+    has_labels: Callable[[Source], Iterable[bool]] | None = None
 
     @property
     def looked_for(self) -> str:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -250,15 +251,11 @@ def _lacking(source: Source, others: set[str]) -> Source:
     return replace(source, lacks=lacks) if lacks else source
 
 
-def _is_annotated(source: Source, layout: Format) -> bool:
-    if layout.annotation_suffix:
-        return source.annotations is not None
-    return layout.has_labels is None or layout.has_labels(source)
-
-
 def _labelled(sources: list[Source], layout: Format, unannotated: Unannotated) -> list[Source]:
     """Leaves out or refuses sources without annotations, where others have some."""
-    annotated = [_is_annotated(source, layout) for source in sources]
+    annotated = [source.annotations is not None for source in sources]
+    if layout.has_labels is not None:  # by the first rows: the files without labels have none at all
+        annotated = [any(islice(layout.has_labels(source), 100)) for source in sources]
     if not any(annotated) or all(annotated) or unannotated == "keep":
         return sources
     if unannotated == "skip":

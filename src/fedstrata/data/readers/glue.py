@@ -20,14 +20,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from pathlib import Path
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
 from fedstrata.data.readers.files import Format, Source, stem
-from fedstrata.data.readers.records import read_records
-from fedstrata.data.readers.tables import read_rows
+from fedstrata.data.readers.tables import read_records, read_rows
 
 logger = logging.getLogger(__name__)
 
@@ -78,15 +76,6 @@ def _label(fields: Mapping[str, str]) -> str:
     return "" if label in _NO_LABEL else label
 
 
-def has_labels(source: Source) -> bool:
-    """Whether the rows of a file have labels, judged by the first ones.
-
-    Raises:
-        DataError: It cannot be read.
-    """
-    return any(_label(fields) for _, _, fields in islice(_rows(source.path), 100))
-
-
 def read(source: Source) -> list[Document]:
     """Reads one file.
 
@@ -102,16 +91,11 @@ def read(source: Source) -> list[Document]:
         _, own_name, fields = row
         texts = [fields[column] for column in _texts_of(source.path, number, row)]
         own = own_name or next((fields[key] for key in _IDS if fields.get(key, "").strip()), "")
-        label, genre = _label(fields), fields.get("genre", "")
-        documents.append(
-            Document(
-                own.strip() or f"{name}-{number}",
-                texts[0],
-                labels=(label,) if label else (),
-                metadata={"genre": genre} if genre else {},
-                text_pair=texts[1] if len(texts) > 1 else None,
-            )
-        )
+        labels = tuple(filter(None, [_label(fields)]))
+        metadata = {"genre": genre} if (genre := fields.get("genre")) else {}
+        second = texts[1] if len(texts) > 1 else None
+        own = own.strip() or f"{name}-{number}"
+        documents.append(Document(own, texts[0], labels=labels, metadata=metadata, text_pair=second))
     labelled = [document for document in documents if document.labels]
     if labelled and len(labelled) < len(documents):
         logger.warning("%s: %d rows without a label left out", source.path, len(documents) - len(labelled))
@@ -122,5 +106,5 @@ FORMAT = Format(
     read,
     suffixes=_SUFFIXES,
     passed_over=("diagnostic", "diagnostic-full", "dev_ids"),
-    has_labels=has_labels,
+    has_labels=lambda source: (bool(_label(fields)) for _, _, fields in _rows(source.path)),
 )

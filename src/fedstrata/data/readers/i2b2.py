@@ -22,6 +22,7 @@ and `.rel` files speak of must be in the `.con` file, at the same tokens.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -32,14 +33,7 @@ from fedstrata.core.errors import DataError
 from fedstrata.data.readers.files import ABOUT, Format, Source, filled_lines, read_text, stem
 
 CONCEPTS_SUFFIX, ASSERTIONS_SUFFIX, RELATIONS_SUFFIX = ".con", ".ast", ".rel"
-ASSERTIONS = (
-    "present",
-    "absent",
-    "possible",
-    "conditional",
-    "hypothetical",
-    "associated_with_someone_else",
-)
+ASSERTIONS = ("present", "absent", "possible", "conditional", "hypothetical", "associated_with_someone_else")
 """What an `.ast` line may say of a problem."""
 
 _MENTION = r'c="(.*)" ([0-9]{1,9}):([0-9]{1,9}) ([0-9]{1,9}):([0-9]{1,9})'
@@ -54,6 +48,8 @@ Place = tuple[int, int]
 """Line and token."""
 Lines = list[list[tuple[int, int]]]
 """The `(start, end)` of every token, line by line."""
+_Concepts = dict[tuple[Place, Place], dict[str, Span]]
+"""The concepts of a text by their place and type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +97,6 @@ def _mention(path: Path, number: int, parts: Sequence[str], label: str = "") -> 
     return mention
 
 
-def _concepts(path: Path) -> list[_Mention]:
-    rows = _rows(path, _CONCEPT, "concept", f'{_SHAPE}||t="TYPE"')
-    return [_mention(path, number, parts, label) for number, (*parts, label) in rows]
-
-
 def _position(tokens: Lines, place: Place) -> tuple[int, int]:
     line, token = place
     if not 1 <= line <= len(tokens):
@@ -141,33 +132,26 @@ def _spans(path: Path, text: str, concepts: list[_Mention]) -> list[Span]:
     raise DataError(path, message, line=line, expected="lines counted from 1 and tokens from 0")
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """The concepts of a text, for the files that speak of them."""
-
-    text: str
-    spans: Mapping[tuple[Place, Place], Mapping[str, Span]]
-
-    def at(self, path: Path, mention: _Mention) -> Mapping[str, Span]:
-        """Returns the spans at a mention's place by their type."""
-        spans = self.spans.get((mention.first, mention.last))
-        if spans is None:
-            message = f"no concept stands at {mention.where}"
-            raise DataError(path, message, line=mention.line, expected="a concept of the .con file")
-        span = next(iter(spans.values()))
-        if not mention.quotes(self.text[span.start : span.end]):
-            message = f"the concept does not quote the text at {mention.where}"
-            raise DataError(path, message, line=mention.line, expected="the text of the concept there")
-        return spans
+def _spans_at(text: str, concepts: _Concepts, path: Path, mention: _Mention) -> Mapping[str, Span]:
+    """Returns the spans at the place of a mention in another file, by their type."""
+    spans = concepts.get((mention.first, mention.last))
+    if spans is None:
+        message = f"no concept stands at {mention.where}"
+        raise DataError(path, message, line=mention.line, expected="a concept of the .con file")
+    span = next(iter(spans.values()))
+    if not mention.quotes(text[span.start : span.end]):
+        message = f"the concept does not quote the text at {mention.where}"
+        raise DataError(path, message, line=mention.line, expected="the text of the concept there")
+    return spans
 
 
-def _assertions(path: Path, found: _Found) -> dict[Span, str]:
+def _assertions(path: Path, text: str, concepts: _Concepts) -> dict[Span, str]:
     """Returns what a file says of spans."""
     said: dict[Span, str] = {}
     shape = f'{_SHAPE}||t="problem"||a="{"|".join(ASSERTIONS)}"'
     for number, (*parts, label, assertion) in _rows(path, _ASSERTION, "assertion", shape):
         mention = _mention(path, number, parts)
-        spans = found.at(path, mention)
+        spans = _spans_at(text, concepts, path, mention)
         if label not in spans:
             message = f"the concept at {mention.where} is no {label}"
             raise DataError(path, message, line=number, expected=" or ".join(sorted(spans)))
@@ -177,19 +161,15 @@ def _assertions(path: Path, found: _Found) -> dict[Span, str]:
     return said
 
 
-def _relations(path: Path, found: _Found) -> Iterator[tuple[Span, Span, str]]:
+def _relations(path: Path, text: str, concepts: _Concepts) -> Iterator[tuple[Span, Span, str]]:
     """Yields head, tail and type of each relation of a file."""
     shape = f'{_SHAPE}||r="TYPE"||{_SHAPE}'
     for number, parts in _rows(path, _RELATION, "relation", shape):
-        first, second = _mention(path, number, parts[:5]), _mention(path, number, parts[6:])
-        label = parts[5]
+        mentions, label = (_mention(path, number, parts[:5]), _mention(path, number, parts[6:])), parts[5]
         # Of several types at one place the one that relations of this name are between (TrAP, TeRP, PIP).
         wanted = {"Tr": "treatment", "Te": "test"}.get(label[:2], "problem")
-        yield _of_type(found.at(path, first), wanted), _of_type(found.at(path, second), "problem"), label
-
-
-def _of_type(spans: Mapping[str, Span], wanted: str) -> Span:
-    return spans.get(wanted) or spans[min(spans)]
+        first, second = (_spans_at(text, concepts, path, mention) for mention in mentions)
+        yield first.get(wanted) or first[min(first)], second.get("problem") or second[min(second)], label
 
 
 def read(source: Source) -> list[Document]:
@@ -211,26 +191,20 @@ def read(source: Source) -> list[Document]:
         for path in source.further.values():
             raise DataError(path, "speaks of concepts that are not listed", expected=f"{name}.con")
         return [Document(name, text, lacks_relations=lacks_relations)]
-    concepts = _concepts(source.annotations)
+    rows = _rows(source.annotations, _CONCEPT, "concept", f'{_SHAPE}||t="TYPE"')
+    concepts = [_mention(source.annotations, line, parts, label) for line, (*parts, label) in rows]
     spans = _spans(source.annotations, text, concepts)
-    by_place: dict[tuple[Place, Place], dict[str, Span]] = {}
+    by_place: _Concepts = defaultdict(dict)
     for concept, span in zip(concepts, spans, strict=True):
-        by_place.setdefault((concept.first, concept.last), {})[concept.label] = span
-    found, further = _Found(text, by_place), source.further
-    said = _assertions(further[ASSERTIONS_SUFFIX], found) if ASSERTIONS_SUFFIX in further else {}
-    related = _relations(further[RELATIONS_SUFFIX], found) if RELATIONS_SUFFIX in further else iter(())
-    ordered = sorted(set(spans), key=lambda span: (span.start, span.end, span.label))
+        by_place[concept.first, concept.last][concept.label] = span
+    others = source.further
+    said = _assertions(others[ASSERTIONS_SUFFIX], text, by_place) if ASSERTIONS_SUFFIX in others else {}
+    related = _relations(others[RELATIONS_SUFFIX], text, by_place) if RELATIONS_SUFFIX in others else iter(())
+    ordered = sorted(set(spans))
     index = {span: number for number, span in enumerate(ordered)}
     relations = dict.fromkeys(Relation(index[head], index[tail], label) for head, tail, label in related)
-    return [
-        Document(
-            name,
-            text,
-            tuple(replace(span, assertion=said.get(span, "")) for span in ordered),
-            tuple(relations),
-            lacks_relations=lacks_relations,
-        )
-    ]
+    asserted = tuple(replace(span, assertion=said.get(span, "")) for span in ordered)
+    return [Document(name, text, asserted, tuple(relations), lacks_relations=lacks_relations)]
 
 
 FORMAT = Format(

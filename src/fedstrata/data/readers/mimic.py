@@ -23,6 +23,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 
 from fedstrata.core.documents import Document
@@ -39,9 +40,6 @@ _SUFFIXES = (".csv", ".csv.gz")
 _NUMBER = re.compile(r"([0-9]{1,12})(?:\.0)?")  # pandas writes 105331.0 where a column has gaps
 _NOTE_COLUMNS = ("subject_id", "hadm_id", "text")
 
-WITHOUT_CODES = "notes of admissions without codes"
-WITHOUT_ADMISSION = "notes outside of an admission"
-
 
 @dataclass(slots=True)
 class Admission:
@@ -56,13 +54,8 @@ class Admission:
     codes: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class _Note:
-    """One row of NOTEEVENTS; `order` is what an admission's notes are sorted by."""
-
-    row_id: str
-    order: tuple[str, bool, int]
-    text: str
+_Note = tuple[str, tuple[str, bool, int], str]
+"""Of a row of NOTEEVENTS the ROW_ID, what an admission's notes are sorted by, and the text."""
 
 
 def _number(path: Path, line: int, column: str, value: str) -> str:
@@ -140,14 +133,6 @@ def _owners(folder: Path) -> dict[str, str] | None:
     return owners
 
 
-def _note(path: Path, line: int, row: Mapping[str, str]) -> _Note:
-    """Keeps what is needed of a row; the columns it goes by may be missing in a table cut down to a few."""
-    row_id = _number(path, line, "row_id", row.get("row_id", ""))
-    time = row.get("charttime", "").strip() or row.get("chartdate", "").strip()
-    addendum = row.get("description", "").strip().lower() == "addendum"
-    return _Note(row_id, (time, addendum, int(row_id or line)), row["text"])
-
-
 def _notes(
     path: Path,
     wanted: set[str] | None,
@@ -166,7 +151,8 @@ def _notes(
             continue
         patient, admission = (_number(path, line, name, row[name]) for name in ("subject_id", "hadm_id"))
         if admission not in admissions:
-            left_out[WITHOUT_CODES if admission else WITHOUT_ADMISSION] += 1
+            what = "notes of admissions without codes" if admission else "notes outside of an admission"
+            left_out[what] += 1
             continue
         if admissions[admission].patient != patient:
             message = "the note's SUBJECT_ID is not the one its admission has in DIAGNOSES_ICD"
@@ -174,11 +160,14 @@ def _notes(
         if owners is not None and owners.get(admission) != patient:
             message = "the note's SUBJECT_ID and HADM_ID stand together in no row of ADMISSIONS"
             raise DataError(path, message, line=line)
-        note = _note(path, line, row)
+        # The columns that notes are sorted by may be missing in a table cut down to a few.
+        row_id = _number(path, line, "row_id", row.get("row_id", ""))
+        time = row.get("charttime", "").strip() or row.get("chartdate", "").strip()
+        addendum = row.get("description", "").strip().lower() == "addendum"
         others = notes.setdefault(admission, [])
-        if note.row_id and any(other.row_id == note.row_id for other in others):
+        if row_id and any(other == row_id for other, _, _ in others):
             raise DataError(path, "a second row of the same ROW_ID", line=line)
-        others.append(note)
+        others.append((row_id, (time, addendum, int(row_id or line)), row["text"]))
     return notes
 
 
@@ -210,7 +199,7 @@ def read(source: Source, categories: Sequence[str] | None = (DISCHARGE_SUMMARY,)
     return [
         Document(
             admission,
-            "\n\n".join(note.text for note in sorted(own, key=lambda note: note.order)),
+            "\n\n".join(text for _, _, text in sorted(own, key=itemgetter(1))),
             labels=tuple(admissions[admission].codes),
             metadata={"patient": admissions[admission].patient, "admission": admission},
         )

@@ -32,15 +32,10 @@ def read(source: Source) -> list[Document]:
         if not row["dialogue"].strip():
             raise DataError(source.path, "a row without a dialogue", line=line)
         section = row.get("section_header", "").strip()
-        documents.append(
-            Document(
-                row.get("id", "").strip(),
-                row["dialogue"],
-                labels=(section,) if section else (),
-                metadata={SECTION: section} if section else {},
-                text_pair=row.get("section_text"),
-            )
-        )
+        metadata = {SECTION: section} if section else {}
+        own, second = row.get("id", "").strip(), row.get("section_text")
+        labels = tuple(metadata.values())
+        documents.append(Document(own, row["dialogue"], labels=labels, metadata=metadata, text_pair=second))
     return documents
 
 

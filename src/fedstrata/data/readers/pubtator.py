@@ -29,15 +29,6 @@ _SEPARATORS = (" ", "\n", "")
 _SHAPES = "ID|t|TITLE, ID|a|ABSTRACT, ID<TAB>START<TAB>END<TAB>MENTION<TAB>TYPE or ID<TAB>RELATION<TAB>..."
 
 
-@dataclass(frozen=True, slots=True)
-class _Mention:
-    """One line of an annotation."""
-
-    line: int
-    quote: str
-    span: Span
-
-
 @dataclass(slots=True)
 class _Article:
     """The lines of one document, as they are read."""
@@ -47,7 +38,7 @@ class _Article:
     line: int
     title: str
     abstract: str | None = None
-    mentions: list[_Mention] = field(default_factory=list)
+    mentions: list[tuple[int, str, Span]] = field(default_factory=list)  # with the line and the quoted text
 
     def take(self, line: int, content: str) -> None:
         """Takes in a line after the title."""
@@ -64,40 +55,33 @@ class _Article:
                 raise DataError(self.path, "a second abstract of one document", line=line)
             self.abstract = passage[3]
         elif all(_OFFSET.fullmatch(text) for text in fields[1:3]):
-            self._take_mention(line, fields)
+            if len(fields) < 5 or not fields[4].strip():
+                raise DataError(self.path, "a mention without a type", line=line, expected=_SHAPES)
+            start, end = int(fields[1]), int(fields[2])
+            if start >= end:
+                message = f"{start} {end} is no stretch of text"
+                raise DataError(self.path, message, line=line, expected="START < END")
+            self.mentions.append((line, fields[3], Span(start, end, fields[4].strip())))
         elif any(_OFFSET.fullmatch(text) for text in fields[1:3]) or not fields[1].strip():
             raise DataError(self.path, "malformed annotation", line=line, expected=_SHAPES)
-
-    def _take_mention(self, line: int, fields: list[str]) -> None:
-        if len(fields) < 5 or not fields[4].strip():
-            raise DataError(self.path, "a mention without a type", line=line, expected=_SHAPES)
-        start, end = int(fields[1]), int(fields[2])
-        if start >= end:
-            message = f"{start} {end} is no stretch of text"
-            raise DataError(self.path, message, line=line, expected="START < END")
-        self.mentions.append(_Mention(line, fields[3], Span(start, end, fields[4].strip())))
 
     def document(self) -> Document:
         """Returns the document, its text as the offsets count it."""
         wrong = []
         for separator in _SEPARATORS:
             text = f"{self.title}{separator}{self.abstract}" if self.abstract is not None else self.title
-            misquoted = [mention for mention in self.mentions if not _quotes(text, mention)]
+            misquoted = [
+                (line, span)
+                for line, quote, span in self.mentions
+                if span.end > len(text) or text[span.start : span.end].split() != quote.split()
+            ]
             if not misquoted:
-                spans = {mention.span for mention in self.mentions}
-                ordered = sorted(spans, key=lambda span: (span.start, span.end, span.label))
-                return Document(self.id, text, tuple(ordered))
+                return Document(self.id, text, tuple(sorted({span for _, _, span in self.mentions})))
             wrong += misquoted[:1]
-        first = wrong[0]
-        message = f"the mention ({first.span.label}) does not quote the text at "
-        message += f"{first.span.start} {first.span.end}"
+        line, span = wrong[0]
+        message = f"the mention ({span.label}) does not quote the text at {span.start} {span.end}"
         expected = "offsets in characters of title, blank and abstract, from 0"
-        raise DataError(self.path, message, line=first.line, expected=expected)
-
-
-def _quotes(text: str, mention: _Mention) -> bool:
-    span = mention.span
-    return span.end <= len(text) and text[span.start : span.end].split() == mention.quote.split()
+        raise DataError(self.path, message, line=line, expected=expected)
 
 
 def _articles(path: Path) -> list[_Article]:

@@ -10,8 +10,8 @@ r"""SuperGLUE (Wang et al., 2019), as it is published: a JSON object a line, tol
     WSC/train.jsonl             {"text": ..., "target": {"span1_text": ..., "span2_text": ..., ...}, ...}
 
 A file is of the task that its name, its folder's or the one's above names (`TASKS`). Labels are names, as
-published; numbers, as in the copies of the Hugging Face hub, stand for them in the order of `_NAMES`, and -1
-for none.
+published; numbers, as in the copies of the Hugging Face hub, stand for them in the order of `_CLASSIFIED`,
+and -1 for none.
 
 Every document's `metadata` name its task (`superglue`).
 
@@ -35,7 +35,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -47,16 +46,8 @@ from fedstrata.data.readers.files import Format, Source, filled_lines, stem
 from fedstrata.data.readers.jsonl import parse_line
 
 _SUFFIXES = (".jsonl", ".jsonl.gz")
-_NAMES: Mapping[str, tuple[str, ...]] = {
-    "rte": ("entailment", "not_entailment"),
-    "cb": ("entailment", "contradiction", "neutral"),
-    "boolq": ("false", "true"),
-    "wic": ("false", "true"),
-    "copa": ("choice1", "choice2"),
-}
-"""The labels of each task that has a fixed set, in the order in which numbers count them."""
-
 _Label = bool | int | str | None
+Lines = Iterator[tuple[int, str]]
 
 
 class _Row(BaseModel):
@@ -70,12 +61,18 @@ class _Pair(_Row):
     hypothesis: str
     label: _Label = None
 
+    def document(self) -> Document:
+        return Document("", self.premise, text_pair=self.hypothesis)
+
 
 class _YesNo(_Row):
     question: str
     passage: str
     label: _Label = None
     answer: bool | None = None
+
+    def document(self) -> Document:
+        return Document("", self.passage, text_pair=self.question)
 
 
 class _Senses(_Row):
@@ -84,6 +81,9 @@ class _Senses(_Row):
     sentence2: str
     label: _Label = None
 
+    def document(self) -> Document:
+        return Document("", self.sentence1, metadata={"word": self.word}, text_pair=self.sentence2)
+
 
 class _Alternatives(_Row):
     premise: str
@@ -91,6 +91,10 @@ class _Alternatives(_Row):
     choice2: str
     question: str
     label: _Label = None
+
+    def document(self) -> Document:
+        choices = named("choice", [self.choice1, self.choice2])
+        return Document("", self.premise, metadata={"question": self.question, **choices})
 
 
 class _Answer(_Row):
@@ -145,12 +149,18 @@ class _Sentence(_Row):
     candidates: tuple[str, ...] = ()
 
 
-Lines = Iterator[tuple[int, str]]
+_CLASSIFIED: Mapping[str, tuple[type[_Pair | _YesNo | _Senses | _Alternatives], tuple[str, ...]]] = {
+    "rte": (_Pair, ("entailment", "not_entailment")),
+    "cb": (_Pair, ("entailment", "contradiction", "neutral")),
+    "boolq": (_YesNo, ("false", "true")),
+    "wic": (_Senses, ("false", "true")),
+    "copa": (_Alternatives, ("choice1", "choice2")),
+}
+"""The rows of each task that has a fixed set of labels, and these in the order that numbers count them in."""
 
 
-def _label(task: str, given: _Label, path: Path, number: int) -> tuple[str, ...]:
+def _label(names: Sequence[str], given: _Label, path: Path, number: int) -> tuple[str, ...]:
     """Returns the label of a row by its name; nothing where it has none."""
-    names = _NAMES[task]
     if given is None or given == "" or (given == -1 and not isinstance(given, bool)):
         return ()
     if isinstance(given, int) and 0 <= given < len(names):
@@ -161,33 +171,13 @@ def _label(task: str, given: _Label, path: Path, number: int) -> tuple[str, ...]
     raise DataError(path, "the label is none of this task", line=number, expected=allowed)
 
 
-def _pairs(task: str, path: Path, lines: Lines) -> Iterator[Document]:
+def _classified(task: str, path: Path, lines: Lines) -> Iterator[Document]:
+    """Yields a document a row, for the tasks with a fixed set of labels."""
+    record, names = _CLASSIFIED[task]
     for number, line in lines:
-        row = parse_line(_Pair, path, number, line)
-        label = _label(task, row.label, path, number)
-        yield Document("", row.premise, labels=label, text_pair=row.hypothesis)
-
-
-def _boolq(task: str, path: Path, lines: Lines) -> Iterator[Document]:
-    for number, line in lines:
-        row = parse_line(_YesNo, path, number, line)
-        label = _label(task, row.answer if row.label is None else row.label, path, number)
-        yield Document("", row.passage, labels=label, text_pair=row.question)
-
-
-def _wic(task: str, path: Path, lines: Lines) -> Iterator[Document]:
-    for number, line in lines:
-        row = parse_line(_Senses, path, number, line)
-        label = _label(task, row.label, path, number)
-        yield Document("", row.sentence1, labels=label, metadata={"word": row.word}, text_pair=row.sentence2)
-
-
-def _copa(task: str, path: Path, lines: Lines) -> Iterator[Document]:
-    for number, line in lines:
-        row = parse_line(_Alternatives, path, number, line)
-        label = _label(task, row.label, path, number)
-        choices = named("choice", [row.choice1, row.choice2])
-        yield Document("", row.premise, labels=label, metadata={"question": row.question, **choices})
+        row = parse_line(record, path, number, line)
+        given = row.answer if isinstance(row, _YesNo) and row.label is None else row.label
+        yield replace(row.document(), labels=_label(names, given, path, number))
 
 
 def _multirc(task: str, path: Path, lines: Lines) -> Iterator[Document]:
@@ -195,14 +185,8 @@ def _multirc(task: str, path: Path, lines: Lines) -> Iterator[Document]:
         passage = parse_line(_Reading, path, number, line).passage
         for question in passage.questions:
             choices = named("choice", (answer.text for answer in question.answers))
-            truths = [answer.label for answer in question.answers]
-            yield Document(
-                "",
-                passage.text,
-                labels=_right(choices, truths),
-                metadata=choices,
-                text_pair=question.question,
-            )
+            labels = _right(choices, [answer.label for answer in question.answers])
+            yield Document("", passage.text, labels=labels, metadata=choices, text_pair=question.question)
 
 
 def _record(task: str, path: Path, lines: Lines) -> Iterator[Document]:
@@ -233,13 +217,10 @@ def _wsc(task: str, path: Path, lines: Lines) -> Iterator[Document]:
         further = dict.fromkeys(name for row in together for name in row.candidates)
         rivals = [name for name in further if name.casefold() not in asked]
         choices = named("choice", truths)
-        pronoun = {PRONOUN: together[0].target.span2_text}
-        yield Document(
-            "",
-            _marked(text, together[0].target),
-            labels=_right(choices, list(truths.values())),
-            metadata={**pronoun, **choices, **named("rival", rivals)},
-        )
+        target = together[0].target
+        metadata = {PRONOUN: target.span2_text, **choices, **named("rival", rivals)}
+        labels = _right(choices, list(truths.values()))
+        yield Document("", _marked(text, target), labels=labels, metadata=metadata)
 
 
 def _marked(text: str, target: _Target) -> str:
@@ -260,11 +241,7 @@ def _right(choices: Mapping[str, str], truths: Sequence[_Label]) -> tuple[str, .
 
 
 TASKS: Mapping[str, Callable[[str, Path, Lines], Iterator[Document]]] = {
-    "rte": _pairs,
-    "cb": _pairs,
-    "boolq": _boolq,
-    "wic": _wic,
-    "copa": _copa,
+    **dict.fromkeys(_CLASSIFIED, _classified),
     "multirc": _multirc,
     "record": _record,
     "wsc": _wsc,
@@ -287,15 +264,6 @@ def task_of(path: Path) -> str:
     raise DataError(path, "is of no task that is known", expected=expected)
 
 
-def has_labels(source: Source) -> bool:
-    """Whether the questions of a file have right answers, judged by the first ones.
-
-    Raises:
-        DataError: It cannot be read.
-    """
-    return any(document.labels for document in islice(read(source), 100))
-
-
 def read(source: Source) -> Iterator[Document]:
     """Reads one file.
 
@@ -310,4 +278,6 @@ def read(source: Source) -> Iterator[Document]:
         yield replace(document, metadata={TASK: task, **document.metadata})
 
 
-FORMAT = Format(read, suffixes=_SUFFIXES, has_labels=has_labels)
+FORMAT = Format(
+    read, _SUFFIXES, has_labels=lambda source: (bool(document.labels) for document in read(source))
+)

@@ -1,17 +1,23 @@
-"""Tables of comma-separated values, read a row at a time: memory holds one row, however long the file.
+"""Tables of comma-separated values, and records in one JSON value.
 
-Fields may be quoted, and a quoted field may hold line breaks. Every row has as many fields as the header.
+Tables are read a row at a time: memory holds one row, however long the file. Fields may be quoted, and a
+quoted field may hold line breaks. Every row has as many fields as the header.
+
+Records are a list of objects, or an object of objects whose names are their ids:
+{"0": {"text_a": "Who is it?", "text_b": "Who was it?", "label": "1"}, "1": ...}
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedstrata.core.errors import DataError
-from fedstrata.data.readers.files import streamed_lines
+from fedstrata.data.readers.files import read_text, streamed_lines
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +27,7 @@ read the rest of the file into memory."""
 
 Row = tuple[int, dict[str, str]]
 """The line on which a row begins, and its fields by column."""
+_RECORDS = "an object of objects, or a list of them"
 
 
 def read_rows(
@@ -117,3 +124,33 @@ def _malformed(path: Path, line: int, reason: str) -> DataError:
         message = "a quoted field that begins in this row is not closed before the file ends"
         return DataError(path, message, line=line)
     return DataError(path, f"malformed row: {reason}", line=line, expected='quotes in a field doubled: ""')
+
+
+def read_records(path: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Yields the records of a file of JSON.
+
+    Args:
+        path: The file, UTF-8; `.gz` is decompressed.
+
+    Yields:
+        The name of each record, empty in a list; and its fields: texts, whole numbers as text, and no others.
+
+    Raises:
+        DataError: It cannot be read, or is not of that form.
+    """
+    try:
+        value = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        # Without its message, which says no more; and without the text, which may be a note.
+        raise DataError(path, "is no JSON", line=error.lineno, expected=_RECORDS) from None
+    if isinstance(value, list):
+        named: list[tuple[str, Any]] = [("", record) for record in value]
+    elif isinstance(value, dict):
+        named = list(value.items())
+    else:
+        raise DataError(path, f"holds {type(value).__name__}", expected=_RECORDS)
+    for number, (name, record) in enumerate(named, start=1):
+        if not isinstance(record, dict):
+            raise DataError(path, f"record {number} is {type(record).__name__}", expected=_RECORDS)
+        known = ((key, field) for key, field in record.items() if not isinstance(field, bool))
+        yield name, {key.strip().lower(): str(field) for key, field in known if isinstance(field, str | int)}

@@ -96,26 +96,26 @@ def chunks(tags: Sequence[str]) -> list[tuple[int, int, str]]:
     return found
 
 
-def tagged_document(name: str, sentences: Iterable[tuple[Sequence[str], Sequence[str]]]) -> Document:
+def tagged_document(name: str, sentences: Iterable[Sequence[tuple[str, str]]]) -> Document:
     """Makes a document of tagged tokens.
 
     Args:
         name: Its id.
-        sentences: The tokens and the tags of each sentence; transitions are valid.
+        sentences: The tokens of each sentence with their tags; transitions are valid.
 
-    >>> tagged_document("n", [(["chest", "pain"], ["O", "B-problem"]), (["fever"], ["B-problem"])]).spans[1]
+    >>> tagged_document("n", [[("chest", "O"), ("pain", "B-problem")], [("fever", "B-problem")]]).spans[1]
     Span(start=11, end=16, label='problem', fragments=())
     """
     spans: list[Span] = []
     lines = []
     begin = 0
-    for tokens, tags in sentences:
+    for sentence in sentences:
         starts, ends = [], []
-        for token in tokens:
+        for token, _ in sentence:
             starts.append(begin)
             ends.append(begin + len(token))
             begin = ends[-1] + 1
-        for first, last, kind in chunks(tags):
+        for first, last, kind in chunks([tag for _, tag in sentence]):
             spans.append(Span(starts[first], ends[last], label_from_file(kind)))
-        lines.append(" ".join(tokens))
+        lines.append(" ".join(token for token, _ in sentence))
     return Document(name, "\n".join(lines), tuple(spans))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-
 from fedstrata.core.documents import MENTION_TYPES, MODIFIERS_OF, Relation, Span
 from fedstrata.data.synthetic.draw import Draw
 from fedstrata.data.synthetic.style import HouseStyle
@@ -13,10 +10,8 @@ _CLOSING = frozenset(",.;:)")
 _TYPO_LENGTH = 6
 
 
-@dataclass(slots=True)
-class _Scope:
-    mentions: list[int] = field(default_factory=list)
-    modifiers: list[int] = field(default_factory=list)
+_Scope = tuple[list[int], list[int]]
+"""The indices of the mentions and of the modifiers in a part of a sentence."""
 
 
 class NoteBuilder:
@@ -39,7 +34,7 @@ class NoteBuilder:
         self._open = 0
         self._spans: list[Span] = []
         self._relations: list[Relation] = []
-        self._scopes: list[_Scope] = [_Scope()]
+        self._scopes: list[_Scope] = [([], [])]
 
     def __len__(self) -> int:
         return self._length
@@ -83,7 +78,7 @@ class NoteBuilder:
         self._open += 1
         return self._length
 
-    def end(self, start: int, label: str) -> int | None:
+    def end(self, start: int, label: str) -> bool:
         """Ends a span.
 
         Args:
@@ -91,31 +86,30 @@ class NoteBuilder:
             label: A mention type or a modifier type.
 
         Returns:
-            The index of the span, None where nothing was written since `begin`.
+            Whether there is a span: whether anything was written since `begin`.
         """
         self._open -= 1
         if self._length == start:
-            return None
-        index = len(self._spans)
+            return False
+        mentions, modifiers = self._scopes[-1]
+        (mentions if label in MENTION_TYPES else modifiers).append(len(self._spans))
         self._spans.append(Span(start, self._length, label))
-        scope = self._scopes[-1]
-        (scope.mentions if label in MENTION_TYPES else scope.modifiers).append(index)
-        return index
+        return True
 
     def push(self) -> None:
         """Opens a scope."""
-        self._scopes.append(_Scope())
+        self._scopes.append(([], []))
 
     def pop(self) -> None:
         """Closes a scope: its modifiers modify its mentions; what fits none passes to the scope around."""
-        scope, outer = self._scopes.pop(), self._scopes[-1]
-        for modifier in scope.modifiers:
+        (mentions, modifiers), (outer_mentions, outer_modifiers) = self._scopes.pop(), self._scopes[-1]
+        for modifier in modifiers:
             label = self._spans[modifier].label
-            heads = [head for head in scope.mentions if label in MODIFIERS_OF[self._spans[head].label]]
+            heads = [head for head in mentions if label in MODIFIERS_OF[self._spans[head].label]]
             self._relations.extend(Relation(head, modifier, label) for head in heads)
             if not heads:
-                outer.modifiers.append(modifier)
-        outer.mentions.extend(scope.mentions)
+                outer_modifiers.append(modifier)
+        outer_mentions.extend(mentions)
 
     def finish(self) -> tuple[str, tuple[Span, ...], tuple[Relation, ...]]:
         """Returns the text, its spans in order, and their relations.
@@ -123,23 +117,13 @@ class NoteBuilder:
         Raises:
             ValueError: A modifier was written that modifies nothing: the grammar is wrong there.
         """
-        loose = [self._spans[index].label for index in self._scopes[0].modifiers]
-        if loose:
-            raise ValueError(
-                f"the grammar wrote modifiers without a mention: {', '.join(sorted(set(loose)))}"
-            )
+        _, modifiers = self._scopes[0]
+        if loose := sorted({self._spans[index].label for index in modifiers}):
+            raise ValueError(f"the grammar wrote modifiers without a mention: {', '.join(loose)}")
         order = sorted(range(len(self._spans)), key=lambda index: (self._spans[index].start, index))
         place = {old: new for new, old in enumerate(order)}
-        relations = sorted((place[item.head], place[item.tail], item.label) for item in self._relations)
-        return (
-            "".join(self._pieces),
-            tuple(self._spans[index] for index in order),
-            tuple(Relation(*item) for item in relations),
-        )
-
-    def locate(self, indices: Sequence[int]) -> list[tuple[int, int]]:
-        """Returns the offsets of spans by the indices that `end` gave."""
-        return [(self._spans[index].start, self._spans[index].end) for index in indices]
+        relations = (Relation(place[item.head], place[item.tail], item.label) for item in self._relations)
+        return "".join(self._pieces), tuple(self._spans[index] for index in order), tuple(sorted(relations))
 
     def _append(self, text: str) -> None:
         self._flush_gap(text[0])
@@ -148,7 +132,10 @@ class NoteBuilder:
                 text = text[0].upper() + text[1:]
             self._capital = False
         if len(text) >= _TYPO_LENGTH and self._draw.chance(self._style.slips):
-            text = _transpose(text, self._draw)
+            at = self._draw.between(1, len(text) - 3)
+            # Two neighbouring letters change places: that keeps the length and the word's ends.
+            if text[at : at + 2].isalpha():
+                text = text[:at] + text[at + 1] + text[at] + text[at + 2 :]
         self._raw(text)
         if text[-1] in ".!?" and not self._open:
             self._capital = True
@@ -168,11 +155,3 @@ class NoteBuilder:
     def _raw(self, text: str) -> None:
         self._pieces.append(text)
         self._length += len(text)
-
-
-def _transpose(text: str, draw: Draw) -> str:
-    """Swaps two neighbouring letters, a typing error that keeps the length and the word's ends."""
-    at = draw.between(1, len(text) - 3)
-    if not text[at : at + 2].isalpha():
-        return text
-    return text[:at] + text[at + 1] + text[at] + text[at + 2 :]

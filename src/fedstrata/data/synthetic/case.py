@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from fedstrata.core.seeding import Seed
 from fedstrata.data.synthetic.draw import Draw
@@ -15,8 +15,7 @@ YEARS = (2001, 2013)
 """Notes are of these years: ICD-9-CM codes were in use until 2015."""
 
 
-@dataclass(frozen=True, slots=True)
-class Patient:
+class Patient(NamedTuple):
     """What stays the same from one note to the next.
 
     Attributes:
@@ -43,8 +42,7 @@ class Patient:
         return self.age < CHILD_AGE
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(NamedTuple):
     """What one note is about.
 
     Attributes:
@@ -97,7 +95,11 @@ def draw_case(seed: Seed, patient: Patient, visit: int) -> Case:
     possible = [item for item in patient.speciality.conditions if item.sex in ("", patient.sex)]
     shuffled = draw.shuffled(possible)
     principal, others = shuffled[0], shuffled[1:]
-    present = _distinct([principal, *others[: draw.between(0, 2)], *patient.chronic])
+    present: list[Condition] = []
+    # Without those that repeat or contradict one that came before (type 1 and type 2 diabetes).
+    for condition in [principal, *others[: draw.between(0, 2)], *patient.chronic]:
+        if not _clashes(condition, present, whole_category=True):
+            present.append(condition)
     absent = tuple(item for item in others if not _clashes(item, present, whole_category=False))
     return Case(
         patient,
@@ -106,18 +108,9 @@ def draw_case(seed: Seed, patient: Patient, visit: int) -> Case:
         month=draw.between(1, 12),
         day=draw.between(1, 20),
         principal=principal,
-        present=present,
+        present=tuple(present),
         absent=absent,
     )
-
-
-def _distinct(conditions: Sequence[Condition]) -> tuple[Condition, ...]:
-    """Leaves out conditions that repeat or contradict one that came before (type 1 and type 2 diabetes)."""
-    kept: list[Condition] = []
-    for condition in conditions:
-        if not _clashes(condition, kept, whole_category=True):
-            kept.append(condition)
-    return tuple(kept)
 
 
 def _clashes(condition: Condition, others: Sequence[Condition], *, whole_category: bool) -> bool:

@@ -86,8 +86,9 @@ def _apportion(notes: int, shares: Sequence[float], *, least: int) -> list[int]:
 
 
 def _document(root: Seed, site: int, index: int, style: HouseStyle) -> Document:
-    owner = _owner(root, site, index)
-    number = site * NUMBERS_PER_SITE
+    # The index of the first note of the patient: every second note may be a readmission.
+    readmitted = index % 2 == 1 and Draw(root.child("site", site, "readmission", index)).chance(READMISSION)
+    owner, number = index - readmitted, site * NUMBERS_PER_SITE
     patient = draw_patient(root.child("site", site, "patient", owner), number + owner + 1, style)
     seed = root.child("site", site, "note", index)
     case = draw_case(seed.child("case"), patient, visit=index - owner)
@@ -104,9 +105,3 @@ def _document(root: Seed, site: int, index: int, style: HouseStyle) -> Document:
             "evidence": note.metadata["evidence"],
         },
     )
-
-
-def _owner(root: Seed, site: int, index: int) -> int:
-    """Returns the index of the first note of the patient: every second note may be a readmission."""
-    draw = Draw(root.child("site", site, "readmission", index))
-    return index - 1 if index % 2 == 1 and draw.chance(READMISSION) else index

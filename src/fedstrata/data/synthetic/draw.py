@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from bisect import bisect_right
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -36,7 +35,7 @@ class Draw(random.Random):
 
     def index(self, cumulative: Sequence[float]) -> int:
         """Returns an index, drawn by running sums of weights."""
-        return min(bisect_right(cumulative, self.random() * cumulative[-1]), len(cumulative) - 1)
+        return self.choices(range(len(cumulative)), cum_weights=cumulative)[0]
 
     def shuffled(self, items: Sequence[T]) -> list[T]:
         """Returns the items in random order."""

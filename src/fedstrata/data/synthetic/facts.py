@@ -70,10 +70,7 @@ def _year(scene: Scene) -> str:
 def _surface(scene: Scene, names: Sequence[str], prefix: str = "") -> Template:
     """Chooses a wording: short ones as often as the site abbreviates, else mostly the site's favourite.
 
-    Args:
-        scene: The note.
-        names: The wordings (templates).
-        prefix: A rule whose words may stand before it, so that the vocabulary stays open.
+    Before it may stand the words of a rule (`prefix`), so that the vocabulary stays open.
     """
     if prefix and scene.draw.chance(PREFIXED):
         return (*parse("{" + prefix + "} "), *parse(scene.draw.pick([names[0], names[-1]])))

@@ -6,20 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 from ruamel.yaml import YAML
 
 from fedstrata.data.synthetic.template import Template, parse, without
 
 Rules = Mapping[str, tuple[Template, ...]]
+Words = Mapping[str, Sequence[str]]
 
 AUDIENCES = tuple((sex, child) for sex in ("male", "female") for child in (False, True))
 """Patients that need grammars of their own: (sex, whether a child)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
+class Condition(NamedTuple):
     """A diagnosis and what belongs to it.
 
     Attributes:
@@ -45,8 +45,7 @@ class Condition:
     drugs: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Drug:
+class Drug(NamedTuple):
     """A drug and how it is given.
 
     Attributes:
@@ -66,8 +65,7 @@ class Drug:
     dosages: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Lab:
+class Lab(NamedTuple):
     """A laboratory test.
 
     Attributes:
@@ -153,12 +151,13 @@ def lexicon() -> Lexicon:
     grammar = {**_load("shared/grammar.yaml"), **_load("shared/asides.yaml")}
     labs = {name: Lab((name, *_items(entry.pop("also"))), **entry) for name, entry in tests["labs"].items()}
     general = {**{name: _items(text) for name, text in words["rules"].items()}, **grammar}
+    unsuitable = {patients: _items(text) for patients, text in words["unsuitable"].items()}
     folder = files(__package__) / "lexicon"
     names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".yaml"))
     drugs = _load("shared/drugs.yaml")
     return Lexicon(
         specialities=tuple(
-            _speciality(_load(f"lexicon/{name}"), general, words["unsuitable"], labs) for name in names
+            _speciality(_load(f"lexicon/{name}"), general, unsuitable, labs) for name in names
         ),
         comorbidities=_conditions(words["comorbidities"], labs),
         child_comorbidities=_conditions(words["child comorbidities"], labs),
@@ -200,35 +199,24 @@ def _drugs(table: Mapping[str, Any]) -> dict[str, Drug]:
 
 
 def _conditions(table: Mapping[str, Mapping[str, str]], labs: Mapping[str, Lab]) -> tuple[Condition, ...]:
-    return tuple(_condition(name, entry, labs) for name, entry in table.items())
-
-
-def _condition(name: str, entry: Mapping[str, str], labs: Mapping[str, Lab]) -> Condition:
-    tests = _items(entry["tests"]) if "tests" in entry else ()
-    return Condition(
-        name=name,
-        code=entry["code"],
-        surfaces=(name, *_items(entry["also"])),
-        sex=entry.get("sex", ""),
-        symptoms=_items(entry["symptoms"]) if "symptoms" in entry else (),
-        labs=tuple(test for test in tests if test in labs),
-        studies=tuple(test for test in tests if test not in labs),
-        treatments=_items(entry["treatments"]) if "treatments" in entry else (),
-        drugs=_items(entry["drugs"]),
-    )
+    conditions = []
+    for name, entry in table.items():
+        lists = ("symptoms", "tests", "treatments", "drugs")
+        listed = {key: _items(entry[key]) for key in lists if key in entry}
+        tests = listed.pop("tests", ())
+        listed["labs"] = tuple(test for test in tests if test in labs)
+        listed["studies"] = tuple(test for test in tests if test not in labs)
+        surfaces = (name, *_items(entry["also"]))
+        conditions.append(Condition(name, entry["code"], surfaces, entry.get("sex", ""), **listed))
+    return tuple(conditions)
 
 
 def _speciality(
-    entry: Mapping[str, Any],
-    general: Mapping[str, Sequence[str]],
-    unsuitable: Mapping[str, str],
-    labs: Mapping[str, Lab],
+    entry: Mapping[str, Any], general: Words, unsuitable: Words, labs: Mapping[str, Lab]
 ) -> Speciality:
     low, high = (int(age) for age in entry["ages"].split("-"))
     sources = {**general, **{name: _items(text) for name, text in entry["rules"].items()}}
     names = _items(entry["labs"])
-    words = {sex: _items(unsuitable[sex]) for sex in ("male", "female")}
-    for_children = _items(unsuitable["child"])
     return Speciality(
         name=entry["name"],
         ages=(low, high),
@@ -237,13 +225,13 @@ def _speciality(
         labs=names,
         dual_labs=tuple(name for name in names if labs[name].is_drug),
         rules={
-            (sex, child): _rules(sources, (*words[sex], *(for_children if child else ())))
+            (sex, child): _rules(sources, (*unsuitable[sex], *(unsuitable["child"] if child else ())))
             for sex, child in AUDIENCES
         },
     )
 
 
-def _rules(sources: Mapping[str, Sequence[str]], words: Sequence[str]) -> Rules:
+def _rules(sources: Words, words: Sequence[str]) -> Rules:
     """Parses all rules, without the alternatives that hold an unsuitable word."""
     rules: dict[str, tuple[Template, ...]] = {}
     for name, alternatives in sources.items():

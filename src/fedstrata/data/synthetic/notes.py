@@ -48,7 +48,7 @@ def write_note(case: Case, style: HouseStyle, seed: Seed) -> Document:
         _write_section(scene, "diagnoses", words.sections["diagnoses"])
     text, spans, relations = builder.finish()
     order = sorted(scene.evidence, key=lambda code: code != case.principal.code)
-    evidence = {code: builder.locate(scene.evidence[code]) for code in order}
+    evidence = {code: scene.evidence[code] for code in order}
     metadata = {"kind": kind, "evidence": json.dumps(evidence)}
     return Document("", text, spans, relations, labels=tuple(evidence), metadata=metadata)
 
@@ -65,14 +65,11 @@ def _write_section(scene: Scene, name: str, section: Mapping[str, Any]) -> None:
         builder.line()
     if heading:
         builder.line(style.title(heading))
-    least, most = section["count"]
-    count = draw.between(least, most)
+    count = draw.between(*section["count"])
     if section.get("per") == "condition":
         count = min(count, len(scene.case.present))
-    if as_list:
-        _write_list(scene, section, count, starts_new_line=bool(heading))
-    else:
-        _write_prose(scene, section, count, starts_new_line=bool(heading))
+    write = _write_list if as_list else _write_prose
+    write(scene, section, count, starts_new_line=bool(heading))
 
 
 def _write_list(scene: Scene, section: Mapping[str, Any], count: int, *, starts_new_line: bool) -> None:

@@ -30,7 +30,7 @@ class Scene:
         draw: Where every choice of words comes from.
         builder: The text so far.
         facts: Slots that no rule fills, by name.
-        evidence: Spans (by the builder's indices) that state each code.
+        evidence: The offsets of the spans that state each code.
         drug: The drug last named, which strength, route and frequency refer to.
         coming_drug: A drug chosen but not yet written, because its route comes first.
         lab: The laboratory test last named, which value and reference range refer to.
@@ -46,7 +46,7 @@ class Scene:
     draw: Draw
     builder: NoteBuilder
     facts: Mapping[str, Fact]
-    evidence: dict[str, list[int]] = field(default_factory=dict)
+    evidence: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     drug: Drug | None = None
     coming_drug: str = ""
     lab: Lab | None = None
@@ -90,10 +90,19 @@ class Scene:
             match part:
                 case str():
                     self.builder.text(part)
+                case Slot(name) if name in self.facts:
+                    filled = self.facts[name](self)
+                    self.write((filled,) if isinstance(filled, str) else filled)
                 case Slot(name):
-                    self._fill(name)
+                    self.rule(name)
                 case Annotation(label, parts):
-                    self._annotate(label, parts)
+                    start = self.builder.begin()
+                    self.write(parts)
+                    written = self.builder.end(start, label)
+                    if label in MENTION_TYPES:
+                        if self.coded is not None and written:
+                            self.evidence.setdefault(self.coded.code, []).append((start, len(self.builder)))
+                        self.coded = None
                 case Choice(options):
                     self.write(self.draw.pick(options))
                 case Scope(parts):
@@ -107,23 +116,3 @@ class Scene:
         """Returns a wording, or the site's shorthand for it as often as the site uses shorthand."""
         short = self.style.shorthand.get(wording)
         return short if short is not None and self.draw.chance(self.style.abbreviation) else wording
-
-    def _fill(self, name: str) -> None:
-        fact = self.facts.get(name)
-        if fact is None:
-            self.rule(name)
-            return
-        filled = fact(self)
-        if isinstance(filled, str):
-            self.builder.text(filled)
-        else:
-            self.write(filled)
-
-    def _annotate(self, label: str, parts: Template) -> None:
-        start = self.builder.begin()
-        self.write(parts)
-        index = self.builder.end(start, label)
-        if label in MENTION_TYPES:
-            if self.coded is not None and index is not None:
-                self.evidence.setdefault(self.coded.code, []).append(index)
-            self.coded = None

@@ -81,22 +81,19 @@ class HouseStyle:
 
     def rewrite(self, text: str) -> str:
         """Returns text in the site's spelling, clipping and casing."""
-        rewritten = self._rewritten.get(text)
-        if rewritten is None:
-            rewritten = self._rewritten[text] = self._rewrite(text)
-        return rewritten
+        if text not in self._rewritten:
+            words = re.split(r"(?<=[A-Za-z])(?=[^A-Za-z-])|(?<=[^A-Za-z-])(?=[A-Za-z])", text)
+            clipped = "".join(self.clips.get(word.lower(), word) for word in words)
+            for american, british in self.replacements.items():
+                clipped = clipped.replace(american, british)
+            cased = {"lower": clipped.lower(), "upper": clipped.upper()}
+            self._rewritten[text] = cased.get(self.casing, clipped)
+        return self._rewritten[text]
 
     def title(self, text: str) -> str:
         """Returns a section heading in the site's format."""
         cased = {"upper": text.upper(), "lower": text.lower()}.get(self.heading_case, text)
         return self.heading.format(cased)
-
-    def _rewrite(self, text: str) -> str:
-        words = re.split(r"(?<=[A-Za-z])(?=[^A-Za-z-])|(?<=[^A-Za-z-])(?=[A-Za-z])", text)
-        text = "".join(self.clips.get(word.lower(), word) for word in words)
-        for american, british in self.replacements.items():
-            text = text.replace(american, british)
-        return {"lower": text.lower(), "upper": text.upper()}.get(self.casing, text)
 
 
 def house_style(seed: Seed, site: int) -> HouseStyle:

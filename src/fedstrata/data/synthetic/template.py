@@ -11,41 +11,35 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from functools import cache
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """A place filled from a rule or by a fact; names are lower case."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Shorthand:
+class Shorthand(NamedTuple):
     """A wording a site may cut short."""
 
     wording: str
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """Alternatives inside a sentence."""
 
     options: tuple[Template, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(NamedTuple):
     """A part of a sentence that cues do not reach out of."""
 
     parts: Template
 
 
-@dataclass(frozen=True, slots=True)
-class Annotation:
+class Annotation(NamedTuple):
     """A mention or a modifier."""
 
     label: str

@@ -13,7 +13,7 @@ from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
 from fedstrata.core.files import new_folder
 from fedstrata.data.writers import brat, conll, i2b2, jsonl, mimic
-from fedstrata.data.writers.layout import Writer, WrittenFile
+from fedstrata.data.writers.layout import Writer
 
 FORMATS: dict[str, Writer] = {
     "i2b2": i2b2.files,
@@ -23,17 +23,6 @@ FORMATS: dict[str, Writer] = {
     "mimic": mimic.files,
 }
 """Every format that can be written: a function from documents to the files they become."""
-
-
-def _fill(folder: Path, files: Iterable[WrittenFile]) -> None:
-    for path, text in files:
-        target = folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            target.write_bytes(text.encode())
-        except UnicodeEncodeError as error:
-            message = f"character {error.start} is half a surrogate pair and cannot be written as UTF-8"
-            raise DataError(str(path), message) from None
 
 
 def _single_texts(documents: Iterable[Document]) -> Iterator[Document]:
@@ -60,4 +49,11 @@ def write(documents: Iterable[Document], folder: Path, format: str) -> None:
         message = f"the format {format!r} is none of {', '.join(FORMATS)}"
         raise ConfigurationError([Problem("", message)])
     with new_folder(Path(folder)) as unfinished:
-        _fill(unfinished, FORMATS[format](documents if format == "jsonl" else _single_texts(documents)))
+        for path, text in FORMATS[format](documents if format == "jsonl" else _single_texts(documents)):
+            target = unfinished / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                target.write_bytes(text.encode())
+            except UnicodeEncodeError as error:
+                message = f"character {error.start} is half a surrogate pair and cannot be written as UTF-8"
+                raise DataError(str(path), message) from None

@@ -32,15 +32,11 @@ def _concepts(document: Document) -> dict[int, Span]:
     for index, span in enumerate(document.spans):
         bounds = trimmed(document.text, span.start, span.end)
         if span.label not in MODIFIER_TYPES and bounds:
-            concepts[index] = Span(*bounds, checked_label(span.label), assertion=_checked(span.assertion))
+            concepts[index] = Span(*bounds, checked_label(span.label), assertion=span.assertion)
+            if span.assertion and span.assertion not in ASSERTIONS:
+                what, expected = f"assertion {span.assertion!r}", f"one of {', '.join(ASSERTIONS)}"
+                raise DataError(what, "cannot be written in an .ast file", expected=expected)
     return concepts
-
-
-def _checked(assertion: str) -> str:
-    if assertion and assertion not in ASSERTIONS:
-        expected = f"one of {', '.join(ASSERTIONS)}"
-        raise DataError(f"assertion {assertion!r}", "cannot be written in an .ast file", expected=expected)
-    return assertion
 
 
 def checked_label(label: str) -> str:

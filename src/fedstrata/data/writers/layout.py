@@ -5,7 +5,8 @@ A document lies in `DIR/SITE/SPLIT/`, as far as it has a site and a split; the r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 from pathlib import PurePosixPath
 from typing import TypeAlias
 
@@ -83,23 +84,17 @@ def by_folder(documents: Iterable[Document]) -> dict[PurePosixPath, list[Documen
         names.add(name)
         groups.setdefault(folder, []).append(document)
     corpus = [document for group in groups.values() for document in group]
-    _refuse_likely_splits({document.site for document in corpus})
-    _all_or_none(corpus, "site", [document.site for document in corpus])
-    _all_or_none(corpus, "split", [_split_of(document) for document in corpus])
-    return groups
-
-
-def _refuse_likely_splits(sites: Set[str]) -> None:
-    """Refuses names of sites that could, beside each other, be taken for splits."""
+    sites = {document.site for document in corpus}
+    # Beside each other, names of sites could be taken for splits.
     for part in sorted({part for site in sites for part in site.split("/")}) if len(sites) > 1 else []:
         if split_within(part):
             raise DataError(f"site {part!r}", "could be read as a split", expected="another name")
-
-
-def _all_or_none(corpus: Sequence[Document], what: str, values: Sequence[str]) -> None:
-    if any(values) and not all(values):
-        document = corpus[[bool(value) for value in values].index(False)]
-        raise DataError(f"document {document.id!r}", f"has no {what}, and others have one")
+    for what, value_of in (("site", attrgetter("site")), ("split", _split_of)):
+        values = [value_of(document) for document in corpus]
+        if any(values) and not all(values):
+            document = corpus[values.index("")]
+            raise DataError(f"document {document.id!r}", f"has no {what}, and others have one")
+    return groups
 
 
 class FileLabels:

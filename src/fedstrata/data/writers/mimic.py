@@ -56,20 +56,6 @@ def _numbers(keys: Iterable[Key], first: int) -> dict[Key, int]:
     return {key: number for number, key in enumerate(distinct, start=first)}
 
 
-def _codes(document: Document) -> list[str]:
-    codes = [without_dot(label) for label in document.labels]
-    for label, code in zip(document.labels, codes, strict=True):
-        if not code:
-            raise DataError(f"document {document.id!r}", f"the label {label!r} is no ICD-9-CM diagnosis code")
-    return codes
-
-
-def _category(document: Document) -> tuple[str, str]:
-    kind = document.metadata.get("kind", "discharge summary")
-    category, description = _TABLES["categories"].get(kind.lower(), ("General", kind))
-    return category, description
-
-
 def files(documents: Iterable[Document]) -> Iterator[WrittenFile]:
     """Yields the tables of a corpus.
 
@@ -87,27 +73,24 @@ def files(documents: Iterable[Document]) -> Iterator[WrittenFile]:
     admissions = _numbers(map(_admission, corpus), first=100_001)
     codes: dict[Key, dict[str, None]] = {key: {} for key in admissions}
     for document in corpus:
-        codes[_admission(document)].update(dict.fromkeys(_codes(document)))
+        for label in document.labels:
+            if not (code := without_dot(label)):
+                what = f"the label {label!r} is no ICD-9-CM diagnosis code"
+                raise DataError(f"document {document.id!r}", what)
+            codes[_admission(document)][code] = None
     stays = [(subjects[key[:2]], number, key) for key, number in admissions.items()]
-    yield _table(
-        "NOTEEVENTS",
-        (
-            (
-                *(subjects[_patient(document)], admissions[_admission(document)]),
-                *(None, None, None),
-                *_category(document),
-                *(None, None, document.text),
-            )
-            for document in corpus
-        ),
+    notes = []
+    for document in corpus:
+        owner = subjects[_patient(document)], admissions[_admission(document)]
+        kind = document.metadata.get("kind", "discharge summary")
+        category = _TABLES["categories"].get(kind.lower(), ("General", kind))
+        notes.append((*owner, None, None, None, *category, None, None, document.text))
+    yield _table("NOTEEVENTS", notes)
+    diagnoses = (
+        (subject, stay, position, code)
+        for subject, stay, key in stays
+        for position, code in enumerate(codes[key], start=1)
     )
-    yield _table(
-        "DIAGNOSES_ICD",
-        (
-            (subject, stay, position, code)
-            for subject, stay, key in stays
-            for position, code in enumerate(codes[key], start=1)
-        ),
-    )
+    yield _table("DIAGNOSES_ICD", diagnoses)
     yield _table("ADMISSIONS", ((subject, stay, *[None] * 16) for subject, stay, _ in stays))
     yield _table("PATIENTS", ((subject, *[None] * 6) for subject in subjects.values()))

@@ -25,24 +25,22 @@ _TOKEN = re.compile(
 )
 
 
-def _shape_of(character: str) -> str:
-    kind = unicodedata.category(character)
-    if character.isspace() or character == BYTE_ORDER_MARK:  # a file that began with the mark would lose it
-        return " "
-    if kind[0] == "N":
-        return "0"
-    if kind[0] in "LM" or kind == "Cf":  # Cf: joiners and soft hyphens, which stand inside words
-        return "a"
-    if character in "\u2018\u2019":
-        return "'"
-    return character if character.isascii() else "!"
-
-
 class _Shapes(dict[int, str]):
     """The shape of every character met so far, for `str.translate`."""
 
     def __missing__(self, code: int) -> str:
-        self[code] = _shape_of(chr(code))
+        character = chr(code)
+        kind = unicodedata.category(character)
+        if character.isspace() or character == BYTE_ORDER_MARK:  # a file that began with it would lose it
+            self[code] = " "
+        elif kind[0] == "N":
+            self[code] = "0"
+        elif kind[0] in "LM" or kind == "Cf":  # Cf: joiners and soft hyphens, which stand inside words
+            self[code] = "a"
+        elif character in "\u2018\u2019":
+            self[code] = "'"
+        else:
+            self[code] = character if character.isascii() else "!"
         return self[code]
 
 
