@@ -16,9 +16,10 @@ from fedstrata.core.method import Method
 from fedstrata.core.model import Layout, Model
 from fedstrata.core.preflight import Facts
 from fedstrata.core.seeding import Seed
-from fedstrata.core.types import Message, Plan, State, Update
+from fedstrata.core.types import JSON, Message, Plan, State, Tensors, Update
 from fedstrata.policies.share import block_count, keeps_some
 from fedstrata.train.local import fit, update_of
+from fedstrata.train.probe import norms_of
 
 
 class LocalTraining(Method):
@@ -74,6 +75,18 @@ class LocalTraining(Method):
         kept = set(own)
         sent = model.tensors([name for name in names if name not in kept])
         return update_of(client, sent, {"loss": loss})
+
+
+class Probing(LocalTraining):
+    """Base of methods whose first round begins with a probe of the gradients (`fedstrata.train.probe`)."""
+
+    def sends(
+        self, handler: str, plan: Plan, values: Mapping[str, JSON], trained: Tensors, layout: Layout
+    ) -> Tensors:
+        """What came, trained, or norms."""
+        if handler == "probe":
+            return norms_of(layout)
+        return super().sends(handler, plan, values, trained, layout)
 
 
 class Averaging(LocalTraining):

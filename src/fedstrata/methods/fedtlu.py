@@ -23,6 +23,7 @@ Deviations: changes travel and not weights, since a small change would drown in 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, ClassVar, Literal, cast
@@ -31,11 +32,11 @@ import torch
 from pydantic import Field
 
 from fedstrata.aggregate.changes import add
-from fedstrata.aggregate.robust import FACTS, past_facts, robust_change
+from fedstrata.aggregate.robust import FACTS, robust_change
 from fedstrata.aggregate.rules import MeanRule
 from fedstrata.core.client import Client
 from fedstrata.core.cohort import Cohort
-from fedstrata.core.errors import ConfigurationError, FrameError, Problem
+from fedstrata.core.errors import ConfigurationError, FrameError, Problem, TrainingError
 from fedstrata.core.model import Layout, Model
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Count, Fraction, NotNegative
@@ -46,7 +47,6 @@ from fedstrata.policies.scores import (
     block_scores,
     change_score,
     estimated_scores,
-    require_finite,
     sketch_all,
     sketch_size,
 )
@@ -171,8 +171,7 @@ class FedTLU(Averaging):
             change, loss = mean.tensors, mean.values["loss"]
         else:
             nothing = {name: torch.zeros_like(tensor) for name, tensor in state.tensors.items()}
-            merged = robust_change(nothing, plan, cohort, rule, past_facts(state))
-            change, loss, facts = merged.tensors, merged.loss, {FACTS: merged.facts}
+            change, facts[FACTS], loss = robust_change(nothing, plan, cohort, rule, state.values)
         scores = {
             name: change_score(change[name])
             for name in select.scored_tensors(blocks_in(state), state.tensors)
@@ -223,7 +222,9 @@ class FedTLU(Averaging):
                 values["portion"] = schedule.portions[progress.step]
                 values["schedule"] = asdict(progress.after(loss, schedule))
         if update == "targeted":
-            require_finite(scores)
+            if wrong := [name for name, score in scores.items() if not math.isfinite(score)]:
+                message = f"the clients' mean change of {wrong[0]} is not finite, so blocks cannot be ranked"
+                raise TrainingError(message)
             values |= {"tensor_scores": scores, "block_scores": block_scores(scores, blocks)}
             kept = select.best_blocks(values["block_scores"], groups, values["portion"])
         elif update == "random":

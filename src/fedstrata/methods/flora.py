@@ -129,8 +129,7 @@ class FLoRA(LocalTraining):
 
     def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
         """Stacks the adapters of the round and adds their product to the weights."""
-        server, choice = _Server(state), cast("list[int]", state.values["_choice"])
-        ranks = draw_ranks(cast("dict[str, int]", state.values["_ranks"]), cohort.clients, choice, rng)
+        server, ranks = _Server(state), draw_ranks(state, cohort.clients, rng)
         head, adapters = StreamingMean(), {}
         for client, update in cohort.each("train", lambda client: server.plan(client, ranks[client.id])):
             rest = {name: tensor for name, tensor in update.tensors.items() if not is_lora(name)}
