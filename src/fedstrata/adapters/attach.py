@@ -224,11 +224,7 @@ def plain_where_needed(model: Model) -> dict[str, Tensor] | None:
 
 
 def _configuration(
-    module: nn.Module,
-    layout: Layout,
-    settings: AdapterSettings,
-    heads: Sequence[str],
-    full: Collection[str],
+    module: nn.Module, layout: Layout, settings: AdapterSettings, heads: Sequence[str], full: Collection[str]
 ) -> Any:
     """Returns PEFT's configuration of an adapter."""
     from peft import LoraConfig, PrefixTuningConfig  # noqa: PLC0415 - see `wrap`

@@ -43,13 +43,7 @@ from fedstrata.core.settings.base import Count, Fraction, NotNegative
 from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Tensors, Update
 from fedstrata.methods.averaging import Averaging
 from fedstrata.policies import select
-from fedstrata.policies.scores import (
-    block_scores,
-    change_score,
-    estimated_scores,
-    sketch_all,
-    sketch_size,
-)
+from fedstrata.policies.scores import block_scores, change_score, estimated_scores, sketch_all, sketch_size
 from fedstrata.policies.select import Progress, Schedule
 from fedstrata.policies.share import blocks_in, names_outside, noted_blocks
 from fedstrata.train.local import fit, update_of

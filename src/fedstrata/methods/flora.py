@@ -18,6 +18,7 @@ Deviations: with `ranks` clients draw ranks at random, and all have one scale, a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, ClassVar, Literal, cast
@@ -34,14 +35,7 @@ from fedstrata.adapters.rank import (
     of_several_sizes,
     pad,
 )
-from fedstrata.adapters.stack import (
-    AdaptedLayer,
-    adapted_layers,
-    fresh,
-    stack_growth,
-    stacked,
-    with_product,
-)
+from fedstrata.adapters.stack import AdaptedLayer, adapted_layers, fresh, stacked, with_product
 from fedstrata.aggregate.mean import StreamingMean, replace
 from fedstrata.core.client import Client
 from fedstrata.core.cohort import Cohort
@@ -101,10 +95,33 @@ class FLoRA(LocalTraining):
         sampled: Sequence[Sequence[str]],
         delivered: Sequence[Sequence[str]],
     ) -> Growth:
-        """The stacks, each as large as the adapters of all clients of its round."""
+        """The stacks that clients lack, each as large as the adapters of all clients of its round.
+
+        Where they are larger than the adapted weights, these are sent in their place, and a client stores its
+        weights in every turn before which something was merged.
+        """
         adapter = sum(size for name, size in sizes.items() if is_lora(name))
         layers = model.parameters([layer.weight for layer in adapted_layers(model.module)])
-        return stack_growth(sampled, delivered, adapter=adapter, weights=sum(own.nbytes for own in layers))
+        weights = sum(own.nbytes for own in layers)
+        kept: dict[int, int] = {}  # by the number of the merged round
+        held: dict[str, int] = {}
+        merged, sent, writes = 0, [], Counter[str]()
+        for clients, there in zip(sampled, delivered, strict=True):
+            missing = [range(held.get(client, 0) + 1, merged + 1) for client in clients]
+            stacks = (
+                sum(kept[number] for number in own) if all(number in kept for number in own) else weights
+                for own in missing
+            )
+            sent.append(sum(stacks))
+            if merged:
+                writes.update(there)
+            if there:
+                held |= dict.fromkeys(there, merged)
+                merged += 1
+                kept[merged] = adapter * len(there)
+                while sum(kept.values()) > weights:
+                    del kept[min(kept)]
+        return Growth(tuple(sent), sum(kept.values()), writes)
 
     def start(self, model: Model) -> State:
         """The adapted weights, to which adapters will be added, and the head.
