@@ -39,7 +39,7 @@ from fedstrata.core.cohort import Cohort
 from fedstrata.core.errors import ConfigurationError, FrameError, Problem, TrainingError
 from fedstrata.core.model import Layout, Model
 from fedstrata.core.seeding import Seed
-from fedstrata.core.settings.base import Count, Fraction, NotNegative
+from fedstrata.core.settings.base import Count, Fraction, NotNegative, idle_settings
 from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Tensors, Update
 from fedstrata.methods.averaging import Averaging
 from fedstrata.policies import select
@@ -80,11 +80,11 @@ class FedTLU(Averaging):
             yield f"selection sketched chooses by scores, which update {self.update} does not use"
         if self.selection == "sketched" and not isinstance(self.aggregation, MeanRule):
             yield f"aggregation {self.aggregation.rule} compares whole changes; sketched sends parts"
-        unused = {"portion": self.update in ("last", "full"), "width": self.selection == "exact"}
-        for name, has_no_meaning in unused.items():
-            if has_no_meaning and getattr(self, name) != type(self).model_fields[name].default:
-                what = f"update {self.update} and selection {self.selection}"
-                yield f"{name} has no meaning with {what}; leave it out"
+        unused = idle_settings(self, self.update, {"portion": ["targeted", "random"]})
+        unused |= idle_settings(self, self.selection, {"width": ["sketched"]})
+        for name in unused:
+            what = f"update {self.update} and selection {self.selection}"
+            yield f"{name} has no meaning with {what}; leave it out"
 
     def trainable(self, layout: Layout) -> tuple[str, ...]:
         """Every parameter: which ones are merged is decided after they were trained.

@@ -226,7 +226,8 @@ class _Server:
                 for number, stack in zip(missing, stacks, strict=True)
                 for name, tensor in stack.items()
             }
-        head = {name: self._tensors[name] for name in self._tensors if self._is_head(name)}
+        rest = {name: tensor for name, tensor in self._tensors.items() if not is_lora(name)}
+        head = {name: tensor for name, tensor in rest.items() if name not in self._weights}
         return Plan(head | news, {"rank": rank, "stacks": [*missing] if there else []})
 
     def remembered(self, tensors: Mapping[str, Tensor], stack: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -236,7 +237,7 @@ class _Server:
             tensors: The old state's, with new weights and head.
             stack: That of this round.
         """
-        kept = {name: tensors[name] for name in tensors if name in self._weights or self._is_head(name)}
+        kept = {name: tensor for name, tensor in tensors.items() if not is_lora(name)}
         room = sum(tensors[name].numel() for name in self._weights)
         for number in range(self.merged + 1, 0, -1):
             own = _stack(tensors, number) if number <= self.merged else stack
@@ -245,9 +246,6 @@ class _Server:
                 break
             kept |= {STACK.format(number) + name: tensor for name, tensor in own.items()}
         return kept
-
-    def _is_head(self, name: str) -> bool:
-        return name not in self._weights and not is_lora(name)
 
 
 def _stack(tensors: Mapping[str, Tensor], number: int) -> dict[str, Tensor]:
