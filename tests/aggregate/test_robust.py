@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from scipy.stats import trim_mean
 from support import examples
 
 from fedstrata.aggregate.changes import Changes
-from fedstrata.aggregate.robust import cosines, krum_scores, merge
+from fedstrata.aggregate.robust import FACTS, cosines, krum_scores, robust_change
 from fedstrata.aggregate.rules import (
     CosineRule,
     KrumRule,
@@ -26,7 +27,7 @@ from fedstrata.aggregate.rules import (
     TrimmedMeanRule,
 )
 from fedstrata.core.errors import TrainingError
-from fedstrata.core.types import Update
+from fedstrata.core.types import ClientInfo, Plan, Update
 
 SHAPES = {"a": (2, 3), "b": (), "empty": (0, 4), "c": (5,)}
 SIZE = 12
@@ -63,11 +64,16 @@ def merged(
 ) -> tuple[np.ndarray, dict]:
     """Merges changes, (clients, SIZE), of clients 00, 01, ...; what was sent is not zero."""
     base = tensors_of(np.zeros(SIZE))
-    with Changes(base, memory) as changes:
-        for index, row in enumerate(rows):
-            name = names[index] if names else f"{index:02d}"
-            changes.add(name, Update(tensors_of(row), weight=weights[index] if weights else 1.0))
-        result, facts = merge(changes, rule, clients or len(rows), past or {})
+    arrived = [
+        (
+            ClientInfo(names[index] if names else f"{index:02d}", 1),
+            Update(tensors_of(row), weight=weights[index] if weights else 1.0),
+        )
+        for index, row in enumerate(rows)
+    ]
+    cohort = SimpleNamespace(clients=range(clients or len(rows)), each=lambda handler, plan_of: arrived)
+    bounded = rule.model_copy(update={"memory_gigabytes": memory / 1e9})
+    result, facts, _ = robust_change(base, Plan(base), cohort, bounded, {FACTS: past or {}})
     assert [tensor.dtype for tensor in result.values()] == [torch.float32] * len(SHAPES)
     return torch.cat([result[name] for name in SHAPES]).numpy(), facts
 

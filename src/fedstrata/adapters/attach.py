@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from fedstrata.adapters.prefix import PLACE, SAVED, divide, parts_of
+from fedstrata.adapters.prefix import PLACE, SAVED, divide
 from fedstrata.adapters.stack import adapted_layers, with_product
 from fedstrata.adapters.targets import NONE, inside_blocks, linear_layers
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
@@ -155,7 +155,8 @@ def saved_adapter(model: Model, folder: Path) -> dict[str, Tensor]:
         raise DataError(folder, f"no readable adapter ({type(error).__name__})") from error
     names = {_saved_name(name): name for name in model.layout.all}
     if SAVED in values:
-        values |= parts_of(values.pop(SAVED), len(model.layout.blocks))
+        parts = torch.chunk(values.pop(SAVED), len(model.layout.blocks), dim=1)
+        values |= {f"{PLACE}{block}": part for block, part in enumerate(parts)}
     if names.keys() != values.keys():
         other = sorted(names.keys() ^ values.keys())
         what = f"its tensors are not those of the run's adapter; {other[0]} is only in one of them"
@@ -223,11 +224,7 @@ def plain_where_needed(model: Model) -> dict[str, Tensor] | None:
 
 
 def _configuration(
-    module: nn.Module,
-    layout: Layout,
-    settings: AdapterSettings,
-    heads: Sequence[str],
-    full: Collection[str],
+    module: nn.Module, layout: Layout, settings: AdapterSettings, heads: Sequence[str], full: Collection[str]
 ) -> Any:
     """Returns PEFT's configuration of an adapter."""
     from peft import LoraConfig, PrefixTuningConfig  # noqa: PLC0415 - see `wrap`

@@ -41,13 +41,3 @@ def divide(module: nn.Module, blocks: int) -> None:
     """
     embedding = module.get_submodule("prompt_encoder.default.embedding")
     parametrize.register_parametrization(embedding, "weight", Beside(blocks))
-
-
-def parts_of(saved: Tensor, blocks: int) -> dict[str, Tensor]:
-    """Returns the parameters that a saved prefix is divided into, by name.
-
-    Args:
-        saved: (tokens, blocks x 2 x width).
-        blocks: How many blocks the model has.
-    """
-    return {f"{PLACE}{block}": part for block, part in enumerate(torch.chunk(saved, blocks, dim=1))}

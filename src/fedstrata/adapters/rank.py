@@ -8,7 +8,8 @@ the other. So one model serves devices of every rank, and only what is sent is c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch import Tensor
 from fedstrata.core.errors import Problem
 from fedstrata.core.preflight import Facts
 from fedstrata.core.seeding import Seed
-from fedstrata.core.types import AdapterSize, ClientInfo
+from fedstrata.core.types import AdapterSize, ClientInfo, State
 
 _AXES = {"lora_A": 0, "lora_B": 1, "bottleneck_down": 0, "bottleneck_up": 1}
 """Which axis of a tensor is the rank; the bias of `bottleneck_up` has none."""
@@ -67,18 +68,16 @@ def of_several_sizes(method: str) -> str:
     )
 
 
-def draw_ranks(
-    known: Mapping[str, int], clients: Iterable[ClientInfo], choice: Sequence[int], rng: Seed
-) -> dict[str, int]:
+def draw_ranks(state: State, clients: Iterable[ClientInfo], rng: Seed) -> dict[str, int]:
     """Returns the rank of every client, drawn for those that have none yet.
 
     Args:
-        known: Ranks drawn before.
+        state: Its values say the ranks drawn before, `_ranks`, and those to draw from, `_choice`.
         clients: Those that need one.
-        choice: The ranks to draw from.
         rng: Seed of the draw.
     """
-    ranks = dict(known)
+    ranks = dict(cast("dict[str, int]", state.values["_ranks"]))
+    choice = cast("list[int]", state.values["_choice"])
     for client in clients:
         if client.id not in ranks:
             ranks[client.id] = choice[int(rng.child("rank", client.id).numpy().integers(len(choice)))]

@@ -7,7 +7,6 @@ of the B_k times that of the A_k is something else.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata.adapters.rank import is_first_factor
-from fedstrata.core.preflight import Growth
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,39 +94,3 @@ def fresh(tensors: Mapping[str, Tensor], generator: torch.Generator) -> dict[str
         if is_first_factor(name):
             nn.init.kaiming_uniform_(result[name], a=5**0.5, generator=generator)
     return result
-
-
-def stack_growth(
-    sampled: Sequence[Sequence[str]], delivered: Sequence[Sequence[str]], *, adapter: int, weights: int
-) -> Growth:
-    """Returns what a server sends and keeps that sends clients the stacks of all rounds that they lack.
-
-    That grows with the clients of a round. Where the stacks are larger than the adapted weights, these are
-    sent in their place, and a client stores its weights in every turn before which something was merged.
-
-    Args:
-        sampled: The clients of every round.
-        delivered: Those of them that send something; none of a round that is abandoned.
-        adapter: Bytes of one client's adapter, of the largest rank.
-        weights: Bytes of all adapted weights.
-    """
-    kept: dict[int, int] = {}  # by the number of the merged round
-    held: dict[str, int] = {}
-    merged, sent, writes = 0, [], Counter[str]()
-    for clients, there in zip(sampled, delivered, strict=True):
-        missing = [range(held.get(client, 0) + 1, merged + 1) for client in clients]
-        sent.append(
-            sum(
-                sum(kept[number] for number in own) if all(number in kept for number in own) else weights
-                for own in missing
-            )
-        )
-        if merged:
-            writes.update(there)
-        if there:
-            held |= dict.fromkeys(there, merged)
-            merged += 1
-            kept[merged] = adapter * len(there)
-            while sum(kept.values()) > weights:
-                del kept[min(kept)]
-    return Growth(tuple(sent), sum(kept.values()), writes)

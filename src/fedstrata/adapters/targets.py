@@ -73,12 +73,8 @@ def _sublayer_ends(module: nn.Module, there: Sequence[str]) -> list[str]:
 
 def _linear_names(module: nn.Module, layout: Layout) -> list[str]:
     """Returns the paths of the linear layers within a block, of all blocks."""
-    names: dict[str, None] = {}
-    for block in block_modules(module, layout):
-        for name, part in block.named_modules():
-            if isinstance(part, nn.Linear | Conv1D):
-                names[name] = None
-    return list(names)
+    parts = (part for block in block_modules(module, layout) for part in block.named_modules())
+    return list(dict.fromkeys(name for name, part in parts if isinstance(part, nn.Linear | Conv1D)))
 
 
 def _named(there: Sequence[str], targets: Sequence[str]) -> list[str]:

@@ -174,8 +174,5 @@ def shares(scores: Sequence[float] | np.ndarray, cap: float | None = None) -> tu
 def _copied(entry: tuple[float, str, Update]) -> tuple[float, str, Update]:
     """Returns an entry whose tensors are its own."""
     weight, client, update = entry
-    return (
-        weight,
-        client,
-        replace(update, tensors={name: each.clone() for name, each in update.tensors.items()}),
-    )
+    copies = {name: tensor.clone() for name, tensor in update.tensors.items()}
+    return weight, client, replace(update, tensors=copies)

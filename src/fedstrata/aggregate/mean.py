@@ -13,11 +13,9 @@ import torch
 from torch import Tensor
 
 from fedstrata.aggregate.changes import require_weight
-from fedstrata.aggregate.robust import robust_average
-from fedstrata.aggregate.rules import Aggregation, MeanRule
-from fedstrata.core.cohort import Cohort, Mean
+from fedstrata.core.cohort import Mean
 from fedstrata.core.errors import TrainingError
-from fedstrata.core.types import ClientInfo, Plan, State, Tensors, Update
+from fedstrata.core.types import ClientInfo, Tensors, Update
 
 _SCRATCH_ELEMENTS = 2**20  # 4 MiB of float32
 
@@ -116,18 +114,3 @@ def mean_of(updates: Iterable[tuple[ClientInfo, Update]]) -> Mean:
 def replace(previous: Tensors, mean: Tensors) -> dict[str, Tensor]:
     """Returns `previous` with the tensors of `mean` in it, each in the dtype it had before."""
     return {**previous, **{name: tensor.to(previous[name].dtype) for name, tensor in mean.items()}}
-
-
-def average(state: State, cohort: Cohort, rule: Aggregation | None = None) -> State:
-    """FedAvg's server half: sends everybody the state, trains, and makes one of what comes back.
-
-    Args:
-        state: What is shared.
-        cohort: The clients of the round.
-        rule: How updates become one; the weighted mean if none, which needs no single update.
-    """
-    if rule is not None and not isinstance(rule, MeanRule):
-        return robust_average(state, cohort, rule)
-    plan = Plan(state.tensors, state.values)
-    mean = cohort.mean("train", lambda _: plan)
-    return State(replace(state.tensors, mean.tensors), state.values)

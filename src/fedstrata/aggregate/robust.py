@@ -73,28 +73,14 @@ def robust_average(state: State, cohort: Cohort, rule: RobustRule) -> State:
         TrainingError: Too few updates arrived for the rule, or they do not hold the tensors that were sent.
     """
     values = {name: value for name, value in state.values.items() if name != FACTS}
-    merged = robust_change(state.tensors, Plan(state.tensors, values), cohort, rule, past_facts(state))
-    return State(add(state.tensors, merged.tensors), {**values, FACTS: merged.facts})
-
-
-@dataclass(frozen=True, slots=True)
-class MergedChange:
-    """One change made of a round's by a rule.
-
-    Attributes:
-        tensors: The change of each tensor, flattened, float32.
-        facts: What is to be recorded, and given to the next round.
-        loss: The median of the clients' training losses: the mean would trust them all.
-    """
-
-    tensors: dict[str, Tensor]
-    facts: dict[str, JSON]
-    loss: float
+    plan = Plan(state.tensors, values)
+    change, facts, _ = robust_change(state.tensors, plan, cohort, rule, state.values)
+    return State(add(state.tensors, change), {**values, FACTS: facts})
 
 
 def robust_change(
     base: Tensors, plan: Plan, cohort: Cohort, rule: RobustRule, past: Mapping[str, JSON]
-) -> MergedChange:
+) -> tuple[dict[str, Tensor], dict[str, JSON], float]:
     """Lets the clients of a round train, and makes one change of what they send.
 
     Args:
@@ -102,7 +88,11 @@ def robust_change(
         plan: What every client is sent.
         cohort: The clients of the round.
         rule: The rule.
-        past: The facts of the round before; empty at first.
+        past: The values of the state before, among which are the facts of the last round, if there was one.
+
+    Returns:
+        The merged change of each tensor, flattened, float32; the facts, which are recorded and given to the
+        next round; and the median of the clients' training losses: the mean would trust them all.
 
     Raises:
         TrainingError: Too few updates arrived for the rule, or they do not hold the tensors of `base`.
@@ -112,43 +102,17 @@ def robust_change(
         for client, update in cohort.each("train", lambda _: plan):
             changes.add(client.id, update)
             losses.append(float(cast("float", update.values.get("loss", math.nan))))
-        tensors, facts = merge(changes, rule, len(cohort.clients), past)
-    return MergedChange(tensors, facts, statistics.median(losses))
-
-
-def merge(
-    changes: Changes, rule: RobustRule, clients: int, past: Mapping[str, JSON]
-) -> tuple[dict[str, Tensor], dict[str, JSON]]:
-    """Applies a rule to a round's changes.
-
-    Args:
-        changes: The changes.
-        rule: The rule.
-        clients: How many clients take part in the round, lost ones included.
-        past: The facts of the round before; empty at first.
-
-    Returns:
-        The merged change of each tensor, flattened, float32; and the facts.
-
-    Raises:
-        TrainingError: Too few updates arrived for the rule.
-    """
-    hostile = _remaining_hostile(changes, rule, clients)
-    verdict = judge(changes, rule, hostile, past)
-    merged = {name: torch.empty(tensor.numel()) for name, tensor in changes.base.items()}
-    for name, where, rows in changes.slices():
-        if verdict.weights is None:
-            merged[name][where] = trimmed_mean(rows, verdict.trimmed)
-        else:
-            merged[name][where] = (torch.from_numpy(verdict.weights) @ rows.double()).float()
+        hostile = _remaining_hostile(changes, rule, len(cohort.clients))
+        verdict = judge(changes, rule, hostile, cast("Mapping[str, JSON]", past.get(FACTS, {})))
+        merged = {name: torch.empty(tensor.numel()) for name, tensor in base.items()}
+        for name, where, rows in changes.slices():
+            if verdict.weights is None:
+                merged[name][where] = trimmed_mean(rows, verdict.trimmed)
+            else:
+                merged[name][where] = (torch.from_numpy(verdict.weights) @ rows.double()).float()
     not_finite = cast("list[JSON]", sorted(changes.not_finite))
-    arrived = len(changes.clients) + len(not_finite)
-    return merged, {"updates": arrived, "not_finite": not_finite, **verdict.facts}
-
-
-def past_facts(state: State) -> Mapping[str, JSON]:
-    """Returns the facts of the round before; empty at first."""
-    return cast("Mapping[str, JSON]", state.values.get(FACTS, {}))
+    facts = {"updates": len(losses), "not_finite": not_finite, **verdict.facts}
+    return merged, facts, statistics.median(losses)
 
 
 def _remaining_hostile(changes: Changes, rule: RobustRule, clients: int) -> int:
@@ -177,7 +141,7 @@ def judge(changes: Changes, rule: RobustRule, hostile: int, past: Mapping[str, J
         changes: The changes, all finite.
         rule: The rule.
         hostile: f, the hostile clients among them.
-        past: The facts of the round before.
+        past: The facts of the round before; empty at first.
     """
     clients = changes.clients
     if isinstance(rule, rules.MedianRule):

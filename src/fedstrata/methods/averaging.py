@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, field_validator
 
-from fedstrata.aggregate.mean import average
+from fedstrata.aggregate.mean import replace
+from fedstrata.aggregate.robust import robust_average
 from fedstrata.aggregate.rules import Aggregation, MeanRule
 from fedstrata.core.client import Client
 from fedstrata.core.cohort import Cohort
@@ -16,9 +17,10 @@ from fedstrata.core.method import Method
 from fedstrata.core.model import Layout, Model
 from fedstrata.core.preflight import Facts
 from fedstrata.core.seeding import Seed
-from fedstrata.core.types import Message, Plan, State, Update
+from fedstrata.core.types import JSON, Message, Plan, State, Tensors, Update
 from fedstrata.policies.share import block_count, keeps_some
 from fedstrata.train.local import fit, update_of
+from fedstrata.train.probe import norms_of
 
 
 class LocalTraining(Method):
@@ -37,8 +39,10 @@ class LocalTraining(Method):
         return State(model.snapshot(shared))
 
     def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
-        """One weighted mean."""
-        return average(state, cohort)
+        """FedAvg's server half: sends everybody the state, trains, and takes the mean of what comes back."""
+        plan = Plan(state.tensors, state.values)
+        mean = cohort.mean("train", lambda _: plan)
+        return State(replace(state.tensors, mean.tensors), state.values)
 
     def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
         """Trains what trains; what is private goes to the client's store."""
@@ -76,6 +80,18 @@ class LocalTraining(Method):
         return update_of(client, sent, {"loss": loss})
 
 
+class Probing(LocalTraining):
+    """Base of methods whose first round begins with a probe of the gradients (`fedstrata.train.probe`)."""
+
+    def sends(
+        self, handler: str, plan: Plan, values: Mapping[str, JSON], trained: Tensors, layout: Layout
+    ) -> Tensors:
+        """What came, trained, or norms."""
+        if handler == "probe":
+            return norms_of(layout)
+        return super().sends(handler, plan, values, trained, layout)
+
+
 class Averaging(LocalTraining):
     """Base of methods whose server half is FedAvg's: the weighted mean, or the rule that is named."""
 
@@ -96,7 +112,8 @@ class Averaging(LocalTraining):
 
     def problems(self, facts: Facts) -> list[Problem]:
         """A robust rule may get fewer updates than it can judge."""
-        return self.aggregation.problems(facts)
+        rule = self.aggregation
+        return super().problems(facts) if isinstance(rule, MeanRule) else rule.problems(facts)
 
     def rehearsed(self) -> Self:
         """It averages without a robust rule, for which two clients are too few."""
@@ -104,11 +121,14 @@ class Averaging(LocalTraining):
 
     def held_updates(self, updates: int, size: int) -> tuple[int, int]:
         """A robust rule needs all of them."""
-        return self.aggregation.held_updates(updates, size)
+        rule = self.aggregation
+        return (0, 0) if isinstance(rule, MeanRule) else rule.held_updates(updates, size)
 
     def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
         """One weighted mean, or what `aggregation` says."""
-        return average(state, cohort, self.aggregation)
+        if isinstance(self.aggregation, MeanRule):
+            return super().round(state, cohort, rng)
+        return robust_average(state, cohort, self.aggregation)
 
 
 class SomeBlocksShared(Method):

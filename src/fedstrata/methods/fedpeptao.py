@@ -21,7 +21,6 @@ Deviations: the paper finds k and the scores from the Hessian's spectrum; here k
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar, Literal, cast
 
 from pydantic import Field
@@ -29,19 +28,19 @@ from pydantic import Field
 from fedstrata.aggregate.changes import add
 from fedstrata.core.client import Client
 from fedstrata.core.cohort import Cohort
-from fedstrata.core.model import Layout, Model
+from fedstrata.core.model import Model
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Count, Fraction, Part, Positive
-from fedstrata.core.types import JSON, Plan, State, Tensors, Update
-from fedstrata.methods.averaging import LocalTraining, SomeBlocksShared
+from fedstrata.core.types import JSON, Plan, State, Update
+from fedstrata.methods.averaging import Probing, SomeBlocksShared
 from fedstrata.policies.share import block_count, blocks_in, names_outside, noted_blocks
-from fedstrata.train.probe import NORMS, asked_norms, norms_of, send_norms
+from fedstrata.train.probe import NORMS, asked_norms, send_norms
 
 MOMENTUM = "momentum/"
 """Before the name of a parameter in the state: its momentum, and not its value."""
 
 
-class FedPepTAO(SomeBlocksShared, LocalTraining):
+class FedPepTAO(SomeBlocksShared, Probing):
     """The method; see the module's docstring. The prefix has settings of its own, `adapter`."""
 
     name: Literal["fedpeptao"] = "fedpeptao"
@@ -86,14 +85,6 @@ class FedPepTAO(SomeBlocksShared, LocalTraining):
     def probe(self, plan: Plan, client: Client, rng: Seed) -> Update:
         """Reports the gradient norm of every block's prefix as it is before the first round."""
         return send_norms(client, self.batches, rng)
-
-    def sends(
-        self, handler: str, plan: Plan, values: Mapping[str, JSON], trained: Tensors, layout: Layout
-    ) -> Tensors:
-        """What came, trained, or norms."""
-        return (
-            norms_of(layout) if handler == "probe" else super().sends(handler, plan, values, trained, layout)
-        )
 
     def _choose(self, state: State, cohort: Cohort) -> State:
         """Returns the state without the prefixes of the blocks that are not shared."""

@@ -23,6 +23,7 @@ Deviations: changes travel and not weights, since a small change would drown in 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, ClassVar, Literal, cast
@@ -31,25 +32,18 @@ import torch
 from pydantic import Field
 
 from fedstrata.aggregate.changes import add
-from fedstrata.aggregate.robust import FACTS, past_facts, robust_change
+from fedstrata.aggregate.robust import FACTS, robust_change
 from fedstrata.aggregate.rules import MeanRule
 from fedstrata.core.client import Client
 from fedstrata.core.cohort import Cohort
-from fedstrata.core.errors import ConfigurationError, FrameError, Problem
+from fedstrata.core.errors import ConfigurationError, FrameError, Problem, TrainingError
 from fedstrata.core.model import Layout, Model
 from fedstrata.core.seeding import Seed
-from fedstrata.core.settings.base import Count, Fraction, NotNegative
+from fedstrata.core.settings.base import Count, Fraction, NotNegative, idle_settings
 from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Tensors, Update
 from fedstrata.methods.averaging import Averaging
 from fedstrata.policies import select
-from fedstrata.policies.scores import (
-    block_scores,
-    change_score,
-    estimated_scores,
-    require_finite,
-    sketch_all,
-    sketch_size,
-)
+from fedstrata.policies.scores import block_scores, change_score, estimated_scores, sketch_all, sketch_size
 from fedstrata.policies.select import Progress, Schedule
 from fedstrata.policies.share import blocks_in, names_outside, noted_blocks
 from fedstrata.train.local import fit, update_of
@@ -86,11 +80,11 @@ class FedTLU(Averaging):
             yield f"selection sketched chooses by scores, which update {self.update} does not use"
         if self.selection == "sketched" and not isinstance(self.aggregation, MeanRule):
             yield f"aggregation {self.aggregation.rule} compares whole changes; sketched sends parts"
-        unused = {"portion": self.update in ("last", "full"), "width": self.selection == "exact"}
-        for name, has_no_meaning in unused.items():
-            if has_no_meaning and getattr(self, name) != type(self).model_fields[name].default:
-                what = f"update {self.update} and selection {self.selection}"
-                yield f"{name} has no meaning with {what}; leave it out"
+        unused = idle_settings(self, self.update, {"portion": ["targeted", "random"]})
+        unused |= idle_settings(self, self.selection, {"width": ["sketched"]})
+        for name in unused:
+            what = f"update {self.update} and selection {self.selection}"
+            yield f"{name} has no meaning with {what}; leave it out"
 
     def trainable(self, layout: Layout) -> tuple[str, ...]:
         """Every parameter: which ones are merged is decided after they were trained.
@@ -171,8 +165,7 @@ class FedTLU(Averaging):
             change, loss = mean.tensors, mean.values["loss"]
         else:
             nothing = {name: torch.zeros_like(tensor) for name, tensor in state.tensors.items()}
-            merged = robust_change(nothing, plan, cohort, rule, past_facts(state))
-            change, loss, facts = merged.tensors, merged.loss, {FACTS: merged.facts}
+            change, facts[FACTS], loss = robust_change(nothing, plan, cohort, rule, state.values)
         scores = {
             name: change_score(change[name])
             for name in select.scored_tensors(blocks_in(state), state.tensors)
@@ -223,7 +216,9 @@ class FedTLU(Averaging):
                 values["portion"] = schedule.portions[progress.step]
                 values["schedule"] = asdict(progress.after(loss, schedule))
         if update == "targeted":
-            require_finite(scores)
+            if wrong := [name for name, score in scores.items() if not math.isfinite(score)]:
+                message = f"the clients' mean change of {wrong[0]} is not finite, so blocks cannot be ranked"
+                raise TrainingError(message)
             values |= {"tensor_scores": scores, "block_scores": block_scores(scores, blocks)}
             kept = select.best_blocks(values["block_scores"], groups, values["portion"])
         elif update == "random":

@@ -156,25 +156,24 @@ class FLLLaMA(Divided):
         layout = cohort.middle(widest).layout
         middles = {client: set(cut.segments(layout).middle) for client, cut in cuts.items()}
         service = self._service(state, cohort, widest, rng)
-        mean, rounded, arrived = StreamingMean(), StreamingMean(), list[ClientInfo]()
+        mean, arrived = StreamingMean(), list[ClientInfo]()
 
         def plan_of(client: ClientInfo) -> Plan:
             ends = {name: tensor for name, tensor in state.tensors.items() if name not in middles[client.id]}
             return Plan({} if self.personal else ends)
 
         for client, update in cohort.converse("train", plan_of, service, lambda client: cuts[client.id]):
-            mean.add(update)
-            rounded.add(Update({}, rounding_in(update), weight=update.weight))
+            mean.add(Update(update.tensors, rounding_in(update), weight=update.weight))
             arrived.append(client)
         learnt = service.tensors
         for names in layout.blocks:  # the server may hold one for some clients alone
             if served := sum(client.examples for client in arrived if middles[client.id].issuperset(names)):
                 mean.add(Update({name: learnt[name] for name in names}, weight=float(served)))
-        found = mean.finish().tensors
-        rounding: dict[str, JSON] = {**rounded.finish().values}
+        found = mean.finish()
+        rounding: dict[str, JSON] = {**found.values}
         values = {**state.values, "rounding": rounding} if rounding else state.values
         # A server that holds the middle alone begins without the ends: they come with the first updates.
-        return State(replace({**found, **state.tensors}, found), values)
+        return State(replace({**found.tensors, **state.tensors}, found.tensors), values)
 
     def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
         """Trains the ends through the server."""

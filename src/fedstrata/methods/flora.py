@@ -18,6 +18,7 @@ Deviations: with `ranks` clients draw ranks at random, and all have one scale, a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, ClassVar, Literal, cast
@@ -34,14 +35,7 @@ from fedstrata.adapters.rank import (
     of_several_sizes,
     pad,
 )
-from fedstrata.adapters.stack import (
-    AdaptedLayer,
-    adapted_layers,
-    fresh,
-    stack_growth,
-    stacked,
-    with_product,
-)
+from fedstrata.adapters.stack import AdaptedLayer, adapted_layers, fresh, stacked, with_product
 from fedstrata.aggregate.mean import StreamingMean, replace
 from fedstrata.core.client import Client
 from fedstrata.core.cohort import Cohort
@@ -101,10 +95,33 @@ class FLoRA(LocalTraining):
         sampled: Sequence[Sequence[str]],
         delivered: Sequence[Sequence[str]],
     ) -> Growth:
-        """The stacks, each as large as the adapters of all clients of its round."""
+        """The stacks that clients lack, each as large as the adapters of all clients of its round.
+
+        Where they are larger than the adapted weights, these are sent in their place, and a client stores its
+        weights in every turn before which something was merged.
+        """
         adapter = sum(size for name, size in sizes.items() if is_lora(name))
         layers = model.parameters([layer.weight for layer in adapted_layers(model.module)])
-        return stack_growth(sampled, delivered, adapter=adapter, weights=sum(own.nbytes for own in layers))
+        weights = sum(own.nbytes for own in layers)
+        kept: dict[int, int] = {}  # by the number of the merged round
+        held: dict[str, int] = {}
+        merged, sent, writes = 0, [], Counter[str]()
+        for clients, there in zip(sampled, delivered, strict=True):
+            missing = [range(held.get(client, 0) + 1, merged + 1) for client in clients]
+            stacks = (
+                sum(kept[number] for number in own) if all(number in kept for number in own) else weights
+                for own in missing
+            )
+            sent.append(sum(stacks))
+            if merged:
+                writes.update(there)
+            if there:
+                held |= dict.fromkeys(there, merged)
+                merged += 1
+                kept[merged] = adapter * len(there)
+                while sum(kept.values()) > weights:
+                    del kept[min(kept)]
+        return Growth(tuple(sent), sum(kept.values()), writes)
 
     def start(self, model: Model) -> State:
         """The adapted weights, to which adapters will be added, and the head.
@@ -129,8 +146,7 @@ class FLoRA(LocalTraining):
 
     def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
         """Stacks the adapters of the round and adds their product to the weights."""
-        server, choice = _Server(state), cast("list[int]", state.values["_choice"])
-        ranks = draw_ranks(cast("dict[str, int]", state.values["_ranks"]), cohort.clients, choice, rng)
+        server, ranks = _Server(state), draw_ranks(state, cohort.clients, rng)
         head, adapters = StreamingMean(), {}
         for client, update in cohort.each("train", lambda client: server.plan(client, ranks[client.id])):
             rest = {name: tensor for name, tensor in update.tensors.items() if not is_lora(name)}
@@ -210,7 +226,8 @@ class _Server:
                 for number, stack in zip(missing, stacks, strict=True)
                 for name, tensor in stack.items()
             }
-        head = {name: self._tensors[name] for name in self._tensors if self._is_head(name)}
+        rest = {name: tensor for name, tensor in self._tensors.items() if not is_lora(name)}
+        head = {name: tensor for name, tensor in rest.items() if name not in self._weights}
         return Plan(head | news, {"rank": rank, "stacks": [*missing] if there else []})
 
     def remembered(self, tensors: Mapping[str, Tensor], stack: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -220,7 +237,7 @@ class _Server:
             tensors: The old state's, with new weights and head.
             stack: That of this round.
         """
-        kept = {name: tensors[name] for name in tensors if name in self._weights or self._is_head(name)}
+        kept = {name: tensor for name, tensor in tensors.items() if not is_lora(name)}
         room = sum(tensors[name].numel() for name in self._weights)
         for number in range(self.merged + 1, 0, -1):
             own = _stack(tensors, number) if number <= self.merged else stack
@@ -229,9 +246,6 @@ class _Server:
                 break
             kept |= {STACK.format(number) + name: tensor for name, tensor in own.items()}
         return kept
-
-    def _is_head(self, name: str) -> bool:
-        return name not in self._weights and not is_lora(name)
 
 
 def _stack(tensors: Mapping[str, Tensor], number: int) -> dict[str, Tensor]:

@@ -96,8 +96,7 @@ class HetLoRA(Method):
 
     def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
         """Averages padded adapters."""
-        choice = cast("list[int]", state.values["_choice"])
-        ranks = draw_ranks(cast("dict[str, int]", state.values["_ranks"]), cohort.clients, choice, rng)
+        ranks = draw_ranks(state, cohort.clients, rng)
 
         def plan_of(client: ClientInfo) -> Plan:
             return Plan(cut(state.tensors, ranks[client.id]), {"rank": ranks[client.id]})

@@ -21,7 +21,6 @@ Deviations: the paper does not say where the final norm belongs (here it trains 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, cast
 
 from pydantic import Field
@@ -32,11 +31,11 @@ from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.model import Layout, Model
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Count, Fraction, Settings
-from fedstrata.core.types import JSON, Plan, State, Tensors, Update
-from fedstrata.methods.averaging import Averaging
+from fedstrata.core.types import JSON, Plan, State, Update
+from fedstrata.methods.averaging import Averaging, Probing
 from fedstrata.policies.freeze import largest_top, smallest_top, top_count, train_top
 from fedstrata.policies.share import personal_top
-from fedstrata.train.probe import NORMS, asked_norms, norms_of, send_norms
+from fedstrata.train.probe import NORMS, asked_norms, send_norms
 
 
 class AutomaticDepth(Settings):
@@ -49,7 +48,7 @@ class AutomaticDepth(Settings):
     batches: Count = Field(default=8, description="Batches of each client that the probe looks at.")
 
 
-class LayerSkipping(Averaging):
+class LayerSkipping(Probing, Averaging):
     """The method; see the module's docstring."""
 
     name: Literal["layer_skipping"] = "layer_skipping"
@@ -106,14 +105,6 @@ class LayerSkipping(Averaging):
     def probe(self, plan: Plan, client: Client, rng: Seed) -> Update:
         """Reports the gradient norm of every block of the model as it is before the first round."""
         return send_norms(client, (self._automatic or AutomaticDepth()).batches, rng)
-
-    def sends(
-        self, handler: str, plan: Plan, values: Mapping[str, JSON], trained: Tensors, layout: Layout
-    ) -> Tensors:
-        """What came, trained, or norms."""
-        return (
-            norms_of(layout) if handler == "probe" else super().sends(handler, plan, values, trained, layout)
-        )
 
     def _choose(self, state: State, cohort: Cohort) -> State:
         """Keeps of the state what trains at the k that the clients' gradient norms ask for."""

@@ -23,8 +23,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.core.errors import TrainingError
-
 CAP = 1e6
 """The score of a change that is the same everywhere, which has no standard deviation."""
 
@@ -156,14 +154,3 @@ def block_scores(scores: Mapping[str, float], blocks: Sequence[Sequence[str]]) -
         blocks: The names of each block's tensors.
     """
     return [sum(scores.get(name, 0.0) for name in block) for block in blocks]
-
-
-def require_finite(scores: Mapping[str, float]) -> None:
-    """Checks that blocks can be ranked.
-
-    Raises:
-        TrainingError: They cannot: a client's change was not finite, or the sum of all is not.
-    """
-    wrong = next((name for name, score in scores.items() if not math.isfinite(score)), None)
-    if wrong is not None:
-        raise TrainingError(f"the clients' mean change of {wrong} is not finite, so blocks cannot be ranked")

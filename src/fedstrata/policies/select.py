@@ -57,13 +57,10 @@ def best_blocks(scores: Sequence[float], groups: Sequence[Sequence[int]], portio
         >>> best_blocks([2.0, 5.0, 2.0, 1.0], [[0, 1, 2, 3]], 0.5)
         [0, 1]
     """
-    best = [
-        index
-        for group in groups
-        for index in sorted(group, key=lambda block: (-scores[block], block))[
-            : kept_count(portion, len(group))
-        ]
-    ]
+    best: list[int] = []
+    for group in groups:
+        ranked = sorted(group, key=lambda block: (-scores[block], block))
+        best += ranked[: kept_count(portion, len(group))]
     return sorted(best)
 
 

@@ -74,10 +74,7 @@ class Exchange:
         return message
 
     def gradients(
-        self,
-        client: Client,
-        batches: Sequence[Mapping[str, Tensor]],
-        parameters: Sequence[Parameter],
+        self, client: Client, batches: Sequence[Mapping[str, Tensor]], parameters: Sequence[Parameter]
     ) -> tuple[float, float]:
         """Leaves the gradient of all batches' mean loss behind, as `fedstrata.train.local.accumulate` does.
 

@@ -61,9 +61,9 @@ def leave_middle(module: nn.Module, cut: Cut) -> None:
             part.all_tied_weights_keys = {}
 
 
-def divide(model: Model, cut: Cut, own: Collection[str] = ()) -> tuple[Model, Model]:
+def divide(model: Model, cut: Cut) -> tuple[Model, Model]:
     """Returns both sides of a model in memory; see `ends_of` and `middle_of`."""
-    return ends_of(model, cut, own), middle_of(model, cut, own)
+    return ends_of(model, cut), middle_of(model, cut)
 
 
 def ends_of(model: Model, cut: Cut, own: Collection[str] = ()) -> Model:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -34,15 +33,6 @@ from fedstrata.models.state import Model
 from fedstrata.split.rows import Rows
 from fedstrata.split.stand_ins import hand_on
 from fedstrata.train.local import train_mode
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A step that waits for its backward pass; `version` is that of the weights."""
-
-    leaf: Tensor
-    output: Tensor
-    version: int
 
 
 class Middle:
@@ -71,7 +61,7 @@ class Middle:
         self._takes = inspect.signature(self._base.forward).parameters
         self._weights = list(model.module.parameters())
         self._dtype = next(each.dtype for each in self._blocks.parameters() if each.is_floating_point())
-        self._waiting: dict[str, _Step] = {}
+        self._waiting: dict[str, tuple[Tensor, Tensor, int]] = {}  # leaf, output, version of the weights
         self._trusted = is_listed(self.inner)
 
     @property
@@ -129,7 +119,7 @@ class Middle:
         leaf = self._accepted(states, rows, None).detach().requires_grad_(needs_gradient)
         with torch.enable_grad():
             output = self._run(leaf, rows, cut, None)
-        self._waiting[step] = _Step(leaf, output, self._version())
+        self._waiting[step] = (leaf, output, self._version())
         return output.detach()
 
     def backward(self, step: str, gradient: Tensor) -> Tensor | None:
@@ -150,19 +140,20 @@ class Middle:
         waiting = self._waiting.get(step)
         if waiting is None:
             raise StepLostError(f"step {step!r} is not waiting for a gradient here; run it again")
-        if gradient.shape != waiting.output.shape:
+        leaf, output, version = waiting
+        if gradient.shape != output.shape:
             raise FrameError(
-                f"step {step!r} waits for a gradient of shape {tuple(waiting.output.shape)}, not "
+                f"step {step!r} waits for a gradient of shape {tuple(output.shape)}, not "
                 f"{tuple(gradient.shape)}"
             )
         self.drop(step)
-        if not waiting.output.requires_grad:
+        if not output.requires_grad:
             return None
-        if waiting.version != self._version():
+        if version != self._version():
             raise StepLostError(f"the server's weights have changed since step {step!r} began; run it again")
         train_mode(self.model)  # for what is computed again, should anything have run since
-        torch.autograd.backward(waiting.output, gradient.to(waiting.output))
-        return waiting.leaf.grad
+        torch.autograd.backward(output, gradient.to(output))
+        return leaf.grad
 
     def drop(self, step: str) -> None:
         """Forgets a step whose backward pass will not come, if there is one of this name."""

@@ -54,39 +54,30 @@ class _Batch:
     turned: bool = False
 
 
+@dataclass(slots=True)
 class Course:
     """One client's way through a round of training.
 
-    Args:
+    Attributes:
         form: How hidden states and gradients travel.
         cut: Where the client's model is divided.
         in_flight: How many of its batches may be under way at once.
         average_every: Steps between averages of the clients' ends; none if they are not averaged on the way.
         steps: How many the client may take.
         batches: How many a step may have.
-
-    Attributes:
-        form: As given.
-        cut: As given.
     """
 
-    def __init__(
-        self,
-        form: messages.Form,
-        cut: Cut,
-        in_flight: int = 1,
-        average_every: int | None = None,
-        *,
-        steps: int,
-        batches: int,
-    ) -> None:
-        self.form, self.cut = form, cut
-        self._in_flight, self._average_every = in_flight, average_every
-        self._most, self._begun = (steps, batches), 0  # of the present step's batches
-        self._batches: dict[int, _Batch] = {}
-        self._steps = 0
-        self._closing = False  # the last gradient of the step has come and waits for its answer
-        self._averaged = True  # whether nothing is due before the next step
+    form: messages.Form
+    cut: Cut
+    in_flight: int = 1
+    average_every: int | None = None
+    steps: int = field(kw_only=True)
+    batches: int = field(kw_only=True)
+    _under_way: dict[int, _Batch] = field(default_factory=dict, init=False)
+    _begun: int = field(default=0, init=False)  # of the present step's batches
+    _taken: int = field(default=0, init=False)  # steps
+    _closing: bool = field(default=False, init=False)  # the step's last gradient waits for its answer
+    _averaged: bool = field(default=True, init=False)  # whether nothing is due before the next step
 
     def hear(self, message: Message) -> Said:
         """Takes a message.
@@ -107,27 +98,26 @@ class Course:
         if said.kind == messages.ENDS:
             self._averaged = True
         elif said.kind == messages.STATES:
-            self._batches[said.batch].answered = True
+            self._under_way[said.batch].answered = True
         else:
-            del self._batches[said.batch]
+            del self._under_way[said.batch]
             if said.last:
-                self._steps, self._begun = self._steps + 1, 0
+                self._taken, self._begun = self._taken + 1, 0
                 self._closing = False
-                self._averaged = not self._average_every or self._steps % self._average_every != 0
+                self._averaged = not self.average_every or self._taken % self.average_every != 0
 
     def _states(self, message: Message) -> Said:
         batch, states = messages.number_in(message, "batch"), self._tensor(message)
-        if batch in self._batches or len(self._batches) >= self._in_flight or self._closing:
-            under_way = ", ".join(map(str, self._batches)) or "none"
+        if batch in self._under_way or len(self._under_way) >= self.in_flight or self._closing:
+            under_way = ", ".join(map(str, self._under_way)) or "none"
             raise FrameError(
                 f"states of batch {batch} came while {under_way} are under way; method.in_flight allows "
-                f"{self._in_flight} of one step"
+                f"{self.in_flight} of one step"
             )
-        steps, batches = self._most
-        if self._steps >= steps or self._begun >= batches:
+        if self._taken >= self.steps or self._begun >= self.batches:
             raise FrameError(
-                f"states came behind {self._begun} batches of step {self._steps + 1}; this client's examples "
-                f"are {steps} steps of at most {batches} batches"
+                f"states came behind {self._begun} batches of step {self._taken + 1}; this client's examples "
+                f"are {self.steps} steps of at most {self.batches} batches"
             )
         if not self._averaged:
             raise FrameError("states came where the clients' ends are to be averaged")
@@ -141,14 +131,14 @@ class Course:
             )
         if rows.side != "right":
             raise FrameError("rows came that are padded on the left; in training padding is on the right")
-        self._batches[batch] = _Batch(states.shape)
+        self._under_way[batch] = _Batch(states.shape)
         self._begun += 1
         wanted = _flag(message, "wants_gradient")
         return Said(messages.STATES, batch, states, rows, wants_gradient=wanted)
 
     def _gradient(self, message: Message) -> Said:
         batch, gradient = messages.number_in(message, "batch"), self._tensor(message)
-        own = self._batches.get(batch)
+        own = self._under_way.get(batch)
         if own is None or not own.answered or own.turned:
             raise FrameError(f"a gradient of batch {batch} came, which does not wait for one")
         if gradient.shape != own.shape:
@@ -156,13 +146,13 @@ class Course:
                 f"batch {batch} waits for a gradient of shape {tuple(own.shape)}, not {tuple(gradient.shape)}"
             )
         terms, last = messages.amount_in(message, "terms"), _flag(message, "last")
-        if last and any(not each.turned for number, each in self._batches.items() if number != batch):
+        if last and any(not each.turned for number, each in self._under_way.items() if number != batch):
             raise FrameError(f"batch {batch} is called the last of its step while others wait for gradients")
         own.turned, self._closing = True, last
         return Said(messages.GRADIENT, batch, gradient, terms=terms, last=last)
 
     def _ends(self, message: Message) -> Said:
-        if self._averaged or self._batches:
+        if self._averaged or self._under_way:
             raise FrameError("a client wants its ends averaged where the method does not average them")
         messages.require_moderate(message.tensors)
         self._averaged = True  # a second time would be one too many

@@ -174,11 +174,7 @@ def _right(guesses: Sequence[Tensor], observed: Sequence[Observed]) -> float:
 
 
 def _searched(
-    unseen: Sequence[Observed],
-    closest: Sequence[Tensor],
-    ends: Ends,
-    vocabulary: int,
-    most: int,
+    unseen: Sequence[Observed], closest: Sequence[Tensor], ends: Ends, vocabulary: int, most: int
 ) -> list[Tensor] | None:
     """Returns the first tokens of the first texts that a search finds; none where it cannot be done."""
     chosen = unseen[:SEARCHES]

@@ -168,11 +168,9 @@ def write_leakage(attempts: Sequence[Attempt], target: Target, facts: dict[str, 
 
 def markdown(attempts: Sequence[Attempt]) -> str:
     """Returns the table for people, in hundredths."""
-    lines = [
-        "| " + " | ".join(COLUMNS) + " |",
-        "|" + "---:|" * len(COLUMNS),
-    ]
-    return "\n".join([*lines, *("| " + " | ".join(cells(each)) + " |" for each in attempts)]) + "\n"
+    lines = ["| " + " | ".join(row) + " |" for row in (COLUMNS, *map(cells, attempts))]
+    lines.insert(1, "|" + "---:|" * len(COLUMNS))
+    return "\n".join(lines) + "\n"
 
 
 def cells(attempt: Attempt) -> list[str]:
