@@ -46,7 +46,7 @@ class Ends:
             self.sent[end] += 1
             say(link, self.sent[end])
         elif kind == "leave" and link._position < link._sent:
-            self.way[end] += next(self.streams[end])
+            self.way[end].extend(next(self.streams[end]))
         elif kind == "arrive" and self.way[end]:
             self.deliver(end, self.way[end].pop(0))
         elif kind == "repeat" and self.way[end]:

@@ -5,8 +5,6 @@ method then freezes, sends, skips and merges those as it would the parameters of
 are the `Layout` of the new model.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path

@@ -8,8 +8,6 @@ none, so this adds one, built from PEFT's own parts: injection, saving and loadi
 `peft.PeftModel.from_pretrained` loads a folder with such an adapter.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Prefixes of PEFT divided by block, so that methods can train, send, merge and keep them block by block."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize

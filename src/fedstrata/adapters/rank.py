@@ -5,8 +5,6 @@ zero: it computes the same, and training leaves the zeros alone, since each fact
 the other. So one model serves devices of every rank, and only what is sent is cut.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from typing import cast

@@ -5,8 +5,6 @@ A weighted sum of products is one product, whose rank is the sum of theirs (Wang
 of the B_k times that of the A_k is something else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

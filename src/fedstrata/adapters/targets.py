@@ -1,7 +1,5 @@
 """Which layers of a model's blocks an adapter is added to."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -6,8 +6,6 @@ a file (safetensors) of a temporary folder, of which only slices are read. What 
 last bit, wherever it lay.
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 from collections.abc import Callable, Iterator

@@ -11,8 +11,6 @@ of most weight, since so many caps are the whole. These are kept apart and all o
 cap the server holds ceil(1 / cap) payloads, whatever the number of clients.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Sequence

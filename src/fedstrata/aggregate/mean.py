@@ -4,8 +4,6 @@ This is FedAvg's server step (McMahan et al. 2017, Algorithm 1; Layer-Skipping F
 mean = sum_k w_k x_k / sum_k w_k, where each tensor's sums run over the clients that sent it.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 

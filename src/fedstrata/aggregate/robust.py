@@ -22,8 +22,6 @@ the Gram matrix <x_i, x_j>, which is added up slice by slice in float64: two pas
 more of them in memory than `fedstrata.aggregate.changes` allows.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping

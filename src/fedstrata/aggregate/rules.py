@@ -6,8 +6,6 @@ hostile updates among those that arrive; what that takes is known before the run
 (`RobustRule.problems`), and again on what arrived.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field

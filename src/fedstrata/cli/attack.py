@@ -1,7 +1,5 @@
 """`fedstrata attack`: what a server could read back of what leaves the clients of a divided model."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Annotated, Literal

@@ -1,7 +1,5 @@
 """What a person sees of a comparison: a bar for every run under way on a terminal, lines elsewhere."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a person sees of a run: progress bars on a terminal, a line a round elsewhere, a table at the end."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """`fedstrata export`: a finished run's model as a folder for transformers and the Hugging Face hub."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """What every display of events shares: progress bars on a terminal, plain lines, and one handler an event."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Self
 

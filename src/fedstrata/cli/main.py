@@ -1,7 +1,5 @@
 """The `fedstrata` command. Nothing heavy is imported here: `fedstrata --help` answers at once."""
 
-from __future__ import annotations
-
 import sys
 import traceback
 from typing import Annotated, NoReturn

@@ -1,7 +1,5 @@
 """`fedstrata methods`: every method and what travels."""
 
-from __future__ import annotations
-
 from fedstrata.cli.options import Debug
 
 

@@ -1,7 +1,5 @@
 """`fedstrata report`: run directories to one HTML file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`fedstrata run`: one federated run, from a configuration to a run directory."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

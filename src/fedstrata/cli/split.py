@@ -1,7 +1,5 @@
 """`fedstrata split`: a divided model that answers, its server and its clients as processes of their own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 

@@ -1,7 +1,5 @@
 """`fedstrata synth`: writes the synthetic clinical corpus to disk."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 

@@ -5,8 +5,6 @@ number of rounds nor the share of the clients sampled matters: a run can be give
 then come to the numbers of one that had them from the start. Filling costs about what an epoch without costs.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping
 from pathlib import Path

@@ -7,8 +7,6 @@ a run that took it for an absence would go on without saying what is wrong. It s
 `federation.min_clients` is.
 """
 
-from __future__ import annotations
-
 import gc
 import traceback
 

@@ -4,8 +4,6 @@ A store is written under the number of the round that wrote it, so that after a 
 killed one for instance, the store of the last committed round is there.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import re

@@ -5,8 +5,6 @@ a pipe that nobody writes to: it closes when whoever started the run is gone, ki
 stops (`--until-eof`), so that nothing goes on unseen in a folder that is later taken up again.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """Checks a comparison as a whole before anything starts; every problem at once, where its value was set."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence

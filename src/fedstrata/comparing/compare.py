@@ -5,8 +5,6 @@ resumed, so a comparison that was stopped goes on when it is given again. A sett
 for every row alike, by the validation split of one seed; the test split has no part in it.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

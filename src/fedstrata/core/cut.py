@@ -1,7 +1,5 @@
 """Where a model is divided between a client and the server (`fedstrata.split`)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import chain
 

@@ -1,7 +1,5 @@
 """Documents and their annotations: what every reader gives and every task takes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Files and folders that appear complete or not at all."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """A federated method: its settings, the server half and the client half, and what the engine asks of it."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager

@@ -4,8 +4,6 @@ A plan, an update and the server's state have one shape, so one frame format ser
 and a client's private store (see `fedstrata.wire.frame`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias

@@ -7,8 +7,6 @@
   it asks for.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

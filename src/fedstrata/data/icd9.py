@@ -4,8 +4,6 @@ The spelling is that of the code book, with a dot: `401.9`, `995.91`, `V45.81`, 
 that is a category. MIMIC's tables leave the dot out.
 """
 
-from __future__ import annotations
-
 import re
 
 _CODE = re.compile(r"([0-9]{3}|V[0-9]{2})(?:\.?([0-9]{1,2}))?|(E[0-9]{3})(?:\.?([0-9]))?")

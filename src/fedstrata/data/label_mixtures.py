@@ -15,8 +15,6 @@ differ from those of the corpus, and a client may have only a few documents in i
 mixes say is spread evenly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sites that are annotated for some tasks only: which documents say nothing of relations."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 

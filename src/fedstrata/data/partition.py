@@ -19,8 +19,6 @@ on the order of the input.
   entity type or speciality.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Mentions by `data.types`, relations by `data.relations` and `data.modifiers`, labels by `data.labels`.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Sentences of a note, by character offsets."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from itertools import pairwise

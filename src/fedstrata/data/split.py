@@ -4,8 +4,6 @@ They are divided by patient where documents name one (`metadata["patient"]`), si
 must not come to different parts, and else by document (`data.split.by`).
 """
 
-from __future__ import annotations
-
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

@@ -6,8 +6,6 @@ non-overlapping" (Park and Joe-Wong, "FedTLU", section V.B). A token is a word h
 not blank: documents are divided before a model's tokenizer is known.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a server and its clients compare before they begin, each by its own configuration."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence

@@ -4,8 +4,6 @@ Clients come and go as they like. Each is sent, when it asks, what the run has l
 model; a client that keeps its ends to itself has them already. Nothing is learnt here and nothing is written.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

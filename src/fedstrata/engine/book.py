@@ -1,7 +1,5 @@
 """The book of a round: who takes part, what travelled, who was lost, and what the record says of it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field

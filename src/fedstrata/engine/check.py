@@ -1,7 +1,5 @@
 """Whether a configuration is sound, and whether a run has what its method asks for."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

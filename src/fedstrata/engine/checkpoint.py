@@ -3,8 +3,6 @@
 A round is committed when its event is in the record, which is after its checkpoint was renamed into place.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

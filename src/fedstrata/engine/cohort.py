@@ -4,8 +4,6 @@ It keeps the round's book: who is lost, what travelled, how long that took, and 
 Where clients compute, and how, is the engine's.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Every draw has a seed of its own (client, round), so a resumed run, or one that 
 the same devices.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field

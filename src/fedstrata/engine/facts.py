@@ -1,7 +1,5 @@
 """What the record of a run says of its software, its method and its model, wherever the clients are."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import version

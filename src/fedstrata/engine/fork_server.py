@@ -4,8 +4,6 @@ What has computed on several threads cannot be forked safely, and a process that
 seconds to import torch and transformers, whose pages it would not share. This module imports nothing heavy.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from multiprocessing import forkserver, get_context, resource_tracker

@@ -5,8 +5,6 @@ base weights, its store, and the plan it just received. Memory does not grow wit
 a client keeps between rounds lies on disk.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whether a model, its tokenizer, its adapter, the task and the method go together; and loading the model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

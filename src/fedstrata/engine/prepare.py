@@ -4,8 +4,6 @@ A whole run has the model and all documents here. Of a divided model a server an
 own side, each by its own configuration.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """How many clients compute at the same time on this machine, and with how many threads each."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import psutil

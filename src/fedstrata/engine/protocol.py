@@ -3,8 +3,6 @@
 Where an engine has nothing to do, what is here does it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 

@@ -4,8 +4,6 @@ Clients come and go. Scores are computed where the documents are, and only what 
 divided model no side has all, so that none is saved here.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress

@@ -4,8 +4,6 @@ What does not add up, such as an area under a curve, is the mean of the clients'
 documents, and is named as such.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 

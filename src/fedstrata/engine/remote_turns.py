@@ -7,8 +7,6 @@ clients there are. Where the model is divided an update, which is small, comes a
 its client to have ended.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import deque

@@ -5,8 +5,6 @@ killed run therefore loses at most the round under way, and a resumed one goes o
 random decision is derived from the seed and its name (`core.seeding`), never from a generator's past.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Run directories: making one, and going on with one."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Who is drawn for a round."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TypeVar
 

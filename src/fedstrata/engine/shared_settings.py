@@ -4,8 +4,6 @@ From the server come the method, the model, the task, how clients train and the 
 documents, its device, and where it keeps what.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from copy import deepcopy
 from importlib.metadata import version

@@ -1,7 +1,5 @@
 """The clients of a run: which there are, and who of them is corrupt or drops out."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 

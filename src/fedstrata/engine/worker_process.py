@@ -1,7 +1,5 @@
 """What a process of a run does that computes for it: turns of clients, and answers of models to be scored."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import select

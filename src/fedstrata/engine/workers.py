@@ -6,8 +6,6 @@ They are forked from a server that has imported everything and computed nothing,
 of the libraries. Frames lie in shared memory; through a pipe one of 50 MB takes 0.3 s.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait

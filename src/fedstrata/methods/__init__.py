@@ -1,7 +1,5 @@
 """Federated methods: one method, one card. Adding one is its file, its test and one line here."""
 
-from __future__ import annotations
-
 from fedstrata.core.method import Method
 from fedstrata.methods.centralized import Centralized
 from fedstrata.methods.droppeft import DropPEFT

@@ -1,7 +1,5 @@
 """What most methods share: clients train by the one loop, and the server takes a mean, or a robust rule."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 

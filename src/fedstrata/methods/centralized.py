@@ -10,8 +10,6 @@ Deviations: a "round" is `training.epochs` epochs over the pooled data, so that 
     optimiser starts anew each round.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from fedstrata.methods.averaging import LocalTraining

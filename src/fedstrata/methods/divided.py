@@ -1,7 +1,5 @@
 """What the engine asks of a method whose model is divided between clients and server."""
 
-from __future__ import annotations
-
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping

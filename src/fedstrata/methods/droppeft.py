@@ -21,8 +21,6 @@ Deviations: the paper's Algorithm 1 did not survive in its text; the bandit's ru
     (`devices`) a second is the share of the blocks that ran.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, cast
 

@@ -15,8 +15,6 @@ Deviations: it starts at depth 0 (the head alone) and width 8 and judges by accu
     that has lost all its devices, or whose devices have no validation documents, is not judged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from statistics import fmean
 from typing import Annotated, Any, ClassVar, Literal, cast

@@ -10,8 +10,6 @@ Deviations: Houlsby's adapters stand behind the dropout of a sublayer and also t
     before the dropout and the norm is frozen, as in the federated literature (OpenDelta).
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from fedstrata.methods.averaging import Averaging

@@ -9,8 +9,6 @@ Deviations: the local optimiser is a setting (AdamW by default) rather than SGD;
     round.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from fedstrata.methods.averaging import Averaging

@@ -12,8 +12,6 @@ Deviations: none. The product of two means is not the mean of the products; `flo
     that.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from fedstrata.methods.averaging import Averaging

@@ -17,8 +17,6 @@ Deviations: the printed formulas multiply the mean by 1/m, m being the sites of 
     alpha 64, dropout 0.05); its other numbers are settings of `training`.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal

@@ -17,8 +17,6 @@ Deviations: the printed 1/m is left out but with `literal: true` (see `fedmedlor
     softmax needs. `cap` is ours.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict
 from typing import ClassVar, Literal

@@ -19,8 +19,6 @@ Deviations: the paper finds k and the scores from the Hessian's spectrum; here k
     of devices. The correction of the momentum's start, 1 - beta^t, is Adam's.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal, cast
 
 from pydantic import Field

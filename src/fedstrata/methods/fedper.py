@@ -10,8 +10,6 @@ Deviations: the paper trains with SGD and counts its personalisation layers K_P 
     its K_P is `personal_blocks` + 1 here.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from pydantic import Field

@@ -8,8 +8,6 @@ Reduces to: FedAvg at mu = 0.
 Deviations: none from the method; partial work of slow devices is not modelled.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

@@ -11,8 +11,6 @@ Reduces to: plain LoRA when there is one client.
 Deviations: none; as everywhere here the mean is weighted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 

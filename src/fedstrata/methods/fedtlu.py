@@ -21,8 +21,6 @@ Deviations: changes travel and not weights, since a small change would drown in 
     standard deviation and no part in a score.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict

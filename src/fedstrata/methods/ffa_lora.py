@@ -10,8 +10,6 @@ Deviations: A is drawn as PEFT draws it (uniform, Kaiming), and the head trains.
     the paper is about is none of this card.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 

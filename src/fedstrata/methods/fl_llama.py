@@ -18,8 +18,6 @@ Deviations: optimisers begin anew in every round, as all methods' do here. A and
     client's blocks alone where all weights train.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal, get_args

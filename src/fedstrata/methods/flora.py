@@ -16,8 +16,6 @@ Deviations: with `ranks` clients draw ranks at random, and all have one scale, a
     weights are sent in place of many stacks is ours.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

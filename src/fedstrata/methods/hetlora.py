@@ -15,8 +15,6 @@ Deviations: a device's rank is drawn once from `ranks`, where the paper goes by 
     averaged with the same weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, cast
 

@@ -19,8 +19,6 @@ Deviations: the paper does not say where the final norm belongs (here it trains 
     local` keeps it at the client. The paper gives LLaMA-3.2-1B 32 blocks; it has 16.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal, cast
 
 from pydantic import Field

@@ -9,8 +9,6 @@ Deviations: none. "Global" scores of a run are the mean, over clients, of each c
     test data.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from fedstrata.core.model import Layout

@@ -18,8 +18,6 @@ error" takes a judgement of the annotation, and their example of a boundary erro
 one, is by their own description a merger, and counted as one here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

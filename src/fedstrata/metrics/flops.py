@@ -12,8 +12,6 @@ stops at the lowest block that trains and ran; what of that block's own it passe
 `torch.utils.flop_counter`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any

@@ -6,8 +6,6 @@ Which layers those are depends on the family, the adapter and what trains. So th
 tokens, with every block's input cut off from what is below it, and autograd is asked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field

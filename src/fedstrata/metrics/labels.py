@@ -12,8 +12,6 @@ are therefore said here:
 A ratio of nothing is 0, as in `fedstrata.metrics.counts`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Scores of a language model: how well it predicts the tokens of a text."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

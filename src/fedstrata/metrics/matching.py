@@ -10,8 +10,6 @@ where no item of one side lies within another of it; with nested ones it may giv
 spans 0-10 and 1-2 and the predicted ones 1-2 and 8-9 it pairs 0-10 with 1-2 and has nothing left for 8-9.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The memory of a training step that depends on the batch: what is kept for the backward pass."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

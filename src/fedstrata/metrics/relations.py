@@ -10,8 +10,6 @@ The types of the two mentions do not count in a triple: they are scored as menti
 after their modifiers, as Fed-MedLoRA's are, the type of the modifier is that of the triple.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

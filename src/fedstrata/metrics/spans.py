@@ -14,8 +14,6 @@ wrong one. So its `strict` and `exact` miss matches where predictions overlap ea
 a prediction of another type comes first, and neither that nor `partial` looks for the most matches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from fedstrata.core.documents import Span

@@ -12,8 +12,6 @@ to 0, however small the difference and however few the documents. Nor does it us
 the same documents. `paired_permutation` does, counts every document once, and is the test to go by.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

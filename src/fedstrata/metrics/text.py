@@ -10,8 +10,6 @@
   As in SQuAD 2.0, F1 with an answer of no words is 1 if both have none.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import string

@@ -5,8 +5,6 @@ use most are listed in `families.json`; any other architecture works if it has o
 class.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Weights come from safetensors files only; nothing is unpickled and no code of a 
 holds (usually the task head) is drawn from a seed, so that all sites start from the same numbers.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import inspect

@@ -5,8 +5,6 @@ distribution carries; its code is never imported), or a hub id, which is downloa
 Only configuration, tokenizer and safetensors files are ever asked for.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import re

@@ -6,8 +6,6 @@ while and let the model's own code do all the rest (masks, positions, the upper 
 every architecture runs exactly as it would; names, modules and the state dict do not change.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Frozen weights in 4 bits (QLoRA), through bitsandbytes."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tokenizers built from texts, with the `tokenizers` library (https://github.com/huggingface/tokenizers)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Scales what a rehearsal measured to a whole run, by what a survey of its data counted."""
 
-from __future__ import annotations
-
 import heapq
 import shutil
 from collections import Counter

@@ -5,8 +5,6 @@ of a loss, bytes. Measured in a rehearsal (`fedstrata.planning.rehearsal`) and s
 counted (`fedstrata.planning.survey`): seconds, memory and disk.
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 import time

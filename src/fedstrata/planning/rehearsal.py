@@ -5,8 +5,6 @@ are counted and timed where a run counts and times them. The first round warms u
 later ones are measured.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 import time

@@ -3,8 +3,6 @@
 The samples for a rehearsal are taken on the way, since an encoded corpus is not kept in memory.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 import time

@@ -1,7 +1,5 @@
 """A task that counts what a model trains on and is asked about while a run is rehearsed."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Which blocks run in a batch: stochastic layer dropout (DropPEFT, section 3.2, equations 2 to 4)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 

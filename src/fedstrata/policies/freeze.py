@@ -1,7 +1,5 @@
 """Which blocks train: the lower ones are frozen, the top ones and what follows them train."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from itertools import accumulate
 

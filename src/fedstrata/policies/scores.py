@@ -13,8 +13,6 @@ beside it exactly: the difference of two large numbers, of which one is an estim
 sign.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache

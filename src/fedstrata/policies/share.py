@@ -1,7 +1,5 @@
 """Which of the parameters that train stay at their client: a personal top, or all blocks but some."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from typing import cast
 

@@ -1,7 +1,5 @@
 """What runs cost, as columns of a comparison: where a summary holds each figure, and how people read it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce

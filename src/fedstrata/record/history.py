@@ -1,7 +1,5 @@
 """A run directory read back: its configuration, its committed rounds and how it ended."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

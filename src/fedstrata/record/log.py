@@ -4,8 +4,6 @@ An event is a JSON object with `event`, `time` (UTC, ISO 8601) and the facts. Th
 to: a resumed run adds a `resumed` event, and for a round that was run twice the later `round` event counts.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence

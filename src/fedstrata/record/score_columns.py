@@ -1,7 +1,5 @@
 """The scores of a run as columns of a comparison: of all documents, of clients, of held-out sites."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

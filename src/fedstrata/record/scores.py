@@ -1,7 +1,5 @@
 """Scores as tables for people: what is scored over everything, and type by type."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The summary of a run: a fixed set of keys, derived from its record alone."""
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections import Counter

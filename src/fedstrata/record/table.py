@@ -4,8 +4,6 @@
 recorded (scores as fractions). `record.table_text` renders it for people, who read scores in points.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass

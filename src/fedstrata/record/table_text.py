@@ -1,7 +1,5 @@
 """The table of a comparison for people and for other programs: Markdown, CSV, and what a terminal shows."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -8,8 +8,6 @@ the validation split, as every run recorded it round by round; the time is that 
 emulated devices.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias

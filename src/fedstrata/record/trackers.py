@@ -6,8 +6,6 @@ stopped, and a tracker that is added late gets the rounds it missed. A tracker t
 one message; the run goes on.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """How numbers and names are written for people, on a terminal and on a page."""
 
-from __future__ import annotations
-
 import re
 
 from rich.filesize import decimal

@@ -1,7 +1,5 @@
 """The model card of a finished run: what a stranger must know before using the model."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Mapping

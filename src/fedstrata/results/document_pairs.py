@@ -1,7 +1,5 @@
 """Annotated and predicted documents read from disk and put side by side, for `fedstrata score`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile

@@ -4,8 +4,6 @@ Neither the card nor the summary holds a path of this machine, and clients are n
 are asked for: a folder's name may be a hospital's.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -5,8 +5,6 @@ prediction half-way and all are told at once; the second time predicts. Either t
 in memory, whatever the size of the input.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """A finished run, opened again to use what was learnt: its settings, its task and its model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

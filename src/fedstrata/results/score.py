@@ -3,8 +3,6 @@
 They are the scores a run gives its own predictions of the same documents.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -8,8 +8,6 @@ Several batches of a step may be under way (`in_flight`): while the server works
 the next. Weights change only when a step is complete, so the gradients are the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial

@@ -23,8 +23,6 @@ A side is made from a model in memory by `divide`, or of a saved model by
 or not, only the side's own tensors are read.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Collection
 from itertools import chain

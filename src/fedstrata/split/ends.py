@@ -21,8 +21,6 @@ For scoring and for generating, `connected` makes the module a whole model again
 server: `task.predict`, and `generate` of transformers with a key-value cache on both sides, run as they are.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager

@@ -13,8 +13,6 @@ The messages are those of training (`fedstrata.split.messages`), with hidden sta
 A client that asks for `ends` is sent what was learnt of its part of the model, unless that is its own.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -11,8 +11,6 @@ or over the clients, of each one's mean loss (`clients`). The gradient that goes
 its own summed loss again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

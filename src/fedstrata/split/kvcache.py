@@ -12,8 +12,6 @@ Clients that together need more than the bound take turns in evicting each other
 token then costs a prefill.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 

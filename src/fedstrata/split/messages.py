@@ -17,8 +17,6 @@ its kind is a `FrameError`.
 | `error` | `states`, `gradient` in int8 | the norm of what rounding changed, over that of what was sent |
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, Literal, TypeGuard

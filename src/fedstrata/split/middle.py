@@ -13,8 +13,6 @@ optimiser step.
 One object serves one call at a time.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from contextlib import ExitStack

@@ -6,8 +6,6 @@ clients as one; `Hierarchical` has a copy of B for every client and averages the
 (`fedstrata.split.joint`). What a client says is checked when it comes (`fedstrata.split.protocol`).
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress

@@ -10,8 +10,6 @@ This is not differential privacy. Nothing bounds how much one text changes the h
 states that are sent many times can be averaged. What the noise is worth against an attack has to be measured.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Annotated, Literal

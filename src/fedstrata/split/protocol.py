@@ -5,8 +5,6 @@ again later, where the error would be another client's. The same rules bound wha
 way has one message at a time, and there are at most `in_flight` of them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -4,8 +4,6 @@ Source: FL-LLaMA, section 3.1, equation 4: each segment has an optimiser of its 
 by itself, as the client's is (`training.clip_norm`).
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

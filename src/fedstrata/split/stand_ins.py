@@ -10,8 +10,6 @@ models ask the cache of their first block, or of the first with a sliding window
 The number is the row's, so that it can be told which rows have been taken out.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Tasks: how documents become tensors, losses and scores."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the tasks share that learn types of annotations with a token classifier."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal, Self

@@ -1,7 +1,5 @@
 """Causal language models: what the tasks share that are learnt by saying which token follows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 

@@ -9,8 +9,6 @@ where answers are longer, the rest of each runs after the prompt's keys and valu
 model has its own and cannot copy them: there every answer of several tokens runs with its prompt.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping

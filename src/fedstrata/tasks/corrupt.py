@@ -1,7 +1,5 @@
 """Disorder in training examples, the same for every task: what `Task.corrupt` is made of."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -12,8 +12,6 @@ A pair is never cut into several windows, since a window with one of the texts s
 that is too long loses tokens of whichever text has more of them (`longest_first` of transformers).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -18,8 +18,6 @@ pair that leaves room in its window has as much text on its left as on its right
 that is longer than the window loses the middle of what lies between its ends.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -16,8 +16,6 @@ rival has as rivals the other stretches of its text of as many words: PET (Schic
 a model write as many words and looks whether they are the noun.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Texts as tokens: what every task asks of documents and of a tokenizer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 

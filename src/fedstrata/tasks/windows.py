@@ -7,8 +7,6 @@ of tasks on tokens use owned tokens only. Tasks on documents need no more than t
 Pairs of texts are no notes, and are not cut: see `fedstrata.tasks.document_labels`.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The batches of a local training, in an order that is drawn anew in every epoch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain

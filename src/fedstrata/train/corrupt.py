@@ -10,8 +10,6 @@ Whatever a method sends later - tensors, or a sketch of them - is then corrupt i
   that no rule can tell it by its norm.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """Scoring a model: one pass over the examples, then a score for any subset of their documents."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice

@@ -1,7 +1,5 @@
 """Looking at a model's gradients without a step: what decides how deep to train."""
 
-from __future__ import annotations
-
 from itertools import islice
 
 import torch

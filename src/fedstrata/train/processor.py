@@ -1,7 +1,5 @@
 """How this process uses the processor and its memory."""
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import os

@@ -1,7 +1,5 @@
 """What a client computes, counted for the device that it is emulated on; nothing is counted without one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any

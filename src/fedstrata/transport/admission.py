@@ -1,7 +1,5 @@
 """Who may have a line to the server; what a connection must begin with, and when."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from threading import Event, Lock, Timer
 

@@ -5,8 +5,6 @@ says its part in its greeting; the server compares and refuses, naming both valu
 looks at the header of every frame before it touches a tensor.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

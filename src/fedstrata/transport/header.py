@@ -5,8 +5,6 @@ held equal to it by a test. No generated code: that would tie the installation t
 generated it.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """The server's end of all lines: who is there, sending to each client, receiving from any."""
 
-from __future__ import annotations
-
 import logging
 import secrets
 import socket

@@ -5,8 +5,6 @@ connection everything behind the last number that arrived there is sent again. W
 dropped. An end that takes nothing is not sent more than a window holds, so memory is bounded on both sides.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Iterator

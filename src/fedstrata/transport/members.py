@@ -1,7 +1,5 @@
 """Who is at the server's end of the lines, and what comes from there."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias

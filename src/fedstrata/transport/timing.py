@@ -1,7 +1,5 @@
 """How long either side waits, and what gRPC is told of it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 _LARGEST = 2**31 - 1

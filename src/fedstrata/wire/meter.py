@@ -1,7 +1,5 @@
 """Counts the bytes of every frame, by client and direction."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 

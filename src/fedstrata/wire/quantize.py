@@ -6,8 +6,6 @@ in bfloat16. One scale for all tokens would not do: some tokens' hidden states a
 than others' (Dettmers et al. 2022, "LLM.int8()").
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """The settings of adapters: small modules that train in place of the model they are added to."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field

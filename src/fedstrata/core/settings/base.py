@@ -1,7 +1,5 @@
 """What every part of the configuration is built from: the strict base class and common kinds of values."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Literal, Self

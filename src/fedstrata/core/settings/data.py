@@ -1,7 +1,5 @@
 """Where documents come from and how they are divided: `data`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Literal
 

@@ -7,8 +7,6 @@ and cycle). The TOPS that Table 2 gives for the two Xaviers are those of int8 in
 training.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The settings of a federation: its rounds, the clients it loses, and those that are corrupt."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Annotated, Literal

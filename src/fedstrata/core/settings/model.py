@@ -1,7 +1,5 @@
 """The settings of the model and of its tokenizer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 

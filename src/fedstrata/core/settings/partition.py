@@ -1,7 +1,5 @@
 """The settings by which documents come to clients."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """The settings of a whole run."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """Reads a configuration (`yaml.py`) and remembers where every value was set."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ A row is a whole configuration of its own: the file's settings, the row's over t
 and the command line's, which win. Every value keeps the place it was set.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence

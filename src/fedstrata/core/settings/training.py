@@ -1,7 +1,5 @@
 """How a client trains: `training`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Literal
 

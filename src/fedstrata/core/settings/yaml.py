@@ -3,8 +3,6 @@
 What no person writes, and would take long to read, is refused: endless, deeply nested, or made of aliases.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

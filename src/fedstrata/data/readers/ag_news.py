@@ -12,8 +12,6 @@ JSON of the same data, with the whole text in one field, is read too; its classe
     {"0": {"ori": "Thousands Remain Without Power ...", "label": "3"}, ...}
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

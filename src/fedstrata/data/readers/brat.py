@@ -19,8 +19,6 @@ is one character or two (brat's own interface and server differ), so the quoted 
 counting under which every quote is found at its offsets is the one the document's text keeps.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

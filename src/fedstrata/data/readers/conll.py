@@ -7,8 +7,6 @@ the first and the last are left out. A document begins at a `-DOCSTART-` line or
 The text is made from the tokens: single blanks between them, line feeds between sentences.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

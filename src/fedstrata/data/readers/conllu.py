@@ -10,8 +10,6 @@ The genre is what stands before the first `-` of a document's id, as in the Engl
 that `partition.by` can go by it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from pathlib import Path

@@ -11,8 +11,6 @@
 -1, and an empty or missing label, is no label. No code of a data set runs, and nothing is unpickled.
 """
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence

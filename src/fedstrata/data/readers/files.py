@@ -1,7 +1,5 @@
 """What every reader shares: where a document comes from, and decoding a file without losing an offset."""
 
-from __future__ import annotations
-
 import gzip
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping

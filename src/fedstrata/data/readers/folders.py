@@ -14,8 +14,6 @@
 Hidden files and folders are passed over; files are taken in the order of their names.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import replace

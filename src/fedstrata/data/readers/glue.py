@@ -16,8 +16,6 @@ The published test sets have no labels: `data.unannotated` says what becomes of 
 labels.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path

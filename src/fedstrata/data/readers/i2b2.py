@@ -19,8 +19,6 @@ without regard to case, since `.con` files quote in lower case, or to the amount
 and `.rel` files speak of must be in the `.con` file, at the same tokens.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence

@@ -9,8 +9,6 @@ An object that names its own `site` keeps its id as it is; one that does not is 
 stands for, which then prefixes the id. Unknown keys are refused.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Self, TypeVar
 

@@ -4,8 +4,6 @@ They are written with `_` for every blank. Reading gives the written label back,
 the clinical vocabulary's own labels: `body_location` is read as `body location`; `Lab_value` stays as it is.
 """
 
-from __future__ import annotations
-
 from fedstrata.core.documents import MENTION_TYPES, MODIFIER_TYPES
 
 

@@ -16,8 +16,6 @@ demo). `ADMISSIONS.csv` and `PATIENTS.csv` are checked against the notes if they
 NOTEEVENTS (4 GB) is read a row at a time, and only notes that are kept stay in memory.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections import Counter

@@ -7,8 +7,6 @@ A document is a dialogue with the text of the note's section as its second text,
 section's header is its label and `metadata["section"]`. Files without `section_text` are dialogues alone.
 """
 
-from __future__ import annotations
-
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
 from fedstrata.data.readers.files import Format, Source

@@ -8,8 +8,6 @@ Labels are in the order in which they come; `metadata["speciality"]` is the firs
 `sample_id`, or the file's name and the number of the row. Rows without a transcription are left out.
 """
 
-from __future__ import annotations
-
 import logging
 
 from fedstrata.core.documents import Document

@@ -13,8 +13,6 @@ whose second column is a word) are checked for their shape and left out. A docum
 read once; one that differs from its first copy is refused.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from pathlib import Path

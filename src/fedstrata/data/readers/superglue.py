@@ -30,8 +30,6 @@ the rows of the file ask about; nouns in a row's `candidates`, which some copies
 What choices and rivals are is said in `fedstrata.data.choices`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -7,8 +7,6 @@ Records are a list of objects, or an object of objects whose names are their ids
 {"0": {"text_a": "Who is it?", "text_b": "Who was it?", "label": "1"}, "1": ...}
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import logging

@@ -3,8 +3,6 @@
 The text of tagged tokens is made from them: single blanks between tokens, line feeds between sentences.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise

@@ -7,8 +7,6 @@ A corpus of texts is laid out like any other (`folders.py`). The input of a pred
 lie at any depth, and the names of folders mean nothing (`find_texts`).
 """
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 from pathlib import Path

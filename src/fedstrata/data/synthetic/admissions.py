@@ -6,8 +6,6 @@ about these patients: each admission gets the note that shares most codes with i
 stated nowhere.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 

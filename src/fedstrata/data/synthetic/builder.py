@@ -1,7 +1,5 @@
 """Writes a note from left to right and keeps the offsets of everything that is annotated."""
 
-from __future__ import annotations
-
 from fedstrata.core.documents import MENTION_TYPES, MODIFIERS_OF, Relation, Span
 from fedstrata.data.synthetic.draw import Draw
 from fedstrata.data.synthetic.style import HouseStyle

@@ -1,7 +1,5 @@
 """The patient behind a note: who it is, what they have, what they do not have."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

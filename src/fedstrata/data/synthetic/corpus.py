@@ -1,7 +1,5 @@
 """The corpus: how many notes each site has, whose notes they are, and the documents they become."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Random choices of the generator, each from a named seed."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """What fills the slots that depend on the patient, the house style or what was named just before."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """The clinical lexicons: conditions with codes and what goes with them, drugs, tests, the grammar's rules."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache

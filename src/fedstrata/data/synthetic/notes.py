@@ -1,7 +1,5 @@
 """A whole note: which sections it has, and how the house lays them out."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

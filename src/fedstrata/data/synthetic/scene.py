@@ -1,7 +1,5 @@
 """One note while it is being written: expands the grammar and remembers which diagnoses were mentioned."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 

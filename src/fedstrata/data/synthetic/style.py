@@ -1,7 +1,5 @@
 """House style: how one site writes. Sites differ in it, and a model that saw one site only knows one."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

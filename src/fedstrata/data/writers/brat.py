@@ -3,8 +3,6 @@
 Labels are spelled as `fedstrata.data.readers.labels` says; a relation is `LABEL Arg1:tail Arg2:head`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 

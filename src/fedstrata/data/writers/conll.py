@@ -5,8 +5,6 @@ envelope; a line break inside a span ends no sentence. Relations have no place i
 left out is logged. Labels are spelled as `fedstrata.data.readers.labels` says.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Iterator
 

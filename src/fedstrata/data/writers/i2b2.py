@@ -6,8 +6,6 @@ logged. If a document of the corpus has an assertion, all get an `.ast` file, if
 that it lacks them, all that do not lack them get a `.rel` file.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from bisect import bisect, bisect_left

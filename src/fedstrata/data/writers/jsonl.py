@@ -1,7 +1,5 @@
 """JSON lines, as `fedstrata.data.readers.jsonl` describes them: nothing of a document is lost."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict

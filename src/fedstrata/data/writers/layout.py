@@ -3,8 +3,6 @@
 A document lies in `DIR/SITE/SPLIT/`, as far as it has a site and a split; the readers give both back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from pathlib import PurePosixPath

@@ -10,8 +10,6 @@ together, as the database has them. What a document does not say (dates, sex, ti
 sites, spans and relations have no place in the tables.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 

@@ -5,8 +5,6 @@ joined by hyphens, apostrophes or strokes (`x-ray`, `patient's`, `mg/dL`), abbre
 (`b.i.d.`), and rulings (`-----`). Any other punctuation is a token of its own.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Iterable

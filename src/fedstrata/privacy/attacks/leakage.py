@@ -4,8 +4,6 @@ The first client colludes with the server; the others' texts are read. What leav
 training: the run's own task and examples, through its own A, in evaluation mode.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass

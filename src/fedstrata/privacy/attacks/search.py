@@ -7,8 +7,6 @@ token of the vocabulary behind those that were found already sees which one give
 is trained, and nobody colludes.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ It is made from run directories alone, so it can be made again at any time, also
 stopped or is still under way. The same directory gives the same bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

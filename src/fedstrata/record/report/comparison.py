@@ -1,7 +1,5 @@
 """The comparison of several runs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import chain, takewhile
 from typing import Any

@@ -1,7 +1,5 @@
 """What the pages share: the templates and how numbers are written."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

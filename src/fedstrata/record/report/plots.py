@@ -5,8 +5,6 @@ figure serves a light page, a dark page and paper. Text stays text, in the page'
 the same bytes.
 """
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Mapping, Sequence

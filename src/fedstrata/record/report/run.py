@@ -1,7 +1,5 @@
 """The report of one run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any

@@ -1,7 +1,5 @@
 """Instructions with their answers as tokens: what a language model is trained on, and goes on from."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal

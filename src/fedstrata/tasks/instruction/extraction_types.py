@@ -1,7 +1,5 @@
 """Which mentions and modifiers an extraction asks for: those that are named, or those of a corpus."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain

@@ -8,8 +8,6 @@ Source: Fed-MedLoRA (Li et al.), section 5.1 and its annotation of modifiers: th
     instruction marks one main entity, whose type and place are given.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal

@@ -11,8 +11,6 @@ keeps within d places of the diagonal, so a band around it is enough: it is made
 can lie outside.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable

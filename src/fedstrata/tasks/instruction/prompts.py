@@ -1,7 +1,5 @@
 """Prompts: templates with fields, and what a causal language model reads before it answers, as tokens."""
 
-from __future__ import annotations
-
 import string
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
