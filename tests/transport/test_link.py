@@ -88,7 +88,7 @@ def test_what_was_taken_is_said_and_then_kept_no_longer() -> None:
         for event in ("say", "leave", "arrive"):
             line.step(event, 0)
         line.step("take", 1)
-    line.deliver(1, next(line.streams[1]))
+    line.deliver(1, next(line.streams[1]).pop())
     assert not line.ends[0]._outgoing
 
 
