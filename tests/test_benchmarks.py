@@ -120,6 +120,11 @@ SCRIPTS = [
         {"speedup", "speedup_over_one_thread", "rss_ratio", "equal"},
     ),
     pytest.param(
+        "served_memory.py",
+        ["--clients", "1", "2", "--blocks", "2", "--hidden", "8"],
+        {"most_over_least", "payload_megabytes", "megabytes"},
+    ),
+    pytest.param(
         "plan_accuracy.py",
         ["--configurations", "top2", "--rounds", "1", "--notes", "24", "--seconds", "0"],
         {"top2"},

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -28,13 +29,19 @@ from remote_federation import Setting
 from fedstrata.record.log import read_events
 
 
-def peak(setting: Setting, clients: int, port: int, folder: Path) -> tuple[int, int]:
+def free_address() -> str:
+    """Returns an address of this machine that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+def peak(setting: Setting, clients: int, folder: Path) -> tuple[int, int]:
     """Returns the peak memory of a server and the bytes of an update."""
     names = [f"client-{number}" for number in range(clients)]
     path = setting.write(folder, names, {"name": "fedavg"})
     values = json.loads(path.read_text(encoding="utf-8"))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    address = f"127.0.0.1:{port}"
+    address = free_address()
 
     def start(*arguments: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "fedstrata", *arguments]
@@ -70,13 +77,12 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[2, 8])
     parser.add_argument("--blocks", type=int, default=4)
     parser.add_argument("--hidden", type=int, default=512)
-    parser.add_argument("--port", type=int, default=17447)
     options = parser.parse_args()
     setting = Setting(options.blocks, options.hidden, front=1, back=1, tokens=16, batch=2, batches=2)
     found, sent = {}, 0
     with tempfile.TemporaryDirectory() as folder:
         for clients in options.clients:
-            found[clients], sent = peak(setting, clients, options.port, Path(folder) / str(clients))
+            found[clients], sent = peak(setting, clients, Path(folder) / str(clients))
             print(f"{clients} clients: {found[clients] / 1e6:.0f} MB", flush=True)
     result = {
         "most_over_least": round(found[max(found)] / found[min(found)], 3),

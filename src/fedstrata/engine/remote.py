@@ -39,6 +39,7 @@ from fedstrata.record.log import Listener, committed_rounds, read_events
 from fedstrata.split.inference import Answering
 from fedstrata.split.kvcache import Sessions
 from fedstrata.split.middle import Middle
+from fedstrata.train.processor import give_freed_memory_back
 from fedstrata.transport.hub import Hub
 from fedstrata.transport.members import Greeting
 from fedstrata.wire import frame
@@ -107,6 +108,8 @@ class RemoteEngine(Engine):
     def connect(self, hub: Hub) -> None:
         """Takes the lines to the clients."""
         self._hub = hub
+        if self._divided is None:
+            give_freed_memory_back()
 
     def welcome(self, client: str) -> dict[str, JSON]:
         """Returns what a client is told when it joins: what it keeps must fit what is committed."""

@@ -4,6 +4,7 @@ import ctypes
 import logging
 import os
 import platform
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -11,9 +12,10 @@ import torch
 logger = logging.getLogger(__name__)
 
 # Of glibc's malloc.h.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _MOST = 2**31 - 1  # what an int holds
 _MOST_OF_OLD = 32 * 2**20  # older versions of glibc refuse a greater threshold for a map
+_KEPT_BY_SERVERS = 2**20
 _OWN_CHOICE = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
@@ -49,8 +51,27 @@ def _keep_freed_memory() -> None:
     first touch: some 45,000 page faults in one training step of a small encoder, a fifth of its time. An
     environment that sets malloc's thresholds itself is left alone; other C libraries have no such setting.
     """
-    if platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in _OWN_CHOICE):
+    if (mallopt := _mallopt()) is None:
         return
-    mallopt = ctypes.CDLL(None).mallopt
     if mallopt(_M_MMAP_THRESHOLD, _MOST) or mallopt(_M_MMAP_THRESHOLD, _MOST_OF_OLD):
         mallopt(_M_TRIM_THRESHOLD, _MOST)  # alone it would fix the threshold for a map at 128 KiB
+
+
+def give_freed_memory_back() -> None:
+    """Has freed memory given back to the system: for a server that trains nothing, and has many connections.
+
+    Each of its threads would keep for itself what it has once had for a message as large as the model, so
+    that memory would grow with the number of clients. They also share one of malloc's arenas.
+    """
+    if (mallopt := _mallopt()) is not None:
+        mallopt(_M_ARENA_MAX, 1)
+        mallopt(_M_MMAP_THRESHOLD, _KEPT_BY_SERVERS)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BY_SERVERS)
+
+
+def _mallopt() -> Callable[[int, int], int] | None:
+    """Returns what sets glibc's malloc; none with other C libraries, or where the environment has set it."""
+    if platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in _OWN_CHOICE):
+        return None
+    found: Callable[[int, int], int] = ctypes.CDLL(None).mallopt
+    return found
