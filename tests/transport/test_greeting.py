@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import socket
 import struct
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
 
-from fedstrata.core.errors import RefusedError
+from fedstrata.core.errors import LineError, RefusedError
 from fedstrata.transport.header import METHOD, SERVICE, Header, Kind, pack
 from fedstrata.transport.hub import Hub
+from fedstrata.transport.membership import settings_of
+from fedstrata.transport.timing import Timing
 
 HUGE = b'{"a":{"dtype":"F32","shape":[0,9000000000,9000000000],"data_offsets":[0,0]}}'
 """The header of a frame whose one tensor has more numbers than there can be."""
@@ -42,3 +46,24 @@ def test_who_does_not_begin_with_a_greeting_is_told_so(body: bytes, told: str) -
         channel.close()
     finally:
         hub.stop(1.0)
+
+
+def test_who_asks_what_is_trained_is_told_at_once_that_nobody_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    warned: list[str] = []
+    with pytest.raises(LineError, match=r"says nothing of the run for 0\.5 s"):
+        settings_of(address, "north", None, None, Timing(reconnect=0.5), warned.append)
+    (told,) = warned
+    assert told.startswith(f"the server at {address} cannot be reached yet, trying again for 0.5 s: ")
+
+
+def test_what_is_no_server_of_ours_is_named() -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        with pytest.raises(RefusedError, match=f"what listens at {address} is no server of fedstrata"):
+            settings_of(address, "north", None, None, Timing(reconnect=5.0))
+    finally:
+        server.stop(0).wait()

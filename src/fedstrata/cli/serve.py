@@ -133,7 +133,7 @@ def join(
     session_of = lines.sessions_of(server, client, secret, certificates, timing)
     source = _site(*sort_arguments(arguments or []))
     typer.echo(f"asking {server} what is to be trained")
-    said = settings_of(server, client, secret, certificates, timing)
+    said = settings_of(server, client, secret, certificates, timing, partial(typer.echo, err=True))
     source = with_shared(source, said)
     remote = RemoteClient(prepare_client(source, client), client, home, _tell)
     try:

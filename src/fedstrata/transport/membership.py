@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
 from threading import Event, Thread
 from typing import Any
@@ -45,7 +46,12 @@ _REFUSED = (
 
 
 def settings_of(
-    address: str, client: str, token: str | None, certificates: Certificates | None, timing: Timing
+    address: str,
+    client: str,
+    token: str | None,
+    certificates: Certificates | None,
+    timing: Timing,
+    warn: Callable[[str], None] = lambda message: None,
 ) -> Mapping[str, JSON]:
     """Returns what a server says of the run to a client that is about to join it.
 
@@ -55,23 +61,39 @@ def settings_of(
         token: The client's token.
         certificates: The client's certificate and whom it trusts; none for plain text on this machine.
         timing: How long to wait.
+        warn: Told why the first attempt has failed, if it is made again.
 
     Raises:
-        RefusedError: The server does not know this client.
+        RefusedError: The server does not know this client, or is none that trains.
         LineError: It cannot be reached.
     """
     require_safe(address, insecure=certificates is None, setting="--server")
+    hint = "" if certificates is None else _REFUSED
     with _channel(address, certificates, timing.options(_SETTINGS_BYTES)) as channel:
-        ask = channel.unary_unary(f"/{SERVICE}/{SETTINGS}")
+        ask = partial(channel.unary_unary(f"/{SERVICE}/{SETTINGS}"), b"", metadata=_metadata(client, token))
         try:
-            data = ask(b"", metadata=_metadata(client, token), timeout=timing.reconnect, wait_for_ready=True)
+            try:
+                data = ask(timeout=timing.reconnect)
+            except grpc.RpcError as error:
+                if error.code() != grpc.StatusCode.UNAVAILABLE:
+                    raise
+                warn(_not_yet(address, timing, error, hint))
+                data = ask(timeout=timing.reconnect, wait_for_ready=True)
         except grpc.RpcError as error:
             details = printable(error.details() or "")
             if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
                 raise RefusedError(f"the server refuses: {details}") from None
+            if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+                raise RefusedError(f"what listens at {address} is no server of fedstrata") from None
             told = f"the server at {address} says nothing of the run for {timing.reconnect:g} s: {details}"
-            raise LineError(told + ("" if certificates is None else _REFUSED)) from None
+            raise LineError(told + hint) from None
     return frame.decode(frame.split(data), Message).values
+
+
+def _not_yet(address: str, timing: Timing, error: grpc.RpcError, hint: str) -> str:
+    """Says why a first attempt has failed: a wrong port or certificate will not get better."""
+    limit = f"trying again for {timing.reconnect:g} s"
+    return f"the server at {address} cannot be reached yet, {limit}: {printable(error.details() or '')}{hint}"
 
 
 def _channel(address: str, certificates: Certificates | None, options: list[tuple[str, int]]) -> grpc.Channel:
@@ -227,10 +249,9 @@ class Membership:
         if since is not None and time.monotonic() - since >= self.timing.reconnect:
             told = f"the server cannot be reached for {self.timing.reconnect:g} s: {details}"
             raise LineError(told + self._hint)
-        if not self._session and not self._warned:  # a wrong port or certificate will not get better
+        if not self._session and not self._warned:
             self._warned = True
-            limit = f"trying again for {self.timing.reconnect:g} s"
-            self._warn(f"the server at {self._address} cannot be reached yet, {limit}: {details}{self._hint}")
+            self._warn(_not_yet(self._address, self.timing, error, self._hint))
 
     def _converse(self) -> None:
         """Holds one connection, until it ends.
