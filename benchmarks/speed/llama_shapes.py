@@ -37,7 +37,7 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.adapter import LoraSettings
 from fedstrata.core.settings.model import ModelSettings
 from fedstrata.core.settings.run import RunSettings
-from fedstrata.metrics.cost import peak_gpu_bytes, peak_rss_bytes
+from fedstrata.metrics.cost import peak_memory
 from fedstrata.metrics.flops import FlopCounter
 from fedstrata.models.blocks import find_layout, transformers_model
 from fedstrata.models.load import load, skeleton
@@ -156,11 +156,12 @@ def measure(shape: str, options: argparse.Namespace) -> dict[str, Any]:
         fit(client, model.layout.all, Seed(0))
         device = model.device
     seconds = (moments[-1] - moments[0]) / (len(moments) - 1)
-    gpu = peak_gpu_bytes(device)
+    peaks = peak_memory(device)
+    gpu = peaks["peak_gpu_bytes"]
     return {
         "device": torch.cuda.get_device_name(device) if gpu else "cpu",
         "measured_seconds_a_step": round(seconds, 4),
-        "measured_peak_gigabytes": round((gpu or peak_rss_bytes()) / 1e9, 2),
+        "measured_peak_gigabytes": round((gpu or peaks["peak_rss_bytes"] or 0) / 1e9, 2),
     }
 
 

@@ -40,7 +40,7 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.types import Message
 from fedstrata.split.client_step import Exchange
-from fedstrata.split.divide import divide
+from fedstrata.split.divide import ends_of, middle_of
 from fedstrata.split.ends import Ends
 from fedstrata.split.messages import Form
 from fedstrata.split.middle import Middle
@@ -96,7 +96,7 @@ class Steps:
         cut = Cut(options.front, options.back)
         model = random_decoder(options.blocks, options.hidden, options.columns)
         own = model.layout.all
-        self._client, server = divide(model, cut, own)
+        self._client, server = ends_of(model, cut, own), middle_of(model, cut, own)
         replica = Replica(Middle(server, cut), self._training, options.steps, Seed(0))
         self._service = Sequential(
             replica, {CLIENT: Course(form, cut, steps=options.steps, batches=1)}, by_step=False
