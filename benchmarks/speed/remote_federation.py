@@ -110,7 +110,7 @@ class Federation:
 
     experiment: Experiment
     hub: Hub
-    clients: Mapping[str, subprocess.Popen[str]]
+    clients: Mapping[str, subprocess.Popen[bytes]]
     folder: Path
     _state: State = field(init=False)
     _engine: RemoteEngine = field(init=False)
@@ -170,8 +170,7 @@ def federation(
         threads: Of the server; a client has one.
     """
     path = setting.write(folder, clients, setting.method)
-    own = [] if threads is None else [f"threads={threads}"]
-    experiment = prepare(read_source(path, own))
+    experiment = prepare(read_source(path, [] if threads is None else [f"threads={threads}"]))
     timing = Timing(answer=_PATIENCE, delay=delay)
     agreements, said = Agreements(experiment, tuple(clients), _LARGEST), shared_settings(experiment)
     hub = Hub(agreements, largest=_LARGEST, clients=clients, timing=timing, settings=said)
@@ -180,20 +179,19 @@ def federation(
         address = hub.listen("127.0.0.1:0")
         processes = {}
         for name in clients:
-            command = [
-                *(sys.executable, "-m", "fedstrata", "join", str(path)),
-                *("--insecure", "--client", name, "--server", address),
-                *("--delay", str(delay), "--home", str(folder / f"home of {name}")),
-            ]
-            processes[name] = stack.enter_context(_process(command))
+            own = ("--insecure", "--client", name, "--home", str(folder / f"home of {name}"))
+            joining = fedstrata("join", str(path), *own, "--server", address, "--delay", str(delay))
+            processes[name] = stack.enter_context(joining)
         hub.wait_for(clients, _PATIENCE)
         yield Federation(experiment, hub, processes, folder)
 
 
 @contextmanager
-def _process(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+def fedstrata(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs `fedstrata` with these arguments in a process of one thread, and ends it."""
+    command = [sys.executable, "-m", "fedstrata", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, text=True, env=environment) as process:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment) as process:
         try:
             yield process
         finally:

@@ -16,15 +16,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import socket
-import subprocess
-import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from remote_federation import Setting
+from remote_federation import Setting, fedstrata
 
 from fedstrata.record.log import read_events
 
@@ -40,30 +37,14 @@ def peak(setting: Setting, clients: int, folder: Path) -> tuple[int, int]:
     names = [f"client-{number}" for number in range(clients)]
     path = setting.write(folder, names, {"name": "fedavg"})
     values = json.loads(path.read_text(encoding="utf-8"))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    address = free_address()
-
-    def start(*arguments: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "fedstrata", *arguments]
-        return subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
-
+    address, site = free_address(), folder / "site.yaml"
+    site.write_text(json.dumps({name: values[name] for name in ("data", "partition", "threads")}))
     shared = ("--listen", address, "--insecure", "--clients", ",".join(names), "--out", str(folder / "run"))
     with ExitStack() as stack:
-        server = stack.enter_context(start("serve", str(path), "federation.rounds=2", *shared))
-        stack.callback(server.kill)
-        site = folder / "site.yaml"
-        site.write_text(json.dumps({name: values[name] for name in ("data", "partition", "threads")}))
+        server = stack.enter_context(fedstrata("serve", str(path), "federation.rounds=2", *shared))
         for name in names:
-            own = (
-                "--server",
-                address,
-                "--insecure",
-                "--client",
-                name,
-                "--home",
-                str(folder / f"home {name}"),
-            )
-            stack.callback(stack.enter_context(start("join", str(site), *own)).kill)
+            own = ("--insecure", "--client", name, "--home", str(folder / f"home of {name}"))
+            stack.enter_context(fedstrata("join", str(site), *own, "--server", address))
         if server.wait():
             raise SystemExit(f"the server with {clients} clients has failed")
     summary = json.loads((folder / "run" / "summary.json").read_text(encoding="utf-8"))

@@ -24,6 +24,14 @@ class MeanRule(Settings):
 
     rule: Literal["mean"] = "mean"
 
+    def problems(self, facts: Facts) -> list[Problem]:
+        """Returns nothing: a mean is one of any number of updates."""
+        return []
+
+    def held_updates(self, updates: int, size: int) -> tuple[int, int]:
+        """Returns how many updates are kept at one time, in memory and in files: none."""
+        return 0, 0
+
 
 class RobustRule(Settings):
     """Base of the rules that need every single update."""

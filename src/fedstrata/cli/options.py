@@ -83,7 +83,7 @@ def configuration(file: Path | None, overrides: Sequence[str]) -> Source:
         ConfigurationError: It cannot be read, or an override is malformed.
     """
     from fedstrata.core.settings.run import USUAL_TASK  # noqa: PLC0415 - heavy
-    from fedstrata.core.settings.source import COMMAND_LINE, read_source  # noqa: PLC0415 - heavy
+    from fedstrata.core.settings.source import read_source  # noqa: PLC0415 - heavy
 
     if file is not None:
         return read_source(file, overrides)
@@ -94,8 +94,15 @@ def configuration(file: Path | None, overrides: Sequence[str]) -> Source:
         return source  # wrong, which is told when it is checked
     other_data = data.get("format") != "synthetic"
     idle = {"synthetic": other_data, "types": other_data or task.get("name", USUAL_TASK) != USUAL_TASK}
-    given = [path for path, origin in source.origins.items() if origin == COMMAND_LINE]
     for name in [name for name in idle if idle[name]]:
-        if not any(f"{path}.".startswith(f"data.{name}.") for path in given):
+        if not on_command_line(source, f"data.{name}"):
             data.pop(name, None)
     return source
+
+
+def on_command_line(source: Source, section: str) -> bool:
+    """Whether the command line sets a section, or anything in it."""
+    from fedstrata.core.settings.source import COMMAND_LINE  # noqa: PLC0415 - heavy
+
+    given = [path for path, origin in source.origins.items() if origin == COMMAND_LINE]
+    return any(f"{path}.".startswith(f"{section}.") for path in given)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedstrata.cli import lines
-from fedstrata.cli.options import Arguments, Debug, Resume, configuration, sort_arguments
+from fedstrata.cli.options import Arguments, Debug, Resume, configuration, on_command_line, sort_arguments
 from fedstrata.cli.run import INTERRUPTED
 from fedstrata.core.errors import ConfigurationError, Problem
 
@@ -145,14 +145,12 @@ def join(
 
 def _site(file: Path | None, overrides: list[str]) -> Source:
     """Returns a site's own configuration: of the demo's, which stands where none is named, its documents."""
-    from fedstrata.core.settings.source import COMMAND_LINE  # noqa: PLC0415 - heavy
-    from fedstrata.engine.shared_settings import SHARED  # noqa: PLC0415
+    from fedstrata.engine.shared_settings import SHARED  # noqa: PLC0415 - heavy
 
     source = configuration(file, overrides)
     if file is None:
-        given = [path for path, origin in source.origins.items() if origin == COMMAND_LINE]
         for section in SHARED:
-            if not any(f"{path}.".startswith(f"{section}.") for path in given):
+            if not on_command_line(source, section):
                 source.values.pop(section, None)
     return source
 

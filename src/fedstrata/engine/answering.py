@@ -125,8 +125,7 @@ class Answers:
 
 def _last(folder: Path) -> tuple[int, State, Mapping[str, Any]]:
     """Returns the last committed round of a run, its state, and what the record says of its beginning."""
-    record = folder / "record.jsonl"
-    events = read_events(record) if record.is_file() else []
+    events = read_events(folder / "record.jsonl")
     rounds = committed_rounds(events)
     if not rounds:
         message = f"the run in {folder} has no committed round, so nothing has been learnt"

@@ -124,7 +124,7 @@ class RemoteTurns:
                     self._say(self.service.leave(order.client, lost=True))
                 yield from self._in_order(ahead, lost)
                 self._fetch(ahead)
-                if self._turns and not self._unreachable and not (left and self._may_begin()):
+                if self._turns and not self._unreachable:
                     self._receive(more=left)
             yield from self._in_order(ahead, lost)
         finally:
@@ -149,12 +149,11 @@ class RemoteTurns:
     def _may_begin(self) -> bool:
         """Whether one more plan may be on its way."""
         begun = time.perf_counter() - SLOW
-        under_way = (
-            client
+        on_their_way = sum(
+            turn.ready is None and turn.began > begun and not self.hub.has_taken(client)
             for client, turn in self._turns.items()
-            if turn.ready is None and turn.began > begun and not self.hub.has_taken(client)
         )
-        return len(list(islice(under_way, AHEAD))) < AHEAD
+        return on_their_way < AHEAD
 
     def _begin(self, order: Order) -> None:
         """Sends a plan."""
@@ -175,10 +174,11 @@ class RemoteTurns:
         """
         if more:
             arrival = self.hub.receive(SLOW, unless=self._may_begin)
-            if arrival is None:
-                return
-        elif (arrival := self.hub.receive(self.hub.timing.answer)) is None:
-            for client in list(self._turns):  # nobody is asked anything, or they would have been lost by now
+        else:
+            arrival = self.hub.receive(self.hub.timing.answer)
+        if arrival is None:
+            # With no plan left nobody is asked anything, or they would have been lost by now.
+            for client in () if more else list(self._turns):
                 self._fail(client, LineError(NOBODY))
             return
         if (turn := self._turns.get(arrival.client)) is None or arrival.session != turn.session:

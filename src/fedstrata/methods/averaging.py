@@ -110,8 +110,7 @@ class Averaging(LocalTraining):
 
     def problems(self, facts: Facts) -> list[Problem]:
         """A robust rule may get fewer updates than it can judge."""
-        rule = self.aggregation
-        return super().problems(facts) if isinstance(rule, MeanRule) else rule.problems(facts)
+        return self.aggregation.problems(facts)
 
     def rehearsed(self) -> Self:
         """It averages without a robust rule, for which two clients are too few."""
@@ -119,8 +118,7 @@ class Averaging(LocalTraining):
 
     def held_updates(self, updates: int, size: int) -> tuple[int, int]:
         """A robust rule needs all of them."""
-        rule = self.aggregation
-        return (0, 0) if isinstance(rule, MeanRule) else rule.held_updates(updates, size)
+        return self.aggregation.held_updates(updates, size)
 
     def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
         """One weighted mean, or what `aggregation` says."""

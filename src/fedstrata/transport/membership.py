@@ -71,29 +71,28 @@ def settings_of(
     hint = "" if certificates is None else _REFUSED
     with _channel(address, certificates, timing.options(_SETTINGS_BYTES)) as channel:
         ask = partial(channel.unary_unary(f"/{SERVICE}/{SETTINGS}"), b"", metadata=_metadata(client, token))
-        try:
+        for waits in (False, True):
             try:
-                data = ask(timeout=timing.reconnect)
+                data = ask(timeout=timing.reconnect, wait_for_ready=waits)
+                return frame.decode(frame.split(data), Message).values
             except grpc.RpcError as error:
-                if error.code() != grpc.StatusCode.UNAVAILABLE:
-                    raise
-                warn(_not_yet(address, timing, error, hint))
-                data = ask(timeout=timing.reconnect, wait_for_ready=True)
-        except grpc.RpcError as error:
-            details = printable(error.details() or "")
-            if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
-                raise RefusedError(f"the server refuses: {details}") from None
-            if error.code() == grpc.StatusCode.UNIMPLEMENTED:
-                raise RefusedError(f"what listens at {address} is no server of fedstrata") from None
-            told = f"the server at {address} says nothing of the run for {timing.reconnect:g} s: {details}"
-            raise LineError(told + hint) from None
-    return frame.decode(frame.split(data), Message).values
+                code, details = error.code(), printable(error.details() or "")
+                if code == grpc.StatusCode.FAILED_PRECONDITION:
+                    raise RefusedError(f"the server refuses: {details}") from None
+                if code == grpc.StatusCode.UNIMPLEMENTED:
+                    raise RefusedError(f"what listens at {address} is no server of fedstrata") from None
+                if waits or code != grpc.StatusCode.UNAVAILABLE:
+                    break
+                warn(_not_yet(address, timing, details, hint))
+    raise LineError(
+        f"the server at {address} says nothing of the run for {timing.reconnect:g} s: {details}{hint}"
+    )
 
 
-def _not_yet(address: str, timing: Timing, error: grpc.RpcError, hint: str) -> str:
+def _not_yet(address: str, timing: Timing, details: str, hint: str) -> str:
     """Says why a first attempt has failed: a wrong port or certificate will not get better."""
     limit = f"trying again for {timing.reconnect:g} s"
-    return f"the server at {address} cannot be reached yet, {limit}: {printable(error.details() or '')}{hint}"
+    return f"the server at {address} cannot be reached yet, {limit}: {details}{hint}"
 
 
 def _channel(address: str, certificates: Certificates | None, options: list[tuple[str, int]]) -> grpc.Channel:
@@ -251,7 +250,7 @@ class Membership:
             raise LineError(told + self._hint)
         if not self._session and not self._warned:
             self._warned = True
-            self._warn(_not_yet(self._address, self.timing, error, self._hint))
+            self._warn(_not_yet(self._address, self.timing, details, self._hint))
 
     def _converse(self) -> None:
         """Holds one connection, until it ends.
