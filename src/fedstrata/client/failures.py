@@ -1,10 +1,10 @@
 """Which errors are a client's own, what may be said of them, and what a failure leaves.
 
 Only what can go wrong at one site and not at the next counts as a client's failure: training that diverges,
-a damaged frame or store (any `FedstrataError` but a wrong configuration), the disk and the network
-(`OSError`), and memory. Every other exception is a bug until shown otherwise: it would hit every client, and
-a run that took it for an absence would go on without saying what is wrong. It stops the run, whatever
-`federation.min_clients` is.
+a damaged frame or store (any `FedstrataError` but a wrong configuration and spent privacy), the disk and
+the network (`OSError`), and memory. Every other exception is a bug until shown otherwise: it would hit every
+client, and a run that took it for an absence would go on without saying what is wrong. It stops the run,
+whatever `federation.min_clients` is.
 """
 
 import gc
@@ -12,7 +12,7 @@ import traceback
 
 import torch
 
-from fedstrata.core.errors import ConfigurationError, FedstrataError
+from fedstrata.core.errors import BudgetSpentError, ConfigurationError, FedstrataError
 
 _OUT_OF_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
 """How torch words a lack of memory where it raises a plain RuntimeError."""
@@ -26,7 +26,7 @@ def is_client_failure(error: Exception) -> bool:
         (True, False)
     """
     if isinstance(error, FedstrataError):
-        return not isinstance(error, ConfigurationError)
+        return not isinstance(error, ConfigurationError | BudgetSpentError)
     if isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY):
         return True
     return isinstance(error, OSError | MemoryError | torch.OutOfMemoryError)

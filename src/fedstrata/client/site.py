@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -27,6 +28,20 @@ class Corruption:
     rng: Seed
 
 
+def units_of(documents: Iterable[Document], unit: str) -> dict[tuple[str, str], list[Document]]:
+    """Returns the documents of every unit of differential privacy, by their site and its name.
+
+    Args:
+        documents: Documents; if patients are the units each names one, who is another one at another site.
+        unit: `patient` or `document`.
+    """
+    units: dict[tuple[str, str], list[Document]] = defaultdict(list)
+    for document in documents:
+        name = document.metadata["patient"] if unit == "patient" else document.id
+        units[document.site, name].append(document)
+    return units
+
+
 @dataclass
 class Site:
     """One client's documents; they are encoded for its turn and not kept encoded.
@@ -39,6 +54,9 @@ class Site:
         corruption: What is wrong with the client; none if it is honest.
         parts: The clients whose training examples it holds instead of its own, each of them as corrupt as it
             would be; scores stay those of the sites.
+        unit: What of its training documents is a unit of differential privacy: `patient`, `document` or
+            `window`; empty without.
+        declared: How many units it declares to have.
     """
 
     id: str
@@ -47,12 +65,24 @@ class Site:
     tokenizer: Any
     corruption: Corruption | None = None
     parts: Sequence[Site] = ()
+    unit: str = ""
+    declared: int = 0
 
-    def encode(self) -> list[Any]:
-        """Returns the training examples, as the client uses them."""
+    def encode(self) -> list[list[Any]]:
+        """Returns the training examples of each of its units, all together where there are none.
+
+        Those of a unit are made of its documents alone, so that nothing of one is in another's.
+        """
         if self.parts:
-            return [example for part in self.parts for example in part.encode()]
-        examples, wrong = self.task.training_examples(self.documents.train, self.tokenizer), self.corruption
+            return [unit for part in self.parts for unit in part.encode()]
+        if self.unit == "window":
+            return [[example] for example in self._encoded(self.documents.train)]
+        if self.unit:
+            return [self._encoded(own) for own in units_of(self.documents.train, self.unit).values()]
+        return [self._encoded(self.documents.train)]
+
+    def _encoded(self, documents: Sequence[Document]) -> list[Any]:
+        examples, wrong = self.task.training_examples(documents, self.tokenizer), self.corruption
         if wrong is None or wrong.settings.kind not in DATA_CORRUPTIONS:
             return examples
         return self.task.corrupt(examples, wrong.settings.kind, self.tokenizer, wrong.rng)
@@ -69,8 +99,8 @@ class Site:
 
     @cached_property
     def count(self) -> int:
-        """Its number of training examples, n_k."""
-        return len(self.encode())
+        """Its number of training examples, n_k; of units that it declares, if it does."""
+        return self.declared or sum(map(len, self.encode()))
 
 
 class Examples(Sequence[Any]):
@@ -78,12 +108,18 @@ class Examples(Sequence[Any]):
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._encoded: list[Any] | None = None
 
     def __len__(self) -> int:
-        return self._site.count
+        return len(self._all) if self._site.declared else self._site.count
 
     def __getitem__(self, index: Any) -> Any:
-        if self._encoded is None:
-            self._encoded = self._site.encode()
-        return self._encoded[index]
+        return self._all[index]
+
+    @cached_property
+    def units(self) -> list[list[Any]]:
+        """The examples of each unit that has any."""
+        return [unit for unit in self._site.encode() if unit]
+
+    @cached_property
+    def _all(self) -> list[Any]:
+        return [example for unit in self.units for example in unit]

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedstrata.client.failures import is_client_failure, release_memory
+from fedstrata.client.releases import Release
 from fedstrata.client.site import Examples, Site
 from fedstrata.client.store import ClientStore, client_folder
 from fedstrata.core.client import Client, Line, PrefixCache
@@ -24,6 +26,9 @@ from fedstrata.core.settings.devices import Device
 from fedstrata.core.settings.training import TrainingSettings
 from fedstrata.core.types import Plan, Tensors, Update, Work
 from fedstrata.models.state import Model
+from fedstrata.privacy.clipping import UnitGradients
+from fedstrata.privacy.mechanism import NO_PRIVACY, Privacy
+from fedstrata.privacy.randomness import SecureRandomness, SeededRandomness
 from fedstrata.record.log import Listener
 from fedstrata.split.divide import ends_of
 from fedstrata.train.evaluate import answer
@@ -71,6 +76,8 @@ class Done:
         work: What an emulated device has computed; none without emulation.
         scores: Scores of what was trained, by part; none where they were not asked for.
         score_seconds: How long these took.
+        clipped: The share of the units of a private training whose gradient was clipped; none without. It
+            does not leave a client that is a process of its own.
     """
 
     update: Frame
@@ -79,6 +86,7 @@ class Done:
     work: Work | None = None
     scores: Mapping[str, Any] | None = None
     score_seconds: float = 0.0
+    clipped: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +120,7 @@ class Workplace:
         secret: Draws what the server must not know; none where all is drawn from the run's seed.
         score: Scores the model as it is on parts of everybody's documents; none where there is nothing to
             score.
+        privacy: The mechanism under which clients train.
     """
 
     method: Method
@@ -124,6 +133,7 @@ class Workplace:
     cache_of: Callable[[str], PrefixCache | None] = lambda client: None
     secret: Callable[[], int] | None = None
     score: Callable[[Sequence[str]], Mapping[str, Any] | None] = lambda parts: None
+    privacy: Privacy = NO_PRIVACY
 
     @property
     def learnt(self) -> tuple[str, ...]:
@@ -172,21 +182,31 @@ class Workplace:
         run = handle or getattr(self.method, order.handler)
         waited = getattr(line, "waited", 0.0)
         started, seconds = time.perf_counter(), 0.0
+        release, store = self._release(order), self.store(order.client, order.round)
         try:
-            client = self._client(order, site, line)
+            examples = Examples(site)
+            client = self._client(order, site, examples, line, self._private(site, examples, rng, release))
             started = time.perf_counter()
             try:
-                update = run(frame.decode(order.plan, Plan), client, rng)
+                before = release.finished(store) if release else None
+                update = before or run(frame.decode(order.plan, Plan), client, rng)
             finally:
                 seconds = time.perf_counter() - started - (getattr(line, "waited", 0.0) - waited)
             trained = self.model.trainable if order.cut is None else self.learnt  # there, and at the server
             numbers = sum(self.model.layout.sizes[name] for name in trained)
             ended = time.perf_counter()
             # No later moment has its weights; a distorted model is no result of any training.
-            learnt = isinstance(update.values.get("loss"), float) and client.corruption is None
-            scores = self.score(order.scored) if order.scored and learnt else None
+            learnt = isinstance(update.values.get("loss"), float) or before is not None
+            sound = learnt and client.corruption is None
+            scores = self.score(order.scored) if order.scored and sound else None
+            clipped = None
+            if release is not None and isinstance(client.privacy, UnitGradients):
+                update = replace(update, values={k: v for k, v in update.values.items() if k != "loss"})
+                release.finish(update, store)
+                clipped = client.privacy.clipped_share
             sent = frame.encode(update)
-            return Done(sent, seconds, numbers, client.work, scores, time.perf_counter() - ended)
+            took = time.perf_counter() - ended
+            return Done(sent, seconds, numbers * learnt, client.work, scores, took, clipped)
         except Exception as error:
             if handle is None:
                 self.undo(order.client, order.round)
@@ -200,7 +220,14 @@ class Workplace:
         self.model.restore()
         self.store(client, number).discard()
 
-    def _client(self, order: Order, site: Site, line: Line | None) -> Client:
+    def _client(
+        self,
+        order: Order,
+        site: Site,
+        examples: Examples,
+        line: Line | None,
+        private: UnitGradients | None,
+    ) -> Client:
         """Returns the client as its handler sees it, with the ends of the model alone if it is divided."""
 
         def report(progress: Mapping[str, float]) -> None:
@@ -212,7 +239,7 @@ class Workplace:
             order.client,
             self.model if cut is None else ends_of(self.model, cut, self.learnt),
             site.task,
-            Examples(site),
+            examples,
             self.training,
             store,
             report,
@@ -223,7 +250,26 @@ class Workplace:
             work,
             line,
             self.secret() if self.secret else None,
+            private,
         )
+
+    def _release(self, order: Order) -> Release | None:
+        """Returns what keeps the book of a turn's privacy; none where clients are not private."""
+        if self.privacy.settings.mechanism != "local":
+            return None
+        turn = order.round, order.handler, order.call
+        return Release(client_folder(self.folder, order.client), turn, order.plan, self.privacy.turns)
+
+    def _private(
+        self, site: Site, examples: Examples, rng: Seed, release: Release | None
+    ) -> UnitGradients | None:
+        """Returns how a client trains under differential privacy; none without."""
+        if release is None:
+            return None
+        secure = self.privacy.settings.noise == "secure"
+        drawn = SecureRandomness() if secure else SeededRandomness(rng.child("privacy"))
+        units_of = partial(getattr, examples, "units")
+        return UnitGradients(self.privacy, site.declared, drawn, units_of, release.begin)
 
     def _validate(self, site: Site, work: Work | None) -> float | None:
         """Scores the model as it is on a client's validation documents; more is better.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -12,6 +12,7 @@ from fedstrata.core.types import Message, Work
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.nn import Parameter
 
     from fedstrata.core.settings.devices import Device
     from fedstrata.core.settings.federation import CorruptSettings
@@ -49,6 +50,40 @@ class PrefixCache(Protocol):
         arithmetic: str,
     ) -> AbstractContextManager[Feed]:
         """Lets stored states stand in for the first `cut` blocks within the block."""
+
+
+class PrivateTraining(Protocol):
+    """How a client trains under differential privacy by units; see `fedstrata.privacy.clipping`.
+
+    Nothing of it depends on the client's data but which units `draws` gives, and the gradient made of them.
+    """
+
+    @property
+    def steps(self) -> int:
+        """How many steps its local training takes."""
+
+    @property
+    def declared(self) -> int:
+        """How many units it declares, which its update weighs."""
+
+    def draws(self) -> Iterator[Sequence[Sequence[Any]]]:
+        """Yields for each step the examples of every unit that is drawn; there may be none."""
+
+    def gradients(
+        self,
+        client: Client,
+        drawn: Sequence[Any],
+        parameters: Sequence[Parameter],
+        *,
+        feed: Feed | None,
+        leave_out: Callable[[], Collection[int] | None],
+        tally: Any,
+    ) -> tuple[float, float]:
+        """Leaves the noised gradient of a step behind; returns the mean loss, which stays at the client.
+
+        The arguments are those of `fedstrata.train.local.accumulate`, but for what `draws` gave in place of
+        batches. The second number returned is that of the units.
+        """
 
 
 class Line(Protocol):
@@ -90,6 +125,7 @@ class Client:
         line: Its line to the server; none for a handler that no conversation runs.
         secret: What the server must not know is drawn from this in place of the run's seed, which it knows.
             None in a simulation, whose numbers are to be the same every time.
+        privacy: How it trains under differential privacy; none without.
     """
 
     id: str
@@ -106,3 +142,9 @@ class Client:
     work: Work | None = None
     line: Line | None = None
     secret: int | None = None
+    privacy: PrivateTraining | None = None
+
+    @property
+    def size(self) -> int:
+        """n_k, which its updates weigh: its training examples; if private the units that it declares."""
+        return len(self.examples) if self.privacy is None else self.privacy.declared

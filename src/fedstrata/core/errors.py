@@ -38,6 +38,10 @@ class FrameError(FedstrataError):
     """A frame is cut short, malformed, or does not hold what was agreed."""
 
 
+class BudgetSpentError(FedstrataError):
+    """A client has spent all the privacy that its noise allows for."""
+
+
 class StepLostError(FedstrataError):
     """The server of a split model no longer has what the backward pass of a step needs; run it again."""
 

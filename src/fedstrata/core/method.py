@@ -96,6 +96,17 @@ class Method(Settings):
         """Returns what of these facts it cannot work with."""
         return []
 
+    def not_private(self, mechanism: str) -> str:
+        """Returns why it cannot run under differential privacy; empty if it can.
+
+        A method that can sends nothing of a client's data but what the one training loop has given, and
+        what follows from that.
+
+        Args:
+            mechanism: `local`, each client's patients, or `central`, each client as a whole.
+        """
+        return "it does not say what else it sends of a client's data"
+
     def rehearsed(self) -> Self:
         """Returns the method as two clients can rehearse it."""
         return self

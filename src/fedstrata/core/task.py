@@ -80,6 +80,9 @@ class Task(Settings):
     template_field: ClassVar[str] = ""
     """The field that every template names by which it asks; empty where it does not ask by templates."""
 
+    whole_documents: ClassVar[bool] = False
+    """Whether an example is a whole document, whatever rows it fills."""
+
     @property
     def packed(self) -> bool:
         """Whether documents that are encoded together are one text, so that their order matters."""
@@ -235,6 +238,10 @@ class Task(Settings):
     @abstractmethod
     def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Returns the summed loss of a batch and the number of terms in the sum, both scalars."""
+
+    @abstractmethod
+    def terms(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Returns how many terms each example of a batch has in the sum that `loss` returns, (examples,)."""
 
     @abstractmethod
     def predict(self, module: nn.Module, batch: Mapping[str, Tensor]) -> list[np.ndarray]:

@@ -144,10 +144,9 @@ class Book:
 
     def trained(self, client: str, update: Update, numbers: int) -> None:
         """Takes down the loss of an update and how many numbers it is of, if its handler has trained."""
-        loss = update.values.get("loss")
-        if isinstance(loss, float):
+        self.trained_parameters = max(self.trained_parameters, numbers)
+        if isinstance(loss := update.values.get("loss"), float):
             self.losses[client] = (loss, update.weight)
-            self.trained_parameters = max(self.trained_parameters, numbers)
 
     def deliver(self, info: ClientInfo, update: Update, seconds: float, **more: Any) -> None:
         """Tells that a client has delivered."""

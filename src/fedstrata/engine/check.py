@@ -21,6 +21,7 @@ from fedstrata.core.task import Task
 from fedstrata.data.partition import LABEL_OF
 from fedstrata.data.split import Split, every
 from fedstrata.engine.model import refusals, with_adapter
+from fedstrata.engine.privacy import settings_problems
 from fedstrata.engine.sampling import sample_size
 from fedstrata.methods import METHODS
 from fedstrata.methods.divided import Divided
@@ -86,6 +87,7 @@ def check_settings(source: Source) -> Checked:
     problems += wrong
     if method is not None:
         problems += source.located(method.problems(Facts(training=settings.training)))
+        problems += source.located(settings_problems(settings, task, method))
         settings = with_adapter(settings.model_copy(update={"method": method.model_dump()}), method)
     return Checked(source, settings, task, method, problems)
 

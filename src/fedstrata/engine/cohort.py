@@ -47,6 +47,7 @@ class RoundCohort:
         train_seconds: Time spent in client handlers so far, all clients together.
         trained_scores: Scores of what each client has trained, by part.
         score_seconds: Time spent in scoring within the round so far.
+        clipped: The share of each client's units whose gradient was clipped, in a simulation.
         waited_seconds: Time in which the round went on with turns, or with scoring, alone.
     """
 
@@ -64,6 +65,7 @@ class RoundCohort:
     train_seconds: float = 0.0
     trained_scores: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     score_seconds: float = 0.0
+    clipped: dict[str, float] = field(default_factory=dict)
     waited_seconds: float = 0.0
 
     @property
@@ -181,6 +183,8 @@ class RoundCohort:
         """Takes down what one turn has brought, and returns the update."""
         update = frame.decode(done.update, Update)
         self.book.trained(info.id, update, done.trained)
+        if done.clipped is not None:
+            self.clipped[info.id] = done.clipped
         if done.scores is not None:
             self.trained_scores[info.id] = done.scores
         self.score_seconds += done.score_seconds

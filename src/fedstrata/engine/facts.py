@@ -13,6 +13,7 @@ from fedstrata.core.model import Layout
 from fedstrata.core.types import Message
 from fedstrata.engine.prepare import Experiment
 from fedstrata.models.state import Model
+from fedstrata.privacy.mechanism import ADJACENCY, Privacy
 from fedstrata.wire import frame
 
 OTHER = "other"
@@ -44,6 +45,27 @@ def model_facts(experiment: Experiment, model: Model) -> dict[str, Any]:
         "model": size_facts(experiment, model),
         "groups": by_group({name: model.bytes_of([name]) for name in layout.all}, layout),
         "trainable_parameters": sum(parameter.numel() for parameter in trainable),
+    }
+
+
+def privacy_facts(privacy: Privacy) -> dict[str, Any] | None:
+    """Returns what the record's `run` event says of differential privacy; none without."""
+    if privacy.mechanism == "none":
+        return None
+    settings, local = privacy.settings, privacy.mechanism == "local"
+    return {
+        "mechanism": privacy.mechanism,
+        "unit": settings.unit if local else "client",
+        "adjacency": ADJACENCY,
+        "delta": settings.delta,
+        "sigma": privacy.sigma,
+        "clip": settings.clip,
+        "noise": settings.noise,
+        "units": settings.units,
+        "expected_batch": settings.expected_batch,
+        "steps": settings.steps,
+        "turns": privacy.turns,
+        "scores": settings.scores if local else None,
     }
 
 

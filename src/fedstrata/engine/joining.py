@@ -88,6 +88,7 @@ class RemoteClient:
             listen=listen,
             # Anew for every turn: from two that are sent with equal noise it could be subtracted.
             secret=lambda: secrets.randbits(63),
+            privacy=experiment.privacy,
         )
         windows = windows_of(self._site)
         most = max((count for counts in windows.values() for count in counts), default=1)

@@ -13,6 +13,7 @@ from typing import Any
 from fedstrata.adapters.attach import plain_where_needed
 from fedstrata.client.caches import ClientCaches
 from fedstrata.client.failures import release_memory
+from fedstrata.client.releases import turns_begun
 from fedstrata.client.site import Site
 from fedstrata.client.store import client_folder
 from fedstrata.client.turn import Done, Failed, Order, Workplace
@@ -66,6 +67,7 @@ class LocalEngine(Engine):
             listen=listen,
             cache_of=self._caches.of,
             score=self._score_trained,
+            privacy=experiment.privacy,
         )
         several = experiment.workers > 1
         self._workers = Workers(experiment, folder, self._heard, LocalEngine) if several else None
@@ -116,6 +118,10 @@ class LocalEngine(Engine):
     def info(self, client: str) -> ClientInfo:
         """Returns what is known of a client; its documents are encoded for it."""
         return ClientInfo(client, self._site[client].count)
+
+    def turns_begun(self, client: str) -> int:
+        """Returns in how many turns a client has begun to train privately."""
+        return turns_begun(client_folder(self._folder, client))
 
     def turns(self, orders: Iterable[Order]) -> Turns:
         """Computes turns one after the other, each when it is asked for; or as many at once as may be."""

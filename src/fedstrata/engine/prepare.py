@@ -39,10 +39,12 @@ from fedstrata.engine.check import (
     without_validation,
 )
 from fedstrata.engine.model import check_model, load_model, refusals
+from fedstrata.engine.privacy import privacy_of, unit_problems
 from fedstrata.engine.processors import idle_workers, threads_of, workers_of
 from fedstrata.methods.divided import Divided
 from fedstrata.models.load import read_tokenizer
 from fedstrata.models.state import Model
+from fedstrata.privacy.mechanism import NO_PRIVACY, Privacy
 from fedstrata.split.divide import leave_ends, leave_middle
 from fedstrata.train.processor import use_processor
 
@@ -64,6 +66,7 @@ class Experiment:
         server: The server's own documents, annotated as the task knows it.
         asked: The task's settings as they were given, where `auto` stands for what is found in documents.
         workers: How many clients compute at once.
+        privacy: The mechanism of differential privacy; of none if none is asked for.
     """
 
     settings: RunSettings
@@ -75,6 +78,7 @@ class Experiment:
     server: tuple[Document, ...] = ()
     asked: Mapping[str, Any] | None = None
     workers: int = 1
+    privacy: Privacy = NO_PRIVACY
 
     @property
     def metric(self) -> str:
@@ -114,6 +118,7 @@ def prepare(
             if not apart:
                 problems += source.located(unfit_clients(settings, checked.task, method, clients))
                 problems += source.located(without_validation(method, clients))
+            problems += source.located(unit_problems(settings, clients))
             task = checked.task.fitted(clients)
             if task.without_relations:
                 divided = divided.with_relations_aside(task.without_relations)
@@ -141,7 +146,9 @@ def prepare(
             use_processor(threads_of(resolved, workers))
             # A run that goes on must have as many.
             resolved = resolved.model_copy(update={"threads": torch.get_num_threads()})
-            return Experiment(resolved, method, task, model, clients, seed, server, settings.task, workers)
+            privacy = privacy_of(resolved, method)
+            asked = settings.task
+            return Experiment(resolved, method, task, model, clients, seed, server, asked, workers, privacy)
     raise ConfigurationError(problems)
 
 
@@ -250,7 +257,8 @@ def _without_documents(checked: Checked, without_of: Without, problems: list[Pro
     use_processor(settings.threads)
     task = checked.task.as_named()
     model = load_model(settings, task, method, None, without=without_of(method))
-    return Experiment(settings, method, task, model.to(device_of(settings)), {}, Seed(settings.seed))
+    seed, privacy = Seed(settings.seed), privacy_of(settings, method)
+    return Experiment(settings, method, task, model.to(device_of(settings)), {}, seed, privacy=privacy)
 
 
 def _trained_tokenizer(settings: RunSettings, clients: Mapping[str, Split], folder: Path | None) -> Any:

@@ -55,6 +55,10 @@ class Engine(Protocol):
     def info(self, client: str) -> ClientInfo:
         """Returns what is known of one of them."""
 
+    def turns_begun(self, client: str) -> int:
+        """Returns in how many turns a client began to train privately, killed ones included."""
+        return 0
+
     def turns(self, orders: Iterable[Order]) -> Turns:
         """Has turns computed, and yields what came of them.
 

@@ -16,7 +16,7 @@ from fedstrata.engine.book import Attendance, Book, RoundAbandonedError
 from fedstrata.engine.checkpoint import Checkpoints, discard_uncommitted
 from fedstrata.engine.cohort import RoundCohort
 from fedstrata.engine.devices import fleet_of, last_stored_states
-from fedstrata.engine.facts import by_group, model_facts, saved_weights
+from fedstrata.engine.facts import by_group, model_facts, privacy_facts, saved_weights
 from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.protocol import Engine
 from fedstrata.engine.sampling import sample
@@ -184,6 +184,7 @@ class Run(Generic[EngineType]):
             "state": {name: value for name, value in state.values.items() if not name.startswith("_")},
             "trainable_parameters": book.trained_parameters,
             **self._simulated(cohort),
+            **self._privacy_spent(cohort),
             "failed": list(book.attendance.lost),
             "abandoned": abandoned,
             "exchanges": book.meter.exchanges(),
@@ -212,6 +213,20 @@ class Run(Generic[EngineType]):
         if self._fleet is None:
             return {"simulated_seconds": None, "joules": None, "device_memory": None}
         return cohort.clock.facts(cohort.book.attendance.lost)
+
+    def _privacy_spent(self, cohort: RoundCohort) -> dict[str, Any]:
+        """Returns what every client's turns have spent so far; nothing without privacy."""
+        privacy = self.experiment.privacy
+        if privacy.mechanism == "none":
+            return {}
+        turns = {client: self.engine.turns_begun(client) for client in self.engine.clients()}
+        if privacy.mechanism == "central":
+            turns = dict.fromkeys(turns, cohort.book.number)
+        clients = {
+            client: {"turns": count, "epsilon": privacy.epsilon(client, count)}
+            for client, count in turns.items()
+        }
+        return {"privacy": {"clients": clients, "clipped": dict(cohort.clipped)}}
 
     def _finish(self, state: State) -> dict[str, Any]:
         """Scores the test split, saves what was learnt and writes the summary."""
@@ -281,6 +296,7 @@ class Run(Generic[EngineType]):
         return {
             **model_facts(self.experiment, self.engine.whole),
             **self.engine.facts(),
+            "privacy": privacy_facts(self.experiment.privacy),
             "devices": self._fleet.profiles if self._fleet else None,
         }
 

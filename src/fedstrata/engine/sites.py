@@ -20,8 +20,11 @@ def sites_of(experiment: Experiment) -> tuple[list[Site], list[Site]]:
     corrupt = corrupt_clients(names, settings, experiment.seed.child("corrupt"))
     if pooled and settings.kind not in DATA_CORRUPTIONS:
         corrupt = {}  # nobody sends an update
+    privacy = experiment.settings.privacy
+    unit, units = privacy.unit if privacy.mechanism == "local" else "", privacy.units or {}
     sites = [
-        Site(name, data, task, tokenizer, corrupt.get(name)) for name, data in experiment.clients.items()
+        Site(name, data, task, tokenizer, corrupt.get(name), unit=unit, declared=units.get(name, 0))
+        for name, data in experiment.clients.items()
     ]
     clients = [site for site in sites if site.documents.train]
     return sites, [_pool(clients)] if pooled else clients
@@ -30,7 +33,8 @@ def sites_of(experiment: Experiment) -> tuple[list[Site], list[Site]]:
 def _pool(sites: list[Site]) -> Site:
     """Returns one client that holds all training documents; scores stay those of the sites."""
     documents = tuple(document for site in sites for document in site.documents.train)
-    return Site("pooled", Split(train=documents), sites[0].task, sites[0].tokenizer, parts=sites)
+    first, declared = sites[0], sum(site.declared for site in sites)
+    return Site("pooled", Split(train=documents), first.task, first.tokenizer, parts=sites, declared=declared)
 
 
 def corrupt_clients(clients: Sequence[str], settings: CorruptSettings, rng: Seed) -> dict[str, Corruption]:

@@ -30,6 +30,10 @@ class LocalTraining(Method):
 
     travels: ClassVar[str] = "the whole model, both ways"
 
+    def not_private(self, mechanism: str) -> str:
+        """Clients send what the one loop has trained; a server that is trusted needs their mean alone."""
+        return "" if mechanism == "local" or self.robust_rule is None else "a robust rule needs every update"
+
     def start(self, model: Model) -> State:
         """What trains and does not stay at its client, as it is before the first round."""
         private = set(self.private(model.layout))
@@ -80,6 +84,10 @@ class LocalTraining(Method):
 
 class Probing(LocalTraining):
     """Base of methods whose first round begins with a probe of the gradients (`fedstrata.train.probe`)."""
+
+    def not_private(self, mechanism: str) -> str:
+        """The probe reports norms of single clients' gradients."""
+        return "its clients report the norms of their gradients"
 
     def sends(
         self, handler: str, plan: Plan, values: Mapping[str, JSON], trained: Tensors, layout: Layout

@@ -37,6 +37,10 @@ class Divided(Method):
     def divides(self, client: str) -> Cut:
         """Returns where a client's model is divided."""
 
+    def not_private(self, mechanism: str) -> str:
+        """More than weights leaves its clients."""
+        return "hidden states and gradients of single texts leave its clients"
+
     def problems(self, facts: Facts) -> list[Problem]:
         """What a client has trained is at no place a whole model that could be scored."""
         if facts.federation is None or not facts.federation.score_clients:

@@ -99,6 +99,13 @@ class DropPEFT(SomeBlocksShared):
         message = f"{needs} personal, and {there}; method.shared_blocks 1.0 shares all"
         return [Problem("federation.sample", message)]
 
+    def not_private(self, mechanism: str) -> str:
+        """The bandit goes by devices' scores, and the server asks for single updates."""
+        if mechanism == "central":
+            return "its server half takes every device's blocks by themselves"
+        rewards = "devices report rewards, their scores before and after; give method.rates a number"
+        return rewards if self._bandit else ""
+
     def start(self, model: Model) -> State:
         """The adapter, which changes nothing yet, and the head."""
         values = {**share.noted_blocks(model.layout), "_round": 0, "_personal": {}, "_bandits": {}}
@@ -173,7 +180,7 @@ class DropPEFT(SomeBlocksShared):
         if before is not None and (after := client.validate()) is not None:
             moved = [*plan.tensors.values(), *sent.values()]
             values["reward"] = (after - before) / _seconds(client, dropout, moved)
-        return Update(sent, values, self.weighs(ClientInfo(client.id, len(client.examples))))
+        return Update(sent, values, self.weighs(ClientInfo(client.id, client.size)))
 
     def sends(
         self, handler: str, plan: Plan, values: Mapping[str, JSON], trained: Tensors, layout: Layout

@@ -64,6 +64,10 @@ class FedAdaOPT(Method):
             return [Problem("federation.sample", f"{needs}, and {there}")]
         return beyond_adapter(facts, "width", self.width, "width")
 
+    def not_private(self, mechanism: str) -> str:
+        """Clients' scores decide how the adapters grow."""
+        return "it goes by scores of clients' validation documents, which epsilon does not cover"
+
     def trainable(self, layout: Layout) -> tuple[str, ...]:
         """The adapters of all blocks, which they may grow to, and the head.
 

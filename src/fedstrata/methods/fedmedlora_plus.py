@@ -62,6 +62,10 @@ class FedMedLoRAPlus(MedLoRA):
             return [Problem("data.split.server", f"{self.name} weighs clients by {own}, and {none}")]
         return []
 
+    def not_private(self, mechanism: str) -> str:
+        """Its weights tell of every update how it does on the server's documents, which nothing protects."""
+        return "it weighs every update by its loss on documents of the server, which epsilon does not cover"
+
     def held_updates(self, updates: int, size: int) -> tuple[int, int]:
         """With a cap those of the heaviest sites, and else one."""
         return min(updates, room_for(self.cap)), 0

@@ -84,6 +84,14 @@ class FedTLU(Averaging):
             what = f"update {self.update} and selection {self.selection}"
             yield f"{name} has no meaning with {what}; leave it out"
 
+    def not_private(self, mechanism: str) -> str:
+        """A schedule goes by clients' losses; and a server that selects looks at more than a mean."""
+        if mechanism == "central":
+            return "it selects by what single tensors changed, from more than one mean a round"
+        if self._schedule and self._chooses:
+            return "its schedule goes by clients' losses; give method.portion a number"
+        return super().not_private(mechanism)
+
     def trainable(self, layout: Layout) -> tuple[str, ...]:
         """Every parameter: which ones are merged is decided after they were trained.
 
@@ -144,7 +152,7 @@ class FedTLU(Averaging):
         change = {name: tensor.float() for name, tensor in trained.items()}
         if handler == "upload":
             return {name: change[name] for name in cast("list[str]", plan.values["names"])}
-        if not isinstance(values.get("loss"), float):
+        if self._schedule and self._chooses and not isinstance(values.get("loss"), float):
             raise FrameError("an update says no loss")
         if not self._sketched:
             return change
@@ -160,7 +168,7 @@ class FedTLU(Averaging):
         facts: dict[str, Any] = {}
         if isinstance(rule, MeanRule):
             mean = cohort.mean("train", lambda _: plan)
-            change, loss = mean.tensors, mean.values["loss"]
+            change, loss = mean.tensors, mean.values.get("loss", math.nan)
         else:
             nothing = {name: torch.zeros_like(tensor) for name, tensor in state.tensors.items()}
             change, facts[FACTS], loss = robust_change(nothing, plan, cohort, rule, state.values)
@@ -187,7 +195,7 @@ class FedTLU(Averaging):
         inside = select.scored_tensors(blocks_in(state), state.tensors)
         sizes = {name: state.tensors[name].numel() for name in inside}
         scores = estimated_scores(sizes, self.width, mean.tensors[SUMS], mean.tensors[SKETCHES])
-        values, merged = self._decide(state, scores, mean.values["loss"], rng)
+        values, merged = self._decide(state, scores, mean.values.get("loss", math.nan), rng)
         wanted = [name for name in merged if name not in mean.tensors]
         uploaded = cohort.mean("upload", lambda _: Plan(values={"names": list[JSON](wanted)}))
         everything = mean.tensors | uploaded.tensors

@@ -82,6 +82,10 @@ class FLoRA(LocalTraining):
             return [Problem("model.dtype", message)]
         return []
 
+    def not_private(self, mechanism: str) -> str:
+        """Clients train as in any method; the server stacks their adapters one by one."""
+        return "its server half stacks every client's adapters" if mechanism == "central" else ""
+
     def held_updates(self, updates: int, size: int) -> tuple[int, int]:
         """All of a round, which are stacked."""
         return updates, 0

@@ -84,6 +84,10 @@ class HetLoRA(Method):
         """A rank is larger than the adapter's."""
         return beyond_adapter(facts, "ranks", max(self.ranks or [0]), "rank")
 
+    def not_private(self, mechanism: str) -> str:
+        """Of noised adapters a device's norm and the ranks that it gives up may be known."""
+        return "its server half weighs every device's update by itself" if mechanism == "central" else ""
+
     def start(self, model: Model) -> State:
         """The adapter at its largest rank, and the head."""
         tensors = model.snapshot(model.layout.all)

@@ -58,6 +58,11 @@ class LayerSkipping(Probing, Averaging):
     head: Literal["shared", "local"] = "shared"
     travels: ClassVar[str] = "the top k blocks, the final norm and the head (unless local), both ways"
 
+    def not_private(self, mechanism: str) -> str:
+        """With `top: auto` clients report the norms of their gradients."""
+        norms = "with method.top auto clients report the norms of their gradients; give a number"
+        return norms if self._automatic else Averaging.not_private(self, mechanism)
+
     @property
     def personal(self) -> bool:
         """With a local head every client has a model of its own."""

@@ -164,9 +164,9 @@ class RehearsedSite(Site):
 
     examples: Sequence[Any] = ()
 
-    def encode(self) -> list[Any]:
+    def encode(self) -> list[list[Any]]:
         """Returns the given examples."""
-        return list(self.examples)
+        return [list(self.examples)]
 
 
 def _documents(samples: Samples, index: int) -> Split:

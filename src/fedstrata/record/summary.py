@@ -64,7 +64,21 @@ def summarise(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         },
         "energy_joules": total_of(rounds, "joules"),
         "saved": final.get("saved") or {},  # the hash of every file of weights
-        "privacy": {"epsilon": None, "delta": None, "sigma": None, "mechanism": None, "clients": None},
+        "privacy": _privacy(start, rounds),
+    }
+
+
+def _privacy(start: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the mechanism, and the epsilon of every client and the largest, after the last round."""
+    names = ("mechanism", "unit", "adjacency", "delta", "sigma", "clip", "noise")
+    facts = start.get("privacy") or dict.fromkeys(names)
+    clients = (rounds[-1].get("privacy") or {}).get("clients") if rounds else None
+    spent = {name: own["epsilon"] for name, own in (clients or {}).items()}
+    bounded = bool(spent) and None not in spent.values()
+    return {
+        **{name: facts[name] for name in names},
+        "epsilon": max(spent.values()) if bounded else None,
+        "clients": spent or None,
     }
 
 

@@ -50,7 +50,11 @@ class CausalTask(Task):
         counted = labels != IGNORED
         columns = counted.any(dim=0).nonzero().flatten()
         logits = run_model(module, batch, columns=columns)
-        return total_of(cross_entropies(logits, labels[:, columns])), counted.sum()
+        return total_of(cross_entropies(logits, labels[:, columns])), self.terms(batch).sum()
+
+    def terms(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Returns how many tokens of each example count, (examples,)."""
+        return (batch["labels"] != IGNORED).sum(dim=1)
 
 
 def end_id(tokenizer: Any, task: str) -> int:

@@ -72,6 +72,7 @@ class DocumentClassification(WindowTask):
     )
 
     kind: ClassVar[str] = "sequence-classification"
+    whole_documents: ClassVar[bool] = True
     learns: ClassVar[str] = "labels of documents (data.labels)"
     gives: ClassVar[tuple[str, ...]] = ("labels",)
     naming: ClassVar[tuple[str, ...]] = ("labels",)
@@ -245,10 +246,17 @@ class DocumentClassification(WindowTask):
         logits, labels = self._pooled(run_model(module, batch), batch), batch["labels"]
         if self._one_each:
             total = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
-            return total, (labels != IGNORED).sum()
+            return total, self.terms(batch).sum()
         weight = logits.new_full((len(self.classes),), self.positive_weight)
         total = F.binary_cross_entropy_with_logits(logits, labels, pos_weight=weight, reduction="sum")
-        return total, torch.as_tensor(labels.numel(), device=labels.device)
+        return total, self.terms(batch).sum()
+
+    def terms(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Returns 1 for each document with a label, else 0; or for each the number of all labels."""
+        labels = batch["labels"]
+        if self._one_each:
+            return (labels != IGNORED).long()
+        return labels.new_full((len(labels),), labels.shape[1], dtype=torch.int64)
 
     def predict(self, module: nn.Module, batch: Mapping[str, Tensor]) -> list[np.ndarray]:
         """Returns the pooled logits of each document, (labels,) float32.

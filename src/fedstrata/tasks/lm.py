@@ -29,7 +29,7 @@ from fedstrata.data.split import Split, every
 from fedstrata.metrics.lm import TextLikelihood, scores_from, tally_of
 from fedstrata.tasks.causal import CausalTask, cross_entropies, end_id, total_of
 from fedstrata.tasks.texts import padding_id, require_single_texts, whole_texts
-from fedstrata.tasks.windows import IGNORED, Row, run_model
+from fedstrata.tasks.windows import Row, run_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class LanguageModelling(CausalTask):
     def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Returns the sum of the cross entropies of all predicted tokens, float32, and their number."""
         total = total_of(cross_entropies(run_model(module, batch), batch["labels"]))
-        return total, (batch["labels"] != IGNORED).sum()
+        return total, self.terms(batch).sum()
 
     def predict(self, module: nn.Module, batch: Mapping[str, Tensor]) -> list[np.ndarray]:
         """Returns the negative log likelihood of each predicted token of each window, (tokens,) float32."""

@@ -123,7 +123,11 @@ class NamedEntityRecognition(TypedTask, WindowTask):
         logits = run_model(module, batch).float()
         labels = batch["labels"]
         total = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
-        return total, (labels != IGNORED).sum()
+        return total, self.terms(batch).sum()
+
+    def terms(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Returns how many tokens each window owns, (windows,)."""
+        return (batch["labels"] != IGNORED).sum(dim=1)
 
     def predict(self, module: nn.Module, batch: Mapping[str, Tensor]) -> list[np.ndarray]:
         """Returns the likeliest tag of every token of each window, (tokens,) int16."""

@@ -226,7 +226,11 @@ class RelationClassification(TypedTask):
         labels, weights = batch["labels"], batch["weights"]
         logits = _of_pairs(module, batch)
         losses = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
-        return (losses * weights).sum(), weights[labels != IGNORED].sum()
+        return (losses * weights).sum(), self.terms(batch).sum()
+
+    def terms(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Returns the weight of each pair that is learnt from, (pairs,)."""
+        return batch["weights"].where(batch["labels"] != IGNORED, 0.0)
 
     def predict(self, module: nn.Module, batch: Mapping[str, Tensor]) -> list[np.ndarray]:
         """Returns the logits of each pair, (classes,) float32."""

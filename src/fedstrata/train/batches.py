@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -43,6 +43,30 @@ class LengthGroups(Sampler[list[int]]):
         batches = list(chain.from_iterable(torch.split(draw, self._size) for draw in draws))
         for index in torch.randperm(len(batches), generator=self._generator).tolist():
             yield batches[index].tolist()
+
+
+def training_steps(client: Client, rng: Seed) -> tuple[int, Iterator[tuple[int, Sequence[Any]]]]:
+    """Returns how many steps a local training takes, and for each the number of its epoch and its batches.
+
+    Of a client that trains under differential privacy a step has the examples of every unit that is drawn,
+    not collated, and there are no epochs.
+
+    Args:
+        client: The client.
+        rng: Seed of the order of its examples.
+    """
+    if (private := client.privacy) is not None:
+        return private.steps, ((0, drawn) for drawn in private.draws())
+    settings, batches = client.training, training_batches(client, rng)
+    steps = settings.epochs * math.ceil(len(batches) / settings.accumulation)
+
+    def each() -> Iterator[tuple[int, Sequence[Any]]]:
+        for epoch in range(settings.epochs):
+            left = iter(batches)
+            while own := list(islice(left, settings.accumulation)):
+                yield epoch, own
+
+    return steps, each()
 
 
 def training_batches(client: Client, rng: Seed) -> DataLoader[Any]:

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from itertools import islice
 from typing import Any, TypeAlias
 
 import torch
@@ -26,19 +25,17 @@ from fedstrata.core.types import JSON, Tensors, Update
 from fedstrata.models.blocks import transformers_model
 from fedstrata.models.prefix import frozen_blocks, skippable_blocks
 from fedstrata.policies.dropout import LayerDropout
-from fedstrata.train.batches import training_batches
+from fedstrata.train.batches import training_steps
 from fedstrata.train.corrupt import distort
 from fedstrata.train.work import Tally, counted_states, counting
 
-Gradients: TypeAlias = (
-    "Callable[[Client, Sequence[Mapping[str, Tensor]], Sequence[Parameter]], tuple[float, float]]"
-)
+Gradients: TypeAlias = "Callable[[Client, Sequence[Any], Sequence[Parameter]], tuple[float, float]]"
 """How the gradient of a step comes about: of these batches, by these parameters; see `accumulate`."""
 
 
 def update_of(client: Client, tensors: Tensors, values: Mapping[str, JSON] | None = None) -> Update:
     """Returns what a client sends; it weighs n_k, the client's number of training examples."""
-    return Update(tensors, values or {}, weight=float(len(client.examples)))
+    return Update(tensors, values or {}, weight=float(client.size))
 
 
 def fit(
@@ -112,15 +109,14 @@ def _descend(
     model.train_only(trainable)
     parameters = model.parameters(trainable)
     clipped = [model.parameters(names) for names in segments] or [parameters]
-    if settings.clip_norm is None:  # a gradient that is not finite shows in the next loss, or in the weights
+    # Unclipped, a gradient that is not finite shows in the next loss, or in the weights.
+    if settings.clip_norm is None or client.privacy is not None:
         clipped = []
     blocks = [model.parameters(names) for names in model.layout.blocks]
-    loader = training_batches(client, rng)
-    steps_per_epoch = math.ceil(len(loader) / settings.accumulation)
-    steps = steps_per_epoch * settings.epochs
+    steps, taken = training_steps(client, rng)
     optimizer = optimizer_of(parameters, settings)
     schedule = schedule_of(optimizer, settings, steps)
-    step, loss = 0, math.nan
+    step, loss, last_epoch = 0, math.nan, -1
     tally = counting(client, trainable)
     with (
         rng.child("dropout").everywhere(),
@@ -129,26 +125,26 @@ def _descend(
     ):
         train_mode(model)
         if gradients is None:
-            gradients = partial(accumulate, feed=feed, leave_out=leave_out, tally=tally)
-        for _ in range(settings.epochs):
-            loss_sum = term_count = 0.0
-            epoch = iter(loader)
-            while batches := list(islice(epoch, settings.accumulation)):
-                step += 1
-                step_loss, terms = gradients(client, batches, parameters)
-                if dropout:
-                    dropout.observe(block_gradient_norms(blocks))
-                more()
-                norm = math.hypot(*(clip(own, settings) for own in clipped))
-                if not (math.isfinite(step_loss) and math.isfinite(norm)):
-                    of_gradient = f" and the norm of its gradient {norm}" if clipped else ""
-                    raise _diverged(client, f"loss became {step_loss}{of_gradient}", step, steps)
-                optimizer.step()
-                schedule.step()
-                optimizer.zero_grad(set_to_none=True)
-                loss_sum, term_count = loss_sum + step_loss * terms, term_count + terms
-                loss = loss_sum / term_count
-                client.report({"step": step, "steps": steps, "loss": loss})
+            usual = accumulate if client.privacy is None else client.privacy.gradients
+            gradients = partial(usual, feed=feed, leave_out=leave_out, tally=tally)
+        for epoch, batches in taken:
+            if epoch != last_epoch:
+                loss_sum, term_count, last_epoch = 0.0, 0.0, epoch
+            step += 1
+            step_loss, terms = gradients(client, batches, parameters)
+            if dropout:
+                dropout.observe(block_gradient_norms(blocks))
+            more()
+            norm = math.hypot(*(clip(own, settings) for own in clipped))
+            if not (math.isfinite(step_loss) and math.isfinite(norm)):
+                of_gradient = f" and the norm of its gradient {norm}" if clipped else ""
+                raise _diverged(client, f"loss became {step_loss}{of_gradient}", step, steps)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad(set_to_none=True)
+            loss_sum, term_count = loss_sum + step_loss * terms, term_count + terms
+            loss = loss_sum / max(term_count, 1.0)
+            client.report({"step": step, "steps": steps, "loss": loss})
         if not all_finite(parameters):
             raise _diverged(client, "weights are no longer finite", step, steps)
     return loss
@@ -315,23 +311,40 @@ def accumulate(
         leave_out: Draws the blocks that a batch does without, before it runs; returns the others.
         tally: Counts the batches.
     """
-    device = parameters[0].device
-    losses, counts = [], []
-    for batch in batches:
-        stored = feed(batch) if feed is not None else 0
-        active = leave_out()
-        with autocast(client.training, device), tally.watching() if tally else nullcontext():
-            loss, count = client.task.loss(client.model.module, to_device(batch, device))
-        loss.backward()  # type: ignore[no-untyped-call]
-        if tally is not None:
-            tally.add(batch, stored=stored, active_blocks=active)
-        losses.append(loss.detach())
-        counts.append(count)
-    terms = max(float(torch.stack(counts).sum()), 1.0)
+    found = [go_through(client, batch, parameters[0].device, feed, leave_out, tally) for batch in batches]
+    terms = max(float(torch.stack([count for _, count in found]).sum()), 1.0)
     torch._foreach_mul_(
         [parameter.grad for parameter in parameters if parameter.grad is not None], 1.0 / terms
     )
-    return float(torch.stack(losses).sum()) / terms, terms
+    return float(torch.stack([loss for loss, _ in found]).sum()) / terms, terms
+
+
+def go_through(
+    client: Client,
+    batch: Mapping[str, Tensor],
+    device: torch.device,
+    feed: Feed | None = None,
+    leave_out: Callable[[], Collection[int] | None] = lambda: None,
+    tally: Tally | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Adds the gradient of a batch's summed loss; returns that loss and its number of terms, both scalars.
+
+    Args:
+        client: The client.
+        batch: The batch, on the CPU.
+        device: Where the model is.
+        feed: Told the batch before the model sees it.
+        leave_out: Draws the blocks that it does without, before it runs; returns the others.
+        tally: Counts it.
+    """
+    stored = feed(batch) if feed is not None else 0
+    active = leave_out()
+    with autocast(client.training, device), tally.watching() if tally else nullcontext():
+        loss, count = client.task.loss(client.model.module, to_device(batch, device))
+    loss.backward()  # type: ignore[no-untyped-call]
+    if tally is not None:
+        tally.add(batch, stored=stored, active_blocks=active)
+    return loss.detach(), count
 
 
 def block_gradient_norms(blocks: Sequence[Sequence[Parameter]]) -> list[float | None]:

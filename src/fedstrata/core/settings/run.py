@@ -11,6 +11,7 @@ from fedstrata.core.settings.devices import DeviceSettings
 from fedstrata.core.settings.federation import FederationSettings
 from fedstrata.core.settings.model import ModelSettings
 from fedstrata.core.settings.partition import PartitionSettings
+from fedstrata.core.settings.privacy import PrivacySettings
 from fedstrata.core.settings.training import TrainingSettings
 
 USUAL_METHOD = "layer_skipping"
@@ -48,6 +49,7 @@ class RunSettings(Settings):
     method: dict[str, Any] = Field(default_factory=lambda: {"name": USUAL_METHOD})
     training: TrainingSettings = TrainingSettings()
     federation: FederationSettings = FederationSettings()
+    privacy: PrivacySettings = PrivacySettings()
     devices: DeviceSettings | None = Field(
         default=None, description="Emulated devices and networks; none when null."
     )

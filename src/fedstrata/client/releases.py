@@ -1,0 +1,102 @@
+"""What a client has spent of its units' privacy in a run, and what it sent for it: durable before it counts.
+
+A turn is taken down before anything is drawn for it, so that one that is killed has spent what a whole one
+spends. A finished update is kept until a later one takes its place, and a repeated order is answered with it:
+it is one release, however often it is sent.
+"""
+
+import hashlib
+from pathlib import Path
+
+from fedstrata.client.store import ClientStore
+from fedstrata.core.errors import BudgetSpentError, FrameError
+from fedstrata.core.files import hash_of
+from fedstrata.core.types import Message, Update
+from fedstrata.record.log import RecordLog, read_events
+from fedstrata.wire import frame
+from fedstrata.wire.frame import Frame
+
+RECORD = "releases.jsonl"
+"""The turns of one client, one a line: round, handler, call and the hash of the plan."""
+
+
+def turns_begun(folder: Path) -> int:
+    """Returns how many turns a client has begun to train in, those that were killed included.
+
+    Args:
+        folder: The client's.
+    """
+    return sum(event["event"] == "begun" for event in read_events(folder / RECORD))
+
+
+class Release:
+    """One turn of a client that trains under differential privacy.
+
+    Args:
+        folder: The client's.
+        turn: Its round, its handler, and how often that was called in the round.
+        plan: What the client is sent.
+        allowed: How many turns its noise allows.
+    """
+
+    def __init__(self, folder: Path, turn: tuple[int, str, int], plan: Frame, allowed: int) -> None:
+        self._folder, self._allowed = folder, allowed
+        digest = hashlib.sha256()
+        for piece in plan.buffers():
+            digest.update(piece)
+        self._facts = dict(zip(("round", "handler", "call"), turn, strict=True)) | {
+            "plan": digest.hexdigest()
+        }
+        self._begun = False
+
+    def begin(self) -> None:
+        """Takes the turn down as spent.
+
+        Raises:
+            BudgetSpentError: The noise allows for no more.
+        """
+        spent = turns_begun(self._folder)
+        if spent >= self._allowed:
+            raise BudgetSpentError(
+                f"client {self._folder.name} has begun {spent} turns under differential privacy, and its "
+                f"noise allows for {self._allowed}: one in each of its rounds, and privacy.spare_turns. What "
+                "was committed stays; begin another run, with more spare turns, for more"
+            )
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._append("begun")
+        self._begun = True
+
+    def finish(self, update: Update, store: ClientStore) -> None:
+        """Keeps an update, and what the client has stored of the turn, if anything was spent for it."""
+        if not self._begun:
+            return
+        if store.version is not None:
+            frame.encode(store.read()).write(self._path("kept"))
+        else:
+            self._path("kept").unlink(missing_ok=True)
+        frame.encode(update).write(self._path("sent"))
+        self._append("finished", hash=hash_of(self._path("sent")))
+
+    def finished(self, store: ClientStore) -> Update | None:
+        """Returns the update that this turn came to before, and has the store as it then was; or none."""
+        last = read_events(self._folder / RECORD)[-1:]
+        wanted = {"event": "finished", **self._facts}
+        if not last or any(last[0].get(key) != value for key, value in wanted.items()):
+            return None
+        try:
+            if hash_of(self._path("sent")) != last[0]["hash"]:
+                return None
+            kept = self._path("kept")
+            if kept.exists():
+                store.write(frame.decode(frame.read(kept), Message))
+            return frame.decode(frame.read(self._path("sent")), Update)
+        except (FrameError, OSError, KeyError):  # what cannot be read again is computed anew, and spent
+            return None
+
+    def _append(self, event: str, **facts: str) -> None:
+        log = RecordLog(self._folder / RECORD)
+        log.append(event, {**self._facts, **facts}, durable=True)
+        log.close()
+
+    def _path(self, what: str) -> Path:
+        return self._folder / f"release-{what}.safetensors"

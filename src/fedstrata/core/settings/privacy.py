@@ -1,0 +1,101 @@
+"""What may be learnt of a patient from what a client sends: `privacy`."""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fedstrata.core.settings.base import Count, NotNegative, Positive, Settings, idle_settings
+
+
+class PrivacySettings(Settings):
+    """Differential privacy: none, by patient at each client, or by client at the server."""
+
+    mechanism: Literal["none", "local", "central"] = Field(
+        default="none",
+        description="local: each client clips what a unit of its data does to a step, and adds noise to it. "
+        "central: the server, which is trusted, does so with each client's change.",
+    )
+    unit: Literal["patient", "document", "window"] = Field(
+        default="patient",
+        description="What is protected as a whole. window: an example, of which a note has several and a "
+        "patient many, so that the epsilon of a patient is larger.",
+    )
+    units: dict[str, Count] | None = Field(
+        default=None,
+        description="How many units each client declares to have, which is public; it may have fewer.",
+    )
+    epsilon: Positive | None = Field(default=None, description="Of the whole run; the noise follows from it.")
+    delta: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
+        default=None, description="Below 1 over the most units that a client declares."
+    )
+    sigma: NotNegative | None = Field(
+        default=None,
+        description="Noise in units of `clip`, in place of epsilon, which follows from it. 0 clips only.",
+    )
+    clip: Positive = Field(
+        default=1.0, description="L2 norm that a unit's gradient (central: a client's change) has at most."
+    )
+    windows: Count = Field(default=4, description="Rows that a step sees of a unit at most, drawn anew.")
+    expected_batch: Count | None = Field(
+        default=None, description="Units that a step sees on average; each is drawn by itself."
+    )
+    steps: Count | None = Field(default=None, description="Of a client's local training in a round.")
+    spare_turns: Annotated[int, Field(ge=0)] = Field(
+        default=2,
+        description="Turns that a client may be killed in and take again: each has spent what a whole one "
+        "spends, and the noise allows for them.",
+    )
+    scores: Literal["none", "summed"] = Field(
+        default="none",
+        description="What clients that are processes of their own tell of their validation and test "
+        "documents: nothing, or counts that add up. Epsilon does not cover them.",
+    )
+    noise: Literal["secure", "seeded"] = Field(
+        default="secure",
+        description="seeded: drawn from the run's seed, the same every time, which is an experiment and no "
+        "protection.",
+    )
+
+    @property
+    def spends(self) -> bool:
+        """Whether there is noise, so that there is an epsilon."""
+        return self.mechanism != "none" and self.sigma != 0.0
+
+    def declared(self, client: str, *, pooled: bool = False) -> int:
+        """Returns how many units a client declares; pooled data has those of all sites."""
+        units = self.units or {}
+        return sum(units.values()) if pooled else units[client]
+
+    def _misfits(self) -> Iterator[str]:
+        if misfits := [*self._idle(), *self._missing(), *self._beyond_declared()]:
+            yield "; ".join(misfits)
+
+    def _idle(self) -> Iterator[str]:
+        """Yields what has no effect with this mechanism."""
+        both = ("epsilon", "delta", "sigma", "clip", "noise")
+        local = ("unit", "units", "windows", "expected_batch", "steps", "spare_turns", "scores")
+        owners = {name: ["local", "central"] for name in both} | {name: ["local"] for name in local}
+        for name, choices in idle_settings(self, self.mechanism, owners).items():
+            yield f"{name} has no meaning with mechanism {self.mechanism!r}; it is for {' or '.join(choices)}"
+
+    def _missing(self) -> Iterator[str]:
+        """Yields what a mechanism cannot do without."""
+        if self.mechanism == "none":
+            return
+        needed = ("delta", *(("units", "expected_batch", "steps") if self.mechanism == "local" else ()))
+        if missing := [name for name in needed if getattr(self, name) is None]:
+            yield f"mechanism {self.mechanism!r} needs {', '.join(missing)}"
+        if (self.epsilon is None) == (self.sigma is None):
+            yield f"give epsilon, or sigma in its place, not {'none' if self.sigma is None else 'both'}"
+
+    def _beyond_declared(self) -> Iterator[str]:
+        """Yields what does not go with the units that are declared."""
+        most = max((self.units or {}).values(), default=0)
+        if self.delta is not None and self.delta * most >= 1.0:
+            why = f"for the {most} units that a client declares"
+            yield f"delta must be below 1/{most}, {why}, not {self.delta:g}"
+        for name, count in (self.units or {}).items():
+            if self.expected_batch is not None and count < self.expected_batch:
+                least = f"expected_batch ({self.expected_batch})"
+                yield f"units of {name!r} must be at least {least}, not {count}"

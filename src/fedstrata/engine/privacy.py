@@ -1,0 +1,115 @@
+"""Whether a run may have the privacy that it asks for, and what follows from it."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from fedstrata.client.site import units_of
+from fedstrata.core.errors import Problem
+from fedstrata.core.method import Method
+from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.model import TrainedTokenizer
+from fedstrata.core.settings.run import RunSettings
+from fedstrata.core.settings.training import TrainingSettings
+from fedstrata.core.task import Task
+from fedstrata.data.split import Split
+from fedstrata.engine.sampling import sample
+from fedstrata.privacy.mechanism import NO_PRIVACY, Privacy, solved
+
+IDLE = {
+    "epochs": "privacy.steps says how long a client trains",
+    "batch_size": "privacy.expected_batch says how many units a step sees",
+    "accumulation": "privacy.expected_batch says how many units a step sees",
+    "group_by_length": "who meets in a step is drawn, each unit by itself",
+    "clip_norm": "privacy.clip bounds what a unit does to a step",
+}
+"""Settings of `training` that private training at a client has others for."""
+
+
+def settings_problems(settings: RunSettings, task: Task, method: Method | None) -> list[Problem]:
+    """Returns why a run cannot be private as it asks, whatever its data are."""
+    privacy = settings.privacy
+    if privacy.mechanism == "none":
+        return []
+    found = []
+    if method is not None and (reason := method.not_private(privacy.mechanism)):
+        found.append(
+            Problem("privacy.mechanism", f"{privacy.mechanism!r} does not go with {method.name}: {reason}")
+        )
+    if privacy.mechanism == "local":
+        found += _of_local(settings, task)
+    return found
+
+
+def _of_local(settings: RunSettings, task: Task) -> Iterator[Problem]:
+    """Yields what does not go with private training at clients."""
+    usual = TrainingSettings()
+    for name, why in IDLE.items():
+        if (value := getattr(settings.training, name)) != getattr(usual, name):
+            yield Problem(f"training.{name}", f"{value} has no effect with privacy.mechanism 'local': {why}")
+    if settings.federation.corrupt.share:
+        yield Problem("federation.corrupt", "corrupt clients and privacy.mechanism 'local' are not combined")
+    for name in task.naming:
+        if getattr(task, name) == "auto":
+            message = "'auto' reads them from the documents that are to be protected; name them"
+            yield Problem(f"task.{name}", f"{message}, with privacy.mechanism 'local'")
+    if isinstance(settings.model.tokenizer, TrainedTokenizer):
+        message = "one that is built from texts tells of them; with privacy.mechanism 'local' name one"
+        yield Problem("model.tokenizer", message)
+    if settings.privacy.unit == "window" and task.whole_documents:
+        message = (
+            f"an example of task {task.name} is a whole document; use 'document' or 'patient', not 'window'"
+        )
+        yield Problem("privacy.unit", message)
+
+
+def unit_problems(settings: RunSettings, clients: Mapping[str, Split]) -> list[Problem]:
+    """Returns what the clients' training documents have other than is declared of them.
+
+    Args:
+        settings: The run's settings.
+        clients: Each client's documents by split; at a site of its own that client's alone.
+    """
+    privacy = settings.privacy
+    if privacy.mechanism != "local" or privacy.units is None:
+        return []
+    trains = {name: own.train for name, own in clients.items() if own.train}
+    problems = []
+    if missing := [name for name in trains if name not in privacy.units]:
+        told = f"declares {', '.join(privacy.units)}, and {missing[0]!r} trains too"
+        problems.append(Problem("privacy.units", f"{told}; declare its units, {privacy.unit}s, as well"))
+    if privacy.unit == "patient":
+        nameless = [each.id for own in trains.values() for each in own if not each.metadata.get("patient")]
+        if nameless:
+            message = f"'patient' needs a patient for every training document, and {len(nameless)} have none"
+            example = f"(for example {nameless[0]!r}); name them by data.patients, or say unit: document"
+            return [*problems, Problem("privacy.unit", f"{message} {example}")]
+    if privacy.unit == "window":  # counted once they are encoded
+        return problems
+    for name, documents in trains.items():
+        there, declared = len(units_of(documents, privacy.unit)), privacy.units.get(name, 0)
+        if 0 < declared < there:
+            message = (
+                f"{name!r} declares {declared} {privacy.unit}s, and has {there}; declare at least as many"
+            )
+            problems.append(Problem("privacy.units", message))
+    return problems
+
+
+def privacy_of(settings: RunSettings, method: Method) -> Privacy:
+    """Returns the mechanism of a run with what follows from its settings, from declared numbers alone."""
+    privacy, rounds = settings.privacy, settings.federation.rounds
+    if privacy.mechanism == "none":
+        return NO_PRIVACY
+    if privacy.mechanism == "central":
+        return solved(privacy, {"": settings.federation.sample}, rounds)
+    assert privacy.units is not None and privacy.expected_batch is not None  # noqa: S101 - checked together
+    units: Mapping[str, int] = {"pooled": sum(privacy.units.values())} if method.pooled else privacy.units
+    rates = {name: privacy.expected_batch / count for name, count in units.items()}
+    turns = most_turns(list(units), settings.federation.sample, Seed(settings.seed), rounds)
+    return solved(privacy, rates, turns + privacy.spare_turns)
+
+
+def most_turns(clients: Sequence[str], share: float, seed: Seed, rounds: int) -> int:
+    """Returns in how many rounds the client takes part that takes part in most."""
+    drawn = (sample(clients, share, seed.child("round", number, "sample")) for number in range(1, rounds + 1))
+    return max(Counter(name for chosen in drawn for name in chosen).values(), default=0)

@@ -1,0 +1,208 @@
+"""The gradient of a step under differential privacy: every unit's is clipped, and noise added to the sum.
+
+Source: Abadi et al. 2016, Deep Learning with Differential Privacy, algorithm 1, with a patient (or a
+document) in place of an example, Poisson sampling, and a configured constant in place of the size of the
+batch, so that nothing of the mechanism depends on the data.
+
+A unit's gradient is that of the mean loss over at most so many of its rows. It is made by the model's own
+backward pass, one unit after the other, and nothing is hooked: right for every architecture, tied weights,
+checkpointing, skipped blocks and stored states. Where every unit of a step has a single row, and all that
+trains belongs to plain layers, those of several units are made at once by the hooks of Opacus.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from fedstrata.core.client import Client, Feed
+from fedstrata.privacy.mechanism import Privacy
+from fedstrata.privacy.randomness import Randomness
+from fedstrata.privacy.row_gradients import SHORTEST, add_clipped_rows, hookable, row_hooks, rows_at_a_time
+from fedstrata.privacy.sampling import drawn_windows, poisson
+from fedstrata.train.local import go_through
+from fedstrata.train.work import Tally
+
+
+@dataclass
+class UnitGradients:
+    """How a client trains under differential privacy in one turn; implements `core.client.PrivateTraining`.
+
+    Attributes:
+        privacy: The mechanism.
+        declared: How many units the client declares.
+        randomness: What units, rows and noise are drawn from; of this turn alone.
+        units_of: Returns the examples of each of its units.
+        begin: Takes down, before anything is drawn, that what a turn spends is spent.
+        drawn: Units that were drawn so far.
+        clipped: Those of them whose gradient was too long.
+    """
+
+    privacy: Privacy
+    declared: int
+    randomness: Randomness
+    units_of: Callable[[], Sequence[Sequence[Any]]]
+    begin: Callable[[], None] = lambda: None
+    drawn: int = 0
+    clipped: int = 0
+    _by_unit: bool = field(default=False, init=False)
+
+    @property
+    def steps(self) -> int:
+        """How many steps a local training takes."""
+        return self.privacy.steps
+
+    @property
+    def expected_batch(self) -> int:
+        """By what the sum over units is divided, however many there are."""
+        assert self.privacy.settings.expected_batch is not None  # noqa: S101 - private clients have it
+        return self.privacy.settings.expected_batch
+
+    @property
+    def clipped_share(self) -> float | None:
+        """The share of the units drawn so far whose gradient was too long; none before the first."""
+        return self.clipped / self.drawn if self.drawn else None
+
+    @cached_property
+    def units(self) -> Sequence[Sequence[Any]]:
+        """The examples of each unit."""
+        return self.units_of()
+
+    def draws(self) -> Iterator[Sequence[Sequence[Any]]]:
+        """Yields for each step the examples of every unit that is drawn, no more of it than a step sees."""
+        self.begin()
+        rate = self.expected_batch / self.declared
+        for _ in range(self.steps):
+            drawn = poisson(len(self.units), rate, self.randomness)
+            yield [self._rows_of(self.units[index]) for index in drawn]
+
+    def _rows_of(self, unit: Sequence[Any]) -> Sequence[Any]:
+        counts = [len(example.windows) for example in unit]
+        chosen = drawn_windows(counts, self.privacy.settings.windows, self.randomness)
+        return [unit[index] for index in chosen]
+
+    def gradients(
+        self,
+        client: Client,
+        drawn: Sequence[Sequence[Any]],
+        parameters: Sequence[Parameter],
+        *,
+        feed: Feed | None = None,
+        leave_out: Callable[[], Collection[int] | None] = lambda: None,
+        tally: Tally | None = None,
+    ) -> tuple[float, float]:
+        """Leaves the noised gradient of a step behind; returns the mean loss.
+
+        The arguments are those of `fedstrata.train.local.accumulate`, but for what `draws` gave.
+
+        Returns:
+            The loss, and its number of terms. Neither may leave the client.
+        """
+        passes = _Passes(client, parameters, self.privacy.settings.clip, feed, leave_out, tally)
+        rows = 0 if self._by_unit else rows_at_a_time(parameters)
+        single = all(sum(len(example.windows) for example in unit) == 1 for unit in drawn)
+        if rows > 1 and single and hookable(client.model.module, parameters):
+            self._by_unit = not passes.rows(drawn, rows)
+        else:
+            passes.units(drawn)
+        self.drawn += len(drawn)
+        self.clipped += passes.clipped
+        self._leave(parameters, passes.sums)
+        return passes.loss_sum / max(passes.terms, 1.0), passes.terms
+
+    def _leave(self, parameters: Sequence[Parameter], sums: Sequence[Tensor]) -> None:
+        """Adds noise to the sums, in float64, and leaves them as gradients, divided by a constant."""
+        deviation = self.privacy.sigma * self.privacy.settings.clip
+        for parameter, own in zip(parameters, sums, strict=True):
+            if deviation:
+                noise = self.randomness.normal(own.numel()).view(own.shape).to(own.device)
+                own = own.double().add_(noise, alpha=deviation)  # noqa: PLW2901
+            parameter.grad = own.div_(self.expected_batch).to(parameter.dtype)
+
+
+class _Passes:
+    """The passes of one step, and the sum of units' clipped gradients that they give.
+
+    Args:
+        client: The client.
+        parameters: What trains; their gradients are taken and removed.
+        clip: The most that a unit's gradient may be long, over all parameters together.
+        feed, leave_out, tally: As for `fedstrata.train.local.go_through`.
+
+    Attributes:
+        sums: The sum so far, float32, one a parameter.
+        clipped: How many were too long; one that is not finite is too, and counts as zero in the sum.
+        loss_sum: The summed loss of all that was finite.
+        terms: Its number of terms.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        parameters: Sequence[Parameter],
+        clip: float,
+        feed: Feed | None,
+        leave_out: Callable[[], Collection[int] | None],
+        tally: Tally | None,
+    ) -> None:
+        self._client, self._parameters, self._clip = client, parameters, clip
+        self._told = (parameters[0].device, feed, leave_out, tally)
+        self.sums = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in parameters]
+        self.clipped, self.loss_sum, self.terms = 0, 0.0, 0.0
+
+    def units(self, units: Iterable[Sequence[Any]]) -> None:
+        """Goes through units one after the other."""
+        for unit in units:
+            loss, count = go_through(self._client, self._client.task.collate(unit), *self._told)
+            self._count(float(loss), float(count))
+            self._take(1.0 / max(float(count), 1.0))
+
+    def rows(self, units: Sequence[Sequence[Any]], most: int) -> bool:
+        """Goes through units of one row each, several at a time.
+
+        Args:
+            units: The units.
+            most: How many at a time.
+
+        Returns:
+            Whether the hooks are right for this model; where they are not, it goes unit by unit.
+        """
+        task, module = self._client.task, self._client.model.module
+        for start in range(0, len(units), most):
+            batch = task.collate([example for unit in units[start : start + most] for example in unit])
+            with row_hooks(module, self._parameters) as hooks:
+                loss, count = go_through(self._client, batch, *self._told)
+                gradients = hooks.take()
+            if gradients is None:
+                self.units(units[start:])
+                return False
+            self._count(float(loss), float(count))
+            scales = 1.0 / task.terms(batch).clamp(min=1.0).to(self._told[0])
+            norms = add_clipped_rows(self.sums, gradients, scales, self._clip)
+            self.clipped += int((~(norms <= self._clip)).sum())
+        return True
+
+    def _count(self, loss: float, terms: float) -> None:
+        """Takes down a loss, unless it is not finite."""
+        if math.isfinite(loss):
+            self.loss_sum, self.terms = self.loss_sum + loss, self.terms + terms
+
+    @torch.no_grad()
+    def _take(self, scale: float) -> None:
+        """Adds the gradients that are there, times a scale and then clipped, and removes them."""
+        own = [(parameter.grad, total) for parameter, total in zip(self._parameters, self.sums, strict=True)]
+        there = [(gradient.float(), total) for gradient, total in own if gradient is not None]
+        for parameter in self._parameters:
+            parameter.grad = None
+        gradients, totals = [gradient for gradient, _ in there], [total for _, total in there]
+        norm = float(torch.nn.utils.get_total_norm(gradients)) * scale
+        self.clipped += not norm <= self._clip
+        if math.isfinite(norm) and there:
+            torch._foreach_add_(totals, gradients, alpha=scale * min(1.0, self._clip / max(norm, SHORTEST)))

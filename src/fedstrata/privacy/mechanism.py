@@ -1,0 +1,70 @@
+"""Differential privacy as a run has it: what is configured, and the noise that follows from it."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fedstrata.core.settings.privacy import PrivacySettings
+from fedstrata.privacy.accounting import Mechanism, epsilon_of, sigma_for
+
+ADJACENCY = "zero-out"
+"""Neighbours differ in one unit, whose data are nothing in one of them; the number of units is public."""
+
+
+@dataclass(frozen=True, slots=True)
+class Privacy:
+    """The mechanism of a run.
+
+    Attributes:
+        settings: What is configured.
+        sigma: The noise, in units of `settings.clip`.
+        rates: With what chance a step sees a unit, by client; with `central` a round a client, by any name.
+        turns: How many turns of a client the noise allows for; with `central` how many rounds.
+    """
+
+    settings: PrivacySettings = field(default_factory=PrivacySettings)
+    sigma: float = 0.0
+    rates: Mapping[str, float] | None = None
+    turns: int = 0
+
+    @property
+    def mechanism(self) -> str:
+        """Its name."""
+        return self.settings.mechanism
+
+    @property
+    def steps(self) -> int:
+        """How often noise is added in a turn, or in a round."""
+        return self.settings.steps or 1
+
+    def epsilon(self, client: str, turns: int) -> float | None:
+        """Returns what so many turns of a client have spent, at `settings.delta`.
+
+        Returns:
+            0 for none, and none at all without noise, where nothing bounds it.
+        """
+        assert self.rates is not None and self.settings.delta is not None  # noqa: S101
+        spent = Mechanism(self.sigma, self.rates[client], self.steps * turns)
+        epsilon = epsilon_of([spent], self.settings.delta) if turns else 0.0
+        return epsilon if math.isfinite(epsilon) else None
+
+
+NO_PRIVACY = Privacy()
+
+
+def solved(settings: PrivacySettings, rates: Mapping[str, float], turns: int) -> Privacy:
+    """Returns a mechanism with its noise: so much that no client spends more than `settings.epsilon`.
+
+    Args:
+        settings: What is configured.
+        rates: As in `Privacy`.
+        turns: As in `Privacy`, spare ones included.
+    """
+    if settings.mechanism == "none":
+        return NO_PRIVACY
+    sigma = settings.sigma
+    if sigma is None:
+        assert settings.epsilon is not None and settings.delta is not None  # noqa: S101 - checked together
+        steps = turns * (settings.steps or 1)
+        sigma = sigma_for(settings.epsilon, settings.delta, max(rates.values()), steps)
+    return Privacy(settings, sigma, rates, turns)
