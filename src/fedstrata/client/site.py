@@ -68,13 +68,17 @@ class Site:
     unit: str = ""
     declared: int = 0
 
-    def encode(self) -> list[list[Any]]:
+    def encode(self) -> list[Any]:
+        """Returns the training examples, as the client uses them."""
+        return [example for unit in self.encoded_units() for example in unit]
+
+    def encoded_units(self) -> list[list[Any]]:
         """Returns the training examples of each of its units, all together where there are none.
 
         Those of a unit are made of its documents alone, so that nothing of one is in another's.
         """
         if self.parts:
-            return [unit for part in self.parts for unit in part.encode()]
+            return [unit for part in self.parts for unit in part.encoded_units()]
         if self.unit == "window":
             return [[example] for example in self._encoded(self.documents.train)]
         if self.unit:
@@ -100,7 +104,7 @@ class Site:
     @cached_property
     def count(self) -> int:
         """Its number of training examples, n_k; of units that it declares, if it does."""
-        return self.declared or sum(map(len, self.encode()))
+        return self.declared or len(self.encode())
 
 
 class Examples(Sequence[Any]):
@@ -118,7 +122,7 @@ class Examples(Sequence[Any]):
     @cached_property
     def units(self) -> list[list[Any]]:
         """The examples of each unit that has any."""
-        return [unit for unit in self._site.encode() if unit]
+        return [unit for unit in self._site.encoded_units() if unit]
 
     @cached_property
     def _all(self) -> list[Any]:

@@ -164,7 +164,7 @@ class RehearsedSite(Site):
 
     examples: Sequence[Any] = ()
 
-    def encode(self) -> list[list[Any]]:
+    def encoded_units(self) -> list[list[Any]]:
         """Returns the given examples."""
         return [list(self.examples)]
 
