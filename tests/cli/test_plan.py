@@ -86,7 +86,8 @@ def test_the_json_form_has_its_keys_and_nothing_else_is_printed(plan: Call) -> N
         "bytes_down",
         "bytes_up",
     }
-    assert made["clients"]["site-1"].keys() == {"documents", "examples", "steps", "rounds", "seconds"}
+    keys = {"documents", "patients", "examples", "steps", "rounds", "seconds"}
+    assert made["clients"]["site-1"].keys() == keys
     assert made["memory"]["peak_rss_bytes"] > 1e8
 
 
@@ -97,6 +98,15 @@ def test_people_see_what_trains_travels_and_costs(plan: Call) -> None:
         assert part in done.out
     for line in ("trains ", "travels ", "time ", "memory ", "disk "):
         assert any(text.startswith(line) for text in done.out.splitlines())
+
+
+def test_people_see_how_many_patients_a_client_trains_on(plan: Call) -> None:
+    made = json.loads(plan("--json", "data.synthetic.notes_per_patient=3").out)["clients"]
+    shown = " ".join(plan("data.synthetic.notes_per_patient=3").out.split())
+    for client in made.values():
+        count, patients = client["documents"]["train"], client["patients"]["train"]
+        assert 0 < patients < count
+        assert f" {count} ({patients}) " in shown
 
 
 def test_pooled_training_travels_as_notes(plan: Call) -> None:

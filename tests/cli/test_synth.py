@@ -1,13 +1,18 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from support import Call
 
+from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.data import CorpusSettings
+from fedstrata.data.divide import read_documents
 from fedstrata.data.readers import read
 from fedstrata.data.synthetic import generate
+from fedstrata.data.writers import WITHOUT_PATIENTS
 
 
 @pytest.mark.parametrize("form", ["i2b2", "brat", "conll", "jsonl"])
@@ -30,6 +35,35 @@ def test_what_is_written_is_read_back_site_by_site(call: Call, tmp_path: Path, f
         for corpus in (documents, written)
     ]
     assert mentions[0] == mentions[1]
+
+
+@pytest.mark.parametrize("form", ["i2b2", "brat", "conll", "jsonl", "mimic"])
+def test_patients_come_back_from_every_format(call: Call, tmp_path: Path, form: str) -> None:
+    """From a file beside those that have no place for them."""
+    out = tmp_path / "notes"
+    command = ("synth", "--sites", "2", "--notes", "24", "--format", form, "--out", str(out))
+    done = call(*command, "--notes-per-patient", "4")
+    assert done.status == 0, done.err
+    written = generate(seed=0, sites=2, notes=24, notes_per_patient=4)
+    assert f"2 sites and {len({note.patient for note in written})} patients with" in done.out
+    beside = form in WITHOUT_PATIENTS
+    assert (out / "patients.csv").exists() == beside
+    chosen = {"mimic": {"categories": None}} if form == "mimic" else {}
+    corpus = CorpusSettings.model_validate({"format": form, "path": str(out), **chosen})
+    documents = read_documents(corpus, Seed(0))
+    if beside:
+        assert not any(document.patient for document in documents)
+        named = corpus.model_copy(update={"patients": str(out / "patients.csv")})
+        documents = read_documents(named, Seed(0))
+    assert Counter(document.patient for document in documents) == Counter(note.patient for note in written)
+    if form != "mimic":  # whose documents are called after their admission
+        theirs = {document.id.rpartition("/")[2]: document.patient for document in documents}
+        assert theirs == {note.id: note.patient for note in written}
+
+
+def test_no_file_of_patients_is_written_unasked(call: Call, tmp_path: Path) -> None:
+    assert call("synth", "--notes", "8", "--format", "brat", "--out", str(tmp_path / "notes")).status == 0
+    assert not (tmp_path / "notes" / "patients.csv").exists()
 
 
 def test_mimic_tables_have_their_real_columns_and_join(call: Call, tmp_path: Path) -> None:
@@ -63,7 +97,13 @@ def test_the_seed_decides_and_a_used_folder_is_refused(call: Call, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--sites", "0"), ("--sites", "9", "--notes", "4"), ("--format", "word")]
+    "arguments",
+    [
+        ("--sites", "0"),
+        ("--sites", "9", "--notes", "4"),
+        ("--format", "word"),
+        ("--notes-per-patient", "0"),
+    ],
 )
 def test_bad_numbers_and_formats_exit_2(call: Call, tmp_path: Path, arguments: tuple[str, ...]) -> None:
     done = call("synth", *arguments, "--out", str(tmp_path / "notes"))
@@ -108,6 +148,10 @@ def test_notes_under_the_admissions_of_other_tables(call: Call, tmp_path: Path) 
     [
         (["--format", "brat"], "--admissions: is for the format mimic, not 'brat'"),
         (["--format", "mimic", "--notes", "4"], "DIAGNOSES_ICD.csv"),
+        (
+            ["--format", "mimic", "--notes-per-patient", "4"],
+            "--notes-per-patient: has no meaning with --admissions",
+        ),
     ],
 )
 def test_admissions_that_cannot_be_used_exit_2(

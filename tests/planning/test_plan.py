@@ -15,6 +15,8 @@ from support import REPOSITORY, TINY, RunTiny, assert_same_tensors
 
 from fedstrata.core.errors import ConfigurationError, TrainingError
 from fedstrata.core.settings.source import read_source
+from fedstrata.data.synthetic import generate
+from fedstrata.data.writers import write
 from fedstrata.engine.prepare import Experiment, prepare
 from fedstrata.engine.run_folder import open_run
 from fedstrata.methods import METHODS
@@ -74,6 +76,24 @@ def test_what_workers_do_at_once_takes_its_time_once() -> None:
     assert (plan.workers, plan.threads) == (2, 1)
     assert plan.time["total_seconds"] < sum(plan.time[f"{part}_seconds"] for part in parts)
     assert plan.time["total_seconds"] > plan.time["train_seconds"] / 2
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_plan_counts_the_patients_of_each_client(tmp_path: Path, named: bool) -> None:
+    """Where documents name them; a patient of several notes once."""
+    corpus = generate(seed=1, sites=2, notes=24, notes_per_patient=3)
+    if not named:
+        corpus = [replace(note, metadata={}) for note in corpus]
+    write(corpus, tmp_path / "notes", "jsonl")
+    data = f"data={{format: jsonl, path: {tmp_path / 'notes'}, types: [problem, test, treatment, drug]}}"
+    plan = plan_tiny(data, "federation.rounds=1")
+    for name, client in plan.clients.items():
+        if not named:
+            assert client.patients is None
+            continue
+        assert client.patients is not None
+        assert sum(client.patients.values()) == len({note.patient for note in corpus if note.site == name})
+        assert 0 < client.patients["train"] < client.documents["train"]
 
 
 @pytest.mark.slow

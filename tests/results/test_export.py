@@ -93,10 +93,13 @@ def test_neither_paths_nor_names_of_sites_leave(run_tiny: RunTiny, tmp_path: Pat
         for document in generate(seed=1, sites=1, notes=12)
     ]
     write(corpus, secret / "notes", "jsonl")
+    rows = [f"{document.id},{document.patient}" for document in corpus]
+    (secret / "people.csv").write_text("\n".join(["document,patient", *rows]))
     done = run_tiny(
         "federation.rounds=1",
         "data.format=jsonl",
         f"data.path={secret / 'notes'}",
+        f"data.patients={secret / 'people.csv'}",
         "data.synthetic={}",
         "name=stmarys",
     )
@@ -104,6 +107,7 @@ def test_neither_paths_nor_names_of_sites_leave(run_tiny: RunTiny, tmp_path: Pat
     card, readable = exported(done, tmp_path / "out")
     assert not re.search(r"st-?marys", readable)
     assert str(tmp_path) not in readable
+    assert "people.csv" not in readable
     assert card.data.license == "other"
     assert "language" not in card.data.to_dict()
     assert "Not stated" in card.text

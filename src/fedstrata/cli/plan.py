@@ -108,12 +108,15 @@ def _alike(groups: Sequence[GroupPlan]) -> Iterator[tuple[str, list[GroupPlan]]]
 
 def _clients(made: RunPlan) -> Table:
     """Who does what; the first clients only where there are many."""
-    headings = ("client", "training documents", "examples", "steps a round", "seconds a round", "rounds")
+    named = any(client.patients for client in made.clients.values())
+    documents = "training documents (patients)" if named else "training documents"
+    headings = ("client", documents, "examples", "steps a round", "seconds a round", "rounds")
     table = new_table(f"{plural(made.rounds, 'round')}, judged by {made.metric}", headings)
     shown = list(made.clients.items())[:CLIENTS_SHOWN]
     for name, client in shown:
         steps, seconds = f"{client.steps:,}", f"{client.seconds:.1f}"
-        documents, examples = f"{client.documents['train']:,}", f"{client.examples:,}"
+        whose = f" ({client.patients['train']:,})" if client.patients else ""
+        documents, examples = f"{client.documents['train']:,}{whose}", f"{client.examples:,}"
         table.add_row(name, documents, examples, steps, seconds, f"{client.rounds:,}")
     if len(shown) < len(made.clients):
         table.add_row(f"and {len(made.clients) - len(shown)} more", "", "", "", "", "")

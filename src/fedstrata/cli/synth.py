@@ -7,6 +7,7 @@ import typer
 
 from fedstrata.cli.options import Debug
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.record.words import plural
 
 
 def synth(
@@ -20,6 +21,15 @@ def synth(
             "little when not given.",
             min=0.0,
             max=10.0,
+            show_default=False,
+        ),
+    ] = None,
+    notes_per_patient: Annotated[
+        int | None,
+        typer.Option(
+            help="The most notes of a patient; how many each has is drawn from 1 to this. One, now and then "
+            "two, when not given. Formats without a place for patients get a file patients.csv.",
+            min=1,
             show_default=False,
         ),
     ] = None,
@@ -43,18 +53,26 @@ def synth(
     if admissions is not None and format != "mimic":
         message = f"is for the format mimic, not {format!r}"
         raise ConfigurationError([Problem("--admissions", message)])
+    if admissions is not None and notes_per_patient is not None:
+        message = "has no meaning with --admissions, whose patients the notes are filed under"
+        raise ConfigurationError([Problem("--notes-per-patient", message)])
+    from fedstrata.data.patients import patients_of  # noqa: PLC0415 - heavy
     from fedstrata.data.readers.mimic import read_codes  # noqa: PLC0415 - heavy
     from fedstrata.data.synthetic import generate  # noqa: PLC0415 - reads its lexicons
     from fedstrata.data.synthetic.admissions import under_admissions  # noqa: PLC0415
     from fedstrata.data.writers import write  # noqa: PLC0415
 
     found = None if admissions is None else read_codes(admissions)  # first: to make the notes takes longer
-    made = generate(seed=seed, sites=sites, notes=notes, imbalance=imbalance)
+    several = notes_per_patient is not None
+    made = generate(
+        seed=seed, sites=sites, notes=notes, imbalance=imbalance, notes_per_patient=notes_per_patient
+    )
     documents = made if found is None else under_admissions(made, found)
-    write(documents, out, format)
+    write(documents, out, format, patients=several)
     if found is None:
         spans = sum(len(document.spans) for document in documents)
-        what = f"of {sites} sites with {spans} annotated spans in {out} ({format})"
+        whose = f" and {plural(len(patients_of(made)), 'patient')}" if several else ""
+        what = f"of {sites} sites{whose} with {spans} annotated spans in {out} ({format})"
     else:
         stated = {note.text: set(note.labels) for note in made}
         shared = sum(len(stated[document.text].intersection(document.labels)) for document in documents)

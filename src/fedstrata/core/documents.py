@@ -95,6 +95,12 @@ class Document:
         """Whether there is nothing but white space in it."""
         return not any(text.strip() for text in self.texts)
 
+    @property
+    def patient(self) -> str:
+        """Whose document it is (`metadata["patient"]`), as its site names people; empty if unknown."""
+        name = self.metadata.get("patient", "")
+        return name if name.strip() else ""
+
     def __post_init__(self) -> None:
         for span in self.spans:
             if span.end > len(self.text):

@@ -14,6 +14,7 @@ from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.task import Task
 from fedstrata.data.partial_annotation import mark_unannotated, require_sites, set_relations_aside
 from fedstrata.data.partition import partition
+from fedstrata.data.patients import with_patients
 from fedstrata.data.select import select_labels, select_relations, select_types, types_of
 from fedstrata.data.split import Split, hold_out, set_aside, split
 
@@ -75,13 +76,16 @@ def divide(settings: RunSettings, task: Task, *, apart: bool = False) -> Divisio
     return Division(clients | held_out | outside, server)
 
 
-def read_documents(settings: CorpusSettings, seed: Seed, *, absent: Collection[str] = ()) -> list[Document]:
+def read_documents(
+    settings: CorpusSettings, seed: Seed, *, absent: Collection[str] = (), section: str = "data"
+) -> list[Document]:
     """Reads or generates the corpus a configuration names, with the annotations it asks for.
 
     Args:
         settings: The configuration.
         seed: Root of the seeds.
         absent: Types and labels that need not occur though they are to be kept.
+        section: Where the configuration says so, for messages about patients.
     """
     if settings.format == "synthetic":
         from fedstrata.data.synthetic import generate  # noqa: PLC0415 - its lexicons are not needed with real data
@@ -89,7 +93,11 @@ def read_documents(settings: CorpusSettings, seed: Seed, *, absent: Collection[s
         corpus = settings.synthetic
         number = seed.root if corpus.seed is None else corpus.seed
         documents: Sequence[Document] = generate(
-            seed=number, sites=corpus.sites, notes=corpus.notes, imbalance=corpus.imbalance
+            seed=number,
+            sites=corpus.sites,
+            notes=corpus.notes,
+            imbalance=corpus.imbalance,
+            notes_per_patient=corpus.notes_per_patient,
         )
     else:
         from fedstrata.data.readers import formats_of, read  # noqa: PLC0415
@@ -102,6 +110,8 @@ def read_documents(settings: CorpusSettings, seed: Seed, *, absent: Collection[s
             dataset=settings.dataset,
             columns=settings.columns,
         )
+    if settings.patients is not None:  # before documents are left out: the file may name those too
+        documents = with_patients(documents, Path(settings.patients), f"{section}.patients")
     usual = MIMIC_LABELS if settings.format == "mimic" else None
     documents = select_types(documents, settings.types, absent=absent)
     documents = select_relations(documents, settings, absent=absent)
@@ -117,7 +127,7 @@ def _external(settings: RunSettings, task: Task, types: Sequence[str]) -> dict[s
     for name, corpus in settings.data.external.items():
         # Of a synthetic corpus without a seed of its own: other notes than those of the run.
         seed = Seed(Seed(settings.seed).child("external", name).integer())
-        documents = _prepared(task, read_documents(corpus, seed))
+        documents = _prepared(task, read_documents(corpus, seed, section=f"data.external.{name}"))
         found = types_of(documents, "spans")
         if found and corpus.types is None:
             common = [label for label in found if label in types]

@@ -181,7 +181,7 @@ def _units(documents: Sequence[Document], by: str) -> dict[str, dict[str, list[D
     """Returns for each site what must stay together: the documents of a patient, or each by itself."""
     sites: dict[str, dict[str, list[Document]]] = defaultdict(lambda: defaultdict(list))
     for document in documents:
-        patient = document.metadata.get("patient") if by != "document" else None
+        patient = document.patient if by != "document" else ""
         sites[document.site][patient or document.id].append(document)
     return sites
 
@@ -209,11 +209,11 @@ def _counts(total: int, shares: Mapping[str, float]) -> dict[str, int]:
 
 
 def _require_patients(documents: Sequence[Document]) -> None:
-    nameless = [document.id for document in documents if not document.metadata.get("patient")]
+    nameless = [document.id for document in documents if not document.patient]
     if nameless:
         message = (
             f"'patient' needs a patient for every document, and {len(nameless)} of {len(documents)} "
-            f"have none (for example {nameless[0]!r})"
+            f"have none (for example {nameless[0]!r}); data.patients can name them"
         )
         raise ConfigurationError([Problem("data.split.by", message)])
     if torn := _torn(documents):
@@ -224,8 +224,8 @@ def _torn(documents: Sequence[Document]) -> str:
     """Says how many patients are in several of the data's own parts; empty if none is."""
     parts: dict[tuple[str, str], set[str]] = defaultdict(set)
     for document in documents:
-        if patient := document.metadata.get("patient"):
-            parts[document.site, patient].add(document.metadata.get("split", ""))
+        if document.patient:
+            parts[document.site, document.patient].add(document.metadata.get("split", ""))
     torn = sum(len(found) > 1 for found in parts.values())
     if not torn:
         return ""

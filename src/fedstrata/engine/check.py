@@ -183,13 +183,12 @@ def _with_absolute_paths(settings: RunSettings) -> RunSettings:
 
 
 def _with_absolute_path(corpus: Corpus) -> Corpus:
-    """Makes the path of a corpus absolute; what is no file or folder may be an id of the hub, which stays."""
-    if corpus.path is None:
-        return corpus
-    place = Path(corpus.path).expanduser()
-    if corpus.format == "datasets" and not place.exists():
-        return corpus
-    return corpus.model_copy(update={"path": str(place.absolute())})
+    """Makes paths of a corpus absolute; what is no file or folder may be an id of the hub, which stays."""
+    given = {"path": corpus.path, "patients": corpus.patients}
+    places = {key: Path(path).expanduser() for key, path in given.items() if path is not None}
+    if corpus.format == "datasets" and "path" in places and not places["path"].exists():
+        del places["path"]
+    return corpus.model_copy(update={key: str(place.absolute()) for key, place in places.items()})
 
 
 def _with_verb(problem: Problem) -> Problem:

@@ -80,13 +80,17 @@ class LocalEngine(Engine):
     def facts(self) -> dict[str, Any]:
         """Returns what the record's `run` event says of the clients and their documents."""
         return {
-            "data": fingerprint(self._sites, self._experiment.server),
+            "data": self._fingerprint(),
             "server_documents": [document.id for document in self._experiment.server],
             "corrupt": self._corrupt(),
             "clients": {
                 site.id: {part: len(getattr(site.documents, part)) for part in PARTS} for site in self._sites
             },
         }
+
+    def _fingerprint(self) -> str:
+        named = self._experiment.settings.data.patients is not None
+        return fingerprint(self._sites, self._experiment.server, patients=named)
 
     def _corrupt(self) -> dict[str, Any] | None:
         """Who is corrupt, and how; none if nobody is."""
@@ -107,7 +111,7 @@ class LocalEngine(Engine):
             raise ConfigurationError(
                 [Problem("--out", f"{self._folder} {message} --resume --out {self._folder}")]
             )
-        if begun["data"] != fingerprint(self._sites, self._experiment.server):
+        if begun["data"] != self._fingerprint():
             message = "the documents are not those the run began with; a run cannot change its data"
             raise ConfigurationError([Problem("data", message)])
 

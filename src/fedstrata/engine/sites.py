@@ -70,8 +70,15 @@ def drop_outs(experiment: Experiment, number: int, clients: Sequence[str]) -> fr
     return frozenset(client for client in clients if rng.child(client).numpy().random() < chance)
 
 
-def fingerprint(sites: Sequence[Site], server: Sequence[Document]) -> str:
-    """Returns a hash of all documents, their annotations, whose they are and their splits."""
+def fingerprint(sites: Sequence[Site], server: Sequence[Document], *, patients: bool) -> str:
+    """Returns a hash of all documents, their annotations, whose they are and their splits.
+
+    Args:
+        sites: All sites.
+        server: The server's own documents.
+        patients: Whether patients are part of it, beyond the split that is made by them. Runs are as old as
+            their data: only where something asks for them, so that runs of before can go on.
+    """
     digest = hashlib.sha256()
     parts = ((site.id, part, getattr(site.documents, part)) for site in sites for part in PARTS)
     owned = [(owner, part, document) for owner, part, documents in parts for document in documents]
@@ -80,5 +87,6 @@ def fingerprint(sites: Sequence[Site], server: Sequence[Document]) -> str:
         facts = (owner, part, document.id, *document.texts, document.spans, document.labels)
         learnt = task.known(document).relations  # and no others: runs are as old as their data
         told = () if task.scorable(document) else ("not scored",)
-        digest.update(repr((*facts, *learnt, *choices_of(document).items(), *told)).encode())
+        named = (document.site, document.patient) if patients else ()
+        digest.update(repr((*facts, *learnt, *choices_of(document).items(), *told, *named)).encode())
     return digest.hexdigest()

@@ -18,7 +18,8 @@ import torch
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.files import nearest_existing
 from fedstrata.core.settings.source import Source
-from fedstrata.data.split import PARTS
+from fedstrata.data.patients import patients_of
+from fedstrata.data.split import PARTS, Split
 from fedstrata.engine.facts import OTHER
 from fedstrata.engine.prepare import prepare
 from fedstrata.engine.sites import sites_of
@@ -56,6 +57,7 @@ class ClientPlan:
 
     Attributes:
         documents: Its documents by split.
+        patients: The patients whose documents these are, by split; none where no document names one.
         examples: Its training examples, n_k.
         steps: Its optimiser steps in a round.
         rounds: The rounds it takes part in.
@@ -63,6 +65,7 @@ class ClientPlan:
     """
 
     documents: dict[str, int]
+    patients: dict[str, int] | None
     examples: int
     steps: int
     rounds: int
@@ -191,6 +194,7 @@ def _clients(estimate: Estimate) -> dict[str, ClientPlan]:
     return {
         site.id: ClientPlan(
             documents={part: len(getattr(site.documents, part)) for part in PARTS},
+            patients=_patients(site.documents),
             examples=workloads[site.id].examples,
             steps=estimate.steps(workloads[site.id]),
             rounds=estimate.turns[site.id],
@@ -198,6 +202,11 @@ def _clients(estimate: Estimate) -> dict[str, ClientPlan]:
         )
         for site in trainers
     }
+
+
+def _patients(documents: Split) -> dict[str, int] | None:
+    counts = {part: len(patients_of(getattr(documents, part))) for part in PARTS}
+    return counts if any(counts.values()) else None
 
 
 def _groups(estimate: Estimate) -> tuple[GroupPlan, ...]:

@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from itertools import groupby, islice
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,10 @@ from support import examples
 
 from fedstrata.core.documents import MENTION_TYPES, MODIFIER_TYPES, MODIFIERS_OF, Document
 from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.seeding import Seed
 from fedstrata.data.synthetic import generate, icd9_titles
+from fedstrata.data.synthetic.corpus import NUMBERS_PER_SITE, READMISSION, _several
+from fedstrata.data.synthetic.draw import Draw
 from fedstrata.data.synthetic.lexicons import lexicon
 
 KINDS = {"discharge summary", "progress note", "transcription"}
@@ -113,6 +117,59 @@ def test_more_notes_and_more_sites_keep_the_notes_there_are(sites: int, notes: i
     shared = few.keys() & many.keys()
     assert len(shared) > 15
     assert all(many[name] == few[name] for name in shared)
+
+
+@examples(20, deadline=None)
+@given(seed=st.integers(0, 2**32), size=sizes, most=st.integers(1, 6))
+def test_patients_have_several_notes_one_after_the_other(seed: int, size: tuple[int, int], most: int) -> None:
+    sites, notes = size
+    documents = generate(seed=seed, sites=sites, notes=notes, notes_per_patient=most)
+    assert documents == generate(seed=seed, sites=sites, notes=notes, notes_per_patient=most)
+    stretches = [patient for patient, _ in groupby(document.patient for document in documents)]
+    assert len(set(stretches)) == len(stretches), "no patient comes twice, at one site or at two"
+    assert max(Counter(document.patient for document in documents).values()) <= most
+    more = generate(seed=seed, sites=sites, notes=notes + sites, notes_per_patient=most)
+    longer = {document.id: document for document in more}
+    assert all(longer[document.id] == document for document in documents if document.id in longer)
+
+
+def test_the_notes_of_patients_vary_in_number_and_tell_of_one_person() -> None:
+    documents = generate(seed=0, sites=2, notes=300, notes_per_patient=5)
+    whole = list(Counter(document.patient for document in documents).values())
+    assert {1, 2, 3, 4, 5} == set(whole)
+    assert 2.4 < sum(whole) / len(whole) < 3.6
+    specialities: dict[str, set[str]] = defaultdict(set)
+    for document in documents:
+        specialities[document.patient].add(document.metadata["speciality"])
+    assert all(len(own) == 1 for own in specialities.values())
+    assert len({document.metadata["admission"] for document in documents}) == len(documents)
+    single = generate(seed=0, sites=2, notes=30, notes_per_patient=1)
+    assert len({document.patient for document in single}) == 30
+
+
+@pytest.mark.parametrize("most", [2, 3, 5, 40])
+def test_a_patient_s_notes_go_over_two_years_in_order(most: int) -> None:
+    visits = list(islice(_several(Seed(0).child("site"), most), 200))
+    for owner, own in groupby(enumerate(visits), key=lambda item: item[1].owner):
+        indices, years = zip(*((index, visit.years) for index, visit in own), strict=True)
+        assert indices[0] == owner
+        assert list(years) == sorted(years)
+        assert set(years) <= {0, 1}
+    assert any(visit.years for visit in visits)
+
+
+def test_without_the_setting_every_second_note_may_be_a_readmission() -> None:
+    """As the numbers of patients always were: a corpus of before has the same ones."""
+    for document in generate(seed=5, sites=2, notes=80):
+        site, index = (int(part) for part in document.id.removeprefix("site-").split("-"))
+        draw = Draw(Seed(5).child("synthetic").child("site", site, "readmission", index - 1))
+        readmitted = index % 2 == 0 and draw.chance(READMISSION)
+        assert int(document.patient) == site * NUMBERS_PER_SITE + index - readmitted
+
+
+def test_patients_without_notes_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="notes_per_patient: 0; it must be 1 or more"):
+        generate(seed=0, sites=1, notes=4, notes_per_patient=0)
 
 
 @pytest.mark.parametrize(("sites", "notes"), [(0, 10), (-1, 10), (3, 2), (1, 0)])

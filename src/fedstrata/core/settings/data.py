@@ -46,6 +46,11 @@ class SyntheticSettings(Settings):
         description="Exponent of Zipf's law of site sizes: 0 is equal, 1 gives the first site about twice "
         "the notes of the second. When null, sizes differ a little.",
     )
+    notes_per_patient: Count | None = Field(
+        default=None,
+        description="The most notes of a patient; how many each has is drawn from 1 to this. When null, a "
+        "patient has one note, now and then two.",
+    )
     seed: int | None = Field(default=None, description="Seed of the corpus; the run's seed when null.")
 
     def _misfits(self) -> Iterator[str]:
@@ -153,6 +158,11 @@ class CorpusSettings(Settings):
     path: str | None = Field(
         default=None,
         description="A file or folder; sub-folders are sites. With `datasets` also an id of the hub.",
+    )
+    patients: str | None = Field(
+        default=None,
+        description="A CSV or TSV file of two columns, `document` and `patient`: whose each document is, in "
+        "any format.",
     )
     synthetic: SyntheticSettings = SyntheticSettings()
     mimic: MimicSettings = MimicSettings()

@@ -24,15 +24,11 @@ from fedstrata.core.errors import ConfigurationError, DataError, Problem, refuse
 from fedstrata.core.settings.data import ColumnSettings, DatasetSettings
 from fedstrata.data.readers.files import Format, Source, stem
 from fedstrata.data.readers.folders import find_sources, split_named
-from fedstrata.data.readers.tables import read_rows
+from fedstrata.data.readers.tables import LONGEST_NAME, TABLES, WITH_TABS, read_rows, unlike_a_name
 from fedstrata.data.readers.tags import TAG, invalid_transition, tagged_document
 
-_WITH_TABS = (".tsv", ".tsv.gz")
-_TABLES = (".csv", ".csv.gz", *_WITH_TABS)
 _RECORDS = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
-_SUFFIXES = (*_TABLES, *_RECORDS, ".parquet")
-LONGEST_NAME = 200
-"""Characters in a label, an id or the name of a site: they are shown and recorded, and texts must not be."""
+_SUFFIXES = (*TABLES, *_RECORDS, ".parquet")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _KIND = "(string|number|boolean|object|array|null)"
 _REASONS = re.compile(
@@ -109,8 +105,8 @@ def _file(source: Source, columns: ColumnSettings) -> _Rows:
     """Reads one table of any of the file types."""
     path, name = source.path, stem(source.path, _SUFFIXES)
     written = path.name.lower()
-    if written.endswith(_TABLES):
-        rows = list(read_rows(path, names=columns.names, tabs=written.endswith(_WITH_TABS)))
+    if written.endswith(TABLES):
+        rows = list(read_rows(path, names=columns.names, tabs=written.endswith(WITH_TABS)))
         return _Rows(source, name, list(rows[0][1]) if rows else [], [*rows], {})
     if not written.endswith(_SUFFIXES):
         raise DataError(path, "is no table", expected=", ".join(f"*{suffix}" for suffix in _SUFFIXES))
@@ -194,7 +190,7 @@ def _check_columns(table: _Rows, columns: ColumnSettings) -> None:
     if len(missing) == len(wanted):
         # Perhaps a file without a header, whose first row is text that must not be quoted.
         found = f"none of its {len(table.columns)} columns is one of data.columns"
-        if table.source.path.name.lower().endswith(_TABLES):
+        if table.source.path.name.lower().endswith(TABLES):
             found += "; if its first row is no header, name the columns in data.columns.names"
     where = table.source.path
     named = ((key, f"{where} has no column {name!r}; {found}") for key, name in missing.items())
@@ -231,9 +227,7 @@ class _Cells:
 
     def _shown(self, column: str, name: str) -> str:
         """Refuses what is perhaps the text of a note, which no message may quote."""
-        if len(name) > LONGEST_NAME or "\n" in name:
-            lines = len(name.splitlines())
-            message = f"holds a name of {len(name)} characters" + (f" in {lines} lines" if lines > 1 else "")
+        if message := unlike_a_name(name):
             raise self.wrong(column, message, f"at most {LONGEST_NAME}, in one line")
         return name
 

@@ -23,9 +23,23 @@ LONGEST_FIELD = 1 << 24
 """Characters in a field: far more than any note has, so that a quotation mark that is never closed does not
 read the rest of the file into memory."""
 
+WITH_TABS = (".tsv", ".tsv.gz")
+TABLES = (".csv", ".csv.gz", *WITH_TABS)
+"""How the names of tables end, and of those among them whose fields are set apart by tabs."""
+LONGEST_NAME = 200
+"""Characters in a label, an id or the name of a site: they are shown and recorded, and texts must not be."""
+
 Row = tuple[int, dict[str, str]]
 """The line on which a row begins, and its fields by column."""
 _RECORDS = "an object of objects, or a list of them"
+
+
+def unlike_a_name(name: str) -> str:
+    """Says why a field is perhaps the text of a note, which no message may quote; empty if it is a name."""
+    if len(name) <= LONGEST_NAME and "\n" not in name:
+        return ""
+    lines = len(name.splitlines())
+    return f"holds a name of {len(name)} characters" + (f" in {lines} lines" if lines > 1 else "")
 
 
 def read_rows(

@@ -81,13 +81,13 @@ def draw_patient(seed: Seed, number: int, style: HouseStyle) -> Patient:
     return Patient(number, speciality, sex, age, draw.between(0, 11), draw.between(*YEARS), tuple(chronic))
 
 
-def draw_case(seed: Seed, patient: Patient, visit: int) -> Case:
+def draw_case(seed: Seed, patient: Patient, years: int) -> Case:
     """Draws the illness of one note.
 
     Args:
         seed: The note's own seed.
         patient: Whose note it is.
-        visit: How many notes of the patient came before; one a year.
+        years: How long after the patient's first note it was written.
     """
     draw = Draw(seed)
     possible = [item for item in patient.speciality.conditions if item.sex in ("", patient.sex)]
@@ -101,8 +101,8 @@ def draw_case(seed: Seed, patient: Patient, visit: int) -> Case:
     absent = tuple(item for item in others if not _clashes(item, present, whole_category=False))
     return Case(
         patient,
-        age=patient.age + visit,
-        year=patient.year + visit,
+        age=patient.age + years,
+        year=patient.year + years,
         month=draw.between(1, 12),
         day=draw.between(1, 20),
         principal=principal,

@@ -4,14 +4,18 @@
 splits included.
 """
 
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+import csv
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path, PurePosixPath
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
 from fedstrata.core.files import new_folder
+from fedstrata.data.patients import COLUMNS
 from fedstrata.data.writers import brat, conll, i2b2, jsonl, mimic
-from fedstrata.data.writers.layout import Writer
+from fedstrata.data.writers.layout import Writer, WrittenFile, by_folder, name_of
 
 FORMATS: dict[str, Writer] = {
     "i2b2": i2b2.files,
@@ -21,6 +25,10 @@ FORMATS: dict[str, Writer] = {
     "mimic": mimic.files,
 }
 """Every format that can be written: a function from documents to the files they become."""
+WITHOUT_PATIENTS = ("i2b2", "brat", "conll")
+"""Formats that have no place for whose a document is."""
+PATIENTS = "patients.csv"
+"""The file beside such a corpus that says so, as `data.patients` reads it."""
 
 
 def _single_texts(documents: Iterable[Document]) -> Iterator[Document]:
@@ -31,13 +39,25 @@ def _single_texts(documents: Iterable[Document]) -> Iterator[Document]:
         yield document
 
 
-def write(documents: Iterable[Document], folder: Path, format: str) -> None:
+def _patients(documents: Iterable[Document]) -> Iterator[WrittenFile]:
+    """Yields the file of patients, which calls documents as readers of their folders will."""
+    file = io.StringIO(newline="")
+    table = csv.writer(file, lineterminator="\n")
+    table.writerow(COLUMNS)
+    for place, group in by_folder(documents).items():
+        table.writerows((place / name_of(each), each.patient) for each in group if each.patient)
+    yield PurePosixPath(PATIENTS), file.getvalue()
+
+
+def write(documents: Sequence[Document], folder: Path, format: str, *, patients: bool = False) -> None:
     """Writes a corpus into a new folder; if anything fails, nothing is left behind.
 
     Args:
         documents: The documents.
         folder: The folder; it is made, and must be empty if it exists.
         format: One of `FORMATS`.
+        patients: Whether a format of `WITHOUT_PATIENTS` gets a file beside it that says whose documents these
+            are.
 
     Raises:
         ConfigurationError: There is no such format, or the folder is not empty.
@@ -46,8 +66,11 @@ def write(documents: Iterable[Document], folder: Path, format: str) -> None:
     if format not in FORMATS:
         message = f"the format {format!r} is none of {', '.join(FORMATS)}"
         raise ConfigurationError([Problem("", message)])
+    written = FORMATS[format](documents if format == "jsonl" else _single_texts(documents))
+    if patients and format in WITHOUT_PATIENTS:
+        written = chain(written, _patients(documents))
     with new_folder(Path(folder)) as unfinished:
-        for path, text in FORMATS[format](documents if format == "jsonl" else _single_texts(documents)):
+        for path, text in written:
             target = unfinished / path
             target.parent.mkdir(parents=True, exist_ok=True)
             try:

@@ -37,7 +37,7 @@ def _table(name: str, rows: Iterable[Sequence[str | int | None]]) -> WrittenFile
 
 
 def _patient(document: Document) -> Key:
-    return (document.site, document.metadata.get("patient", document.id))
+    return (document.site, document.patient or document.id)
 
 
 def _admission(document: Document) -> Key:

@@ -1,0 +1,167 @@
+"""Whose documents are, as a file says it."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import logging
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import examples
+
+from fedstrata.core.documents import Document
+from fedstrata.core.errors import ConfigurationError, DataError
+from fedstrata.data.patients import patients_of, read_patients, with_patients
+
+SETTING = "data.patients"
+NOTES = [
+    Document("north/n1", "Fever.", site="north"),
+    Document("north/n2", "Cough.", site="north", metadata={"split": "train"}),
+    Document("south/n1", "Rash.", site="south", metadata={"patient": "p9"}),
+]
+
+
+@pytest.fixture
+def table(tmp_path: Path):
+    """Writes a file of patients."""
+
+    def write(text: str | bytes, name: str = "patients.csv") -> Path:
+        path = tmp_path / name
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        return path
+
+    return write
+
+
+def patients(documents: Sequence[Document]) -> dict[str, str]:
+    return {document.id: document.patient for document in documents}
+
+
+def test_documents_get_the_patient_of_the_file_and_keep_all_else(table) -> None:
+    named = with_patients(NOTES, table("document,patient\nnorth/n1,p1\nnorth/n2,p1\nsouth/n1,p9\n"), SETTING)
+    assert patients(named) == {"north/n1": "p1", "north/n2": "p1", "south/n1": "p9"}
+    assert named[1].metadata == {"split": "train", "patient": "p1"}
+    assert [document.text for document in named] == [document.text for document in NOTES]
+    assert patients_of(named) == {("north", "p1"), ("south", "p9")}
+
+
+def test_a_document_the_file_leaves_out_keeps_its_own(table) -> None:
+    named = with_patients(NOTES, table("document,patient\nnorth/n1,p1\n"), SETTING)
+    assert patients(named) == {"north/n1": "p1", "north/n2": "", "south/n1": "p9"}
+
+
+@pytest.mark.parametrize("blank", ["", "  ", "\t"])
+def test_a_blank_patient_of_the_data_is_none(table, blank: str) -> None:
+    notes = [Document("n1", "Fever.", metadata={"patient": blank})]
+    assert notes[0].patient == ""
+    assert patients_of(notes) == set()
+    assert patients(with_patients(notes, table("document,patient\nn1,p1\n"), SETTING)) == {"n1": "p1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("\ufeffdocument,patient\r\nn1,p1\r\nn2,p1\r\n", "a.csv"),
+        ('patient,document\n"p1",n1\n\np1 , n2\n', "b.CSV"),
+        ("document\tpatient\nn1\tp1\nn2\tp1\nn1\tp1\n", "c.tsv"),
+        (gzip.compress(b"document,patient\nn1,p1\nn2,p1\n"), "d.csv.gz"),
+    ],
+)
+def test_forms_of_the_file(table, text: str | bytes, name: str) -> None:
+    assert read_patients(table(text, name)) == {"n1": "p1", "n2": "p1"}
+
+
+NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Zl", "Zp"]), min_size=1, max_size=20)
+
+
+@examples(60)
+@given(
+    expected=st.dictionaries(NAMES.map(str.strip).filter(bool), NAMES.map(str.strip).filter(bool), min_size=1)
+)
+def test_any_names_come_back(tmp_path_factory: pytest.TempPathFactory, expected: dict[str, str]) -> None:
+    file = io.StringIO(newline="")
+    csv.writer(file).writerows([("document", "patient"), *expected.items()])
+    path = tmp_path_factory.mktemp("names") / "patients.csv"
+    path.write_bytes(file.getvalue().encode())
+    assert read_patients(path) == expected
+    notes = [Document(name, "Fever.") for name in expected]
+    assert patients(with_patients(notes, path, SETTING)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "holds nothing"),
+        (
+            "note,patient\nn1,p1\n",
+            r"line 1: has no column document \(expected a header with document, patient",
+        ),
+        ("n1,p1\nn2,p2\n", "has no column document, patient"),
+        ("document,patient\n", "names no document"),
+        (
+            "document,patient,site\nn1,p1,north\n",
+            r"has the column 'site', .* \(expected document and patient alone",
+        ),
+        ("document,patient\nn1,p1\nn2,\n", r"line 3: the patient is blank \(expected a patient in every row"),
+        ("document,patient\nn1,p1\n ,p2\n", "line 3: the document is blank"),
+        (
+            "document,patient\nn1,p1\nn2,p1\nn1,p2\n",
+            r"line 4: document 'n1' has the patient 'p2', and 'p1' in line 2 \(expected one patient",
+        ),
+        ("document,patient\nn1\n", "line 2: a row of 1 fields"),
+        ("document,patient\nn1,p\udcff".encode("utf-8", "surrogateescape"), r"line 2: byte 21 is not UTF-8"),
+        (f"document,patient\nn1,{'Zebrafinch ' * 30}\n", "line 2: the column patient holds a name of 329"),
+        ('document,patient\nn1,"Zebrafinch\nfever"\n', "line 2: the column patient .* in 2 lines"),
+    ],
+)
+def test_files_that_name_no_patients_are_told(table, text: str | bytes, says: str) -> None:
+    with pytest.raises(DataError, match=says) as told:
+        read_patients(table(text))
+    assert "Zebrafinch" not in str(told.value)
+
+
+def test_a_file_of_another_kind_or_that_is_not_there_is_told_by_its_setting(table, tmp_path: Path) -> None:
+    for path, says in (
+        (
+            table("document,patient\nn1,p1\n", "patients.xlsx"),
+            r"is no table \(expected a name that ends in .csv",
+        ),
+        (tmp_path / "absent.csv", "No such file"),
+    ):
+        with pytest.raises(ConfigurationError, match=rf"data\.patients: {re.escape(str(path))}.*{says}"):
+            with_patients(NOTES, path, SETTING)
+
+
+def test_what_the_data_says_itself_must_be_the_same(table) -> None:
+    path = table("document,patient\nnorth/n1,p1\nsouth/n1,p8\n")
+    message = r"1 of 3 documents name another .*; of 'south/n1' the data has 'p9', and the file 'p8'"
+    with pytest.raises(ConfigurationError, match=message) as told:
+        with_patients(NOTES, path, "data.external.else.patients")
+    assert [problem.path for problem in told.value.problems] == ["data.external.else.patients"]
+    assert "Rash" not in str(told.value)
+
+
+def test_a_file_of_another_corpus_is_refused_and_rows_too_many_are_told(
+    table, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = table("document,patient\nn1,p1\nn2,p1\n")
+    message = r"none of the 2 documents .* \(for example 'n1'\), whose .* ids such as 'north/n1'"
+    with pytest.raises(ConfigurationError, match=message):
+        with_patients(NOTES, path, SETTING)
+    path = table("document,patient\nnorth/n1,p1\nn2,p1\nn3,p1\n")
+    with caplog.at_level(logging.WARNING):
+        with_patients(NOTES, path, SETTING)
+    assert "2 of the 3 documents that it names are not in the data (for example 'n2')" in caplog.text
+    assert "1 of 3 documents have no patient (for example 'north/n2')" in caplog.text
+
+
+def test_nothing_is_said_of_a_file_that_names_every_document(table, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        with_patients(NOTES, table("document,patient\nnorth/n1,p1\nnorth/n2,p2\nsouth/n1,p9\n"), SETTING)
+    assert not caplog.text
