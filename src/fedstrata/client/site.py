@@ -37,7 +37,7 @@ def units_of(documents: Iterable[Document], unit: str) -> dict[tuple[str, str], 
     """
     units: dict[tuple[str, str], list[Document]] = defaultdict(list)
     for document in documents:
-        name = document.metadata["patient"] if unit == "patient" else document.id
+        name = document.patient if unit == "patient" else document.id
         units[document.site, name].append(document)
     return units
 

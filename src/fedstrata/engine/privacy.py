@@ -78,7 +78,7 @@ def unit_problems(settings: RunSettings, clients: Mapping[str, Split]) -> list[P
         told = f"declares {', '.join(privacy.units)}, and {missing[0]!r} trains too"
         problems.append(Problem("privacy.units", f"{told}; declare its units, {privacy.unit}s, as well"))
     if privacy.unit == "patient":
-        nameless = [each.id for own in trains.values() for each in own if not each.metadata.get("patient")]
+        nameless = [each.id for own in trains.values() for each in own if not each.patient]
         if nameless:
             message = f"'patient' needs a patient for every training document, and {len(nameless)} have none"
             example = f"(for example {nameless[0]!r}); name them by data.patients, or say unit: document"
