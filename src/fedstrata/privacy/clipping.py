@@ -156,6 +156,7 @@ class _Passes:
         self._told = (parameters[0].device, feed, leave_out, tally)
         self.sums = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in parameters]
         self.clipped, self.loss_sum, self.terms = 0, 0.0, 0.0
+        self._forget()
 
     def units(self, units: Iterable[Sequence[Any]]) -> None:
         """Goes through units one after the other."""
@@ -199,10 +200,14 @@ class _Passes:
         """Adds the gradients that are there, times a scale and then clipped, and removes them."""
         own = [(parameter.grad, total) for parameter, total in zip(self._parameters, self.sums, strict=True)]
         there = [(gradient.float(), total) for gradient, total in own if gradient is not None]
-        for parameter in self._parameters:
-            parameter.grad = None
+        self._forget()
         gradients, totals = [gradient for gradient, _ in there], [total for _, total in there]
         norm = float(torch.nn.utils.get_total_norm(gradients)) * scale
         self.clipped += not norm <= self._clip
         if math.isfinite(norm) and there:
             torch._foreach_add_(totals, gradients, alpha=scale * min(1.0, self._clip / max(norm, SHORTEST)))
+
+    def _forget(self) -> None:
+        """Removes gradients that are there: a backward pass would add to them."""
+        for parameter in self._parameters:
+            parameter.grad = None
