@@ -202,7 +202,9 @@ class _Passes:
         there = [(gradient.float(), total) for gradient, total in own if gradient is not None]
         self._forget()
         gradients, totals = [gradient for gradient, _ in there], [total for _, total in there]
-        norm = float(torch.nn.utils.get_total_norm(gradients)) * scale
+        # In float64: that of a large tensor in float32 is too short by up to 1e-5.
+        norms = torch._foreach_norm(gradients, 2, torch.float64) if gradients else [torch.zeros(())]
+        norm = float(torch.stack(norms).norm()) * scale
         self.clipped += not norm <= self._clip
         if math.isfinite(norm) and there:
             torch._foreach_add_(totals, gradients, alpha=scale * min(1.0, self._clip / max(norm, SHORTEST)))
