@@ -32,11 +32,15 @@ def settings_problems(settings: RunSettings, task: Task, method: Method | None) 
         return []
     found = []
     if method is not None and (reason := method.not_private(privacy.mechanism)):
-        found.append(
-            Problem("privacy.mechanism", f"{privacy.mechanism!r} does not go with {method.name}: {reason}")
-        )
+        message = f"{privacy.mechanism!r} does not go with {method.name}: {reason}"
+        found.append(Problem("privacy.mechanism", message))
     if privacy.mechanism == "local":
-        found += _of_local(settings, task)
+        return [*found, *_of_local(settings, task)]
+    if settings.federation.min_clients is not None and settings.federation.sample < 1:
+        message = (
+            "with privacy.mechanism 'central' and federation.sample below 1 anybody or nobody takes part"
+        )
+        found.append(Problem("federation.min_clients", message))
     return found
 
 
@@ -50,8 +54,8 @@ def _of_local(settings: RunSettings, task: Task) -> Iterator[Problem]:
         yield Problem("federation.corrupt", "corrupt clients and privacy.mechanism 'local' are not combined")
     for name in task.naming:
         if getattr(task, name) == "auto":
-            message = "'auto' reads them from the documents that are to be protected; name them"
-            yield Problem(f"task.{name}", f"{message}, with privacy.mechanism 'local'")
+            message = f"task.{name} 'auto' reads them from the documents that are to be protected; name them"
+            yield Problem("privacy.mechanism", message)
     if isinstance(settings.model.tokenizer, TrainedTokenizer):
         message = "one that is built from texts tells of them; with privacy.mechanism 'local' name one"
         yield Problem("model.tokenizer", message)

@@ -7,10 +7,12 @@ random decision is derived from the seed and its name (`core.seeding`), never fr
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from fedstrata.core.errors import ConfigurationError, FedstrataError, Problem
+from fedstrata.core.seeding import Seed
 from fedstrata.core.types import State
 from fedstrata.engine.book import Attendance, Book, RoundAbandonedError
 from fedstrata.engine.checkpoint import Checkpoints, discard_uncommitted
@@ -23,6 +25,9 @@ from fedstrata.engine.sampling import sample
 from fedstrata.engine.scoring import ServerDocuments, due_for_scoring
 from fedstrata.engine.sites import drop_outs
 from fedstrata.metrics.cost import peak_memory
+from fedstrata.privacy.central import noised_mean
+from fedstrata.privacy.randomness import randomness_of
+from fedstrata.privacy.sampling import poisson
 from fedstrata.record.log import Listener, RecordLog, committed_rounds, read_events
 from fedstrata.record.summary import summarise, trained_scores, write_summary
 
@@ -156,9 +161,7 @@ class Run(Generic[EngineType]):
         settings, method = self.experiment.settings, self.experiment.method
         self.engine.wait(settings.federation.min_clients)
         rng = self.experiment.seed.child("round", number)
-        cohort = self._cohort(
-            number, sample(self.engine.clients(), settings.federation.sample, rng.child("sample"))
-        )
+        cohort = self._cohort(number, self._drawn(rng))
         cohort.scored = self._scored_when_trained(number)
         self._emit(
             "round_started",
@@ -201,6 +204,14 @@ class Run(Generic[EngineType]):
         self.engine.committed(number, book.attendance.lost)
         self._checkpoints.prune()
         return state
+
+    def _drawn(self, rng: Seed) -> list[str]:
+        """Draws the clients of a round; where whole clients are private each by itself, and maybe none."""
+        clients, share = list(self.engine.clients()), self.experiment.settings.federation.sample
+        if self.experiment.privacy.mechanism != "central":
+            return sample(clients, share, rng.child("sample"))
+        chance = randomness_of(self.experiment.privacy.settings, rng.child("sample"))
+        return [clients[index] for index in poisson(len(clients), share, chance)]
 
     def _peaks(self) -> dict[str, int | None]:
         """Returns the most memory that this process and those beside it have had."""
@@ -273,11 +284,17 @@ class Run(Generic[EngineType]):
 
     def _cohort(self, number: int, clients: Sequence[str]) -> RoundCohort:
         experiment = self.experiment
-        pooled = experiment.method.pooled
+        pooled, noised, needed = experiment.method.pooled, None, experiment.settings.federation.min_clients
+        if (privacy := experiment.privacy).mechanism == "central":
+            expected = experiment.settings.federation.sample * len(self.engine.clients())
+            rng = experiment.seed.child("round", number, "noise")
+            chance = randomness_of(privacy.settings, rng)
+            noised = partial(noised_mean, privacy=privacy, expected=expected, randomness=chance)
+            needed = needed if clients else 0
         attendance = Attendance(
             clients,
             drop_outs(experiment, number, clients),
-            None if pooled else experiment.settings.federation.min_clients,
+            None if pooled else needed,
         )
         return RoundCohort(
             method=experiment.method,
@@ -289,6 +306,7 @@ class Run(Generic[EngineType]):
             device_of=lambda client: self._fleet.device(client, number) if self._fleet else None,
             stored_states=self._stored_states,
             server=self._server,
+            noised=noised,
         )
 
     def _facts(self) -> dict[str, Any]:

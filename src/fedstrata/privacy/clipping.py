@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from fedstrata.core.client import Client, Feed
+from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.privacy.mechanism import Privacy
 from fedstrata.privacy.randomness import Randomness
 from fedstrata.privacy.row_gradients import SHORTEST, add_clipped_rows, hookable, row_hooks, rows_at_a_time
@@ -72,8 +73,16 @@ class UnitGradients:
 
     @cached_property
     def units(self) -> Sequence[Sequence[Any]]:
-        """The examples of each unit."""
-        return self.units_of()
+        """The examples of each unit.
+
+        Raises:
+            ConfigurationError: There are more than are declared, on whose number the noise rests.
+        """
+        units = self.units_of()
+        if len(units) > self.declared:
+            told = f"{self.declared} {self.privacy.settings.unit}s are declared, and there are {len(units)}"
+            raise ConfigurationError([Problem("privacy.units", f"{told}; declare at least as many")])
+        return units
 
     def draws(self) -> Iterator[Sequence[Sequence[Any]]]:
         """Yields for each step the examples of every unit that is drawn, no more of it than a step sees."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.privacy import PrivacySettings
 
 _WORDS = 1 << 13
 """Words of 64 bits drawn at a time: with their normals 128 KiB, which a core's own cache holds."""
@@ -124,6 +125,16 @@ class SeededRandomness:
     def uniform(self, size: int) -> NDArray[np.float64]:
         """Returns independent uniforms in [0, 1), (size,)."""
         return self._generator.random(size)
+
+
+def randomness_of(settings: PrivacySettings, seed: Seed) -> Randomness:
+    """Returns what a mechanism draws from, as `privacy.noise` says.
+
+    Args:
+        settings: The mechanism's.
+        seed: Of this turn and purpose; without effect on what is secure.
+    """
+    return SecureRandomness() if settings.noise == "secure" else SeededRandomness(seed)
 
 
 def quantiles(words: NDArray[np.int64], out: NDArray[np.float64]) -> NDArray[np.float64]:
