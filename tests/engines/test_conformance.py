@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from private_client import PRIVATE
 from remote_run import Clients, served
 from support import TINY, Finished, RunTiny, assert_same_tensors, finished, report_nothing
 from troubled import Troubled, TwoHandlers
@@ -46,6 +47,7 @@ METHODS_OF_RUNS = (
     ("method={name: fedsa_lora}", "federation.dropout=0.4", "federation.min_clients=1"),
     ("method={name: droppeft}", "devices={}"),
     ("method={name: droppeft}",),
+    ("method={name: fedper}", *PRIVATE, "privacy.scores=summed"),
 )
 DIVIDED = (
     ("method={name: fl_llama}",),

@@ -129,10 +129,21 @@ class Run(Generic[EngineType]):
         begun = [event for event in events if event["event"] == "run"]
         if begun:
             self.engine.require_same(begun[-1])
+            self._require_same_noise(begun[-1].get("privacy"))
         committed, wanted = len(committed_rounds(events)), self.experiment.settings.federation.rounds
         if wanted < committed:
             message = f"must be at least {committed}, the rounds already committed, not {wanted}"
             raise ConfigurationError([Problem("federation.rounds", message)])
+
+    def _require_same_noise(self, begun: Mapping[str, Any] | None) -> None:
+        """Refuses to go on with other noise: what was spent was spent with the noise that there was."""
+        now = privacy_facts(self.experiment.privacy)
+        for name in (begun or now or {}).keys() & {"mechanism", "unit", "sigma", "clip", "noise"}:
+            before, wanted = (begun or {}).get(name), (now or {}).get(name)
+            if before != wanted:
+                why = "noise is for as many rounds as the run began with"
+                message = f"{name} was {before!r} and would be {wanted!r}: {why}; begin another run"
+                raise ConfigurationError([Problem("privacy", message)])
 
     def _begin(self) -> State:
         """Tells that the run begins, or goes on, and returns the state that it does so with."""
