@@ -13,10 +13,12 @@ from private_client import PRIVATE, private_client
 from remote_run import Clients, served
 from support import TINY, RunTiny, assert_same_tensors
 
+from fedstrata.adapters.rank import cut, pad, tails
 from fedstrata.client.releases import Release, turns_begun
 from fedstrata.client.store import ClientStore, client_folder
 from fedstrata.client.turn import Done, Order
 from fedstrata.core.errors import BudgetSpentError, ConfigurationError
+from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Plan, Update
 from fedstrata.engine.local import LocalEngine
@@ -24,6 +26,7 @@ from fedstrata.engine.prepare import prepare
 from fedstrata.engine.run_folder import open_run
 from fedstrata.methods import METHODS
 from fedstrata.privacy.accounting import Mechanism, epsilon_of
+from fedstrata.train.local import fit
 from fedstrata.wire import frame
 
 MAY = {
@@ -331,3 +334,15 @@ def test_a_server_hears_of_a_private_client_what_it_declares(
     own = [json.loads(path.read_text()) for path in tmp_path.rglob("clients/site-*/summary.json")]
     assert own
     assert all(summary["metrics"]["global"]["f1"] is not None for summary in own)
+
+
+def test_ranks_that_a_device_lacks_get_no_noise() -> None:
+    """Zeros beyond a device's rank stay zeros, or it would train at the rank of the largest."""
+    own = private_client("method={name: hetlora, ranks: [2]}", "adapter={kind: lora, rank: 8}")
+    model, names = own.experiment.model, own.experiment.model.layout.all
+    own.client.privacy, own.client.rank = own.gradients(clip=1.0, sigma=1.0), 2
+    model.load(pad(cut(model.snapshot(names), 2), model.snapshot(names)))
+    fit(own.client, names, Seed(0))
+    beyond = tails(model.tensors(names), 2, 8)
+    assert beyond
+    assert not any(float(tensor.abs().max()) for pair in beyond for tensor in pair)

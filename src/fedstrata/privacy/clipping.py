@@ -22,8 +22,10 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from fedstrata.adapters.rank import largest_rank, tails
 from fedstrata.core.client import Client, Feed
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.model import Model
 from fedstrata.privacy.mechanism import Privacy
 from fedstrata.privacy.randomness import Randomness
 from fedstrata.privacy.row_gradients import SHORTEST, add_clipped_rows, hookable, row_hooks, rows_at_a_time
@@ -124,6 +126,8 @@ class UnitGradients:
         self.drawn += len(drawn)
         self.clipped += passes.clipped
         self._leave(parameters, passes.sums)
+        if client.rank is not None:
+            _silence(client.model, client.rank)
         return passes.loss_sum / max(passes.terms, 1.0), passes.terms
 
     def _leave(self, parameters: Sequence[Parameter], sums: Sequence[Tensor]) -> None:
@@ -134,6 +138,15 @@ class UnitGradients:
                 noise = self.randomness.normal(own.numel()).view(own.shape).to(own.device)
                 own = own.double().add_(noise, alpha=deviation)  # noqa: PLW2901
             parameter.grad = own.div_(self.expected_batch).to(parameter.dtype)
+
+
+def _silence(model: Model, rank: int) -> None:
+    """Leaves no noise in the ranks of adapters that a client does not have, which would begin to train."""
+    named = model.module.named_parameters()
+    gradients = {name: own.grad for name, own in named if own.grad is not None}
+    for second, first in tails(gradients, rank, largest_rank(gradients)):
+        second.zero_()
+        first.zero_()
 
 
 class _Passes:
