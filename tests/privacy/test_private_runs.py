@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from private_client import PRIVATE, private_client
+from private_client import PRIVATE, norm_of, private_client
 from remote_run import Clients, served
 from support import TINY, RunTiny, assert_same_tensors
 
@@ -346,3 +346,69 @@ def test_ranks_that_a_device_lacks_get_no_noise() -> None:
     beyond = tails(model.tensors(names), 2, 8)
     assert beyond
     assert not any(float(tensor.abs().max()) for pair in beyond for tensor in pair)
+
+
+TASKS = {
+    "lm": ("{name: lm, max_length: 48}", "data.types=null"),
+    "classify": ("{name: classify, max_length: 64, stride: 8, max_windows: 3}", "data.types=null"),
+    "relations": ("{name: relations, max_length: 48}", "data.types=null"),
+    "extract": ("{name: extract, templates: short, max_length: 320}", "data.types=null"),
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_has_units(task: str) -> None:
+    """Their examples are made of each unit's documents alone; rows at once are the rows one by one."""
+    given, *data = TASKS[task]
+    fitted = prepare(read_source(None, [*TINY, f"task={given}", *data])).task
+    named = fitted.model_dump()
+    named |= {
+        key: list(set(fitted.classes) - {"none"}) for key in ("labels", "types") if named.get(key) == "auto"
+    }
+    own = private_client(*data, "method={name: fedlora}", f"task={json.dumps(named)}")
+    assert 1 < len(own.units) <= 8
+    alone = sum(
+        len(own.experiment.task.training_examples([each], own.experiment.model.tokenizer))
+        for each in own.site.documents.train
+    )
+    assert sum(map(len, own.units)) == alone
+    rows = [[example] for unit in own.units for example in unit][:6]
+    at_once = own.sum_over(rows, 1e9)
+    one_by_one = [torch.zeros_like(total) for total in at_once]
+    for row in rows:
+        for total, gradient in zip(one_by_one, own.sum_over([row], 1e9), strict=True):
+            total.add_(gradient)
+    difference = norm_of([one - other for one, other in zip(at_once, one_by_one, strict=True)])
+    assert difference <= 1e-5 * norm_of(one_by_one)
+    own.client.privacy = own.gradients(clip=1.0, sigma=0.5)
+    fit(own.client, own.names, Seed(0))
+
+
+def test_dialogues_are_summed_up_privately(run_tiny: RunTiny, tmp_path: Path) -> None:
+    for site in ("north", "south"):
+        folder = tmp_path / site
+        folder.mkdir()
+        rows = "".join(
+            f'{n},GENHX,"The patient has pain {n}.","Doctor: Pain? Patient: Yes {n}."\n' for n in range(4)
+        )
+        for name in ("TrainingSet", "ValidationSet", "TestSet-1"):
+            text = f"ID,section_header,section_text,dialogue\n{rows}"
+            (folder / f"MTS-Dialog-{name}.csv").write_text(text, encoding="utf-8")
+    run = run_tiny(
+        f"data={{format: mts_dialog, path: {tmp_path}}}",
+        "task={name: summarize, max_length: 96, answer_length: 8, template: 'Sum up: {text}'}",
+        "privacy={mechanism: local, unit: document, units: {north: 8, south: 8}, delta: 0.01, sigma: 1.0, "
+        "expected_batch: 2, steps: 2, noise: seeded}",
+        "method={name: fedlora}",
+        "federation.rounds=1",
+    )
+    assert run.summary["privacy"]["epsilon"] > 0
+
+
+def test_quantized_weights_stay_under_private_adapters() -> None:
+    pytest.importorskip("bitsandbytes")
+    own = private_client("model={name: mini, quantization: nf4}", "method={name: fedlora}")
+    rows = [[example] for unit in own.units for example in unit][:4]
+    whole = own.sum_over(rows, 1.0)
+    without = own.sum_over(rows[1:], 1.0)
+    assert 0 < norm_of([one - other for one, other in zip(whole, without, strict=True)]) <= 1 + 1e-5
