@@ -142,7 +142,7 @@ def test_a_run_without_an_adapter_is_refused(folder: Path) -> None:
 
 
 def test_a_new_head_with_a_bias_is_not_quantized() -> None:
-    """It has no weights that could be; a run of task ner over quantised weights ended in an AssertionError."""
+    """It has no weights that could be; task ner over quantised weights ended in an AssertionError."""
     pytest.importorskip("bitsandbytes")
     settings = ModelSettings(name="mini", quantization="nf4")
     model = load(settings, kind="token-classification", seed=Seed(0), labels=("O", "B-x", "I-x"))

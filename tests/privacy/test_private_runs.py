@@ -412,3 +412,13 @@ def test_quantized_weights_stay_under_private_adapters() -> None:
     whole = own.sum_over(rows, 1.0)
     without = own.sum_over(rows[1:], 1.0)
     assert 0 < norm_of([one - other for one, other in zip(whole, without, strict=True)]) <= 1 + 1e-5
+
+
+def test_a_noised_round_that_is_begun_again_is_spent_again(run_tiny: RunTiny) -> None:
+    """Clients may have seen the first one: scoring comes before a round is committed."""
+    central = "privacy={mechanism: central, sigma: 1.0, delta: 0.1, clip: 0.1, noise: seeded, spare_turns: 1}"
+    run_tiny(*CENTRAL, "federation.rounds=1", central)
+    run = run_tiny("federation.rounds=2", resume=True)
+    assert run.summary["privacy"]["epsilon"] == pytest.approx(epsilon_of([Mechanism(1.0, 1.0, 3)], 0.1))
+    with pytest.raises(BudgetSpentError, match="went on 2 times, and its noise allows for 4 rounds"):
+        run_tiny("federation.rounds=3", resume=True)

@@ -20,8 +20,14 @@ def methods(debug: Debug = False) -> None:
     table = Table("method", "what travels, and differential privacy", "settings")
     for name, card in METHODS.items():
         fields = card.model_fields.items()
-        settings = [f"{key}: {field.get_default(call_default_factory=True, validated_data={})}" for key, field in fields if key != "name"]
-        table.add_row(name, f"{card.travels}\n{_privacy(card.model_validate({}))}", "\n".join(settings) or "-")
+        settings = [
+            f"{key}: {field.get_default(call_default_factory=True, validated_data={})}"
+            for key, field in fields
+            if key != "name"
+        ]
+        table.add_row(
+            name, f"{card.travels}\n{_privacy(card.model_validate({}))}", "\n".join(settings) or "-"
+        )
     Console().print(table)
 
 

@@ -111,7 +111,7 @@ def privacy_of(settings: RunSettings, method: Method) -> Privacy:
     if privacy.mechanism == "none":
         return NO_PRIVACY
     if privacy.mechanism == "central":
-        return solved(privacy, {EVERYBODY: settings.federation.sample}, rounds)
+        return solved(privacy, {EVERYBODY: settings.federation.sample}, rounds + privacy.spare_turns)
     assert privacy.units is not None and privacy.expected_batch is not None  # noqa: S101 - checked together
     units: Mapping[str, int] = {"pooled": sum(privacy.units.values())} if method.pooled else privacy.units
     rates = {name: privacy.expected_batch / count for name, count in units.items()}

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from fedstrata.core.errors import ConfigurationError, FedstrataError, Problem
+from fedstrata.core.errors import BudgetSpentError, ConfigurationError, FedstrataError, Problem
 from fedstrata.core.seeding import Seed
 from fedstrata.core.types import State
 from fedstrata.engine.book import Attendance, Book, RoundAbandonedError
@@ -71,6 +71,7 @@ class Run(Generic[EngineType]):
             experiment.server, experiment.model, experiment.task, experiment.settings.training
         )
         self._state: State | None = None
+        self._resumed = 0  # how often the run has gone on, and a round may have been begun twice
 
     def execute(self, *, resume: bool = False) -> dict[str, Any]:
         """Runs all rounds that are not yet committed and returns the summary.
@@ -115,6 +116,7 @@ class Run(Generic[EngineType]):
         events = read_events(self.folder / "record.jsonl")
         rounds = committed_rounds(events)
         self._require_same(events)
+        self._resumed = sum(event["event"] in {"run", "resumed"} for event in events)
         loaded = self._checkpoints.load(rounds[-1]["round"]) if rounds else None
         discard_uncommitted(self.folder, loaded[0] if loaded else 0)
         if loaded is None:
@@ -217,10 +219,19 @@ class Run(Generic[EngineType]):
         return state
 
     def _drawn(self, rng: Seed) -> list[str]:
-        """Draws the clients of a round; where whole clients are private each by itself, and maybe none."""
+        """Draws the clients of a round; where whole clients are private each by itself, and maybe none.
+
+        Raises:
+            BudgetSpentError: The noise of the server allows for no more rounds.
+        """
         clients, share = list(self.engine.clients()), self.experiment.settings.federation.sample
-        if self.experiment.privacy.mechanism != "central":
+        if (privacy := self.experiment.privacy).mechanism != "central":
             return sample(clients, share, rng.child("sample"))
+        if self.committed + 1 + self._resumed > privacy.turns:
+            raise BudgetSpentError(
+                f"the run went on {self._resumed} times, and its noise allows for {privacy.turns} rounds, "
+                "privacy.spare_turns for what was begun twice included; what was committed stays"
+            )
         chance = randomness_of(self.experiment.privacy.settings, rng.child("sample"))
         return [clients[index] for index in poisson(len(clients), share, chance)]
 
@@ -243,7 +254,7 @@ class Run(Generic[EngineType]):
             return {}
         turns = {client: self.engine.turns_begun(client) for client in self.engine.clients()}
         if privacy.mechanism == "central":
-            turns = dict.fromkeys(turns, cohort.book.number)
+            turns = dict.fromkeys(turns, cohort.book.number + self._resumed)
         clients = {
             client: {"turns": count, "epsilon": privacy.epsilon(client, count)}
             for client, count in turns.items()
