@@ -112,8 +112,9 @@ def generate(
     from rich.progress import Progress  # noqa: PLC0415
 
     from fedstrata.core.files import write_atomically  # noqa: PLC0415
+    from fedstrata.data.readers import read_prompts  # noqa: PLC0415
     from fedstrata.data.writers import jsonl  # noqa: PLC0415
-    from fedstrata.engine.generating import Generating, read_prompts  # noqa: PLC0415
+    from fedstrata.engine.generating import Generating  # noqa: PLC0415
     from fedstrata.engine.prepare import prepare_client, prepare_prompts  # noqa: PLC0415
 
     certificates = lines.certificates_of(certificate, key, authority, insecure=insecure)
