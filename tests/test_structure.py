@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -82,6 +83,18 @@ def plain(side: ast.expr) -> Iterator[ast.expr]:
 @pytest.mark.parametrize("folder", CARDS)
 def test_a_card_is_a_file(folder: str) -> None:
     assert len({card.__module__ for card in CARDS[folder].values()}) == len(CARDS[folder])
+
+
+@pytest.mark.parametrize("folder", CARDS)
+def test_no_card_imports_another(folder: str) -> None:
+    modules = {card.__module__ for card in CARDS[folder].values()}
+    guilty = [
+        f"{module} imports {node.module}"
+        for module in sorted(modules)
+        for node in ast.walk(ast.parse(Path(sys.modules[module].__file__ or "").read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module in modules
+    ]
+    assert not guilty
 
 
 @pytest.mark.parametrize("folder", CARDS)
