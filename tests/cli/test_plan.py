@@ -51,7 +51,6 @@ SCHEMA = {
         "report_bytes",
         "free_bytes",
     },
-    "energy_joules": None,
     "rehearsal": {"seconds", "rounds", "steps"},
     "warnings": None,
 }
