@@ -162,7 +162,8 @@ def answer_prompts(
     address: str, client: str, folder: str, prompts: str, out: str, tokens: str, *overrides: str
 ) -> None:
     """Generates as `fedstrata split generate` does, and writes a JSON list of texts."""
-    from fedstrata.engine.generating import Generating, read_prompts
+    from fedstrata.data.readers import read_prompts
+    from fedstrata.engine.generating import Generating
     from fedstrata.engine.prepare import prepare_prompts
     from fedstrata.transport.membership import Membership
 

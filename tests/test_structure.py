@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,50 +14,150 @@ from support import REPOSITORY
 from fedstrata.methods import METHODS
 from fedstrata.tasks import TASKS
 
-SOURCE = REPOSITORY / "src"
+PACKAGE = REPOSITORY / "src" / "fedstrata"
 CARDS = {"methods": METHODS, "tasks": TASKS}
+DEFAULTS = {"USUAL_METHOD", "USUAL_TASK"}
+"""What a configuration that names none means: settings lie below the cards, and cannot ask them."""
+WORDS = {"relations"}
+"""Names that are also a kind of annotation: a card's only where something is chosen by them."""
 
 
-def imports_of(file: Path) -> Iterator[str]:
-    """Every module that a file imports anywhere, and every name that it takes from one."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (each.name for each in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}.{each.name}" for each in node.names)
-
-
-def files_outside(folder: str) -> list[Path]:
-    return [
-        file
-        for file in sorted((SOURCE / "fedstrata").rglob("*.py"))
-        if (SOURCE / "fedstrata" / folder) not in file.parents
-    ]
-
-
-@pytest.mark.parametrize("folder", CARDS)
-def test_no_file_outside_the_cards_imports_one(folder: str) -> None:
-    modules = {card.__module__ for card in CARDS[folder].values()}
-    assert len(modules) == len(CARDS[folder]), "a card a file"
-    guilty = [
-        f"{file.relative_to(SOURCE)} imports {name}"
-        for file in files_outside(folder)
-        for name in imports_of(file)
-        if name in modules or name.rpartition(".")[0] in modules
-    ]
-    assert not guilty
-
-
-@pytest.mark.parametrize("folder", CARDS)
-def test_no_file_outside_the_cards_compares_with_the_name_of_one(folder: str) -> None:
-    """A name in a comparison or a membership test is an `isinstance` in disguise."""
-    guilty = []
-    for file in files_outside(folder):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.Compare):
+def named(root: Path, folder: str) -> Iterator[str]:
+    """Every place outside a folder of cards where one of them is imported or called by its name."""
+    cards = CARDS[folder]
+    classes = {card.__name__ for card in cards.values()}
+    stems = "|".join(card.__module__.rpartition(".")[2] for card in cards.values())
+    module = re.compile(rf"(^|\.){folder}\.({stems})\b")
+    for file in sorted(root.rglob("*.py")):
+        if root / folder in file.parents:
+            continue
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        allowed = set(constants_of_defaults(tree))
+        choosing = set(constants_that_choose(tree, folder.upper()))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                guilty = any(module.search(each.name) for each in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                guilty = any(
+                    each.name in classes or module.search(f"{node.module}.{each.name}") for each in node.names
+                )
+            elif isinstance(node, ast.Attribute):
+                guilty = node.attr in classes
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in allowed:
+                name = node.value in cards and (node.value not in WORDS or node in choosing)
+                guilty = name or node.value in classes or bool(module.search(node.value))
+            else:
                 continue
-            words = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
-            subject = ast.unparse(node.left)
-            if subject.endswith(("method.name", "task.name")) and words & CARDS[folder].keys():
-                guilty.append(f"{file.relative_to(SOURCE)}:{node.lineno}: {ast.unparse(node)}")
+            if guilty:
+                yield f"{file.relative_to(root)}:{node.lineno}: {ast.unparse(node)}"
+
+
+def constants_of_defaults(tree: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and {ast.unparse(target) for target in node.targets} & DEFAULTS:
+            yield node.value
+
+
+def constants_that_choose(tree: ast.AST, registry: str) -> Iterator[ast.AST]:
+    """What stands in comparisons, but for those of kinds of annotation, in cases, and in `TASKS[...]`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            if not any(ast.unparse(side).endswith(".gives") for side in sides):
+                yield from (inner for side in sides for inner in plain(side))
+        elif isinstance(node, ast.match_case):
+            yield from ast.walk(node.pattern)
+        elif isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith(registry):
+            yield node.slice
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith((".startswith", ".endswith")):
+            yield from (inner for argument in node.args for inner in plain(argument))
+
+
+def plain(side: ast.expr) -> Iterator[ast.expr]:
+    """A value, or those that a literal collection holds; not what a function in it is called with."""
+    yield side
+    if isinstance(side, ast.Tuple | ast.List | ast.Set):
+        yield from side.elts
+
+
+@pytest.mark.parametrize("folder", CARDS)
+def test_a_card_is_a_file(folder: str) -> None:
+    assert len({card.__module__ for card in CARDS[folder].values()}) == len(CARDS[folder])
+
+
+@pytest.mark.parametrize("folder", CARDS)
+def test_no_card_imports_another(folder: str) -> None:
+    modules = {card.__module__ for card in CARDS[folder].values()}
+    guilty = [
+        f"{module} imports {node.module}"
+        for module in sorted(modules)
+        for node in ast.walk(ast.parse(Path(sys.modules[module].__file__ or "").read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module in modules
+    ]
     assert not guilty
+
+
+@pytest.mark.parametrize("folder", CARDS)
+def test_no_file_outside_the_cards_names_one(folder: str) -> None:
+    assert not list(named(PACKAGE, folder))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from fedstrata.methods.fedavg import FedAvg",
+        "from fedstrata.methods import FedAvg",
+        "from fedstrata.methods import fedavg",
+        "from ..methods import FedAvg",
+        "from ..methods.fedavg import FedAvg as Other",
+        "import fedstrata.methods.fedavg as mean",
+        "def f():\n    from fedstrata.methods import FedAvg",
+        "importlib.import_module('fedstrata.methods.fedavg')",
+        "methods.FedAvg()",
+        "METHODS['fedavg']",
+        "METHODS.get('fedavg')",
+        "method.name == 'fedavg'",
+        "'fedavg' != name",
+        "name in ('fedper', 'fedavg')",
+        "name not in {'fedavg'}",
+        "method.name.startswith('fedavg')",
+        "match name:\n    case 'fedper' | 'fedavg':\n        pass",
+        "match section:\n    case {'name': 'fedavg'}:\n        pass",
+        "type(method).__name__ == 'FedAvg'",
+        "{'fedavg': 1, 'fedper': 2}[method.name]",
+        "from fedstrata.tasks import RelationClassification",
+        "TASKS['ner']",
+        "TASKS['relations']",
+        "task.name == 'relations'",
+        "task.name in {'ner', 'relations'}",
+        "name.startswith(('lm', 'relations'))",
+        "match task.name:\n    case 'relations':\n        pass",
+        "type(task).__name__ == 'RelationClassification'",
+    ],
+)
+def test_a_planted_name_is_found(line: str, tmp_path: Path) -> None:
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine" / "planted.py").write_text(f"first = 1\n{line}\n")
+    found = [place for folder in CARDS for place in named(tmp_path, folder)]
+    assert found
+    assert all(place.startswith("engine/planted.py:") for place in found)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from fedstrata.methods import METHODS",
+        "from fedstrata.methods.averaging import Averaging",
+        "from fedstrata.metrics.lm import perplexity",
+        "USUAL_METHOD = 'fedavg'",
+        "METHODS[name]",
+        "'relations' in task.gives",
+        "types_of(documents, 'relations') == types",
+        "{'spans': 1, 'relations': 2}[kind]",
+    ],
+)
+def test_what_names_no_card_passes(line: str, tmp_path: Path) -> None:
+    (tmp_path / "planted.py").write_text(line)
+    (tmp_path / "methods").mkdir()
+    (tmp_path / "methods" / "fedavg.py").write_text("name = 'fedavg'")
+    assert not [place for folder in CARDS for place in named(tmp_path, folder)]

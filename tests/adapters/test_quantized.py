@@ -139,3 +139,17 @@ def test_a_run_without_an_adapter_is_refused(folder: Path) -> None:
         check_model(RunSettings(model=model), task, None)
     assert [problem.path for problem in caught.value.problems] == ["model.quantization", "model.dtype"]
     check_model(RunSettings(model=model, adapter=LORA), task, None)
+
+
+def test_a_new_head_with_a_bias_is_not_quantized() -> None:
+    """It has no weights that could be; task ner over quantised weights ended in an AssertionError."""
+    pytest.importorskip("bitsandbytes")
+    settings = ModelSettings(name="mini", quantization="nf4")
+    model = load(settings, kind="token-classification", seed=Seed(0), labels=("O", "B-x", "I-x"))
+    ids = torch.arange(4, 22).view(2, 9)
+    with torch.no_grad():
+        found = run_model(
+            model.module.train(False), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        )
+    assert found.shape == (2, 9, 3)
+    assert torch.isfinite(found).all()

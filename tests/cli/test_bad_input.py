@@ -310,3 +310,21 @@ def test_the_demo_keeps_its_own_settings() -> None:
     data = configuration(None, ["data.synthetic.notes=4"]).values["data"]
     assert data["types"] == ["problem", "test", "treatment", "drug"]
     assert data["synthetic"] == {"sites": 4, "notes": 4}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"format": "brat", "path": "notes", "types": ["drug"]},
+        {"synthetic": {"sites": 3}, "types": ["drug"]},
+        {"format": "brat", "path": "notes"},
+    ],
+)
+def test_a_section_that_is_given_as_a_whole_is_taken_as_it_is(said: dict[str, object]) -> None:
+    assert configuration(None, [f"data={json.dumps(said)}"]).values["data"] == said
+    assert configuration(None, [f"data={json.dumps(said)}", "task.name=classify"]).values["data"] == said
+
+
+def test_a_section_within_one_is_taken_as_it_is() -> None:
+    data = configuration(None, ["data.synthetic={sites: 3}", "data.format=brat"]).values["data"]
+    assert data == {"format": "brat", "synthetic": {"sites": 3}}

@@ -52,7 +52,6 @@ SCHEMA = {
         "report_bytes",
         "free_bytes",
     },
-    "energy_joules": None,
     "privacy": None,
     "rehearsal": {"seconds", "rounds", "steps"},
     "warnings": None,

@@ -158,8 +158,11 @@ def test_a_plan_says_what_training_will_send(run_tiny: RunTiny, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ("front: 2, back: 1", "leave none of the model's 3"),
-        ("cuts: {site-2: {front: 3, back: 0}}", "leave none of the model's 3"),
+        ("front: 2, back: 1", r"method\.front: .* leave none of the model's 3 .*\[from the command line\]"),
+        (
+            "cuts: {site-2: {front: 3, back: 0}}",
+            r"method\.cuts\.site-2\.front: .* leave none of the model's 3 .*\[from the command line\]",
+        ),
         ("mode: client_batch, in_flight: 2", "in_flight=2"),
         ("average_every: 3", "average_every=3 has no meaning"),
         ("mean: clients", "mean=clients has no meaning with mode sequential"),
@@ -181,6 +184,14 @@ def test_a_plan_says_what_training_will_send(run_tiny: RunTiny, tmp_path: Path, 
 def test_what_cannot_be_is_refused(settings: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         prepare(read_source(None, [*TINY, f"method={{name: fl_llama, {settings}}}"]))
+
+
+def test_a_cut_that_does_not_fit_is_told_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("method:\n  name: fl_llama\n  cuts:\n    site-2:\n      back: 0\n      front: 3\n")
+    told = r"method\.cuts\.site-2\.front: .*\[from run\.yaml, line 6\]"
+    with pytest.raises(ConfigurationError, match=told):
+        prepare(read_source(file, TINY))
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_the_rehearsal_draws_every_unit_from_the_seed_and_nothing_secret(
     experiment = experiment_of()
     before = experiment.model.snapshot(experiment.model.layout.all)
     surveyed = survey(experiment)
-    monkeypatch.setattr("fedstrata.client.turn.SecureRandomness", secret)
+    monkeypatch.setattr("fedstrata.privacy.randomness.SecureRandomness", secret)
     measured = rehearse(experiment, surveyed.samples, seconds=0.0, place=tmp_path)
     assert surveyed.samples.units is not None
     largest, typical = map(len, surveyed.samples.units)

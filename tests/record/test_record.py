@@ -9,7 +9,7 @@ import pytest
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.record.log import RecordLog, committed_rounds, read_events
-from fedstrata.record.summary import headline, mean_of, summarise
+from fedstrata.record.summary import headline, mean_scores, summarise
 
 
 def test_events_are_on_disk_as_they_happen(tmp_path: Path) -> None:
@@ -53,8 +53,13 @@ def test_the_later_event_of_a_repeated_round_counts() -> None:
 
 
 def test_means_leave_out_clients_without_a_score() -> None:
-    assert mean_of([{"f1": 0.5}, None, {"f1": 1.0, "auc": 0.7}]) == {"f1": 0.75, "auc": 0.7}
-    assert mean_of([None]) is None
+    assert mean_scores([{"f1": 0.5}, None, {"f1": 1.0, "auc": 0.7}]) == {"f1": 0.75, "auc": 0.7}
+    assert mean_scores([None]) is None
+
+
+def test_means_may_be_weighted() -> None:
+    scores = [{"f1": 0.5}, None, {"f1": 1.0, "auc": 0.7}]
+    assert mean_scores(scores, [3.0, 5.0, 1.0]) == {"f1": 0.625, "auc": 0.7}
 
 
 def test_the_headline_is_the_clients_mean_where_nothing_is_global() -> None:

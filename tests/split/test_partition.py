@@ -27,6 +27,8 @@ from fedstrata.core.settings.model import ModelSettings
 from fedstrata.models.load import load
 from fedstrata.models.state import Model
 from fedstrata.split.divide import divide, leave_ends, leave_middle
+from fedstrata.split.middle import Middle
+from fedstrata.split.rows import Rows
 
 SHARED = {"deberta": "rel_embeddings", "deberta-v2": "rel_embeddings", "mpnet": "relative_attention_bias"}
 
@@ -72,8 +74,8 @@ def test_every_block_is_on_one_side(tiny_model: Tiny, variant: tuple[str, str]) 
 @pytest.mark.parametrize(
     ("front", "back", "said"),
     [
-        (-1, 0, "split.front: must be at least 0, not -1"),
-        (0, -2, "split.back: must be at least 0, not -2"),
+        (-1, 0, "method.front: must be at least 0, not -1"),
+        (0, -2, "method.back: must be at least 0, not -2"),
         (2, 1, "2 blocks in front and 1 at the back leave none of the model's 3 for the server"),
         (4, 0, "both together may be at most 2"),
     ],
@@ -82,6 +84,17 @@ def test_a_cut_that_does_not_fit_is_refused(tiny_model: Tiny, front: int, back: 
     model = tiny_model("llama", config=deeper("llama"))
     with pytest.raises(ConfigurationError, match=said):
         divide(model, Cut(front, back))
+
+
+@pytest.mark.parametrize(("front", "back", "end"), [(0, 1, "front"), (1, 0, "back")])
+def test_a_client_that_needs_blocks_elsewhere_is_told_which_end(
+    tiny_model: Tiny, front: int, back: int, end: str
+) -> None:
+    model = tiny_model("llama", config=deeper("llama"))
+    server = Middle(divide(model, Cut(1, 1))[1], Cut(1, 1))
+    told = rf"method\.cuts\.a\.{end}: a client cut at {front} and {back}"
+    with pytest.raises(ConfigurationError, match=told):
+        server.run(torch.zeros(1, 4, 32), Rows(4, (0,)), Cut(front, back, "method.cuts.a"))
 
 
 def sharded(folder: Path) -> None:

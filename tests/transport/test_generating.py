@@ -25,7 +25,7 @@ from fedstrata.core.types import JSON
 from fedstrata.engine import answering
 from fedstrata.engine.answering import Answers
 from fedstrata.engine.checkpoint import Checkpoints
-from fedstrata.engine.generating import Generating, read_prompts
+from fedstrata.engine.generating import Generating
 from fedstrata.engine.prepare import prepare, prepare_client, prepare_prompts
 from fedstrata.models.state import Model
 from fedstrata.split.inference import RemoteMiddle
@@ -347,11 +347,3 @@ def test_what_cannot_be_answered_is_refused(run_of: RunOf, tmp_path: Path) -> No
         Answers(empty, (), CLIENTS, ENOUGH)
     middle = Answers(folder, (), ["site-1"], ENOUGH)._middle
     assert middle.model.layout.blocks[0] == () and Cut(1, 1).middle(3) == range(1, 2)
-
-
-def test_prompts_are_lines_of_text_or_texts_of_json_lines(tmp_path: Path) -> None:
-    text, lines = tmp_path / "p.txt", tmp_path / "q.jsonl"
-    text.write_text("one\n\n two \r\n")
-    lines.write_text('{"text": "one\\nline"}\n{"id": "x", "text": "two"}\n')
-    assert [(each.id, each.text) for each in read_prompts(text)] == [("p-1", "one"), ("p-3", "two")]
-    assert [each.text for each in read_prompts(lines)] == ["one\nline", "two"]

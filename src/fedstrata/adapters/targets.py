@@ -1,9 +1,7 @@
 """Which layers of a model's blocks an adapter is added to."""
 
-import json
 import re
-from collections.abc import Mapping, Sequence
-from importlib.resources import files
+from collections.abc import Sequence
 from typing import Literal
 
 from torch import nn
@@ -11,16 +9,10 @@ from transformers.pytorch_utils import Conv1D
 
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.model import Layout
-from fedstrata.models.blocks import block_modules, transformers_model
+from fedstrata.models.blocks import FAMILIES, block_modules, family_of, transformers_model
 
 NONE = "dummy-target-modules"
 """What PEFT takes for no layer at all (its `DUMMY_TARGET_MODULES`, which takes seconds to import)."""
-
-
-SUBLAYER_ENDS: Mapping[str, Sequence[str]] = json.loads(
-    (files("fedstrata.adapters") / "sublayer_ends.json").read_text(encoding="utf-8")
-)
-"""The last linear layers of a block's attention and feed-forward part, by `model_type`."""
 
 
 def inside_blocks(layout: Layout, blocks: Sequence[int]) -> str:
@@ -58,12 +50,12 @@ def linear_layers(
 
 def _sublayer_ends(module: nn.Module, there: Sequence[str]) -> list[str]:
     """Returns the layers that end the parts of a block in the model's family."""
-    family = transformers_model(module).config.model_type
-    usual = [name for name in SUBLAYER_ENDS.get(family, ()) if name in there]
+    inner = transformers_model(module)
+    usual = [name for name in family_of(inner).sublayer_ends if name in there]
     if not usual:
         message = (
-            f"must name the layers that adapters follow, since {family!r} is none of the families known "
-            f"({', '.join(SUBLAYER_ENDS)}); its blocks have: {', '.join(there)}"
+            f"must name the layers that adapters follow, since {inner.config.model_type!r} is none of the "
+            f"families known ({', '.join(FAMILIES)}); its blocks have: {', '.join(there)}"
         )
         raise ConfigurationError([Problem("adapter.targets", message)])
     return usual

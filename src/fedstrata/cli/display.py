@@ -13,14 +13,14 @@ from rich.text import Text
 from fedstrata.cli.listener import EventDisplay
 from fedstrata.cli.tables import new_table
 from fedstrata.core.errors import DROPPED_OUT
+from fedstrata.core.settings.federation import FEW_CLIENTS
 from fedstrata.record.privacy import NOT_COVERED, SEEDED, largest
 from fedstrata.record.scores import headings, overall
 from fedstrata.record.summary import headline
 from fedstrata.record.words import duration, energy, epsilon, plural, score
 
-MOST_CLIENTS = 25
-"""Clients in the table at most; of more the ends are shown."""
 ENDS = 5
+"""Clients at either end that a table shows of many."""
 
 Scores: TypeAlias = "Mapping[str, float] | None"
 
@@ -164,7 +164,7 @@ class Display(EventDisplay):
 def _ends(clients: Mapping[str, Scores], metric: str) -> Mapping[str, Scores]:
     """Returns the clients to be shown: all, or of many those with the lowest and the highest scores."""
     scored = [name for name, row in clients.items() if row and metric in row]
-    if len(clients) <= MOST_CLIENTS or len(scored) < 2 * ENDS:
+    if len(clients) <= FEW_CLIENTS or len(scored) < 2 * ENDS:
         return clients
     ranked = sorted(scored, key=lambda name: (clients[name] or {})[metric])
     return {name: clients[name] for name in (*ranked[:ENDS], *ranked[-ENDS:])}

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -21,67 +23,58 @@ if TYPE_CHECKING:
     from fedstrata.transport.timing import Timing
 
 LOOPBACK = "127.0.0.1:7447"
-CACHE_MEGABYTES = 1024
 _TLS = "certificate, key and authority"
 
-Certificate = Annotated[Path | None, typer.Option(help="This side's certificate, PEM.", metavar="FILE")]
-Key = Annotated[
-    Path | None, typer.Option(help="Its private key, PEM; readable by you alone.", metavar="FILE")
-]
-Authority = Annotated[
-    Path | None, typer.Option(help="Certificate that signed those of the other side, PEM.", metavar="FILE")
-]
-Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Without TLS; only between processes of one machine.")
-]
-Listen = Annotated[str, typer.Option(help="Address to listen on.", metavar="HOST:PORT")]
-TokenFile = Annotated[
-    Path | None,
-    typer.Option(help="A client and its token in each line; readable by you alone.", metavar="FILE"),
-]
-Clients = Annotated[
-    str | None,
-    typer.Option(help="Who takes part, if not all that have a token.", metavar="ID,ID", show_default=False),
-]
-Client = Annotated[str, typer.Option(help="This client's name.", metavar="ID", show_default=False)]
-Server = Annotated[str, typer.Option(help="The server's address.", metavar="HOST:PORT")]
-Token = Annotated[Path | None, typer.Option(help="A file with this client's token alone.", metavar="FILE")]
-Megabytes = Annotated[int, typer.Option(help="Size of a message at most.", min=1, max=2047)]
-Deadline = Annotated[
-    float, typer.Option(help="Seconds to wait for an answer before the other side is given up.", min=1.0)
-]
-Reconnect = Annotated[
-    float, typer.Option(help="Seconds for the other side to come back after a connection broke.", min=0.1)
-]
-Keepalive = Annotated[
-    float, typer.Option(help="Seconds between signs of life of an idle connection.", min=0.1)
-]
-Delay = Annotated[
-    float, typer.Option(help="Seconds to hold back every message, as a slow network would.", min=0.0)
-]
-CacheMegabytes = Annotated[
-    float, typer.Option(help="Memory for keys and values of all clients together.", min=0.001)
-]
+
+def _file(told: str) -> Any:
+    return typer.Option(help=told, metavar="FILE")
 
 
-def certificates_of(
-    certificate: Path | None, key: Path | None, authority: Path | None, *, insecure: bool
-) -> Certificates | None:
-    """Returns the certificates; none where plain text was asked for.
+def _seconds(told: str, least: float = 0.1) -> Any:
+    return typer.Option(help=f"Seconds {told}", min=least)
 
-    Raises:
-        ConfigurationError: Some are missing, or both or neither were asked for.
-    """
-    from fedstrata.transport.credentials import Certificates  # noqa: PLC0415 - heavy
 
-    if insecure:
-        if certificate or key or authority:
-            raise ConfigurationError([Problem("--insecure", f"has no use for {_TLS}")])
-        return None
-    if not (certificate and key and authority):
-        message = f"needed: {_TLS}; or --insecure, between processes of one machine"
-        raise ConfigurationError([Problem("--certificate", message)])
-    return Certificates(certificate, key, authority)
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """The options of either side of a line between processes."""
+
+    certificate: Annotated[Path | None, _file("This side's certificate, PEM.")] = None
+    key: Annotated[Path | None, _file("Its private key, PEM; readable by you alone.")] = None
+    authority: Annotated[Path | None, _file("Certificate that signed those of the other side, PEM.")] = None
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Without TLS; only between processes of one machine.")
+    ] = False
+    deadline: Annotated[float, _seconds("to wait for an answer before the other side is given up.", 1.0)] = (
+        600
+    )
+    reconnect: Annotated[float, _seconds("for the other side to come back after a connection broke.")] = 60
+    keepalive: Annotated[float, _seconds("between signs of life of an idle connection.")] = 20
+    delay: Annotated[float, _seconds("to hold back every message, as a slow network would.", 0.0)] = 0
+
+    def _certificates(self) -> Certificates | None:
+        """Returns the certificates; none where plain text was asked for.
+
+        Raises:
+            ConfigurationError: Some are missing, or both or neither were asked for.
+        """
+        from fedstrata.transport.credentials import Certificates  # noqa: PLC0415 - heavy
+
+        if self.insecure:
+            if self.certificate or self.key or self.authority:
+                raise ConfigurationError([Problem("--insecure", f"has no use for {_TLS}")])
+            return None
+        if not (self.certificate and self.key and self.authority):
+            message = f"needed: {_TLS}; or --insecure, between processes of one machine"
+            raise ConfigurationError([Problem("--certificate", message)])
+        return Certificates(self.certificate, self.key, self.authority)
+
+    def _timing(self) -> Timing:
+        """Returns how long to wait."""
+        from fedstrata.transport.timing import Timing  # noqa: PLC0415 - heavy
+
+        return Timing(
+            answer=self.deadline, reconnect=self.reconnect, keepalive=self.keepalive, delay=self.delay
+        )
 
 
 @dataclass(frozen=True)
@@ -92,16 +85,17 @@ class Guests:
         names: Their names.
         tokens: Their tokens; none where there is no TLS.
         certificates: The server's certificate and whom it trusts; none without TLS.
+        timing: How long to wait.
     """
 
     names: tuple[str, ...]
     tokens: Tokens | None
     certificates: Certificates | None
+    timing: Timing
 
     def hub(
         self,
         agreements: Agreements,
-        timing: Timing,
         welcome: Callable[[str], Mapping[str, JSON]],
         settings: Mapping[str, JSON] | None = None,
     ) -> Hub:
@@ -109,7 +103,6 @@ class Guests:
 
         Args:
             agreements: What is agreed with each of them.
-            timing: How long to wait.
             welcome: Returns what a client is told when its session begins.
             settings: What is said of the run to a client before it joins.
         """
@@ -121,79 +114,132 @@ class Guests:
             clients=self.names,
             tokens=self.tokens,
             certificates=self.certificates,
-            timing=timing,
+            timing=self.timing,
             welcome=welcome,
             settings=settings,
         )
 
 
-def guests_of(
-    listen: str,
-    tokens: Path | None,
-    clients: str | None,
-    certificate: Path | None,
-    key: Path | None,
-    authority: Path | None,
-    *,
-    insecure: bool,
-) -> Guests:
-    """Returns who may join a server that listens on an address, by the options of these names.
+@dataclass(frozen=True, kw_only=True)
+class ServerLine(Line):
+    """The options of a server."""
 
-    Raises:
-        ConfigurationError: Something would leave the machine in plain text, certificates are missing, no
-            client is named, a name comes twice or has no token, or there is TLS without tokens.
-    """
-    from fedstrata.transport.credentials import Tokens, require_safe  # noqa: PLC0415 - heavy
-
-    require_safe(listen, insecure=insecure, setting="--listen")
-    certificates = certificates_of(certificate, key, authority, insecure=insecure)
-    known = Tokens.read(tokens) if tokens is not None else None
-    if certificates is not None and known is None:
-        raise ConfigurationError([Problem("--tokens", "must be given: every client has a token of its own")])
-    names = tuple(map(str.strip, clients.split(","))) if clients else known.clients if known else ()
-    if not all(names) or not names:
-        raise ConfigurationError([Problem("--clients", "must name those who may join, with commas between")])
-    if twice := [name for name, times in Counter(names).items() if times > 1]:
-        raise ConfigurationError([Problem("--clients", f"names {twice[0]!r} twice")])
-    if known and (without := [name for name in names if name not in known.clients]):
-        message = f"{without[0]!r} has no token there; {', '.join(known.clients)} have"
-        raise ConfigurationError([Problem("--tokens", message)])
-    return Guests(names, known, certificates)
-
-
-def secret_of(token: Path | None, certificates: Certificates | None) -> str | None:
-    """Returns a client's token; none if it needs none.
-
-    Raises:
-        ConfigurationError: There is TLS without a token, or the token cannot be read.
-    """
-    from fedstrata.transport.credentials import read_token  # noqa: PLC0415 - heavy
-
-    if certificates is not None and token is None:
-        raise ConfigurationError([Problem("--token", "must be given: the file with this client's token")])
-    return read_token(token) if token is not None else None
-
-
-def sessions_of(
-    server: str, client: str, secret: str | None, certificates: Certificates | None, timing: Timing
-) -> Callable[[Any], Membership]:
-    """Returns what makes a client's sessions at a server, given who has the agreement and the greeting."""
-    from fedstrata.transport.membership import Membership  # noqa: PLC0415 - heavy
-
-    return lambda own: Membership(
-        server,
-        client,
-        own.agreement,
-        greeting=own.greeting,
-        token=secret,
-        certificates=certificates,
-        timing=timing,
-        warn=lambda message: typer.echo(message, err=True),
+    listen: Annotated[str, typer.Option(help="Address to listen on.", metavar="HOST:PORT")] = LOOPBACK
+    tokens: Annotated[Path | None, _file("A client and its token in each line; readable by you alone.")] = (
+        None
     )
+    clients: Annotated[
+        str | None,
+        typer.Option(
+            help="Who takes part, if not all that have a token.", metavar="ID,ID", show_default=False
+        ),
+    ] = None
+    cache_megabytes: Annotated[
+        float, typer.Option(help="Memory for keys and values of all clients together.", min=0.001)
+    ] = 1024
+    megabytes: Annotated[int, typer.Option(help="Size of a message at most.", min=1, max=2047)] = 1024
+
+    def guests(self) -> Guests:
+        """Returns who may join.
+
+        Raises:
+            ConfigurationError: Something would leave the machine in plain text, certificates are missing, no
+                client is named, a name comes twice or has no token, or there is TLS without tokens.
+        """
+        from fedstrata.transport.credentials import Tokens, require_safe  # noqa: PLC0415 - heavy
+
+        require_safe(self.listen, insecure=self.insecure, setting="--listen")
+        certificates = self._certificates()
+        known = Tokens.read(self.tokens) if self.tokens is not None else None
+        if certificates is not None and known is None:
+            message = "must be given: every client has a token of its own"
+            raise ConfigurationError([Problem("--tokens", message)])
+        asked = self.clients.split(",") if self.clients else known.clients if known else ()
+        names = tuple(map(str.strip, asked))
+        if not all(names) or not names:
+            message = "must name those who may join, with commas between"
+            raise ConfigurationError([Problem("--clients", message)])
+        if twice := [name for name, times in Counter(names).items() if times > 1]:
+            raise ConfigurationError([Problem("--clients", f"names {twice[0]!r} twice")])
+        if known and (without := [name for name in names if name not in known.clients]):
+            message = f"{without[0]!r} has no token there; {', '.join(known.clients)} have"
+            raise ConfigurationError([Problem("--tokens", message)])
+        return Guests(names, known, certificates, self._timing())
 
 
-def timing_of(deadline: float, reconnect: float, keepalive: float, delay: float) -> Timing:
-    """Returns how long to wait."""
-    from fedstrata.transport.timing import Timing  # noqa: PLC0415 - heavy
+@dataclass(frozen=True, kw_only=True)
+class ClientLine(Line):
+    """The options of a client."""
 
-    return Timing(answer=deadline, reconnect=reconnect, keepalive=keepalive, delay=delay)
+    client: Annotated[str, typer.Option(help="This client's name.", metavar="ID", show_default=False)]
+    server: Annotated[str, typer.Option(help="The server's address.", metavar="HOST:PORT")] = LOOPBACK
+    token: Annotated[Path | None, _file("A file with this client's token alone.")] = None
+
+    def sessions(self) -> Callable[[Any], Membership]:
+        """Returns what makes a client's sessions, given who has the agreement and the greeting.
+
+        Raises:
+            ConfigurationError: Certificates are missing, there is TLS without a token, or it cannot be read.
+        """
+        from fedstrata.transport.membership import Membership  # noqa: PLC0415 - heavy
+
+        secret, certificates, timing = self._access()
+        return lambda own: Membership(
+            self.server,
+            self.client,
+            own.agreement,
+            greeting=own.greeting,
+            token=secret,
+            certificates=certificates,
+            timing=timing,
+            warn=_warn,
+        )
+
+    def settings(self) -> Mapping[str, Any]:
+        """Returns what the server says of the run; raises as `sessions`."""
+        from fedstrata.transport.membership import settings_of  # noqa: PLC0415 - heavy
+
+        return settings_of(self.server, self.client, *self._access(), _warn)
+
+    def _access(self) -> tuple[str | None, Certificates | None, Timing]:
+        from fedstrata.transport.credentials import read_token  # noqa: PLC0415 - heavy
+
+        certificates = self._certificates()
+        if certificates is not None and self.token is None:
+            message = "must be given: the file with this client's token"
+            raise ConfigurationError([Problem("--token", message)])
+        secret = read_token(self.token) if self.token is not None else None
+        return secret, certificates, self._timing()
+
+
+def with_options(kind: type[Line], **usual: float) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a verb the options of a line in place of its parameter `line`, which is what they came to.
+
+    Args:
+        kind: The line.
+        usual: Defaults that fit the verb better than the line's.
+    """
+    hints = get_type_hints(kind, include_extras=True)
+    names = [name for each in kind.__mro__ for name in vars(each).get("__annotations__", ())]
+    defaults = {name: usual.get(name, getattr(kind, name, Parameter.empty)) for name in names}
+    options = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=defaults[name], annotation=hints[name])
+        for name in names
+    ]
+
+    def with_line(verb: Callable[..., None]) -> Callable[..., None]:
+        @wraps(verb)
+        def called(**given: Any) -> None:
+            verb(line=kind(**{name: given.pop(name) for name in names}), **given)
+
+        found: list[Parameter] = []
+        for own in signature(verb, eval_str=True).parameters.values():
+            found += options if own.name == "line" else [own.replace(kind=Parameter.KEYWORD_ONLY)]
+        vars(called)["__signature__"] = Signature(found)  # which Typer goes by
+        return called
+
+    return with_line
+
+
+def _warn(message: str) -> None:
+    typer.echo(message, err=True)

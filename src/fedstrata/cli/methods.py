@@ -1,6 +1,13 @@
-"""`fedstrata methods`: every method and what travels."""
+"""`fedstrata methods`: every method, what travels, and whether it may be differentially private."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from fedstrata.cli.options import Debug
+
+if TYPE_CHECKING:
+    from fedstrata.core.method import Method
 
 
 def methods(debug: Debug = False) -> None:
@@ -10,9 +17,22 @@ def methods(debug: Debug = False) -> None:
 
     from fedstrata.methods import METHODS  # noqa: PLC0415
 
-    table = Table("method", "what travels", "settings")
+    table = Table("method", "what travels, and differential privacy", "settings")
     for name, card in METHODS.items():
         fields = card.model_fields.items()
-        settings = [f"{key}: {field.get_default()}" for key, field in fields if key != "name"]
-        table.add_row(name, card.travels, "\n".join(settings) or "-")
+        settings = [
+            f"{key}: {field.get_default(call_default_factory=True, validated_data={})}"
+            for key, field in fields
+            if key != "name"
+        ]
+        table.add_row(
+            name, f"{card.travels}\n{_privacy(card.model_validate({}))}", "\n".join(settings) or "-"
+        )
     Console().print(table)
+
+
+def _privacy(method: Method) -> str:
+    """Says under which mechanisms a method may run as it is, or why under none."""
+    reasons = {mechanism: method.not_private(mechanism) for mechanism in ("local", "central")}
+    able = [mechanism for mechanism, reason in reasons.items() if not reason]
+    return f"private: {' or '.join(able)}" if able else f"not private: {reasons['local']}"

@@ -101,8 +101,9 @@ def configuration(file: Path | None, overrides: Sequence[str]) -> Source:
 
 
 def on_command_line(source: Source, section: str) -> bool:
-    """Whether the command line sets a section, or anything in it."""
+    """Whether the command line sets a section: itself, anything in it, or a whole that it is part of."""
     from fedstrata.core.settings.source import COMMAND_LINE  # noqa: PLC0415 - heavy
 
-    given = [path for path, origin in source.origins.items() if origin == COMMAND_LINE]
-    return any(f"{path}.".startswith(f"{section}.") for path in given)
+    asked = f"{section}."
+    given = [f"{path}." for path, origin in source.origins.items() if origin == COMMAND_LINE]
+    return any(path.startswith(asked) or asked.startswith(path) for path in given)

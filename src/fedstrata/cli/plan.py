@@ -149,14 +149,13 @@ def _privacy(made: PrivacyPlan) -> Iterator[str]:
         f"privacy  {made.mechanism}: epsilon at most {most} at delta {made.delta:g} for {whose}, "
         f"{made.adjacency} adjacency"
     )
-    over = (
-        f"{made.expected} expected {'units of a step' if made.mechanism == 'local' else 'clients of a round'}"
-    )
+    many = "units of a step" if made.mechanism == "local" else "clients of a round"
+    over = f"{made.expected:g} expected {many}"
     yield (
         f"         sigma {made.sigma:g} of the clipping norm {made.clip:g}, over {over}: noise of "
         f"{made.noise_on_mean:.3g} of it on the mean, {made.ratio:.3g} times the most that can be learnt"
     )
-    spare = f", of these {made.spare_turns} to be taken again" if made.mechanism == "local" else ""
+    spare = f", of these {made.spare_turns} to be taken again"
     steps = f" of {plural(made.steps, 'step')}" if made.steps is not None else ""
     noun = "turn" if made.mechanism == "local" else "round"
     yield f"         the noise allows for {plural(made.turns, noun)}{steps}{spare}"

@@ -17,26 +17,15 @@ if TYPE_CHECKING:
     from fedstrata.core.settings.source import Source
 
 
+@lines.with_options(lines.ServerLine, deadline=3600)
 def serve(
+    line: lines.ServerLine,
     arguments: Arguments = None,
-    listen: lines.Listen = lines.LOOPBACK,
-    tokens: lines.TokenFile = None,
-    clients: lines.Clients = None,
-    certificate: lines.Certificate = None,
-    key: lines.Key = None,
-    authority: lines.Authority = None,
-    insecure: lines.Insecure = False,
     out: Annotated[Path | None, typer.Option(help="The run directory; runs/NAME when not given.")] = None,
     resume: Resume = False,
     patience: Annotated[
         float, typer.Option(help="Seconds to wait, once, for a client that has not joined.")
     ] = 3600,
-    cache_megabytes: lines.CacheMegabytes = lines.CACHE_MEGABYTES,
-    megabytes: lines.Megabytes = 1024,
-    deadline: lines.Deadline = 3600,
-    reconnect: lines.Reconnect = 60,
-    keepalive: lines.Keepalive = 20,
-    delay: lines.Delay = 0,
     debug: Debug = False,
 ) -> None:
     """Run a federation whose clients join it, each a process of its own wherever its documents are.
@@ -60,8 +49,8 @@ def serve(
     from fedstrata.engine.shared_settings import shared_settings  # noqa: PLC0415
     from fedstrata.transport.hub import require_free  # noqa: PLC0415
 
-    guests = lines.guests_of(listen, tokens, clients, certificate, key, authority, insecure=insecure)
-    require_free(listen)
+    guests = line.guests()
+    require_free(line.listen)
     display = Display()
     display.say("preparing the model ...")
     if not resume:
@@ -69,22 +58,22 @@ def serve(
     source = configuration_of(arguments, out, resume=resume)
     experiment = prepare_server(source, guests.names)
     folder = serving_folder(source, out)
-    cache_bytes = int(cache_megabytes * 2**20)
     run = Run(
         experiment,
         folder,
         with_trackers(experiment.settings, folder, display),
-        partial(RemoteEngine, names=guests.names, cache_bytes=cache_bytes, patience=patience),
+        partial(
+            RemoteEngine, names=guests.names, cache_bytes=int(line.cache_megabytes * 2**20), patience=patience
+        ),
     )
     if resume:
         run.load()
-    agreements = Agreements(experiment, guests.names, megabytes * 2**20, known=run.engine.weights)
-    timing = lines.timing_of(deadline, reconnect, keepalive, delay)
-    hub = guests.hub(agreements, timing, run.engine.welcome, shared_settings(experiment))
+    agreements = Agreements(experiment, guests.names, line.megabytes * 2**20, known=run.engine.weights)
+    hub = guests.hub(agreements, run.engine.welcome, shared_settings(experiment))
     run.engine.connect(hub)
     complete = False
     try:
-        display.say(f"waiting on {hub.listen(listen)} for {', '.join(guests.names)}")
+        display.say(f"waiting on {hub.listen(line.listen)} for {', '.join(guests.names)}")
         with display:
             summary = run.execute()
         complete = True
@@ -96,22 +85,13 @@ def serve(
     display.show(summary, folder, personal=experiment.method.personal)
 
 
+@lines.with_options(lines.ClientLine, reconnect=600)
 def join(
-    client: lines.Client,
+    line: lines.ClientLine,
     arguments: Arguments = None,
-    server: lines.Server = lines.LOOPBACK,
-    token: lines.Token = None,
-    certificate: lines.Certificate = None,
-    key: lines.Key = None,
-    authority: lines.Authority = None,
-    insecure: lines.Insecure = False,
     home: Annotated[Path, typer.Option(help="The folder for what this client keeps between rounds.")] = Path(
         "fedstrata-client"
     ),
-    deadline: lines.Deadline = 600,
-    reconnect: lines.Reconnect = 600,
-    keepalive: lines.Keepalive = 20,
-    delay: lines.Delay = 0,
     debug: Debug = False,
 ) -> None:
     """Take part in a federation that a server runs; texts and labels stay here.
@@ -125,17 +105,12 @@ def join(
     from fedstrata.engine.joining import RemoteClient  # noqa: PLC0415 - heavy
     from fedstrata.engine.prepare import prepare_client  # noqa: PLC0415
     from fedstrata.engine.shared_settings import with_shared  # noqa: PLC0415
-    from fedstrata.transport.membership import settings_of  # noqa: PLC0415
 
-    certificates = lines.certificates_of(certificate, key, authority, insecure=insecure)
-    timing = lines.timing_of(deadline, reconnect, keepalive, delay)
-    secret = lines.secret_of(token, certificates)
-    session_of = lines.sessions_of(server, client, secret, certificates, timing)
+    session_of = line.sessions()
     source = _site(*sort_arguments(arguments or []))
-    typer.echo(f"asking {server} what is to be trained")
-    said = settings_of(server, client, secret, certificates, timing, partial(typer.echo, err=True))
-    source = with_shared(source, said)
-    remote = RemoteClient(prepare_client(source, client), client, home, _tell)
+    typer.echo(f"asking {line.server} what is to be trained")
+    source = with_shared(source, line.settings())
+    remote = RemoteClient(prepare_client(source, line.client), line.client, home, _tell)
     try:
         remote.take_part(session_of)
     except KeyboardInterrupt:

@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from fedstrata.core.documents import Document
 
 app = typer.Typer(no_args_is_help=True, help="A divided model: the server and its clients as processes.")
-app.command(hidden=True)(serve)  # as they were called while only divided models could be served
+app.command(hidden=True)(serve)  # whoever divides a model may look for these two here
 app.command(hidden=True)(join)
 
 
 @app.command()
+@lines.with_options(lines.ServerLine)
 def answer(
+    line: lines.ServerLine,
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.", show_default=False)],
     overrides: Annotated[
         list[str] | None,
@@ -27,19 +29,6 @@ def answer(
             metavar="KEY.PATH=VALUE", help="device or threads, other than the run's.", show_default=False
         ),
     ] = None,
-    listen: lines.Listen = lines.LOOPBACK,
-    tokens: lines.TokenFile = None,
-    clients: lines.Clients = None,
-    certificate: lines.Certificate = None,
-    key: lines.Key = None,
-    authority: lines.Authority = None,
-    insecure: lines.Insecure = False,
-    cache_megabytes: lines.CacheMegabytes = lines.CACHE_MEGABYTES,
-    megabytes: lines.Megabytes = 1024,
-    deadline: lines.Deadline = 600,
-    reconnect: lines.Reconnect = 60,
-    keepalive: lines.Keepalive = 20,
-    delay: lines.Delay = 0,
     debug: Debug = False,
 ) -> None:
     """Hold the middle of a run's model for clients that generate, until interrupted.
@@ -49,14 +38,13 @@ def answer(
     """
     from fedstrata.engine.answering import Answers  # noqa: PLC0415 - heavy
 
-    guests = lines.guests_of(listen, tokens, clients, certificate, key, authority, insecure=insecure)
+    guests = line.guests()
     typer.echo("preparing the model ...")
-    answers = Answers(run, overrides or [], guests.names, int(cache_megabytes * 2**20))
-    agreements = answers.agreements(megabytes * 2**20)
-    timing = lines.timing_of(deadline, reconnect, keepalive, delay)
-    hub = guests.hub(agreements, timing, lambda client: {"committed": answers.committed, "run": answers.id})
+    answers = Answers(run, overrides or [], guests.names, int(line.cache_megabytes * 2**20))
+    agreements = answers.agreements(line.megabytes * 2**20)
+    hub = guests.hub(agreements, lambda client: {"committed": answers.committed, "run": answers.id})
     try:
-        where = hub.listen(listen)
+        where = hub.listen(line.listen)
         who = ", ".join(guests.names)
         typer.echo(f"round {answers.committed} of {run} on {where} for {who}; Ctrl-C to stop")
         answers.serve(hub)
@@ -68,8 +56,9 @@ def answer(
 
 
 @app.command()
+@lines.with_options(lines.ClientLine)
 def generate(
-    client: lines.Client,
+    line: lines.ClientLine,
     out: Annotated[
         Path, typer.Option(help="The file of JSON lines to write.", metavar="FILE", show_default=False)
     ],
@@ -88,19 +77,9 @@ def generate(
     temperature: Annotated[
         float, typer.Option(help="Logits are divided by it to draw tokens; 0: the likeliest.", min=0.0)
     ] = 0.0,
-    server: lines.Server = lines.LOOPBACK,
-    token: lines.Token = None,
-    certificate: lines.Certificate = None,
-    key: lines.Key = None,
-    authority: lines.Authority = None,
-    insecure: lines.Insecure = False,
     home: Annotated[
         Path, typer.Option(help="The folder of what this client keeps, if its ends are its own.")
     ] = Path("fedstrata-client"),
-    deadline: lines.Deadline = 600,
-    reconnect: lines.Reconnect = 60,
-    keepalive: lines.Keepalive = 20,
-    delay: lines.Delay = 0,
     debug: Debug = False,
 ) -> None:
     """Generate with the ends of a model here and its middle at a server; tokens and texts stay here.
@@ -112,14 +91,12 @@ def generate(
     from rich.progress import Progress  # noqa: PLC0415
 
     from fedstrata.core.files import write_atomically  # noqa: PLC0415
+    from fedstrata.data.readers import read_prompts  # noqa: PLC0415
     from fedstrata.data.writers import jsonl  # noqa: PLC0415
-    from fedstrata.engine.generating import Generating, read_prompts  # noqa: PLC0415
+    from fedstrata.engine.generating import Generating  # noqa: PLC0415
     from fedstrata.engine.prepare import prepare_client, prepare_prompts  # noqa: PLC0415
 
-    certificates = lines.certificates_of(certificate, key, authority, insecure=insecure)
-    timing = lines.timing_of(deadline, reconnect, keepalive, delay)
-    secret = lines.secret_of(token, certificates)
-    session_of = lines.sessions_of(server, client, secret, certificates, timing)
+    session_of = line.sessions()
     source = configuration(*sort_arguments(arguments or []))
     asked = read_prompts(prompts) if prompts is not None else None
     prepare = prepare_client if asked is None else prepare_prompts
@@ -129,8 +106,8 @@ def generate(
         with Progress(console=console, disable=not console.is_terminal) as progress:
             bar = progress.add_task("answers", total=len(asked) if asked is not None else None)
             generating = Generating(
-                prepare(source, client),
-                client,
+                prepare(source, line.client),
+                line.client,
                 home,
                 asked,
                 tokens=max_new_tokens,

@@ -28,7 +28,7 @@ from fedstrata.core.types import Plan, Tensors, Update, Work
 from fedstrata.models.state import Model
 from fedstrata.privacy.clipping import UnitGradients
 from fedstrata.privacy.mechanism import NO_PRIVACY, Privacy
-from fedstrata.privacy.randomness import SecureRandomness, SeededRandomness
+from fedstrata.privacy.randomness import randomness_of
 from fedstrata.record.log import Listener
 from fedstrata.split.divide import ends_of
 from fedstrata.train.evaluate import answer
@@ -266,8 +266,7 @@ class Workplace:
         """Returns how a client trains under differential privacy; none without."""
         if release is None:
             return None
-        secure = self.privacy.settings.noise == "secure"
-        drawn = SecureRandomness() if secure else SeededRandomness(rng.child("privacy"))
+        drawn = randomness_of(self.privacy.settings, rng.child("privacy"))
         units_of = partial(getattr, examples, "units")
         return UnitGradients(self.privacy, site.declared, drawn, units_of, release.begin)
 

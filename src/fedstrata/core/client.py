@@ -126,6 +126,7 @@ class Client:
         secret: What the server must not know is drawn from this in place of the run's seed, which it knows.
             None in a simulation, whose numbers are to be the same every time.
         privacy: How it trains under differential privacy; none without.
+        rank: How many ranks of each adapter it has; all of them if none.
     """
 
     id: str
@@ -143,6 +144,7 @@ class Client:
     line: Line | None = None
     secret: int | None = None
     privacy: PrivateTraining | None = None
+    rank: int | None = None
 
     @property
     def size(self) -> int:

@@ -1,6 +1,6 @@
 """Where a model is divided between a client and the server (`fedstrata.split`)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 from fedstrata.core.errors import Problem, refuse
@@ -34,10 +34,12 @@ class Cut:
     Attributes:
         front: Blocks of the client below the middle, p; 0 leaves it the embedding.
         back: Blocks of the client above the middle, q; 0 leaves it the final norm and the head.
+        section: Dotted path of the settings that say so.
     """
 
     front: int
     back: int
+    section: str = field(default="method", repr=False, compare=False)
 
     def middle(self, blocks: int) -> range:
         """Returns the numbers of the middle's blocks, counted from 0.
@@ -49,7 +51,7 @@ class Cut:
             ConfigurationError: A count is negative, or no block is left for the middle.
         """
         problems = [
-            Problem(f"split.{name}", f"must be at least 0, not {count}")
+            Problem(f"{self.section}.{name}", f"must be at least 0, not {count}")
             for name, count in (("front", self.front), ("back", self.back))
             if count < 0
         ]
@@ -58,7 +60,7 @@ class Cut:
                 f"{self.front} blocks in front and {self.back} at the back leave none of the model's "
                 f"{blocks} for the server; both together may be at most {blocks - 1}"
             )
-            problems.append(Problem("split.front", message))
+            problems.append(Problem(f"{self.section}.front", message))
         refuse(problems)
         return range(self.front, blocks - self.back)
 

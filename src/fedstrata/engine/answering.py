@@ -28,7 +28,7 @@ from fedstrata.transport.hub import Hub
 from fedstrata.transport.members import Arrival
 from fedstrata.wire import frame
 
-MAY_CHANGE = frozenset({"device", "threads"})
+MAY_CHANGE_TO_ANSWER = frozenset({"device", "threads"})
 """Settings other than the run's: they do not change what the model is."""
 WAIT = 60.0
 """Seconds to wait for a message before waiting again; of no consequence."""
@@ -39,7 +39,7 @@ class Answers:
 
     Args:
         folder: The directory of a run with at least one committed round; served or simulated.
-        overrides: `key.path=value`, for settings in `MAY_CHANGE`.
+        overrides: `key.path=value`, for settings in `MAY_CHANGE_TO_ANSWER`.
         clients: Who may join.
         limit: Bytes of keys and values that all sessions may have together.
 
@@ -52,7 +52,7 @@ class Answers:
     """
 
     def __init__(self, folder: Path, overrides: Sequence[str], clients: Sequence[str], limit: int) -> None:
-        source = resumable(folder, None, overrides, may_change=MAY_CHANGE, named_by="RUN")
+        source = resumable(folder, None, overrides, may_change=MAY_CHANGE_TO_ANSWER, named_by="RUN")
         self.committed, self._state, begun = _last(folder)
         self.id: str | None = begun.get("id")
         self._known: Mapping[str, str] = begun.get("ends", {})

@@ -5,7 +5,7 @@ Where clients compute, and how, is the engine's.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +47,7 @@ class RoundCohort:
         train_seconds: Time spent in client handlers so far, all clients together.
         trained_scores: Scores of what each client has trained, by part.
         score_seconds: Time spent in scoring within the round so far.
+        noised: Folds what comes back of a plan to a mean that is private to whole clients; none without.
         clipped: The share of each client's units whose gradient was clipped, in a simulation.
         waited_seconds: Time in which the round went on with turns, or with scoring, alone.
     """
@@ -65,6 +66,7 @@ class RoundCohort:
     train_seconds: float = 0.0
     trained_scores: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     score_seconds: float = 0.0
+    noised: Callable[[Tensors, Iterable[tuple[ClientInfo, Update]]], Mean] | None = None
     clipped: dict[str, float] = field(default_factory=dict)
     waited_seconds: float = 0.0
 
@@ -76,7 +78,10 @@ class RoundCohort:
 
     def mean(self, handler: str, plan_of: Callable[[ClientInfo], Plan]) -> Mean:
         """Folds every update into one running sum per tensor."""
-        return mean_of(self.each(handler, plan_of))
+        if self.noised is None:
+            return mean_of(self.each(handler, plan_of))
+        plan = plan_of(ClientInfo("", 0))  # the same for everybody, and there though nobody takes part
+        return self.noised(plan.tensors, self.each(handler, lambda _: plan))
 
     def each(
         self, handler: str, plan_of: Callable[[ClientInfo], Plan]

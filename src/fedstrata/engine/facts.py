@@ -68,7 +68,7 @@ def privacy_facts(privacy: Privacy) -> dict[str, Any] | None:
         "expected_batch": settings.expected_batch,
         "steps": settings.steps,
         "turns": privacy.turns,
-        "spare_turns": settings.spare_turns if local else 0,
+        "spare_turns": settings.spare_turns,
         "scores": settings.scores if local else None,
     }
 

@@ -22,7 +22,6 @@ from fedstrata.core.cut import Cut
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import (
     ConfigurationError,
-    DataError,
     LineError,
     Problem,
     SessionLostError,
@@ -30,8 +29,6 @@ from fedstrata.core.errors import (
 )
 from fedstrata.core.seeding import Seed
 from fedstrata.core.types import Message
-from fedstrata.data.readers import read
-from fedstrata.data.readers.files import numbered_lines, read_text
 from fedstrata.engine.agreeing import ANSWERS, agreement_of, held
 from fedstrata.engine.check import divided_method
 from fedstrata.engine.prepare import Experiment
@@ -98,7 +95,8 @@ class Generating:
         self._examples = self._encoded()
         training = experiment.settings.training
         windows = max(len(example.windows) for example in self._examples)
-        length = max(self._longest(example) for example in self._examples)
+        longest = (getattr(example, "scored_length", 0) for example in self._examples)
+        length = max(experiment.task.max_length, *longest)
         rows = windows * min(training.eval_batch_size, len(self._examples))
         self.agreement = agreement_of(experiment, client, rows, length, ANSWERS)
         self.greeting: Mapping[str, Any] = {"rows": rows, "length": length, **held(experiment)}
@@ -217,11 +215,6 @@ class Generating:
             for index, row in enumerate(rows)
         ]
 
-    def _longest(self, example: Any) -> int:
-        """Returns the most columns that an example may come to."""
-        most = self._experiment.task.max_length
-        return max(most, example.prompt + example.budget) if isinstance(example, Example) else most
-
     def _require_store(self) -> None:
         """Refuses a home in which there is nothing of any run; of which one it is, the server will say."""
         homes = (self._home, *self._home.glob("run-*"))
@@ -286,17 +279,3 @@ class Lasting(RemoteMiddle):
                 self._enter()
             if question.values["ask"] == "extend":
                 raise SessionLostError("the server was started anew; open the session again")
-
-
-def read_prompts(path: Path) -> list[Document]:
-    """Reads prompts: every line of a text that is not blank, or the `text` of JSON lines.
-
-    Raises:
-        DataError: The file is neither, or cannot be read.
-    """
-    if path.name.endswith((".jsonl", ".jsonl.gz")):
-        return read(path, "jsonl")
-    if path.suffix != ".txt":
-        raise DataError(path, "is no file of prompts", expected="*.txt, a prompt in each line, or *.jsonl")
-    lines = numbered_lines(read_text(path))
-    return [Document(f"{path.stem}-{number}", line.strip()) for number, line in lines if line.strip()]

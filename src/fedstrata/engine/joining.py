@@ -17,6 +17,7 @@ from pathlib import Path
 from fedstrata.adapters.attach import plain_where_needed
 from fedstrata.client.caches import ClientCaches
 from fedstrata.client.failures import describe, is_client_failure
+from fedstrata.client.releases import turns_begun
 from fedstrata.client.store import client_folder, home_of
 from fedstrata.client.turn import Failed, Order, Workplace
 from fedstrata.core.client import Client
@@ -90,20 +91,31 @@ class RemoteClient:
             secret=lambda: secrets.randbits(63),
             privacy=experiment.privacy,
         )
-        windows = windows_of(self._site)
+        windows, documents = self._told_of_documents()
         most = max((count for counts in windows.values() for count in counts), default=1)
         rows = most * max(training.batch_size, training.eval_batch_size)
         length = experiment.task.max_length
         self.agreement = agreement_of(experiment, client, rows, length, TRAINING)
-        documents: dict[str, JSON] = {part: len(getattr(self._site.documents, part)) for part in PARTS}
         self.greeting: Mapping[str, JSON] = {
             "examples": self._site.count,
             "rows": rows,
             "length": length,
-            "documents": documents,
+            "documents": {**documents},
             "windows": {part: sum(counts) for part, counts in windows.items()},
             **held(experiment),
         }
+
+    def _told_of_documents(self) -> tuple[dict[str, list[int]], dict[str, int]]:
+        """Returns the windows of examples, and how many documents there are, by part, as the server hears it.
+
+        Of private training that is what is declared; and of what is scored nothing, unless counts are told.
+        """
+        site, scores = self._site, self._experiment.privacy.settings.scores
+        documents = {part: len(getattr(site.documents, part)) for part in PARTS}
+        if not self._private:
+            return windows_of(site), documents
+        told = {part: count if scores == "summed" else 0 for part, count in documents.items()}
+        return {part: [] for part in PARTS}, {**told, PARTS[0]: site.declared}
 
     def take_part(self, session_of: Callable[[RemoteClient], Membership]) -> None:
         """Runs turns until the run is complete, over as many sessions as that takes.
@@ -176,7 +188,11 @@ class RemoteClient:
             result = self._workplace.compute(order, self._site, GrpcLine(membership, header.turn), own)
             if isinstance(result, Failed):
                 raise result.error
-            said = Header(Kind.UPDATE, turn=header.turn, seconds=result.seconds, trained=result.trained)
+            # How long a private turn took would tell how many of its units were drawn.
+            seconds = 0.0 if self._private else result.seconds
+            said = Header(
+                Kind.UPDATE, turn=header.turn, seconds=seconds, trained=result.trained, begun=self._begun
+            )
             if self._experiment.method.divides(self.id) is None:
                 self._update = result.update
                 membership.send(replace(said, kind=Kind.READY), frame.encode(Message()))
@@ -192,12 +208,23 @@ class RemoteClient:
             told = Message({}, {"message": describe(error)})
             if is_client_failure(error):
                 self._tell_failed(header, describe(error))
-            membership.send(Header(Kind.FAILED, turn=header.turn), frame.encode(told))
+            failed = Header(Kind.FAILED, turn=header.turn, begun=self._begun)
+            membership.send(failed, frame.encode(told))
             if not is_client_failure(error):
                 raise
         else:
             self._done = header
             self._trained += header.handler != SCORE
+
+    @property
+    def _private(self) -> bool:
+        """Whether it trains under differential privacy, so that little is told of its documents."""
+        return self._experiment.privacy.mechanism == "local"
+
+    @property
+    def _begun(self) -> int:
+        """In how many turns it has begun to train privately."""
+        return turns_begun(client_folder(self._workplace.folder, self.id)) if self._private else 0
 
     def _deliver(self, membership: Membership, header: Header) -> None:
         """Sends the update of the last turn, which its tensors in the model still are."""
@@ -261,15 +288,17 @@ class RemoteClient:
         if self._experiment.method.personal:  # what else a store holds is not what was learnt
             model.load_known(client.store.read().tensors)
         counted: dict[str, JSON] = {"tally": None}
-        scores = None
+        scores, tells = None, not self._private or self._experiment.privacy.settings.scores == "summed"
         if documents:
             with self._connected(client, rng):
                 answers = answer(model, task, documents, client.training)
             tally, apart = task.tally(documents, answers), task.apart(documents, answers)
-            counted, scores = {"tally": {**tally}, "apart": {**apart}}, task.scores(tally, apart)
+            scores = task.scores(tally, apart)
+            if tells:
+                counted = {"tally": {**tally}, "apart": {**apart}}
         if plan.values.get("final") and self._experiment.method.divides(self.id) is None:
             self._keep_model(scores, started)
-        return Update({}, counted, weight=float(len(documents)))
+        return Update({}, counted, weight=float(len(documents) * tells))
 
     def _connected(self, client: Client, rng: Seed) -> AbstractContextManager[object]:
         """Returns the context in which the model answers: with the server's middle, where that has one."""

@@ -89,7 +89,9 @@ class LocalEngine(Engine):
         }
 
     def _fingerprint(self) -> str:
-        named = self._experiment.settings.data.patients is not None
+        settings = self._experiment.settings
+        private = settings.privacy.mechanism == "local" and settings.privacy.unit == "patient"
+        named = settings.data.patients is not None or private
         return fingerprint(self._sites, self._experiment.server, patients=named)
 
     def _corrupt(self) -> dict[str, Any] | None:

@@ -118,7 +118,7 @@ def prepare(
             if not apart:
                 problems += source.located(unfit_clients(settings, checked.task, method, clients))
                 problems += source.located(without_validation(method, clients))
-            problems += source.located(unit_problems(settings, clients))
+            problems += source.located(unit_problems(settings, clients, apart=apart))
             task = checked.task.fitted(clients)
             if task.without_relations:
                 divided = divided.with_relations_aside(task.without_relations)

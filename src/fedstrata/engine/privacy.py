@@ -13,7 +13,7 @@ from fedstrata.core.settings.training import TrainingSettings
 from fedstrata.core.task import Task
 from fedstrata.data.split import Split
 from fedstrata.engine.sampling import sample
-from fedstrata.privacy.mechanism import NO_PRIVACY, Privacy, solved
+from fedstrata.privacy.mechanism import EVERYBODY, NO_PRIVACY, Privacy, solved
 
 IDLE = {
     "epochs": "privacy.steps says how long a client trains",
@@ -32,11 +32,15 @@ def settings_problems(settings: RunSettings, task: Task, method: Method | None) 
         return []
     found = []
     if method is not None and (reason := method.not_private(privacy.mechanism)):
-        found.append(
-            Problem("privacy.mechanism", f"{privacy.mechanism!r} does not go with {method.name}: {reason}")
-        )
+        message = f"{privacy.mechanism!r} does not go with {method.name}: {reason}"
+        found.append(Problem("privacy.mechanism", message))
     if privacy.mechanism == "local":
-        found += _of_local(settings, task)
+        return [*found, *_of_local(settings, task)]
+    if settings.federation.min_clients is not None and settings.federation.sample < 1:
+        message = (
+            "with privacy.mechanism 'central' and federation.sample below 1 anybody or nobody takes part"
+        )
+        found.append(Problem("federation.min_clients", message))
     return found
 
 
@@ -50,8 +54,8 @@ def _of_local(settings: RunSettings, task: Task) -> Iterator[Problem]:
         yield Problem("federation.corrupt", "corrupt clients and privacy.mechanism 'local' are not combined")
     for name in task.naming:
         if getattr(task, name) == "auto":
-            message = "'auto' reads them from the documents that are to be protected; name them"
-            yield Problem(f"task.{name}", f"{message}, with privacy.mechanism 'local'")
+            message = f"task.{name} 'auto' reads them from the documents that are to be protected; name them"
+            yield Problem("privacy.mechanism", message)
     if isinstance(settings.model.tokenizer, TrainedTokenizer):
         message = "one that is built from texts tells of them; with privacy.mechanism 'local' name one"
         yield Problem("model.tokenizer", message)
@@ -62,12 +66,15 @@ def _of_local(settings: RunSettings, task: Task) -> Iterator[Problem]:
         yield Problem("privacy.unit", message)
 
 
-def unit_problems(settings: RunSettings, clients: Mapping[str, Split]) -> list[Problem]:
+def unit_problems(
+    settings: RunSettings, clients: Mapping[str, Split], *, apart: bool = False
+) -> list[Problem]:
     """Returns what the clients' training documents have other than is declared of them.
 
     Args:
         settings: The run's settings.
-        clients: Each client's documents by split; at a site of its own that client's alone.
+        clients: Each client's documents by split.
+        apart: Whether there are other clients elsewhere.
     """
     privacy = settings.privacy
     if privacy.mechanism != "local" or privacy.units is None:
@@ -77,6 +84,9 @@ def unit_problems(settings: RunSettings, clients: Mapping[str, Split]) -> list[P
     if missing := [name for name in trains if name not in privacy.units]:
         told = f"declares {', '.join(privacy.units)}, and {missing[0]!r} trains too"
         problems.append(Problem("privacy.units", f"{told}; declare its units, {privacy.unit}s, as well"))
+    if not apart and (strangers := [name for name in privacy.units if name not in trains]):
+        message = f"{strangers[0]!r} is no client that trains; these are: {', '.join(trains)}"
+        problems.append(Problem("privacy.units", message))
     if privacy.unit == "patient":
         nameless = [each.id for own in trains.values() for each in own if not each.patient]
         if nameless:
@@ -101,7 +111,7 @@ def privacy_of(settings: RunSettings, method: Method) -> Privacy:
     if privacy.mechanism == "none":
         return NO_PRIVACY
     if privacy.mechanism == "central":
-        return solved(privacy, {"": settings.federation.sample}, rounds)
+        return solved(privacy, {EVERYBODY: settings.federation.sample}, rounds + privacy.spare_turns)
     assert privacy.units is not None and privacy.expected_batch is not None  # noqa: S101 - checked together
     units: Mapping[str, int] = {"pooled": sum(privacy.units.values())} if method.pooled else privacy.units
     rates = {name: privacy.expected_batch / count for name, count in units.items()}

@@ -89,6 +89,7 @@ class RemoteEngine(Engine):
         self._hub: Hub | None = None
         self._known: dict[str, ClientInfo] = {}
         self._greetings: dict[str, Greeting] = {}
+        self._begun: dict[str, int] = _turns_begun(events)
         self._committed = 0  # the last round that is
         self._counted = _rounds_of(events)  # the rounds that each client has delivered in
         self._here: Sequence[str] | None = None
@@ -198,6 +199,10 @@ class RemoteEngine(Engine):
         """Returns what is known of a client by its greeting."""
         return self._known[client]
 
+    def turns_begun(self, client: str) -> int:
+        """Returns in how many turns a client says that it has begun to train privately."""
+        return self._begun.get(client, 0)
+
     def turns(self, orders: Iterable[Order]) -> Turns:
         """Has clients compute at once."""
         return self._turns(iter(orders), NobodySpeaks(), Meter())
@@ -229,9 +234,12 @@ class RemoteEngine(Engine):
                 self._delivered.add(client)
                 self._at_work.discard(client)
 
+        def heard(client: str, begun: int) -> None:
+            self._begun[client] = max(begun, self._begun.get(client, 0))
+
         trained = sum(self.whole.layout.sizes[name] for name in self._trained)
         stays = self._divided is None
-        turns = RemoteTurns(self.hub, service, meter, self._check, delivered, trained, stays)
+        turns = RemoteTurns(self.hub, service, meter, self._check, delivered, trained, heard, stays)
         for order, result in turns.run(begun()):
             if isinstance(result, Failed) and not scoring:
                 self._lost.add(order.client)
@@ -364,3 +372,9 @@ def _rounds_of(events: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:
         ):
             found.setdefault(event["client"], []).append(event["round"])
     return found
+
+
+def _turns_begun(events: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Returns in how many turns each client had begun to train privately when a round was last committed."""
+    rounds = [event["privacy"]["clients"] for event in committed_rounds(events) if event.get("privacy")]
+    return {client: own["turns"] for client, own in rounds[-1].items()} if rounds else {}

@@ -4,14 +4,14 @@ What does not add up, such as an area under a curve, is the mean of the clients'
 documents, and is named as such.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fedstrata.core.errors import FedstrataError, FrameError, printable
 from fedstrata.core.task import Task
 from fedstrata.core.types import ClientInfo, Tally, Update
 from fedstrata.metrics.counts import added
-from fedstrata.record.summary import mean_of
+from fedstrata.record.summary import mean_scores
 from fedstrata.split.messages import is_number
 
 Scores = Mapping[str, float]
@@ -38,7 +38,8 @@ def gathered(
     """
     clients: dict[str, Scores | None] = dict.fromkeys(documents)
     tallies: list[Tally] = []
-    apart: list[tuple[Scores, float]] = []
+    apart: list[Scores] = []
+    weights: list[float] = []
     for info, update in scored:
         if update.values.get("tally") is None:
             continue
@@ -54,12 +55,13 @@ def gathered(
             reject(info.id, error)
             continue
         tallies.append(tally)
-        apart.append((own, update.weight))
-    weighted = _weighted(apart)
+        apart.append(own)
+        weights.append(update.weight)
+    weighted = mean_scores(apart, weights) or {}
     return {
         "global": _scores(task, added(tallies), weighted) if tallies and one_model else None,
         "clients": clients,
-        "mean_client": mean_of(list(clients.values())),
+        "mean_client": mean_scores(list(clients.values())),
         "external": {},
         **({"weighted": sorted(weighted)} if weighted else {}),
     }
@@ -90,13 +92,3 @@ def _said_numbers(update: Update, name: str) -> dict[str, float]:
             return own  # type: ignore[return-value]
         case _:
             raise FrameError(f"what a client says of its documents ({name}) is no numbers by name")
-
-
-def _weighted(apart: Sequence[tuple[Scores, float]]) -> dict[str, float]:
-    """Returns the mean of each score over the clients that have it, weighted by their documents."""
-    names = dict.fromkeys(name for scores, _ in apart for name in scores)
-    having = {name: [(scores[name], weight) for scores, weight in apart if name in scores] for name in names}
-    return {
-        name: sum(score * weight for score, weight in own) / sum(weight for _, weight in own)
-        for name, own in having.items()
-    }

@@ -90,6 +90,7 @@ class RemoteTurns:
         check: Looks at an update before anything is done with it; raises FrameError.
         delivered: Told the number of each client's turn whose update has come.
         trained: How many numbers a client trains at most, of a divided model together with the server.
+        begun: Told in how many turns a client says that it has begun to train privately.
         stays: Whether updates stay at their clients until they are fetched: not where the model is divided.
     """
 
@@ -99,6 +100,7 @@ class RemoteTurns:
     check: Callable[[Order, Update], None]
     delivered: Callable[[str, int], None]
     trained: int
+    begun: Callable[[str, int], None]
     stays: bool
     _turns: dict[str, _Turn] = field(default_factory=dict)
     _done: dict[str, Done] = field(default_factory=dict)
@@ -199,6 +201,8 @@ class RemoteTurns:
         header, content, client = arrival.header, arrival.frame, arrival.client
         assert header is not None  # noqa: S101 - it is no loss
         assert content is not None  # noqa: S101
+        if header.begun:
+            self.begun(client, header.begun)
         if header.kind == Kind.FAILED:
             reason = frame.decode(content, Message).values.get("message")
             raise ClientFailedError(printable(str(reason)))

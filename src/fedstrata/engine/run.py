@@ -7,10 +7,12 @@ random decision is derived from the seed and its name (`core.seeding`), never fr
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from fedstrata.core.errors import ConfigurationError, FedstrataError, Problem
+from fedstrata.core.errors import BudgetSpentError, ConfigurationError, FedstrataError, Problem
+from fedstrata.core.seeding import Seed
 from fedstrata.core.types import State
 from fedstrata.engine.book import Attendance, Book, RoundAbandonedError
 from fedstrata.engine.checkpoint import Checkpoints, discard_uncommitted
@@ -23,7 +25,10 @@ from fedstrata.engine.sampling import sample
 from fedstrata.engine.scoring import ServerDocuments, due_for_scoring
 from fedstrata.engine.sites import drop_outs
 from fedstrata.metrics.cost import peak_memory
+from fedstrata.privacy.central import noised_mean
 from fedstrata.privacy.groups import epsilon_at_two
+from fedstrata.privacy.randomness import randomness_of
+from fedstrata.privacy.sampling import poisson
 from fedstrata.record.log import Listener, RecordLog, committed_rounds, read_events
 from fedstrata.record.privacy_statement import write_statement
 from fedstrata.record.summary import summarise, trained_scores, write_summary
@@ -71,6 +76,7 @@ class Run(Generic[EngineType]):
             experiment.server, experiment.model, experiment.task, experiment.settings.training
         )
         self._state: State | None = None
+        self._resumed = 0  # how often the run has gone on, and a round may have been begun twice
 
     def execute(self, *, resume: bool = False) -> dict[str, Any]:
         """Runs all rounds that are not yet committed and returns the summary.
@@ -116,6 +122,7 @@ class Run(Generic[EngineType]):
         events = read_events(self.folder / "record.jsonl")
         rounds = committed_rounds(events)
         self._require_same(events)
+        self._resumed = sum(event["event"] in {"run", "resumed"} for event in events)
         loaded = self._checkpoints.load(rounds[-1]["round"]) if rounds else None
         discard_uncommitted(self.folder, loaded[0] if loaded else 0)
         if loaded is None:
@@ -130,10 +137,21 @@ class Run(Generic[EngineType]):
         begun = [event for event in events if event["event"] == "run"]
         if begun:
             self.engine.require_same(begun[-1])
+            self._require_same_noise(begun[-1].get("privacy"))
         committed, wanted = len(committed_rounds(events)), self.experiment.settings.federation.rounds
         if wanted < committed:
             message = f"must be at least {committed}, the rounds already committed, not {wanted}"
             raise ConfigurationError([Problem("federation.rounds", message)])
+
+    def _require_same_noise(self, begun: Mapping[str, Any] | None) -> None:
+        """Refuses to go on with other noise: what was spent was spent with the noise that there was."""
+        now = privacy_facts(self.experiment.privacy)
+        for name in (begun or now or {}).keys() & {"mechanism", "unit", "sigma", "clip", "noise"}:
+            before, wanted = (begun or {}).get(name), (now or {}).get(name)
+            if before != wanted:
+                why = "noise is for as many rounds as the run began with"
+                message = f"{name} was {before!r} and would be {wanted!r}: {why}; begin another run"
+                raise ConfigurationError([Problem("privacy", message)])
 
     def _begin(self) -> State:
         """Tells that the run begins, or goes on, and returns the state that it does so with."""
@@ -163,9 +181,7 @@ class Run(Generic[EngineType]):
         settings, method = self.experiment.settings, self.experiment.method
         self.engine.wait(settings.federation.min_clients)
         rng = self.experiment.seed.child("round", number)
-        cohort = self._cohort(
-            number, sample(self.engine.clients(), settings.federation.sample, rng.child("sample"))
-        )
+        cohort = self._cohort(number, self._drawn(rng))
         cohort.scored = self._scored_when_trained(number)
         self._emit(
             "round_started",
@@ -209,6 +225,23 @@ class Run(Generic[EngineType]):
         self._checkpoints.prune()
         return state
 
+    def _drawn(self, rng: Seed) -> list[str]:
+        """Draws the clients of a round; where whole clients are private each by itself, and maybe none.
+
+        Raises:
+            BudgetSpentError: The noise of the server allows for no more rounds.
+        """
+        clients, share = list(self.engine.clients()), self.experiment.settings.federation.sample
+        if (privacy := self.experiment.privacy).mechanism != "central":
+            return sample(clients, share, rng.child("sample"))
+        if self.committed + 1 + self._resumed > privacy.turns:
+            raise BudgetSpentError(
+                f"the run went on {self._resumed} times, and its noise allows for {privacy.turns} rounds, "
+                "privacy.spare_turns for what was begun twice included; what was committed stays"
+            )
+        chance = randomness_of(self.experiment.privacy.settings, rng.child("sample"))
+        return [clients[index] for index in poisson(len(clients), share, chance)]
+
     def _peaks(self) -> dict[str, int | None]:
         """Returns the most memory that this process and those beside it have had."""
         peaks = [peak_memory(self.experiment.model.device), *self.engine.memory()]
@@ -233,7 +266,7 @@ class Run(Generic[EngineType]):
         privacy = self.experiment.privacy
         turns = {client: self.engine.turns_begun(client) for client in self.engine.clients()}
         if privacy.mechanism == "central":
-            turns = dict.fromkeys(turns, rounds)
+            turns = dict.fromkeys(turns, rounds + self._resumed)
         return {
             client: {"turns": count, "epsilon": privacy.epsilon(client, count)}
             for client, count in turns.items()
@@ -304,11 +337,17 @@ class Run(Generic[EngineType]):
 
     def _cohort(self, number: int, clients: Sequence[str]) -> RoundCohort:
         experiment = self.experiment
-        pooled = experiment.method.pooled
+        pooled, noised, needed = experiment.method.pooled, None, experiment.settings.federation.min_clients
+        if (privacy := experiment.privacy).mechanism == "central":
+            expected = experiment.settings.federation.sample * len(self.engine.clients())
+            rng = experiment.seed.child("round", number, "noise")
+            chance = randomness_of(privacy.settings, rng)
+            noised = partial(noised_mean, privacy=privacy, expected=expected, randomness=chance)
+            needed = needed if clients else 0
         attendance = Attendance(
             clients,
             drop_outs(experiment, number, clients),
-            None if pooled else experiment.settings.federation.min_clients,
+            None if pooled else needed,
         )
         return RoundCohort(
             method=experiment.method,
@@ -320,6 +359,7 @@ class Run(Generic[EngineType]):
             device_of=lambda client: self._fleet.device(client, number) if self._fleet else None,
             stored_states=self._stored_states,
             server=self._server,
+            noised=noised,
         )
 
     def _facts(self) -> dict[str, Any]:

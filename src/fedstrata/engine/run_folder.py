@@ -24,7 +24,7 @@ from fedstrata.record.log import Listener
 from fedstrata.record.trackers import Trackers
 from fedstrata.tasks.instruction.prompts import read_template
 
-MAY_CHANGE = frozenset(
+MAY_CHANGE_ON_RESUME = frozenset(
     {
         "name",
         "federation.rounds",
@@ -142,7 +142,7 @@ def resumable(
     file: Path | None,
     overrides: Sequence[str],
     *,
-    may_change: frozenset[str] = MAY_CHANGE,
+    may_change: frozenset[str] = MAY_CHANGE_ON_RESUME,
     named_by: str = "--out",
 ) -> Source:
     """Returns the configuration to go on with: the run's own, or a given one that agrees with it.
@@ -168,7 +168,9 @@ def resumable(
     return source
 
 
-def require_same_settings(folder: Path, source: Source, *, may_change: Collection[str] = MAY_CHANGE) -> None:
+def require_same_settings(
+    folder: Path, source: Source, *, may_change: Collection[str] = MAY_CHANGE_ON_RESUME
+) -> None:
     """Refuses a configuration that differs from a run's own where that would change committed rounds.
 
     What a task was left to find in its data may be left to it again: the data cannot change.
@@ -197,7 +199,7 @@ def require_same_settings(folder: Path, source: Source, *, may_change: Collectio
 def _require_same_numbers(folder: Path, source: Source, settings: RunSettings) -> None:
     """Refuses what a configuration came to with its data, if it is not what the run came to."""
     before = check_settings(read_source(folder / SETTINGS, [])).settings
-    if problems := _changes(source, differences(before, settings), MAY_CHANGE):
+    if problems := _changes(source, differences(before, settings), MAY_CHANGE_ON_RESUME):
         raise ConfigurationError(problems)
 
 

@@ -23,7 +23,7 @@ from fedstrata.engine.prepare import Experiment
 from fedstrata.metrics.counts import added
 from fedstrata.metrics.stats import interval
 from fedstrata.models.state import Model
-from fedstrata.record.summary import mean_of
+from fedstrata.record.summary import mean_scores
 from fedstrata.train.evaluate import Predictor, answer_owners, mean_loss
 
 Scores = dict[str, float]
@@ -103,7 +103,7 @@ class Scorer:
         return {
             "global": self._score(self._clients, answers, tallies),
             "clients": clients,
-            "mean_client": mean_of(list(clients.values())),
+            "mean_client": mean_scores(list(clients.values())),
             "external": {site: self._score([site], answers) for site in self._external},
             **self._intervals([answers], answers),
         }
@@ -129,7 +129,7 @@ class Scorer:
         by_client = [self._redrawn([client], [own], rng.child("client", client)) for client in having]
         return {
             "intervals": self._ends(self._redrawn(self._clients, models, rng)),
-            "mean_client_intervals": self._ends([mean_of(each) for each in zip(*by_client, strict=True)]),
+            "mean_client_intervals": self._ends([mean_scores(each) for each in zip(*by_client, strict=True)]),
             "external_intervals": {
                 site: self._ends(self._redrawn([site], models, rng.child("external", site)))
                 for site in self._external
@@ -146,7 +146,7 @@ class Scorer:
         size = min(bootstrap.instances or len(documents), len(documents))
         draws = rng.numpy().integers(len(documents), size=(bootstrap.resamples, size))
         return [
-            mean_of(
+            mean_scores(
                 [
                     self._task.score([documents[index] for index in draw], [own[index] for index in draw])
                     for own in found
@@ -197,10 +197,10 @@ class Scorer:
             for site in self._external if pooled else ():
                 outside[site].append(self._score([site], answers))
         return {
-            "global": mean_of(everywhere),
+            "global": mean_scores(everywhere),
             "clients": clients,
-            "mean_client": mean_of(list(clients.values())),
-            "external": {site: mean_of(scores) for site, scores in outside.items()},
+            "mean_client": mean_scores(list(clients.values())),
+            "external": {site: mean_scores(scores) for site, scores in outside.items()},
             **self._intervals(models, own),
         }
 

@@ -21,3 +21,7 @@ class Centralized(LocalTraining):
     name: Literal["centralized"] = "centralized"
     travels: ClassVar[str] = "every note, to one place; no model"
     pooled: ClassVar[bool] = True
+
+    def not_private(self, mechanism: str) -> str:
+        """There are no clients that could be told apart."""
+        return "all data is one client's" if mechanism == "central" else ""

@@ -104,7 +104,7 @@ class DropPEFT(SomeBlocksShared):
         if mechanism == "central":
             return "its server half takes every device's blocks by themselves"
         rewards = "devices report rewards, their scores before and after; give method.rates a number"
-        return rewards if self._bandit else ""
+        return rewards if self.validates else ""
 
     def start(self, model: Model) -> State:
         """The adapter, which changes nothing yet, and the head."""

@@ -31,7 +31,7 @@ from fedstrata.core.preflight import Facts
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Fraction
 from fedstrata.core.types import Plan, State
-from fedstrata.methods.fedmedlora import MedLoRA, Printed
+from fedstrata.methods.medlora import MedLoRA
 
 
 class FedMedLoRAPlus(MedLoRA):
@@ -43,7 +43,6 @@ class FedMedLoRAPlus(MedLoRA):
         description="Largest share of the weight that a site may have; what exceeds it goes to the others in "
         "proportion. No limit if null.",
     )
-    literal: Printed = False
     tries_updates: ClassVar[bool] = True
 
     def problems(self, facts: Facts) -> list[Problem]:

@@ -17,7 +17,7 @@ from typing import ClassVar, Literal
 from fedstrata.adapters.rank import is_first_factor
 from fedstrata.core.model import Layout
 from fedstrata.methods.averaging import Averaging
-from fedstrata.methods.fedmedlora import USUAL_ADAPTER
+from fedstrata.methods.medlora import USUAL_ADAPTER
 
 
 class FedSALoRA(Averaging):

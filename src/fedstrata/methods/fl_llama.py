@@ -219,8 +219,10 @@ class FLLLaMA(Divided):
 
     def divides(self, client: str) -> Cut:
         """Returns where a client's model is divided."""
-        own = self.cuts.get(client, self)
-        return Cut(own.front, own.back)
+        own = self.cuts.get(client)
+        if own is None:
+            return Cut(self.front, self.back)
+        return Cut(own.front, own.back, f"method.cuts.{client}")
 
     def full_parts(self, layout: Layout) -> tuple[str, ...]:
         """The weights of the segments that `full` names."""

@@ -44,7 +44,7 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Count
 from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Tensors, Update
 from fedstrata.methods.averaging import LocalTraining
-from fedstrata.methods.fedmedlora import USUAL_ADAPTER
+from fedstrata.methods.medlora import USUAL_ADAPTER
 from fedstrata.train.work import adapter_of
 
 STACK = "round {}/"

@@ -22,6 +22,10 @@ class LocalOnly(LocalTraining):
     travels: ClassVar[str] = "nothing but a loss"
     personal: ClassVar[bool] = True  # every client has a model of its own
 
+    def not_private(self, mechanism: str) -> str:
+        """Nothing that could be noised comes to the server."""
+        return "nothing of its clients is merged" if mechanism == "central" else ""
+
     def private(self, layout: Layout) -> tuple[str, ...]:
         """All that trains."""
         return self.trainable(layout)

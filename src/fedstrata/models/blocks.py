@@ -32,12 +32,14 @@ class Family:
         shared: Modules beside the embedding that blocks of any depth, or what stands between two of them,
             compute with: relative positions, DeBERTa-v2's convolution. A model may lack some of them.
         returns: Length of the tuple that a block returns, hidden states first; 0 for a plain tensor.
+        sublayer_ends: The last linear layers of a block's attention and feed-forward part.
     """
 
     blocks: str
     final_norm: str | None = None
     shared: tuple[str, ...] = ()
     returns: int = 0
+    sublayer_ends: tuple[str, ...] = ()
 
 
 FAMILIES: Mapping[str, Family] = TypeAdapter(dict[str, Family]).validate_json(

@@ -15,6 +15,11 @@ logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 QUANTISED_TOGETHER = 64
 """Numbers of a quantised weight that share a scale."""
 
+HEADS = ("lm_head", "embed_out", "score", "classifier", "pre_classifier")
+"""The layers that are never quantised, as transformers' families call them: a new head has no weights that
+could be, and it trains. transformers' own choice overlooks one that has a bias.
+"""
+
 
 def quantization(settings: ModelSettings) -> dict[str, Any]:
     """Returns what transformers is told of 4-bit weights: NF4 with quantised constants, as QLoRA has them.
@@ -40,6 +45,7 @@ def quantization(settings: ModelSettings) -> dict[str, Any]:
             bnb_4bit_quant_type=settings.quantization,
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=torch.bfloat16,
+            llm_int8_skip_modules=list(HEADS),
         )
     }
 

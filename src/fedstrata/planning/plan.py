@@ -96,7 +96,6 @@ class RunPlan:
         time: Seconds.
         memory: Peaks, and what this machine has.
         disk: What the run directory will hold, and what is free.
-        energy_joules: Null: it is not estimated.
         privacy: What its differential privacy will be; null without.
         rehearsal: What the estimates rest on.
         warnings: What will not fit or not happen.
@@ -120,7 +119,6 @@ class RunPlan:
     time: dict[str, float]
     memory: dict[str, int | None]
     disk: dict[str, int]
-    energy_joules: None
     privacy: PrivacyPlan | None
     rehearsal: dict[str, float]
     warnings: tuple[str, ...]
@@ -183,7 +181,6 @@ def _assemble(estimate: Estimate, folder: Path, preparation: float, rehearsal: f
         time=estimate.time() | {"preparation_seconds": preparation},
         memory=memory,
         disk=disk,
-        energy_joules=None,
         privacy=privacy,
         rehearsal={
             "seconds": rehearsal,

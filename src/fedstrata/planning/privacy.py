@@ -108,7 +108,7 @@ class PrivacyPlan:
     sigma: float
     clip: float
     noise: str
-    expected: int
+    expected: float
     noise_on_mean: float
     ratio: float
     steps: int | None
@@ -136,7 +136,8 @@ def plan_privacy(estimate: Estimate, trainable: int) -> PrivacyPlan | None:
     assert privacy.rates is not None and settings.delta is not None  # noqa: S101 - a mechanism has them
     rates = privacy.rates
     cohort = sample_size(len(estimate.workloads), federation.sample)
-    expected = (settings.expected_batch or 1) if local else cohort
+    clients = federation.sample * len(estimate.workloads)  # who takes part is drawn, each by itself
+    expected = float(settings.expected_batch or 1) if local else clients
     noise = privacy.sigma / expected
     steps = federation.rounds * (privacy.steps if local else 1)
     averaging = 1 if experiment.method.personal or not local else cohort
@@ -154,7 +155,7 @@ def plan_privacy(estimate: Estimate, trainable: int) -> PrivacyPlan | None:
         ratio=noise_ratio(noise, trainable, steps * averaging),
         steps=privacy.steps if local else None,
         turns=privacy.turns,
-        spare_turns=settings.spare_turns if local else 0,
+        spare_turns=settings.spare_turns,
         clients=_clients(estimate, privacy) if local else {},
         patients=_patients(experiment, privacy) if local else None,
     )

@@ -31,7 +31,7 @@ from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.run import Run
 from fedstrata.engine.sites import sites_of
 from fedstrata.models.state import Model
-from fedstrata.planning.survey import Samples
+from fedstrata.planning.survey import BATCHES, Samples
 from fedstrata.planning.watched_task import WatchedTask
 from fedstrata.privacy.mechanism import NO_PRIVACY, Privacy
 from fedstrata.privacy.randomness import SecureRandomness, SeededRandomness
@@ -185,9 +185,15 @@ def _rehearsed_privacy(experiment: Experiment) -> Privacy:
         return NO_PRIVACY
     settings, rates = experiment.privacy.settings, experiment.privacy.rates
     assert rates is not None and settings.expected_batch is not None  # noqa: S101 - private runs have them
-    changed = {"steps": PRIVATE_STEPS, "noise": "seeded", "epsilon": None, "sigma": experiment.privacy.sigma}
-    names = _names(experiment)
-    own = settings.model_copy(update={**changed, "units": dict.fromkeys(names, settings.expected_batch)})
+    changed: dict[str, Any] = {
+        "steps": PRIVATE_STEPS,
+        "noise": "seeded",
+        "epsilon": None,
+        "sigma": experiment.privacy.sigma,
+    }
+    names, batch = _names(experiment), max(settings.expected_batch, BATCHES)  # no fewer than there are
+    changed |= {"expected_batch": batch, "units": dict.fromkeys(names, batch)}
+    own = settings.model_copy(update=changed)
     rates = {name: rates.get(name, max(rates.values())) for name in names}
     return replace(experiment.privacy, settings=own, rates=rates, turns=MOST_ROUNDS * MOST_ROUNDS)
 

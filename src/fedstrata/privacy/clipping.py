@@ -22,7 +22,10 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from fedstrata.adapters.rank import largest_rank, tails
 from fedstrata.core.client import Client, Feed
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.model import Model
 from fedstrata.privacy.mechanism import Privacy
 from fedstrata.privacy.randomness import Randomness
 from fedstrata.privacy.row_gradients import SHORTEST, add_clipped_rows, hookable, row_hooks, rows_at_a_time
@@ -72,8 +75,16 @@ class UnitGradients:
 
     @cached_property
     def units(self) -> Sequence[Sequence[Any]]:
-        """The examples of each unit."""
-        return self.units_of()
+        """The examples of each unit.
+
+        Raises:
+            ConfigurationError: There are more than are declared, on whose number the noise rests.
+        """
+        units = self.units_of()
+        if len(units) > self.declared:
+            told = f"{self.declared} {self.privacy.settings.unit}s are declared, and there are {len(units)}"
+            raise ConfigurationError([Problem("privacy.units", f"{told}; declare at least as many")])
+        return units
 
     def draws(self) -> Iterator[Sequence[Sequence[Any]]]:
         """Yields for each step the examples of every unit that is drawn, no more of it than a step sees."""
@@ -115,6 +126,8 @@ class UnitGradients:
         self.drawn += len(drawn)
         self.clipped += passes.clipped
         self._leave(parameters, passes.sums)
+        if client.rank is not None:
+            _silence(client.model, client.rank)
         return passes.loss_sum / max(passes.terms, 1.0), passes.terms
 
     def _leave(self, parameters: Sequence[Parameter], sums: Sequence[Tensor]) -> None:
@@ -125,6 +138,15 @@ class UnitGradients:
                 noise = self.randomness.normal(own.numel()).view(own.shape).to(own.device)
                 own = own.double().add_(noise, alpha=deviation)  # noqa: PLW2901
             parameter.grad = own.div_(self.expected_batch).to(parameter.dtype)
+
+
+def _silence(model: Model, rank: int) -> None:
+    """Leaves no noise in the ranks of adapters that a client does not have, which would begin to train."""
+    named = model.module.named_parameters()
+    gradients = {name: own.grad for name, own in named if own.grad is not None}
+    for second, first in tails(gradients, rank, largest_rank(gradients)):
+        second.zero_()
+        first.zero_()
 
 
 class _Passes:
@@ -156,6 +178,7 @@ class _Passes:
         self._told = (parameters[0].device, feed, leave_out, tally)
         self.sums = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in parameters]
         self.clipped, self.loss_sum, self.terms = 0, 0.0, 0.0
+        self._forget()
 
     def units(self, units: Iterable[Sequence[Any]]) -> None:
         """Goes through units one after the other."""
@@ -199,10 +222,16 @@ class _Passes:
         """Adds the gradients that are there, times a scale and then clipped, and removes them."""
         own = [(parameter.grad, total) for parameter, total in zip(self._parameters, self.sums, strict=True)]
         there = [(gradient.float(), total) for gradient, total in own if gradient is not None]
-        for parameter in self._parameters:
-            parameter.grad = None
+        self._forget()
         gradients, totals = [gradient for gradient, _ in there], [total for _, total in there]
-        norm = float(torch.nn.utils.get_total_norm(gradients)) * scale
+        # In float64: that of a large tensor in float32 is too short by up to 1e-5.
+        norms = torch._foreach_norm(gradients, 2, torch.float64) if gradients else [torch.zeros(())]
+        norm = float(torch.stack(norms).norm()) * scale
         self.clipped += not norm <= self._clip
         if math.isfinite(norm) and there:
             torch._foreach_add_(totals, gradients, alpha=scale * min(1.0, self._clip / max(norm, SHORTEST)))
+
+    def _forget(self) -> None:
+        """Removes gradients that are there: a backward pass would add to them."""
+        for parameter in self._parameters:
+            parameter.grad = None

@@ -10,6 +10,9 @@ from fedstrata.privacy.accounting import Mechanism, epsilon_of, sigma_for
 ADJACENCY = "zero-out"
 """Neighbours differ in one unit, whose data are nothing in one of them; the number of units is public."""
 
+EVERYBODY = ""
+"""In place of a client's name, what holds of all of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Privacy:
@@ -18,7 +21,7 @@ class Privacy:
     Attributes:
         settings: What is configured.
         sigma: The noise, in units of `settings.clip`.
-        rates: With what chance a step sees a unit, by client; with `central` a round a client, by any name.
+        rates: With what chance a step sees a unit, by client; with `central` a round a client, `EVERYBODY`.
         turns: How many turns of a client the noise allows for; with `central` how many rounds.
     """
 
@@ -44,7 +47,8 @@ class Privacy:
             0 for none, and none at all without noise, where nothing bounds it.
         """
         assert self.rates is not None and self.settings.delta is not None  # noqa: S101
-        spent = Mechanism(self.sigma, self.rates[client], self.steps * turns)
+        rate = self.rates[EVERYBODY if self.mechanism == "central" else client]
+        spent = Mechanism(self.sigma, rate, self.steps * turns)
         epsilon = epsilon_of([spent], self.settings.delta) if turns else 0.0
         return epsilon if math.isfinite(epsilon) else None
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.privacy import PrivacySettings
 
 _WORDS = 1 << 13
 """Words of 64 bits drawn at a time: with their normals 128 KiB, which a core's own cache holds."""
@@ -35,16 +36,17 @@ class Randomness(Protocol):
 class SecureRandomness:
     """The key stream of AES-256 in counter mode, under a key from the operating system that nobody else has.
 
-    A normal is the inverse CDF, in float64, of 53 bits of the stream, so that it is a function of a lattice
-    that does not depend on the data. What is given out is the sum of four such normals, divided by 2:
-    whoever wants to tell from the low bits of a sum which lattice point was added must then search the
-    combinations of four (Holohan and Braghin, "Secure Random Sampling in Differential Privacy", ESORICS
-    2021, section 5.1 with n = 2; also what Opacus does in its secure mode). No normal is further from 0
-    than 16.6; of a true Gaussian 1e-61 is.
+    A normal in float64 can take few of the values near it, and which it can take may give away from the low
+    bits of a release what it was added to (Mironov, "On Significance of the Least Significant Bits for
+    Differential Privacy", 2012). So what is given out is the sum of four independent normals, divided by 2,
+    each the inverse CDF of 53 bits of the stream: an attacker has to search through combinations of them
+    (Holohan and Braghin, "Secure Random Sampling in Differential Privacy", 2021, section 5.1 with n = 2; also
+    what Opacus does in its secure mode). That makes the attack expensive and is no proof. No normal is
+    further from 0 than 16.6; of a true Gaussian a share of 1e-61 is.
 
-    The key lives as long as the object and is in no file: an object can be neither pickled nor copied. It
-    belongs to the process that made it, since two processes with one key would draw the same noise, and the
-    difference of their releases would have none. Threads may share it.
+    The key lives as long as the object, which cannot be pickled. It belongs to the process that made it: two
+    processes with one key would draw the same noise, and the difference of their releases would have none.
+    Threads may share it.
 
     Raises:
         RuntimeError: It is used in another process than the one that made it, as after a fork.
@@ -60,7 +62,7 @@ class SecureRandomness:
         self._zeros = memoryview(bytes(8 * _WORDS))
         # Older releases of cryptography want room for one more block of 16 bytes.
         self._words = np.empty(_WORDS + 2, dtype=np.int64)
-        self._bytes = memoryview(self._words).cast("B")
+        self._bytes = self._words.data.cast("B")
 
     def normal(self, size: int) -> Tensor:
         """Returns independent standard normals, (size,), float64."""
@@ -106,7 +108,7 @@ class SeededRandomness:
 
     What is drawn is a function of the seed's whole path and of what was drawn before, so a turn that is run
     again, after an interruption or in another engine, adds the same noise. It is NumPy's generator: in
-    float64 three times as fast as torch's, and, unlike with torch's, normals do not depend on how many are
+    float64 nearly twice as fast as torch's, and, unlike with torch's, normals do not depend on how many are
     asked for at a time.
 
     Args:
@@ -123,6 +125,16 @@ class SeededRandomness:
     def uniform(self, size: int) -> NDArray[np.float64]:
         """Returns independent uniforms in [0, 1), (size,)."""
         return self._generator.random(size)
+
+
+def randomness_of(settings: PrivacySettings, seed: Seed) -> Randomness:
+    """Returns what a mechanism draws from, as `privacy.noise` says.
+
+    Args:
+        settings: The mechanism's.
+        seed: Of this turn and purpose; without effect on what is secure.
+    """
+    return SecureRandomness() if settings.noise == "secure" else SeededRandomness(seed)
 
 
 def quantiles(words: NDArray[np.int64], out: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -128,13 +128,14 @@ def add_clipped_rows(
         clip: The most that one may be long, over all parameters together.
 
     Returns:
-        How long they were, (rows,) float32; a row of which that is not finite was left out.
+        How long they were, (rows,) float64; a row of which that is not finite was left out.
     """
     there = [(total, own) for total, own in zip(sums, gradients, strict=True) if own is not None]
-    norms = torch.stack([own.flatten(1).float().norm(dim=1) for _, own in there]).norm(dim=0) * scales
-    finite = norms.isfinite()
-    factors = (scales * (clip / norms.clamp(min=SHORTEST)).clamp(max=1.0))[finite]
+    norms = [torch.linalg.vector_norm(own.flatten(1), dim=1, dtype=torch.float64) for _, own in there]
+    lengths: Tensor = torch.stack(norms).norm(dim=0) * scales
+    finite = lengths.isfinite()
+    factors = (scales * (clip / lengths.clamp(min=SHORTEST)).clamp(max=1.0))[finite].float()
     for total, own in there:
         usable = own if bool(finite.all()) else own[finite]
         total.add_(torch.tensordot(factors, usable.float(), dims=1))
-    return norms
+    return lengths

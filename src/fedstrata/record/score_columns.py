@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedstrata.core.settings.federation import FEW_CLIENTS
 from fedstrata.record.costs import COSTS, Summary
 from fedstrata.record.target import TARGETS
 
@@ -16,8 +17,6 @@ EXTERNAL = "external."
 """What stands, with a site's name and a dot, before a score's name on a site or corpus that is held out."""
 CLIENT = "client."
 """What stands, with a client's name and a dot, before a score's name on that client's own documents."""
-FEW = 20
-"""Clients of a run at most, of which each is a group of columns."""
 _DOUBLED = {ord(brace): brace * 2 for brace in "{}"}  # a name of a site is no field of a title
 
 
@@ -88,7 +87,7 @@ def scores_of(summary: Summary, prefix: str) -> Mapping[str, float]:
 def _clients(summary: Summary) -> Mapping[str, Mapping[str, float]]:
     """Returns the scores of each client; nothing where there are many, to whom a table gives no columns."""
     clients = summary["metrics"].get("clients") or {}
-    return clients if len(clients) <= FEW else {}
+    return clients if len(clients) <= FEW_CLIENTS else {}
 
 
 def _intervals(metrics: Mapping[str, Any], prefix: str) -> Mapping[str, Sequence[float]]:

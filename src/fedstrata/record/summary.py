@@ -38,7 +38,7 @@ def summarise(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "global": final["global"],
             "best": best_round(rounds, metric, falling=falling),
             "clients": final["clients"],
-            "mean_client": mean_of(list(final["clients"].values())),
+            "mean_client": mean_scores(list(final["clients"].values())),
             "weighted": final.get("weighted") or None,  # of clients' own: what is no score of all documents
             "external": final.get("external") or None,
             "intervals": final.get("intervals") or None,
@@ -92,12 +92,20 @@ def write_summary(summary: Mapping[str, Any], path: Path) -> None:
     write_atomically(path, [(json.dumps(summary, indent=2, allow_nan=False) + "\n").encode()])
 
 
-def mean_of(scores: Sequence[Mapping[str, float] | None]) -> dict[str, float] | None:
-    """Returns the mean of each score over the clients that have it."""
-    present = [score for score in scores if score]
-    names = dict.fromkeys(name for score in present for name in score)
-    means = {name: statistics.fmean(score[name] for score in present if name in score) for name in names}
-    return means or None
+def mean_scores(
+    scores: Sequence[Mapping[str, float] | None], weights: Sequence[float] | None = None
+) -> dict[str, float] | None:
+    """Returns the mean of each score over the clients that have it; none where there is no score.
+
+    Args:
+        scores: Each client's.
+        weights: How much each client counts; all the same if none.
+    """
+    having: dict[str, list[tuple[float, float]]] = {}
+    for own, weight in zip(scores, weights or [1.0] * len(scores), strict=True):
+        for name, score in (own or {}).items():
+            having.setdefault(name, []).append((score, weight))
+    return {name: statistics.fmean(*zip(*found, strict=True)) for name, found in having.items()} or None
 
 
 def trained_scores(clients: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -112,7 +120,7 @@ def trained_scores(clients: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] |
     parts = dict.fromkeys(part for scores in clients.values() for part in scores)
     scored = {part: {client: own[part] for client, own in clients.items()} for part in parts}
     return {
-        part: {"clients": own, "mean": mean_of(list(own.values()))} for part, own in scored.items()
+        part: {"clients": own, "mean": mean_scores(list(own.values()))} for part, own in scored.items()
     } or None
 
 

@@ -21,7 +21,7 @@ from fedstrata.core.settings.source import flatten
 from fedstrata.record.history import bytes_sent, client_scores, start_of
 from fedstrata.record.log import Listener, committed_rounds, read_events
 from fedstrata.record.privacy import largest
-from fedstrata.record.summary import mean_of
+from fedstrata.record.summary import mean_scores
 
 _STATE = "trackers.json"
 _LINE = 200
@@ -275,7 +275,7 @@ def score_values(event: Mapping[str, Any], metric: str, split: str) -> dict[str,
 
     Of clients the mean, the lowest and the highest are given, of held-out sites the mean.
     """
-    outside = mean_of(list((event.get("external") or {}).values()))
+    outside = mean_scores(list((event.get("external") or {}).values()))
     own = _shown(f"{split}/", event.get("global"))
     own |= _shown(f"{split}/mean_client.", event.get("mean_client")) | _shown(f"{split}/held_out.", outside)
     clients = client_scores(event, metric).values()

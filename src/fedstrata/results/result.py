@@ -30,7 +30,7 @@ from fedstrata.train.processor import use_processor
 ADAPTER = "adapter_config.json"
 """The file by which PEFT knows the folder of an adapter."""
 
-MAY_CHANGE = frozenset({"device", "threads", "training.eval_batch_size", "training.precision"})
+MAY_CHANGE_TO_USE = frozenset({"device", "threads", "training.eval_batch_size", "training.precision"})
 """Settings that a use of the result may choose anew: they do not change what the model is."""
 
 
@@ -78,7 +78,7 @@ def open_result(
 
     Args:
         folder: The run directory.
-        overrides: `key.path=value`, for settings in `MAY_CHANGE`.
+        overrides: `key.path=value`, for settings in `MAY_CHANGE_TO_USE`.
         client: Whose model to open, where every client has its own.
         dequantized: Whether weights that the run had in 4 bits are loaded as they are in their file, so that
             an adapter can be merged into them.
@@ -86,7 +86,7 @@ def open_result(
     Raises:
         ConfigurationError: The directory holds no finished run, or the client or an override does not fit it.
     """
-    checked = check_settings(resumable(folder, None, overrides, may_change=MAY_CHANGE, named_by="RUN"))
+    checked = check_settings(resumable(folder, None, overrides, may_change=MAY_CHANGE_TO_USE, named_by="RUN"))
     method, settings = checked.require_sound(), checked.settings
     events = _finished(folder)
     start = start_of(events) or {}

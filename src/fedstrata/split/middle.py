@@ -205,7 +205,8 @@ class Middle:
                 f"a client cut at {cut.front} and {cut.back} needs blocks that this server, cut at "
                 f"{self._cut.front} and {self._cut.back}, does not hold"
             )
-            raise ConfigurationError([Problem("split", message)])
+            end = "front" if middle.start < self._held.start else "back"
+            raise ConfigurationError([Problem(f"{cut.section}.{end}", message)])
         return middle
 
     def _accepted(self, states: Tensor, rows: Rows, cache: Cache | None) -> Tensor:

@@ -164,7 +164,7 @@ class ClientBatch:
         self._replica.step(terms if self._by == "terms" else 1.0)
 
     def _averaged(self, said: Mapping[str, Said]) -> Answers:
-        mean = mean_of({client: own.ends for client, own in said.items()}, self._weights)
+        mean = mean_tensors({client: own.ends for client, own in said.items()}, self._weights)
         for client in said:
             self._courses[client].answered(said[client])
             yield client, Message(mean, {"kind": ENDS})
@@ -258,7 +258,7 @@ class Hierarchical:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The mean of what the copies have learnt, of each block over those that have it."""
-        return mean_of({client: copy.tensors for client, copy in self._replicas.items()}, self._weights)
+        return mean_tensors({client: copy.tensors for client, copy in self._replicas.items()}, self._weights)
 
     def hear(self, client: str, message: Message) -> Answers:
         """Answers at once, or once the copies have been averaged."""
@@ -297,7 +297,7 @@ class Hierarchical:
             yield from self._with_averaged_copies()
         if self._there and all(client in self._ends for client in self._there):
             said, self._ends = self._ends, {}
-            mean = mean_of({client: own.ends for client, own in said.items()}, self._weights)
+            mean = mean_tensors({client: own.ends for client, own in said.items()}, self._weights)
             for client, own in said.items():
                 self._courses[client].answered(own)
                 yield client, Message({name: mean[name] for name in own.ends}, {"kind": ENDS})
@@ -317,7 +317,7 @@ Mode: TypeAlias = Sequential | ClientBatch | Hierarchical
 """The server's half of a round of training."""
 
 
-def mean_of(tensors: Mapping[str, Tensors], weights: Mapping[str, float]) -> dict[str, Tensor]:
+def mean_tensors(tensors: Mapping[str, Tensors], weights: Mapping[str, float]) -> dict[str, Tensor]:
     """Returns the mean of each tensor over the clients that have it, by their weights, float32."""
     mean = StreamingMean()
     for client, own in tensors.items():

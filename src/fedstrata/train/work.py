@@ -79,13 +79,14 @@ def counting(client: Client, trainable: Collection[str], *, steps: bool = True) 
 
 
 def adapter_of(client: Client, rank: int, absent: Collection[str] = ()) -> None:
-    """Says how much of the model's adapters the client's emulated device has; it is counted with no more.
+    """Says how much of the model's adapters the client has: its device is counted with no more.
 
     Args:
         client: The client.
         rank: Ranks (or widths) of each adapter.
         absent: Names of the parameters of adapters that the device has not.
     """
+    client.rank = rank
     if client.work is not None:
         client.work.adapter = AdapterSize(rank, frozenset(absent))
 

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError, Message
 
 from fedstrata.core.errors import FrameError
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of all that is said on the wire; both sides must have the same."""
 PACKAGE, NAME = "fedstrata.split", "Header"
 SERVICE, METHOD, SETTINGS = "fedstrata.split.Transport", "Converse", "Settings"
@@ -32,6 +32,7 @@ _FIELDS = {
     "call": "UINT32",
     "seconds": "DOUBLE",
     "trained": "UINT64",
+    "begun": "UINT32",
 }
 """The fields of a header, in the order of their numbers, with their types as protobuf calls them."""
 
@@ -74,6 +75,7 @@ class Header:
     call: int = 0
     seconds: float = 0.0
     trained: int = 0
+    begun: int = 0
 
 
 def descriptor() -> descriptor_pb2.FileDescriptorProto:

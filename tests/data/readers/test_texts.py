@@ -10,7 +10,7 @@ import pytest
 
 from fedstrata.core.errors import DataError
 from fedstrata.core.settings.data import CorpusSettings
-from fedstrata.data.readers import formats_of, read
+from fedstrata.data.readers import formats_of, read, read_prompts
 from fedstrata.data.readers.files import Format
 
 WIKI = (
@@ -63,6 +63,14 @@ def test_a_folder_without_texts_is_refused(tmp_path: Path) -> None:
     (tmp_path / "README.txt").write_text("about")
     with pytest.raises(DataError, match="holds no documents"):
         read(tmp_path, "text")
+
+
+def test_prompts_are_lines_of_text_or_texts_of_json_lines(tmp_path: Path) -> None:
+    text, lines = tmp_path / "p.txt", tmp_path / "q.jsonl"
+    text.write_text("one\n\n two \r\n")
+    lines.write_text('{"text": "one\\nline"}\n{"id": "x", "text": "two"}\n')
+    assert [(each.id, each.text) for each in read_prompts(text)] == [("p-1", "one"), ("p-3", "two")]
+    assert [each.text for each in read_prompts(lines)] == ["one\nline", "two"]
 
 
 def test_wikitext(data_root: Path) -> None:

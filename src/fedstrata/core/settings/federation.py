@@ -11,7 +11,7 @@ from fedstrata.core.settings.base import Count, Fraction, Part, Positive, Settin
 DATA_CORRUPTIONS = ("shuffled_labels", "shuffled_tokens", "label_flips")
 """What can be wrong with the training examples of a corrupt client."""
 FEW_CLIENTS = 20
-"""Up to so many models are scored everywhere unless the settings say otherwise."""
+"""Up to so many are each shown, and models of their own scored everywhere, unless told otherwise."""
 UPDATE_CORRUPTIONS = ("gaussian", "sign_flip", "scale")
 """What a corrupt client can do to its change."""
 

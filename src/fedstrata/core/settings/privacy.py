@@ -43,8 +43,8 @@ class PrivacySettings(Settings):
     steps: Count | None = Field(default=None, description="Of a client's local training in a round.")
     spare_turns: Annotated[int, Field(ge=0)] = Field(
         default=2,
-        description="Turns that a client may be killed in and take again: each has spent what a whole one "
-        "spends, and the noise allows for them.",
+        description="Turns that a client may be killed in and take again (central: rounds): each has spent "
+        "what a whole one spends, and the noise allows for them.",
     )
     scores: Literal["none", "summed"] = Field(
         default="none",
@@ -73,8 +73,8 @@ class PrivacySettings(Settings):
 
     def _idle(self) -> Iterator[str]:
         """Yields what has no effect with this mechanism."""
-        both = ("epsilon", "delta", "sigma", "clip", "noise")
-        local = ("unit", "units", "windows", "expected_batch", "steps", "spare_turns", "scores")
+        both = ("epsilon", "delta", "sigma", "clip", "spare_turns", "noise")
+        local = ("unit", "units", "windows", "expected_batch", "steps", "scores")
         owners = {name: ["local", "central"] for name in both} | {name: ["local"] for name in local}
         for name, choices in idle_settings(self, self.mechanism, owners).items():
             yield f"{name} has no meaning with mechanism {self.mechanism!r}; it is for {' or '.join(choices)}"

@@ -28,7 +28,7 @@ from fedstrata.data.readers import (
     superglue,
     texts,
 )
-from fedstrata.data.readers.files import Format, Source, stem
+from fedstrata.data.readers.files import Format, Source, numbered_lines, read_text, stem
 from fedstrata.data.readers.folders import TOLD, Unannotated, find_sources
 
 FORMATS: dict[str, Format] = {
@@ -152,6 +152,20 @@ def read(
     if not documents:
         raise DataError(path, "holds no documents", expected="at least one")
     return documents
+
+
+def read_prompts(path: Path) -> list[Document]:
+    """Reads prompts: every line of a text that is not blank, or the `text` of JSON lines.
+
+    Raises:
+        DataError: The file is neither, or cannot be read.
+    """
+    if path.name.endswith((".jsonl", ".jsonl.gz")):
+        return read(path, "jsonl")
+    if path.suffix != ".txt":
+        raise DataError(path, "is no file of prompts", expected="*.txt, a prompt in each line, or *.jsonl")
+    lines = numbered_lines(read_text(path))
+    return [Document(f"{path.stem}-{number}", line.strip()) for number, line in lines if line.strip()]
 
 
 def _from_files(path: Path, layout: Format, unannotated: Unannotated) -> Iterator[tuple[Source, Document]]:

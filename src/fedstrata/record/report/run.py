@@ -19,7 +19,7 @@ from fedstrata.record.privacy import NOT_COVERED, OF_A_SIMULATION, epsilon_rows
 from fedstrata.record.report import plots
 from fedstrata.record.report.page import MEGABYTE, render, time_unit
 from fedstrata.record.scores import headings, score_tables
-from fedstrata.record.summary import delivered, falls, mean_of
+from fedstrata.record.summary import delivered, falls, mean_scores
 from fedstrata.record.words import COUNTED
 
 CURVES = {"global": "all documents", "mean": "mean of clients; the band goes from the lowest to the highest"}
@@ -225,7 +225,7 @@ def _rounding(history: History) -> dict[str, float]:
     """Returns what hidden states and gradients lost to 8 bits, a share of their norm: the mean of rounds."""
     rounds = [event for event in history.rounds if not event.get("abandoned")]
     known = [own for event in rounds if (own := event.get("state", {}).get("rounding"))]
-    return {name.replace("_", " "): mean for name, mean in (mean_of(known) or {}).items()}
+    return {name.replace("_", " "): mean for name, mean in (mean_scores(known) or {}).items()}
 
 
 def _score_figures(history: History, rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:

@@ -1,0 +1,204 @@
+"""What one unit does to a step: at most the clip, whatever it is; and the same by every way to compute it."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from private_client import PrivateClient, norm_of, private_client
+from support import examples
+
+from fedstrata.core.seeding import Seed
+from fedstrata.models.prefix import skippable_blocks
+from fedstrata.privacy.randomness import SecureRandomness, SeededRandomness
+from fedstrata.train.local import fit
+
+MODELS = {
+    "llama": "model.config.tie_word_embeddings=false",
+    "gpt2": "model.config={model_type: gpt2, n_embd: 32, n_layer: 3, n_head: 4}",
+    "bert": "model.config={model_type: bert, hidden_size: 32, num_hidden_layers: 3, num_attention_heads: 4, "
+    "intermediate_size: 64}",
+}
+TIED = ("task={name: lm, max_length: 48}", "data.types=null")
+
+
+@cache
+def kept(*overrides: str) -> PrivateClient:
+    return private_client(*overrides)
+
+
+@examples(25, deadline=None)
+@given(
+    task=st.sampled_from([("task.max_length=64",), TIED]),
+    clip=st.sampled_from([1e-3, 1.0, 1e4]),
+    dropped=st.integers(0, 1),
+    rows=st.lists(st.integers(1, 5), min_size=2, max_size=2),
+    skipped=st.sets(st.integers(0, 2), max_size=2),
+    broken=st.booleans(),
+)
+def test_one_unit_moves_the_sum_by_at_most_the_clip(
+    task: tuple[str, ...], clip: float, dropped: int, rows: list[int], skipped: set[int], broken: bool
+) -> None:
+    """Section 6.1 of the design: any number of windows, skipped blocks, tied weights, a NaN."""
+    own = kept("method={name: fedavg}", *task)
+    units = [unit[:count] for unit, count in zip(own.units, rows, strict=False)]
+    model = own.experiment.model
+    before = model.snapshot(model.layout.head or model.layout.final_norm)
+    name, tensor = next(iter(before.items()))
+    if broken:  # no unit has a finite gradient now
+        model.load({name: torch.full_like(tensor, math.nan)})
+
+    def call() -> Any:
+        return own.client.task.loss(model.module, own.client.task.collate(units[0]))
+
+    with skippable_blocks(model.module, model.layout, call) as skip:
+        skip(skipped)
+        whole = own.sum_over(units, clip)
+        without = own.sum_over([unit for index, unit in enumerate(units) if index != dropped], clip)
+    model.load(before)
+    moved = norm_of([one - other for one, other in zip(whole, without, strict=True)])
+    assert moved <= clip * (1 + 1e-5)
+    assert broken == (norm_of(whole) == 0.0)
+
+
+def test_a_unit_is_the_gradient_of_its_mean_loss() -> None:
+    """Without a clip the sum is that of plain backward passes."""
+    own = kept("method={name: fedavg}")
+    parameters, task = own.parameters(), own.client.task
+    expected = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in parameters]
+    for unit in own.units:
+        loss, terms = task.loss(own.experiment.model.module, task.collate(unit))
+        for total, gradient in zip(expected, torch.autograd.grad(loss / terms, parameters), strict=True):
+            total.add_(gradient)
+    for one, other in zip(own.sum_over(own.units, 1e9), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
+
+
+def test_a_long_gradient_is_as_long_as_the_clip_and_a_short_one_is_what_it_was() -> None:
+    own = kept("method={name: fedavg}")
+    length = norm_of(own.sum_over(own.units[:1], 1e9))
+    assert norm_of(own.sum_over(own.units[:1], length / 3)) == pytest.approx(length / 3, rel=1e-5)
+    assert norm_of(own.sum_over(own.units[:1], length * 3)) == pytest.approx(length, rel=1e-6)
+
+
+def test_the_order_of_windows_and_of_units_does_not_matter() -> None:
+    own = kept("method={name: fedavg}")
+    there = own.sum_over(own.units, 0.5)
+    back = own.sum_over([unit[::-1] for unit in own.units[::-1]], 0.5)
+    for one, other in zip(there, back, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("clip", [1e-2, 1e9])
+@pytest.mark.parametrize("method", ["{name: layer_skipping, top: 2}", "{name: fedlora}", "{name: fedavg}"])
+@pytest.mark.parametrize("model", MODELS)
+def test_rows_at_once_are_the_rows_one_by_one(
+    model: str, method: str, clip: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hooks of Opacus give what the loop gives, or the loop takes their place."""
+    own = kept(f"method={method}", MODELS[model])
+    rows = [[example] for unit in own.units for example in unit][:7]
+    at_once = own.sum_over(rows, clip)
+    monkeypatch.setattr("fedstrata.privacy.clipping.hookable", lambda *_: False)
+    one_by_one = own.sum_over(rows, clip)
+    difference = norm_of([one - other for one, other in zip(at_once, one_by_one, strict=True)])
+    assert difference <= 1e-5 * norm_of(one_by_one)
+
+
+def test_the_hooks_are_taken_where_they_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes: list[int] = []
+    own = kept("method={name: layer_skipping, top: 2}", MODELS["llama"])
+    loss = type(own.client.task).loss
+    monkeypatch.setattr(
+        type(own.client.task),
+        "loss",
+        lambda self, module, batch: (passes.append(len(batch["input_ids"])), loss(self, module, batch))[1],
+    )
+    rows = [[example] for unit in own.units for example in unit][:5]
+    own.sum_over(rows, 1.0)
+    assert passes == [5]
+
+
+def test_a_row_that_is_not_finite_counts_as_zero_at_once_too() -> None:
+    own = kept("method={name: layer_skipping, top: 1}", MODELS["llama"])
+    rows = [[example] for unit in own.units for example in unit][:4]
+    model = own.experiment.model
+    embedding = model.layout.embedding[0]
+    before = model.snapshot([embedding])
+    alone = set(rows[0][0].input_ids.tolist()).difference(*(row[0].input_ids.tolist() for row in rows[1:]))
+    changed = before[embedding].clone()
+    changed[sorted(alone)] = math.nan
+    model.load({embedding: changed})
+    with_it, without = own.sum_over(rows, 1.0), own.sum_over(rows[1:], 1.0)
+    model.load(before)
+    assert norm_of(without) > 0
+    assert norm_of([one - other for one, other in zip(with_it, without, strict=True)]) < 1e-6
+
+
+@pytest.mark.parametrize("seeded", [True, False])
+def test_the_noise_of_a_step_is_sigma_times_the_clip_over_the_expected_batch(seeded: bool) -> None:
+    """A step that sees nobody is nothing but noise, of which half a percent too little is found."""
+    own = kept("method={name: fedavg}")
+    parameters = own.parameters()
+    randomness = SeededRandomness(Seed(3)) if seeded else SecureRandomness()
+    gradients = own.gradients(clip=0.25, sigma=3.0, randomness=randomness)
+    count = sum(parameter.numel() for parameter in parameters)
+    squares, repeats = 0.0, math.ceil(2_000_000 / count)
+    for _ in range(repeats):
+        gradients.gradients(own.client, [], parameters)
+        squares += norm_of([parameter.grad for parameter in parameters]) ** 2  # type: ignore[misc]
+    deviation = math.sqrt(squares / (repeats * count))
+    expected = 3.0 * 0.25 / gradients.expected_batch
+    assert deviation == pytest.approx(expected, rel=4e-3)  # eight deviations of the estimate
+
+
+def test_no_two_steps_have_the_same_noise() -> None:
+    own = kept("method={name: fedavg}")
+    parameters, gradients = own.parameters(), own.gradients(clip=1.0, sigma=1.0)
+    seen = []
+    for _ in range(2):
+        gradients.gradients(own.client, [], parameters)
+        seen.append(torch.cat([parameter.grad.flatten() for parameter in parameters]).clone())  # type: ignore[union-attr]
+    assert abs(float(torch.corrcoef(torch.stack(seen))[0, 1])) < 5 / math.sqrt(len(seen[0]))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "{name: fedavg}",
+        "{name: layer_skipping, top: 1}",
+        "{name: fedlora}",
+        "{name: ffa_lora}",
+        "{name: droppeft, rates: 0.3}",
+    ],
+)
+def test_everything_that_trains_moves(method: str) -> None:
+    """The optimiser holds the model's own tensors; see Opacus, issue 820."""
+    own = private_client(f"method={method}")
+    model, names = own.experiment.model, own.names
+    before = model.snapshot(names)
+    own.client.privacy = own.gradients(clip=1.0, sigma=1.0)
+    fit(own.client, names, Seed(0))
+    still = [name for name, now in model.tensors(names).items() if torch.equal(now, before[name])]
+    assert not still
+
+
+def test_stored_states_change_nothing(tmp_path: Any) -> None:
+    """The prefix cache gives the frozen blocks' output; the clipped sum is the same."""
+    from fedstrata.client.caches import ClientCaches
+
+    def trained(cache: str) -> dict[str, torch.Tensor]:
+        own = private_client("method={name: layer_skipping, top: 1}", f"training.cache={cache}")
+        own.client.cache = ClientCaches(tmp_path, own.experiment.settings, lambda *_: None).of(own.client.id)
+        own.client.privacy = own.gradients(clip=0.1, sigma=0.5, randomness=SeededRandomness(Seed(9)))
+        fit(own.client, own.names, Seed(0))
+        return {name: tensor.clone() for name, tensor in own.experiment.model.tensors(own.names).items()}
+
+    with_cache, without = trained("on"), trained("off")
+    for name, tensor in without.items():
+        torch.testing.assert_close(with_cache[name], tensor, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,424 @@
+"""Whole private runs: what they spend, what leaves a client, and what a killed one costs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from private_client import PRIVATE, norm_of, private_client
+from remote_run import Clients, served
+from support import TINY, RunTiny, assert_same_tensors
+
+from fedstrata.adapters.rank import cut, pad, tails
+from fedstrata.client.releases import Release, turns_begun
+from fedstrata.client.store import ClientStore, client_folder
+from fedstrata.client.turn import Done, Order
+from fedstrata.core.errors import BudgetSpentError, ConfigurationError
+from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.source import read_source
+from fedstrata.core.types import Plan, Update
+from fedstrata.engine.local import LocalEngine
+from fedstrata.engine.prepare import prepare
+from fedstrata.engine.run_folder import open_run
+from fedstrata.methods import METHODS
+from fedstrata.privacy.accounting import Mechanism, epsilon_of
+from fedstrata.train.local import fit
+from fedstrata.wire import frame
+
+MAY = {
+    "layer_skipping": "{name: layer_skipping, top: 1}",
+    "fedavg": "{name: fedavg}",
+    "fedprox": "{name: fedprox}",
+    "fedper": "{name: fedper}",
+    "fedlora": "{name: fedlora}",
+    "ffa_lora": "{name: ffa_lora}",
+    "fedsa_lora": "{name: fedsa_lora}",
+    "fedadapter": "{name: fedadapter}",
+    "fedmedlora": "{name: fedmedlora}",
+    "hetlora": "{name: hetlora, prune: {penalty: 1.0}}",
+    "flora": "{name: flora, ranks: [2, 5]}",
+    "droppeft": "{name: droppeft, rates: 0.3}",
+    "fedtlu": "{name: fedtlu, portion: 0.34, selection: sketched}",
+    "local_only": "{name: local_only}",
+    "centralized": "{name: centralized}",
+}
+"""Methods that may train privately at clients, with the settings under which they may."""
+MAY_NOT = {
+    "layer_skipping": ("{name: layer_skipping, top: auto}", "norms"),
+    "droppeft": ("{name: droppeft}", "rewards"),
+    "fedtlu": ("{name: fedtlu}", "losses"),
+    "fedmedlora_plus": ("{name: fedmedlora_plus}", "documents of the server"),
+    "fedpeptao": ("{name: fedpeptao}", "norms"),
+    "fedadaopt": ("{name: fedadaopt}", "scores"),
+    "fl_llama": ("{name: fl_llama}", "hidden states"),
+}
+
+
+def test_every_method_is_said_to_be_private_or_not() -> None:
+    assert {*MAY, *MAY_NOT} == set(METHODS)
+
+
+@pytest.mark.parametrize("method", MAY)
+def test_nothing_of_a_single_client_is_recorded_but_noise_and_constants(
+    method: str, run_tiny: RunTiny
+) -> None:
+    run = run_tiny(*PRIVATE, f"method={MAY[method]}")
+    assert all(event["loss"] is None for event in run.of("client") + run.of("round"))
+    declared = 24 if method == "centralized" else 8
+    assert {event["examples"] for event in run.of("client")} == {declared}
+    told = run.summary["privacy"]
+    rate, delta = 2 / declared, 0.01
+    assert told["epsilon"] == pytest.approx(epsilon_of([Mechanism(1.0, rate, 6)], delta))
+    assert told["mechanism"] == "local"
+    assert told["unit"] == "document"
+    clipped = [event["privacy"]["clipped"] for event in run.of("round")]
+    assert all(0 <= share <= 1 for own in clipped for share in own.values())
+
+
+@pytest.mark.parametrize("method", MAY_NOT)
+def test_a_method_that_sends_more_is_refused_with_the_reason(method: str) -> None:
+    settings, reason = MAY_NOT[method]
+    with pytest.raises(ConfigurationError, match=f"'local' does not go with {method}: .*{reason}"):
+        private_client(f"method={settings}")
+
+
+def test_a_unit_more_or_less_changes_nothing_but_the_gradient(run_once: RunTiny) -> None:
+    """Section 6.3: what is divided by, the rate, the noise, the steps and the weight are declared."""
+    whole, other = private_client(), private_client("data.synthetic.notes=13")
+    assert len(whole.units) != len(other.units)
+    for own in (whole, other):
+        own.client.privacy = own.gradients(clip=1.0)
+    assert whole.experiment.privacy == other.experiment.privacy
+    assert whole.client.size == other.client.size == 8
+    assert whole.site.count == other.site.count == 8
+    assert whole.gradients(1.0).steps == other.gradients(1.0).steps == 3
+
+
+def test_the_noise_is_enough_for_what_is_asked() -> None:
+    own = private_client("privacy.sigma=null", "privacy.epsilon=3")
+    privacy = own.experiment.privacy
+    assert privacy.turns == 4  # two rounds, and two spare ones
+    spent = epsilon_of([Mechanism(privacy.sigma, 0.25, 3 * 4)], 0.01)
+    assert 2.9 < spent <= 3.0
+
+
+@pytest.mark.parametrize("sample", [1.0, 0.34])
+def test_the_turns_are_those_of_the_client_that_is_drawn_most(sample: float, run_tiny: RunTiny) -> None:
+    run = run_tiny(*PRIVATE, f"federation.sample={sample}", "federation.rounds=4", "privacy.spare_turns=0")
+    begun = [turns_begun(client_folder(run.folder, f"site-{number}")) for number in (1, 2, 3)]
+    assert max(begun) == run.of("run")[0]["privacy"]["turns"]
+    assert run.of("round")[-1]["privacy"]["clients"]["site-1"]["turns"] == begun[0]
+
+
+def test_a_resumed_run_goes_on_to_the_same_numbers(run_tiny: RunTiny, tmp_path: Path) -> None:
+    """Stopped when a client of the second round has sent its update, which it sends again."""
+    method = "method={name: fedper}"
+
+    def listen(event: str, facts: Mapping[str, Any]) -> None:
+        if event == "client" and facts["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        source = read_source(None, [*TINY, *PRIVATE, method])
+        open_run(source, tmp_path / "part", listen, resume=False).execute()
+    resumed = run_tiny(out="part", resume=True)
+    whole = run_tiny(*PRIVATE, method, out="whole")
+    assert_same_tensors(resumed.state.tensors, whole.state.tensors)
+    assert resumed.summary["privacy"] == whole.summary["privacy"]
+    assert resumed.summary["communication"] == whole.summary["communication"]
+
+
+def test_a_run_goes_on_with_the_noise_it_began_with(run_tiny: RunTiny) -> None:
+    epsilon = ("privacy.sigma=null", "privacy.epsilon=3")
+    run_tiny(*PRIVATE, *epsilon, "federation.rounds=1")
+    with pytest.raises(ConfigurationError, match=r"privacy: sigma was [\d.]+ and would be [\d.]+"):
+        run_tiny("federation.rounds=2", resume=True)
+
+
+def test_secure_noise_is_another_every_time(run_tiny: RunTiny) -> None:
+    secure = "privacy.noise=secure"
+    one, other = (run_tiny(*PRIVATE, secure, "federation.rounds=1", out=out) for out in ("one", "other"))
+    moved = [not torch.equal(tensor, other.state.tensors[name]) for name, tensor in one.state.tensors.items()]
+    assert all(moved)
+
+
+def engine_of(folder: Path, *overrides: str) -> tuple[LocalEngine, Order]:
+    """Returns an engine of a private run whose noise is secure, and the first order of one of its clients."""
+    experiment = prepare(read_source(None, [*TINY, *PRIVATE, "privacy.noise=secure", *overrides]))
+    engine = LocalEngine(experiment, folder, lambda *_: None)
+    plan = frame.encode(Plan(experiment.method.start(experiment.model).tensors))
+    return engine, Order("site-1", 1, "train", 1, plan)
+
+
+def test_a_repeated_order_is_answered_with_what_was_sent(tmp_path: Path) -> None:
+    engine, order = engine_of(tmp_path, "method={name: fedper}")
+    first = engine.compute(order)
+    assert isinstance(first, Done)
+    sent, kept = (
+        first.update.tobytes(),
+        frame.encode(ClientStore(tmp_path / "clients/site-1", 1).read()).tobytes(),
+    )
+    ClientStore(tmp_path / "clients/site-1", 0).discard_after(0)  # as a run that goes on does
+    again = engine.compute(order)
+    assert isinstance(again, Done)
+    assert again.update.tobytes() == sent
+    assert frame.encode(ClientStore(tmp_path / "clients/site-1", 1).read()).tobytes() == kept
+    assert engine.turns_begun("site-1") == 1
+
+
+def test_another_plan_of_the_same_turn_is_another_release(tmp_path: Path) -> None:
+    """A server cannot have an old answer for a new question, nor a second one for nothing."""
+    engine, order = engine_of(tmp_path)
+    engine.compute(order)
+    plan = frame.decode(order.plan, Plan)
+    changed = Plan({name: tensor + 1e-3 for name, tensor in plan.tensors.items()})
+    engine.compute(Order("site-1", 1, "train", 1, frame.encode(changed)))
+    assert engine.turns_begun("site-1") == 2
+
+
+def test_a_killed_turn_has_spent_what_a_whole_one_spends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, order = engine_of(tmp_path, "privacy.spare_turns=0")
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("fedstrata.privacy.clipping.poisson", killed)
+        engine.compute(order)
+    assert engine.turns_begun("site-1") == 1
+    assert isinstance(engine.compute(order), Done)
+    assert engine.turns_begun("site-1") == 2
+    with pytest.raises(BudgetSpentError, match=r"has begun 2 turns .* allows for 2"):
+        engine.compute(Order("site-1", 2, "train", 1, order.plan))
+
+
+def test_a_damaged_answer_is_computed_anew(tmp_path: Path) -> None:
+    engine, order = engine_of(tmp_path)
+    engine.compute(order)
+    path = tmp_path / "clients/site-1/release-sent.safetensors"
+    damaged = bytearray(path.read_bytes())
+    damaged[-1] ^= 1
+    path.write_bytes(damaged)
+    assert isinstance(engine.compute(order), Done)
+    assert engine.turns_begun("site-1") == 2
+
+
+def test_nothing_is_kept_of_a_turn_that_spent_nothing(tmp_path: Path) -> None:
+    release = Release(tmp_path, (1, "upload", 1), frame.encode(Plan()), 1)
+    release.finish(Update({}), ClientStore(tmp_path, 1))
+    assert not list(tmp_path.iterdir())
+    assert release.finished(ClientStore(tmp_path, 1)) is None
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("privacy.sigma=-1", r"privacy.sigma: must be .*0.*-1"),
+        ("privacy={mechanism: local, epsilon: 0}", r"privacy.epsilon: must be greater than 0, not 0"),
+        ("privacy.delta=0.2", r"delta must be below 1/8, for the 8 units that a client declares, not 0.2"),
+        ("privacy.epsilon=1", r"give epsilon, or sigma in its place, not both"),
+        ("privacy.sigma=null", r"give epsilon, or sigma in its place, not none"),
+        ("privacy.units={site-1: 2, site-2: 8, site-3: 8}", r"'site-1' declares 2 documents, and has 4"),
+        ("privacy.units={site-1: 8, site-2: 8}", r"declares site-1, site-2, and 'site-3' trains too"),
+        ("privacy.units={site-1: 8, site-2: 8, site-3: 8, site-4: 8}", r"'site-4'.*is no client"),
+        ("privacy.expected_batch=9", r"units of 'site-1' must be at least expected_batch \(9\), not 8"),
+        ("privacy.steps=null", r"mechanism 'local' needs steps"),
+        ("training.epochs=2", r"training.epochs: 2 has no effect .*privacy.steps"),
+        ("training.clip_norm=0.5", r"training.clip_norm: 0.5 has no effect .*privacy.clip"),
+        ("federation.corrupt={share: 0.3}", r"federation.corrupt: corrupt clients"),
+        ("task.types=auto", r"task.types 'auto' reads them from the documents that are to be protected"),
+        ("privacy.mechanism=central", r"units has no meaning with mechanism 'central'"),
+        ("privacy.mechanism=none", r"sigma has no meaning with mechanism 'none'"),
+    ],
+)
+def test_bad_input_is_one_message(override: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        private_client(override)
+    assert len(caught.value.problems) == 1
+
+
+def test_patients_as_units_must_be_named(tmp_path: Path) -> None:
+    span = {"start": 0, "end": 7, "label": "drug"}
+    notes = [
+        {"id": f"n{number}", "site": f"site-{number % 3 + 1}", "text": "Aspirin was given.", "spans": [span]}
+        for number in range(9)
+    ]
+    path = tmp_path / "notes.jsonl"
+    path.write_text("".join(json.dumps(note) + "\n" for note in notes))
+    with pytest.raises(ConfigurationError, match=r"'patient' needs a patient for every .*data.patients"):
+        own = f"data={{format: jsonl, path: {path}}}"
+        prepare(read_source(None, [*TINY[3:], *PRIVATE, own, "task.types=[drug]", "privacy.unit=patient"]))
+
+
+def test_a_site_that_has_more_windows_than_it_declares_is_stopped(run_tiny: RunTiny) -> None:
+    with pytest.raises(ConfigurationError, match=r"2 windows are declared, and there are \d+"):
+        run_tiny(*PRIVATE, "privacy.unit=window", "privacy.units={site-1: 2, site-2: 2, site-3: 2}")
+
+
+def test_the_patients_of_a_client_are_its_units(tmp_path: Path) -> None:
+    own = private_client(
+        "data.synthetic.notes_per_patient=3", "data.synthetic.notes=30", "privacy.unit=patient"
+    )
+    documents = own.site.documents.train
+    assert len(own.units) == len({document.patient for document in documents}) < len(documents)
+
+
+CENTRAL = ("task={name: ner, types: [problem, test, treatment, drug]}", "method={name: fedavg}")
+
+
+def test_without_noise_and_clip_the_central_mean_is_the_plain_one(run_tiny: RunTiny) -> None:
+    """With equal weights, which the server is told of by none but the size of the sites."""
+    equal = ("data.synthetic.imbalance=0", "federation.rounds=1")
+    central = "privacy={mechanism: central, sigma: 0.0, delta: 0.1, clip: 1.0e+9, noise: seeded}"
+    one = run_tiny(*CENTRAL, *equal, central, out="one")
+    updates = {}
+    experiment = prepare(read_source(None, [*TINY, *CENTRAL, *equal]))
+    engine = LocalEngine(experiment, one.folder.parent / "plain", lambda *_: None)
+    start = experiment.method.start(experiment.model).tensors
+    for client in engine.clients():
+        done = engine.compute(Order(client, 1, "train", 1, frame.encode(Plan(start))))
+        assert isinstance(done, Done)
+        update = frame.decode(done.update, Update)
+        updates[client] = {name: tensor.clone() for name, tensor in update.tensors.items()}
+    for name, tensor in one.state.tensors.items():
+        mean = torch.stack([own[name] for own in updates.values()]).mean(dim=0)
+        torch.testing.assert_close(tensor, mean, rtol=1e-4, atol=1e-6)
+    assert one.summary["privacy"]["epsilon"] is None  # nothing bounds it without noise
+
+
+def test_a_client_moves_the_central_mean_by_no_more_than_the_clip(run_tiny: RunTiny) -> None:
+    central = "privacy={mechanism: central, sigma: 0.0, delta: 0.1, clip: 0.01, noise: seeded}"
+    run = run_tiny(*CENTRAL, "federation.rounds=1", central)
+    experiment = prepare(read_source(None, [*TINY, *CENTRAL]))
+    start = experiment.method.start(experiment.model).tensors
+    moved = torch.cat([(run.state.tensors[name] - start[name]).flatten() for name in start]).double()
+    assert 0 < float(moved.norm()) <= 0.01 * (1 + 1e-3)
+
+
+def test_a_round_of_nobody_is_a_round_of_noise(run_tiny: RunTiny) -> None:
+    central = "privacy={mechanism: central, sigma: 1.0, delta: 0.1, clip: 0.1, noise: seeded}"
+    run = run_tiny(*CENTRAL, "federation.rounds=6", "federation.sample=0.2", central)
+    cohorts = [len(event["exchanges"]) for event in run.of("round")]
+    assert 0 in cohorts
+    assert not any(event["abandoned"] for event in run.of("round"))
+    assert run.summary["privacy"]["epsilon"] == pytest.approx(epsilon_of([Mechanism(1.0, 0.2, 6)], 0.1))
+
+
+def test_the_record_can_be_read_by_anybody(run_tiny: RunTiny) -> None:
+    run = run_tiny(*PRIVATE, "federation.rounds=1")
+    facts = json.loads((run.folder / "summary.json").read_text())["privacy"]
+    assert facts["adjacency"] == "zero-out"
+    assert set(facts["clients"]) == {"site-1", "site-2", "site-3"}
+
+
+def test_a_server_hears_of_a_private_client_what_it_declares(
+    tmp_path: Path, clients: Clients, run_tiny: RunTiny
+) -> None:
+    """Of scores, documents and losses nothing; and clients have scores of their own all the same."""
+    method = "method={name: fedper}"
+    run = served(tmp_path / "served", clients, *PRIVATE, method, "threads=1")
+    local = run_tiny(*PRIVATE, method, "threads=1")
+    assert_same_tensors(run.state.tensors, local.state.tensors)
+    assert run.summary["metrics"]["global"] is None
+    assert set(run.summary["metrics"]["clients"].values()) == {None}
+    assert run.summary["privacy"] == local.summary["privacy"]
+    told = {"train": 8, "validation": 0, "test": 0}
+    assert set(map(str, run.of("run")[0]["clients"].values())) == {str(told)}
+    assert all(event["seconds"] == 0 and event["loss"] is None for event in run.of("client"))
+    own = [json.loads(path.read_text()) for path in tmp_path.rglob("clients/site-*/summary.json")]
+    assert own
+    assert all(summary["metrics"]["global"]["f1"] is not None for summary in own)
+
+
+def test_ranks_that_a_device_lacks_get_no_noise() -> None:
+    """Zeros beyond a device's rank stay zeros, or it would train at the rank of the largest."""
+    own = private_client("method={name: hetlora, ranks: [2]}", "adapter={kind: lora, rank: 8}")
+    model, names = own.experiment.model, own.experiment.model.layout.all
+    own.client.privacy, own.client.rank = own.gradients(clip=1.0, sigma=1.0), 2
+    model.load(pad(cut(model.snapshot(names), 2), model.snapshot(names)))
+    fit(own.client, names, Seed(0))
+    beyond = tails(model.tensors(names), 2, 8)
+    assert beyond
+    assert not any(float(tensor.abs().max()) for pair in beyond for tensor in pair)
+
+
+TASKS = {
+    "lm": ("{name: lm, max_length: 48}", "data.types=null"),
+    "classify": ("{name: classify, max_length: 64, stride: 8, max_windows: 3}", "data.types=null"),
+    "relations": ("{name: relations, max_length: 48}", "data.types=null"),
+    "extract": ("{name: extract, templates: short, max_length: 320}", "data.types=null"),
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_has_units(task: str) -> None:
+    """Their examples are made of each unit's documents alone; rows at once are the rows one by one."""
+    given, *data = TASKS[task]
+    fitted = prepare(read_source(None, [*TINY, f"task={given}", *data])).task
+    named = fitted.model_dump()
+    named |= {
+        key: list(set(fitted.classes) - {"none"}) for key in ("labels", "types") if named.get(key) == "auto"
+    }
+    own = private_client(*data, "method={name: fedlora}", f"task={json.dumps(named)}")
+    assert 1 < len(own.units) <= 8
+    alone = sum(
+        len(own.experiment.task.training_examples([each], own.experiment.model.tokenizer))
+        for each in own.site.documents.train
+    )
+    assert sum(map(len, own.units)) == alone
+    rows = [[example] for unit in own.units for example in unit][:6]
+    at_once = own.sum_over(rows, 1e9)
+    one_by_one = [torch.zeros_like(total) for total in at_once]
+    for row in rows:
+        for total, gradient in zip(one_by_one, own.sum_over([row], 1e9), strict=True):
+            total.add_(gradient)
+    difference = norm_of([one - other for one, other in zip(at_once, one_by_one, strict=True)])
+    assert difference <= 1e-5 * norm_of(one_by_one)
+    own.client.privacy = own.gradients(clip=1.0, sigma=0.5)
+    fit(own.client, own.names, Seed(0))
+
+
+def test_dialogues_are_summed_up_privately(run_tiny: RunTiny, tmp_path: Path) -> None:
+    for site in ("north", "south"):
+        folder = tmp_path / site
+        folder.mkdir()
+        rows = "".join(
+            f'{n},GENHX,"The patient has pain {n}.","Doctor: Pain? Patient: Yes {n}."\n' for n in range(4)
+        )
+        for name in ("TrainingSet", "ValidationSet", "TestSet-1"):
+            text = f"ID,section_header,section_text,dialogue\n{rows}"
+            (folder / f"MTS-Dialog-{name}.csv").write_text(text, encoding="utf-8")
+    run = run_tiny(
+        f"data={{format: mts_dialog, path: {tmp_path}}}",
+        "task={name: summarize, max_length: 96, answer_length: 8, template: 'Sum up: {text}'}",
+        "privacy={mechanism: local, unit: document, units: {north: 8, south: 8}, delta: 0.01, sigma: 1.0, "
+        "expected_batch: 2, steps: 2, noise: seeded}",
+        "method={name: fedlora}",
+        "federation.rounds=1",
+    )
+    assert run.summary["privacy"]["epsilon"] > 0
+
+
+def test_quantized_weights_stay_under_private_adapters() -> None:
+    pytest.importorskip("bitsandbytes")
+    own = private_client("model={name: mini, quantization: nf4}", "method={name: fedlora}")
+    rows = [[example] for unit in own.units for example in unit][:4]
+    whole = own.sum_over(rows, 1.0)
+    without = own.sum_over(rows[1:], 1.0)
+    assert 0 < norm_of([one - other for one, other in zip(whole, without, strict=True)]) <= 1 + 1e-5
+
+
+def test_a_noised_round_that_is_begun_again_is_spent_again(run_tiny: RunTiny) -> None:
+    """Clients may have seen the first one: scoring comes before a round is committed."""
+    central = "privacy={mechanism: central, sigma: 1.0, delta: 0.1, clip: 0.1, noise: seeded, spare_turns: 1}"
+    run_tiny(*CENTRAL, "federation.rounds=1", central)
+    run = run_tiny("federation.rounds=2", resume=True)
+    assert run.summary["privacy"]["epsilon"] == pytest.approx(epsilon_of([Mechanism(1.0, 1.0, 3)], 0.1))
+    with pytest.raises(BudgetSpentError, match="went on 2 times, and its noise allows for 4 rounds"):
+        run_tiny("federation.rounds=3", resume=True)
