@@ -61,10 +61,14 @@ def privacy_facts(privacy: Privacy) -> dict[str, Any] | None:
         "sigma": privacy.sigma,
         "clip": settings.clip,
         "noise": settings.noise,
+        "asked": settings.epsilon,
         "units": settings.units,
+        "rates": dict(privacy.rates or {}),
+        "windows": settings.windows if local else None,
         "expected_batch": settings.expected_batch,
         "steps": settings.steps,
         "turns": privacy.turns,
+        "spare_turns": settings.spare_turns,
         "scores": settings.scores if local else None,
     }
 
