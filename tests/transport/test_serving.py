@@ -178,27 +178,57 @@ def test_what_a_client_is_told_is_of_the_round_that_the_server_goes_on_with(
         serving(server).load()
 
 
-def test_a_run_goes_on_with_the_command_that_began_it(
-    tmp_path: Path, run_once: RunTiny, run_tiny: RunTiny
-) -> None:
-    overrides = ("method={name: fl_llama}", *ONE_ROUND)
-    begun = run_once(*overrides).folder
-    ours, theirs = (shutil.copytree(begun, tmp_path / name) for name in ("ours", "theirs"))
-    options = ["--insecure", "--clients", ",".join(CLIENTS), "--resume", "--out", str(ours)]
-    refused = CliRunner().invoke(app, ["split", "serve", "--listen", "127.0.0.1:0", *options]).exception
+def content_of(folder: Path) -> dict[str, bytes]:
+    """Returns every file in a folder, byte by byte."""
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def resumed(verb: str, folder: Path, *more: str) -> str:
+    """Returns how a command refuses to go on with a run, of which it changes nothing."""
+    guests = ["--insecure", "--clients", ",".join(CLIENTS), "--listen", "127.0.0.1:0"]
+    options = ["--resume", "--out", str(folder), *(guests if verb == "serve" else [])]
+    before = content_of(folder)
+    refused = CliRunner().invoke(app, [verb, *options, *more]).exception
     assert isinstance(refused, ConfigurationError)
-    assert f"holds a run of one process; go on with: fedstrata run --resume --out {ours}" in str(refused)
+    assert content_of(folder) == before
+    return str(refused)
+
+
+def test_a_run_goes_on_with_the_command_that_began_it(tmp_path: Path, run_once: RunTiny) -> None:
+    """Whether it has come to its record, or was stopped before."""
+    begun = run_once("method={name: fl_llama}", *ONE_ROUND).folder
+    ours, theirs = (shutil.copytree(begun, tmp_path / name) for name in ("ours", "theirs"))
+    told = f"holds a run of one process; go on with: fedstrata run --resume --out {ours}"
+    assert told in resumed("serve", ours)
+    (ours / "record.jsonl").write_bytes(b"")
+    assert told in resumed("serve", ours)
     run, *rest = map(json.loads, (theirs / "record.jsonl").read_text().splitlines())
-    kept = [
-        {**run, "id": "0123", "data": None, "ends": {}},
-        *(each for each in rest if each["event"] != "final"),
-    ]
-    (theirs / "record.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in kept))
+    kept = [{**run, "id": "0123", "data": None, "ends": {}}, *rest]
+    (theirs / "record.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in kept) + '{"event')
     told = f"fedstrata serve --resume --out {theirs}"
+    assert f"processes of their own; go on with: {told}" in resumed("run", theirs)
+    (theirs / "documents.json").unlink()  # which a server has not
+    (theirs / "record.jsonl").write_bytes(b"")
+    assert f"processes of their own; go on with: {told}" in resumed("run", theirs)
+    kept.pop()
+    (theirs / "record.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in kept))
     with pytest.raises(ConfigurationError, match=f"is not finished, .* finish it with: {told}"):
         open_result(theirs)
-    with pytest.raises(ConfigurationError, match=f"processes of their own; go on with: {told}"):
-        run_tiny(*overrides, out=theirs.name, resume=True)
+
+
+def test_what_a_run_cannot_go_on_with_is_refused_before_anything_is_written(
+    tmp_path: Path, run_once: RunTiny
+) -> None:
+    begun = run_once("method={name: fl_llama}", *ONE_ROUND).folder
+    ours, theirs = (shutil.copytree(begun, tmp_path / name) for name in ("ours", "theirs"))
+    for folder, changed in ((ours, {"data": "0123"}), (theirs, {"id": "0123", "data": None, "ends": {}})):
+        run, *rest = (folder / "record.jsonl").read_text().splitlines()
+        lines = [json.dumps(json.loads(run) | changed), *rest, '{"event": "half']  # of a killed one
+        (folder / "record.jsonl").write_text("\n".join(lines))
+    assert "the documents are not those the run began with" in resumed("run", ours, "report_to=[tensorboard]")
+    for verb, folder in (("serve", theirs), ("run", shutil.copytree(begun, tmp_path / "fewer"))):
+        fewer = "federation.rounds: must be at least 1, the rounds already committed, not 0"
+        assert fewer in resumed(verb, folder, "federation.rounds=0", "report_to=[tensorboard]")
 
 
 def test_settings_that_only_a_simulation_follows_are_refused_all_at_once() -> None:
