@@ -84,7 +84,7 @@ def start_of(events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
             start |= {"rounds": event["rounds"], "metric": event["metric"]}
         elif event["event"] == "client_joined" and start is not None:
             start["clients"] = {**start["clients"], event["client"]: event["documents"]}
-            start["ends"] = {**start["ends"], **event["ends"]}
+            start |= {"ends": {**start["ends"], **event["ends"]}} if "ends" in event else {}
     return start
 
 
