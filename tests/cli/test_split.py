@@ -28,10 +28,10 @@ METHOD = "method={name: fl_llama, mode: client_batch}"
 CLIENTS = ("site-1", "site-2")
 
 
-def fedstrata(*arguments: str | Path) -> subprocess.Popen[str]:
+def fedstrata(*arguments: str | Path, threads: int = 1) -> subprocess.Popen[str]:
     """Starts the command."""
     command = [sys.executable, "-u", "-m", "fedstrata", *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "COLUMNS": "200"}
     return subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -96,7 +96,10 @@ def read_until(process: subprocess.Popen[str], line: str) -> None:
 def test_sites_that_say_nothing_but_their_documents_come_to_the_numbers_of_a_simulation(
     tmp_path: Path, run_tiny: RunTiny, started: list[subprocess.Popen[str]], method: str
 ) -> None:
-    """Over TLS, with a server that is killed and goes on; every site keeps a model that finds mentions."""
+    """Over TLS, with a server that is killed and goes on, and clients that would take more threads.
+
+    Every site keeps a model that finds mentions.
+    """
     whole = ("threads=1", "federation.score_everywhere=false")
     run, site = tmp_path / "run.yaml", tmp_path / "site.yaml"
     run.write_text("name: run\n")
@@ -106,7 +109,7 @@ def test_sites_that_say_nothing_but_their_documents_come_to_the_numbers_of_a_sim
     started.append(fedstrata(*serve, run, *TINY, *SITES, *whole, method))
     for client in CLIENTS:
         own = ["--client", client, "--token", tmp_path / f"{client}.token", "--home", tmp_path / client]
-        started.append(fedstrata("join", "--server", address, *own, *options[client], site, "threads=1"))
+        started.append(fedstrata("join", "--server", address, *own, *options[client], site, threads=2))
     read_until(started[0], "round 1:")
     started[0].kill()
     started[0].wait()

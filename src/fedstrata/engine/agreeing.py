@@ -29,7 +29,7 @@ TRAINING, ANSWERS = "training", "answers"
 Weights: TypeAlias = Mapping[str, str]
 """A hash of every parameter of a model, or of a side of one, by name."""
 _COMPARED = {
-    TRAINING: ("method.", "training.", "task.", "adapter.", "model.", "privacy.", "seed"),
+    TRAINING: ("method.", "training.", "task.", "adapter.", "model.", "privacy.", "seed", "threads"),
     ANSWERS: ("task.name", "adapter.", "model.", "seed"),
 }
 """The settings that must be the same, by how their paths begin."""

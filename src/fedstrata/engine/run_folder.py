@@ -147,7 +147,7 @@ def open_served(
     Raises:
         ConfigurationError: The directory holds another run.
     """
-    settings = check_settings(source).settings
+    settings = check_settings(source).settings.model_copy(update={"threads": experiment.settings.threads})
     folder = folder or free_folder(Path("runs"), settings.name)
     folder.mkdir(parents=True, exist_ok=True)
     begin = partial(write_settings, settings, folder / SETTINGS)

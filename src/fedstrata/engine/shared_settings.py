@@ -14,8 +14,19 @@ from fedstrata.core.settings.source import Source, assign, flatten
 from fedstrata.engine.check import check_settings, sections_of, unservable
 from fedstrata.engine.prepare import Experiment
 
-SHARED = ("name", "seed", "model", "adapter", "task", "method", "training", "federation", "privacy")
-"""The sections that come from the server."""
+SHARED = (
+    "name",
+    "seed",
+    "threads",
+    "model",
+    "adapter",
+    "task",
+    "method",
+    "training",
+    "federation",
+    "privacy",
+)
+"""The sections that come from the server; sums depend on how many threads a client has."""
 OWN = ("training.cache", "training.cache_gigabytes", "model.name", "model.revision", "model.tokenizer")
 """Of these what a site may say otherwise: places and memory."""
 THERE = "the server"
