@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from remote_run import CLIENTS, Serve, Server
+from remote_run import CLIENTS, Clients, Serve, Server, served
 from support import TINY, RunTiny
 from typer.testing import CliRunner
 
@@ -229,6 +229,15 @@ def test_what_a_run_cannot_go_on_with_is_refused_before_anything_is_written(
     for verb, folder in (("serve", theirs), ("run", shutil.copytree(begun, tmp_path / "fewer"))):
         fewer = "federation.rounds: must be at least 1, the rounds already committed, not 0"
         assert fewer in resumed(verb, folder, "federation.rounds=0", "report_to=[tensorboard]")
+
+
+def test_what_a_client_keeps_of_a_run_is_no_run_to_go_on_with(clients: Clients, tmp_path: Path) -> None:
+    served(tmp_path / "served", clients, "method={name: fedavg}", *ONE_ROUND)
+    (kept,) = tmp_path.glob("served/home of site-1/run-*/clients/site-1")
+    for verb in ("run", "serve"):
+        told = resumed(verb, kept)
+        assert f"{kept} holds what client 'site-1' has kept of a run, which goes on where its server" in told
+        assert "it can be used with: fedstrata predict, score --as" in told
 
 
 def test_settings_that_only_a_simulation_follows_are_refused_all_at_once() -> None:

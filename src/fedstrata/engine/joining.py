@@ -321,7 +321,6 @@ class RemoteClient:
         experiment, folder = self._experiment, client_folder(self._workplace.folder, self.id)
         model = experiment.model
         model.save(folder / "model", plain=plain_where_needed(model))
-        write_settings(experiment.settings, folder / SETTINGS)
         log = RecordLog(folder / "record.jsonl")
         documents = {part: len(getattr(self._site.documents, part)) for part in PARTS}
         log.append(
@@ -330,6 +329,7 @@ class RemoteClient:
                 **model_facts(experiment, model),
                 "id": self._workplace.folder.name.removeprefix("run-"),
                 "data": None,
+                "client": self.id,  # whose folder it is, and not the server's
                 "clients": {self.id: documents},
             },
         )
@@ -344,5 +344,6 @@ class RemoteClient:
         }
         log.append("final", facts, durable=True)
         log.close()
+        write_settings(experiment.settings, folder / SETTINGS)  # by which a folder is one of a run
         write_summary(summarise(read_events(folder / "record.jsonl")), folder / "summary.json")
         self._listen("kept", {"folder": str(folder)})

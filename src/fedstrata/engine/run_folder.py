@@ -223,6 +223,9 @@ def _other_way(folder: Path, command: str) -> str:
     A run that was stopped before its record could say so is known by its documents (`_write_beginning`).
     """
     begun = start_of(read_events(folder / "record.jsonl"))
+    if begun and (client := begun.get("client")):
+        what = f"what client {client!r} has kept of a run, which goes on where its server is"
+        return f"{what}; here it can be used with: fedstrata predict, score --as, export, report"
     served = begun.get("id") is not None if begun else not (folder / DOCUMENTS).is_file()
     what, right = "a run of one process", "fedstrata run"
     if served:
