@@ -24,6 +24,8 @@ from fedstrata.core.errors import ConfigurationError, FedstrataError, FrameError
 from fedstrata.core.files import TEMPORARY
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Update
+from fedstrata.data.synthetic import generate
+from fedstrata.data.writers import write
 from fedstrata.engine.check import check_settings
 from fedstrata.engine.facts import OTHER
 from fedstrata.engine.prepare import prepare_server
@@ -238,6 +240,20 @@ def test_what_a_client_keeps_of_a_run_is_no_run_to_go_on_with(clients: Clients, 
         told = resumed(verb, kept)
         assert f"{kept} holds what client 'site-1' has kept of a run, which goes on where its server" in told
         assert "it can be used with: fedstrata predict, score --as" in told
+
+
+def test_a_client_scores_its_test_part_with_what_it_keeps(clients: Clients, tmp_path: Path) -> None:
+    served(tmp_path / "served", clients, "method={name: fedavg}", *ONE_ROUND)
+    (kept,) = tmp_path.glob("served/home of site-1/run-*/clients/site-1")
+    own = json.loads((kept / "documents.json").read_text())
+    assert [*own] == ["site-1"]
+    notes = generate(seed=0, sites=3, notes=12)
+    write(notes, tmp_path / "gold", "jsonl")
+    options = ["--as", str(kept), "--part", "test", "--json", str(tmp_path / "scores.json")]
+    done = CliRunner().invoke(app, ["score", str(tmp_path / "gold"), str(tmp_path / "gold"), *options])
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "scores.json").read_text())
+    assert found["documents"] == len(own["site-1"]["test"])
 
 
 def test_settings_that_only_a_simulation_follows_are_refused_all_at_once() -> None:

@@ -37,7 +37,7 @@ from fedstrata.engine.agreeing import SCORE, TRAINING, agreement_of, held, windo
 from fedstrata.engine.check import divided_method
 from fedstrata.engine.facts import model_facts, saved_weights
 from fedstrata.engine.prepare import Experiment
-from fedstrata.engine.run_folder import SETTINGS, write_settings
+from fedstrata.engine.run_folder import DOCUMENTS, SETTINGS, write_documents, write_settings
 from fedstrata.engine.sites import sites_of
 from fedstrata.metrics.cost import peak_memory
 from fedstrata.record.log import Listener, RecordLog, read_events
@@ -344,6 +344,7 @@ class RemoteClient:
         }
         log.append("final", facts, durable=True)
         log.close()
+        write_documents({self.id: self._site.documents}, folder / DOCUMENTS)
         write_settings(experiment.settings, folder / SETTINGS)  # by which a folder is one of a run
         write_summary(summarise(read_events(folder / "record.jsonl")), folder / "summary.json")
         self._listen("kept", {"folder": str(folder)})

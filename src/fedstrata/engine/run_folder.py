@@ -89,7 +89,7 @@ def _write_beginning(experiment: Experiment, folder: Path, *, resume: bool) -> N
     once said of its documents stays.
     """
     if not resume or not (folder / DOCUMENTS).exists():
-        _write_documents(experiment.clients, folder / DOCUMENTS)
+        write_documents(experiment.clients, folder / DOCUMENTS)
     write_settings(experiment.settings, folder / SETTINGS)
     if (
         isinstance(experiment.settings.model.tokenizer, TrainedTokenizer)
@@ -154,7 +154,7 @@ def open_served(
     return _opened(experiment, folder, listen, engine_of, begin, resume=resume)
 
 
-def _write_documents(clients: Mapping[str, Split], path: Path) -> None:
+def write_documents(clients: Mapping[str, Split], path: Path) -> None:
     """Writes which documents are whose, and what for."""
     ids = {
         client: {part: [document.id for document in getattr(own, part)] for part in PARTS}
