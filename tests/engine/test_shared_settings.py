@@ -88,6 +88,19 @@ def test_a_client_computes_with_the_threads_of_the_server(tmp_path: Path, task: 
         torch.set_num_threads(1)
 
 
+def test_problems_of_a_site_say_where_it_has_set_them(tmp_path: Path, said: dict[str, JSON]) -> None:
+    file = tmp_path / "site.yaml"
+    file.write_text("data: {format: jsonl, path: x}\npartition:\n  by: site\n  clients: 0\n")
+    given = ["data.labels.keep=1", "training.cache=maybe"]
+    with pytest.raises(ConfigurationError) as refused:
+        with_shared(read_source(file, given), said)
+    assert {problem.path: problem.origin for problem in refused.value.problems} == {
+        "data.labels.keep": "the command line",
+        "partition.clients": "site.yaml, line 4",
+        "training.cache": "the command line",
+    }
+
+
 def test_a_server_of_another_version_or_one_that_answers_is_refused(said: dict[str, JSON]) -> None:
     with pytest.raises(RefusedError, match=rf"has fedstrata 9\.9, and this is {version('fedstrata')}"):
         with_shared(read_source(None, SITE), {**said, "fedstrata": "9.9"})

@@ -116,3 +116,5 @@ def _lay(over: Source, path: str, value: Any, own: Source) -> None:
             _lay(over, f"{path}.{key}", inner, own)
     else:
         assign(over, path, value, own.origin(path) or path)
+        inside = f"{path}."
+        over.origins |= {known: place for known, place in own.origins.items() if known.startswith(inside)}
