@@ -53,6 +53,8 @@ def run(
         opened = open_run(source, out, display, resume=resume)
         if opened.experiment.workers == 1:
             end_fork_server()
+        if opened.experiment.settings.workers == "auto":
+            display.say(f"workers: auto is {opened.experiment.workers} here")
         with display:
             summary = opened.execute(resume=resume)
     except KeyboardInterrupt:
