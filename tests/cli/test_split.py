@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -239,3 +240,21 @@ def test_what_cannot_be_served_is_refused(tmp_path: Path, arguments: list[str], 
     refused = CliRunner().invoke(app, command).exception
     assert isinstance(refused, ConfigurationError)
     assert told in str(refused)
+
+
+@pytest.mark.parametrize(
+    "option", ["patience", "deadline", "reconnect", "keepalive", "delay", "cache-megabytes"]
+)
+@pytest.mark.parametrize("value", ["nan", "inf", "-1", "1e+300"])
+def test_a_number_that_no_one_can_wait_for_is_named_with_what_is_allowed(option: str, value: str) -> None:
+    done = CliRunner().invoke(app, ["serve", f"--{option}", value], env={"COLUMNS": "200"})
+    assert done.exit_code == 2
+    told = rf"'--{option}': must be from [\d.]+ to \d+, not {re.escape(value)}"
+    assert re.search(told, done.output)
+
+
+def test_a_temperature_is_a_number() -> None:
+    command = ["split", "generate", "--client", "a", "--out", "x", "--temperature", "nan"]
+    done = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
+    assert done.exit_code == 2
+    assert "'--temperature': must be from 0 to 1000000, not nan" in done.output

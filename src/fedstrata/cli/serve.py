@@ -23,9 +23,7 @@ def serve(
     arguments: Arguments = None,
     out: Annotated[Path | None, typer.Option(help="The run directory; runs/NAME when not given.")] = None,
     resume: Resume = False,
-    patience: Annotated[
-        float, typer.Option(help="Seconds to wait, once, for a client that has not joined.")
-    ] = 3600,
+    patience: Annotated[float, lines.seconds("to wait, once, for a client that has not joined.", 0.0)] = 3600,
     debug: Debug = False,
 ) -> None:
     """Run a federation whose clients join it, each a process of its own wherever its documents are.
