@@ -82,9 +82,10 @@ def with_shared(source: Source, told: Mapping[str, Any]) -> Source:
     broken = sections_of(checked.problems)
     own, others = (dict(flatten(each.settings.model_dump(mode="json"))) for each in (checked, theirs))
     problems += [*checked.problems, *shared.located(unservable(checked.settings, checked.method, joins=True))]
+    wrong_already = tuple(problem.path for problem in problems if problem.path)
     for path in sorted({*own, *others}):
         section = path.partition(".")[0]
-        if section not in said or section in broken or path.startswith(OWN):
+        if section not in said or section in broken or path.startswith((*OWN, *wrong_already)):
             continue
         if (mine := own.get(path)) != (other := others.get(path)):
             message = f"is the server's to say, which has {other!r:.80}, not {mine!r:.80}; leave it out here"
