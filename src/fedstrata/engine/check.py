@@ -338,7 +338,7 @@ def unservable(settings: RunSettings, method: Method | None, *, joins: bool = Fa
         ),
         "data.split.server": (joins and data.split.server, "documents of the server's own lie at the server"),
         "report_to": (joins and settings.report_to, "the server reports"),
-        "workers": (settings.workers not in (1, "auto"), "each computes its own turns, one at a time"),
+        "workers": (settings.workers != 1, "each computes its own turns, one at a time"),
     }
     without = "has no meaning with clients that are processes of their own"
     return [Problem(path, f"{without}: {why}") for path, (value, why) in asked.items() if value]

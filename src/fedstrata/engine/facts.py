@@ -33,6 +33,7 @@ def model_facts(experiment: Experiment, model: Model) -> dict[str, Any]:
         "name": experiment.settings.name,
         "device": str(experiment.model.device),
         "threads": torch.get_num_threads(),
+        "workers": experiment.workers,
         "versions": {name: version(name) for name in ("fedstrata", "torch", "transformers")},
         "method": experiment.method.name,
         "pooled": experiment.method.pooled,

@@ -105,8 +105,7 @@ class Run(Generic[EngineType]):
             raise
         finally:
             self._tell_privacy()
-            self.engine.close()
-            self._log.close()
+            self._close()
         self._report()  # once nothing else holds memory or computes
         return summary
 
@@ -121,9 +120,13 @@ class Run(Generic[EngineType]):
             return
         events = read_events(self.folder / "record.jsonl")
         rounds = committed_rounds(events)
-        self._require_same(events)
+        try:
+            self._require_same(events)
+            loaded = self._checkpoints.load(rounds[-1]["round"]) if rounds else None
+        except FedstrataError:
+            self._close()
+            raise
         self._resumed = sum(event["event"] in {"run", "resumed"} for event in events)
-        loaded = self._checkpoints.load(rounds[-1]["round"]) if rounds else None
         discard_uncommitted(self.folder, loaded[0] if loaded else 0)
         if loaded is None:
             return
@@ -131,6 +134,10 @@ class Run(Generic[EngineType]):
         self._stored_states = last_stored_states(events, self.committed)
         failed = {event["round"]: event["failed"] for event in rounds}
         self.engine.committed(self.committed, failed[self.committed])
+
+    def _close(self) -> None:
+        self.engine.close()
+        self._log.close()
 
     def _require_same(self, events: Sequence[Mapping[str, Any]]) -> None:
         """Refuses to go on with another run, or to fewer rounds than are committed."""

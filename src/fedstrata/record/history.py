@@ -85,7 +85,7 @@ def start_of(events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
             start |= {"privacy": event["privacy"]} if event.get("privacy") else {}
         elif event["event"] == "client_joined" and start is not None:
             start["clients"] = {**start["clients"], event["client"]: event["documents"]}
-            start["ends"] = {**start["ends"], **event["ends"]}
+            start |= {"ends": {**start["ends"], **event["ends"]}} if "ends" in event else {}
     return start
 
 
