@@ -95,7 +95,7 @@ MUTANTS = [
                 "torch._foreach_add_(totals, gradients, alpha=scale *"
                 " min(1.0, self._clip / max(norm, SHORTEST)))",
                 "[\n"
-                "            t.add_(g, alpha=scale * min(1.0, self._clip / max(scale * float(n), SHORTEST)))\n"
+                "            t.add_(g, alpha=scale * min(1.0, self._clip / max(scale * float(n), 1e-38)))\n"
                 "            for t, g, n in zip(totals, gradients, norms, strict=True)\n"
                 "            ]",
             )

@@ -13,9 +13,9 @@ timed in turn; ratios are of two steps of the same turn, the median over the tur
 - `hooks_over_plain_lora`, `hooks_over_plain_top`: 32 units of one window each, the gradients of several at
   once; LoRA of rank 8, and the top 2 of 8 blocks. `loop_of_ones_over_plain` is the same without hooks.
 - `peak_memory_ratio`: peak resident memory of a process that takes private steps of 8 patients, all of the
-  model, over that of one that takes plain steps. A plain step has the activations of 32 windows, a
-  private one those of 4: `peak_memory_ratio_of_pieces` is over plain steps that accumulate batches of 4, which
-  `time_ratio_of_pieces` compares in time.
+  model, over that of one that takes plain steps. A plain step has the activations of 32 windows, a private
+  one those of 4: `peak_memory_ratio_of_pieces` is over plain steps that accumulate batches of 4, and
+  `time_ratio_of_pieces` compares these in time.
 - `noise_share`: the share of the private steps of `patient_loop_over_plain` that drawing noise takes.
 
 Last line: one JSON object.
