@@ -174,7 +174,7 @@ MUTANTS = [
     ),
     Mutant(
         "the noise of every turn the same, seeded",
-        [(TURN, 'SeededRandomness(rng.child("privacy"))', 'SeededRandomness(self.seed.child("privacy"))')],
+        [(TURN, 'settings, rng.child("privacy"))', 'settings, self.seed.child("privacy"))')],
         [f"{OF_TURNS}::test_an_update_has_noised_tensors_and_declared_numbers_alone"],
     ),
     Mutant(
@@ -292,8 +292,13 @@ MUTANTS = [
         [f"{OF_UNITS}::test_rows_are_given_only_where_the_hooks_are_right"],
     ),
     Mutant(
+        "masks of dropout are drawn from the seed of the run, which the server knows",
+        [("train/local.py", "if client.privacy is None else Seed(client.privacy.secret())", "")],
+        [f"{OF_CLIPPING}::test_the_server_does_not_know_what_is_dropped"],
+    ),
+    Mutant(
         "the loss leaves",
-        [(TURN, 'if k != "loss"}', "}")],
+        [(TURN, "for name in sorted(told)}", "for name in update.values}")],
         [f"{OF_TURNS}::test_an_update_has_noised_tensors_and_declared_numbers_alone"],
     ),
     Mutant(
@@ -317,8 +322,8 @@ MUTANTS = [
         [
             (
                 MECHANISM,
-                "Mechanism(self.sigma, self.rates[client],",
-                "Mechanism(self.sigma, self.rates[client] / 2,",
+                "Mechanism(self.sigma, rate, self.steps * turns)",
+                "Mechanism(self.sigma, rate / 2, self.steps * turns)",
             )
         ],
         [f"{OF_TURNS}::test_an_update_has_noised_tensors_and_declared_numbers_alone"],

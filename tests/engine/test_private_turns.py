@@ -23,6 +23,7 @@ from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Plan, Update
 from fedstrata.engine.local import LocalEngine
 from fedstrata.engine.prepare import prepare
+from fedstrata.privacy import randomness
 from fedstrata.privacy.accounting import Mechanism, epsilon_of, sigma_for
 from fedstrata.privacy.clipping import UnitGradients
 from fedstrata.privacy.randomness import SecureRandomness, SeededRandomness
@@ -47,7 +48,7 @@ def test_an_update_has_noised_tensors_and_declared_numbers_alone(
     monkeypatch.setattr(
         turn.frame, "encode", lambda one: (sent.append(one), encode(one))[1]
     )  # updates, and no plan: those are encoded by the engine
-    monkeypatch.setattr(turn, "SeededRandomness", Told)
+    monkeypatch.setattr(randomness, "SeededRandomness", Told)
     run = run_tiny(*PRIVATE, METHOD)
     updates = list({id(one): one for one in sent if isinstance(one, Update)}.values())  # kept, and sent
     assert len(updates) == 6
@@ -171,7 +172,9 @@ def test_a_repeated_order_is_one_release_and_a_killed_one_is_spent(
 
 def test_secure_turns_have_keys_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[SecureRandomness] = []
-    monkeypatch.setattr(turn, "SecureRandomness", lambda: (made.append(SecureRandomness()), made[-1])[1])
+    monkeypatch.setattr(
+        randomness, "SecureRandomness", lambda: (made.append(SecureRandomness()), made[-1])[1]
+    )
     experiment = prepare(read_source(None, [*TINY, *PRIVATE, METHOD, "privacy.noise=secure"]))
     engine = LocalEngine(experiment, tmp_path, lambda event, facts: None)
     plan = frame.encode(Plan(experiment.method.start(experiment.model).tensors))

@@ -282,6 +282,8 @@ class RemoteClient:
         part, task = plan.values.get("part"), self._site.task
         if part not in PARTS:
             raise FrameError(f"the server asks for scores of {part!r}, which is no part of the data")
+        if self._private and part == PARTS[0]:
+            raise FrameError("the server asks for scores of documents that are trained on privately")
         started, documents = time.perf_counter(), self._site.scored(str(part))
         model = self._experiment.model
         model.load(plan.tensors)

@@ -96,6 +96,11 @@ class UnitGradients:
             raise ConfigurationError([Problem("privacy.units", f"{told}; declare at least as many")])
         return units
 
+    def secret(self) -> int:
+        """Draws a number of 63 bits, of which the server knows nothing where noise is secure."""
+        high, low = map(int, self.randomness.uniform(2) * 2.0**32)
+        return (high << 32 | low) >> 1
+
     def draws(self) -> Iterator[Sequence[Sequence[Any]]]:
         """Yields for each step the examples of every unit that is drawn, no more of it than a step sees."""
         self.begin()
