@@ -25,6 +25,7 @@ from fedstrata.engine.privacy import settings_problems
 from fedstrata.engine.sampling import sample_size
 from fedstrata.methods import METHODS
 from fedstrata.methods.divided import Divided
+from fedstrata.privacy.accounting import require_installed
 from fedstrata.record.trackers import require_trackers
 from fedstrata.tasks import TASKS
 from fedstrata.train.processor import warn_of_slow_bfloat16
@@ -230,8 +231,9 @@ def device_of(settings: RunSettings) -> torch.device:
 
 
 def machine_problems(settings: RunSettings) -> list[Problem]:
-    """Returns the problems that the device is not there and that trackers are not installed."""
-    return refusals(lambda: device_of(settings), lambda: require_trackers(settings.report_to))
+    """Returns the problems that the device is not there, and that what is asked for is not installed."""
+    private = [require_installed] if settings.privacy.mechanism != "none" else []
+    return refusals(lambda: device_of(settings), lambda: require_trackers(settings.report_to), *private)
 
 
 def check_metric(settings: RunSettings, task: Task | None) -> None:
