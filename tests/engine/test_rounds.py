@@ -57,7 +57,17 @@ SUMMARY_KEYS = {
     "memory": {"peak_rss_bytes", "peak_gpu_bytes", "device_mean_bytes", "device_peak_bytes"},
     "energy_joules": None,
     "saved": None,
-    "privacy": {"epsilon", "delta", "sigma", "mechanism", "clients"},
+    "privacy": {
+        "mechanism",
+        "unit",
+        "adjacency",
+        "epsilon",
+        "delta",
+        "sigma",
+        "clip",
+        "noise",
+        "clients",
+    },
 }
 
 

@@ -201,7 +201,7 @@ def test_states_are_taken_if_and_only_if_they_are_as_agreed(
     ("change", "told"),
     [
         ({"hidden size": 16}, "hidden size is 16 at client 'north', 8 at the server"),
-        ({"protocol": 9}, "protocol is 9 at client 'north', 3 at the server"),
+        ({"protocol": 9}, "protocol is 9 at client 'north', 4 at the server"),
         ({"training.learning_rate": 0.1}, "training.learning_rate is 0.1 at client 'north', 0.01 at"),
         ({"front": 2, "back": 0}, "front is 2 at client 'north', 1 at the server; back is 0 at"),
         ({"run": None}, "run is None at client 'north', 'demo' at the server"),
