@@ -1,4 +1,4 @@
-"""A membership audit: canaries are added to clients, the run is made in a scratch folder, and what leaves is judged.
+"""A membership audit: a run is made in a scratch folder with canaries in it, and what leaves is judged.
 
 The server is honest and curious. It sees every plan and every update of every client, and the final model; it
 knows the configuration and the canaries, and not who of them is trained on. A canary that is held out is a
@@ -6,40 +6,30 @@ unit that a client declares and has nothing of: audited is what the epsilon is o
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-from math import ceil, inf
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Literal, TypeAlias
+from math import ceil
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedstrata.auditing.watched import watched_run
 from fedstrata.client.site import Site, units_of
-from fedstrata.client.turn import Done, Failed, Order
-from fedstrata.core.errors import ClientsLostError, ConfigurationError, FedstrataError, Problem
+from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.settings.source import Source
-from fedstrata.core.types import Plan, State, Tensors, Update
-from fedstrata.engine.local import LocalEngine
 from fedstrata.engine.prepare import Experiment, prepare
 from fedstrata.engine.privacy import privacy_of
-from fedstrata.engine.run import Run
 from fedstrata.engine.sites import sites_of
 from fedstrata.privacy.attacks.audit import Audit, Claim, audit
 from fedstrata.privacy.attacks.canaries import Canaries, make_canaries, require_drawable
-from fedstrata.privacy.attacks.membership import UpdateScores, losses, ridge_of
 from fedstrata.privacy.attacks.power import Power, power
 from fedstrata.record.log import Listener
-from fedstrata.wire import frame
 
 REFERENCE = Claim(1.0, 1e-5)
 """What guesses are planned for where nothing is claimed."""
 
 Score: TypeAlias = Literal["updates", "losses"]
-Watch: TypeAlias = Callable[[str, Plan, Tensors], None]
-"""Told of each update: whose it is, the plan that it answers, and what it holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,42 +106,36 @@ def audit_membership(source: Source, target: Target, listen: Listener) -> Member
     problems = [*_unattackable(experiment), *_strangers(experiment, target)]
     if problems:
         raise ConfigurationError(source.located(problems))
-    started = time.perf_counter()
-    seed, tokenizer = experiment.seed.child("membership"), experiment.model.tokenizer
+    started, seed = time.perf_counter(), experiment.seed.child("membership")
     names = target.clients or tuple(name for name, own in experiment.clients.items() if own.train)
-    canaries = make_canaries(
-        experiment.task, tokenizer, names, target.canaries, target.words, seed.child("canaries")
-    )
+    made = (names, target.canaries, target.words, seed.child("canaries"))
+    canaries = make_canaries(experiment.task, experiment.model.tokenizer, *made)
     experiment, factor = _with_room(experiment, canaries, target.raise_units)
-    watched = _watched(experiment, canaries)
-    scores = {"updates": watched.by_updates(), "losses": watched.by_losses}
-    epsilon = watched.epsilon
+    run = watched_run(experiment, canaries, listen)
+    scores = {"updates": run.by_updates(), "losses": run.by_losses}
     delta = experiment.privacy.settings.delta or REFERENCE.delta
-    claim = Claim(epsilon or REFERENCE.epsilon, delta)
-    audits = {
-        name: audit(own, canaries.included, claim, seed.child("audit", name)) for name, own in scores.items()
-    }
-    found = power(target.canaries, claim, seed.child("power")) if epsilon else None
-    unit = experiment.settings.privacy.unit if experiment.privacy.mechanism == "local" else ""
+    claim = Claim(run.epsilon or REFERENCE.epsilon, delta)
+    included, private = canaries.included, experiment.privacy.mechanism == "local"
     return Membership(
         names,
-        unit,
-        epsilon,
-        audits,
+        experiment.settings.privacy.unit if private else "",
+        run.epsilon,
+        {name: audit(own, included, claim, seed.child("audit", name)) for name, own in scores.items()},
         target.score,
-        found,
+        power(target.canaries, claim, seed.child("power")) if run.epsilon else None,
         factor,
-        sum(own.seen for own in watched.scorers.values()),
-        min(own.share for own in watched.scorers.values()),
+        sum(own.seen for own in run.scorers.values()),
+        min(own.share for own in run.scorers.values()),
         time.perf_counter() - started,
         scores,
-        canaries.included,
+        included,
     )
 
 
 def _unattackable(experiment: Experiment) -> list[Problem]:
     """Returns why canaries would say nothing of a run."""
-    found, method, settings = [], experiment.method, experiment.settings
+    method, settings = experiment.method, experiment.settings
+    found: list[Problem] = []
     try:
         require_drawable(experiment.task)
     except ConfigurationError as error:
@@ -162,10 +146,10 @@ def _unattackable(experiment: Experiment) -> list[Problem]:
     if experiment.privacy.mechanism == "central":
         message = "'central' protects clients as a whole, and canaries are patients of a client"
         found.append(Problem("privacy.mechanism", message))
-    if settings.privacy.unit == "window" and experiment.task.packed:
-        if experiment.privacy.mechanism == "local":
-            message = "windows of several documents, in which a canary is no unit of its own; use 'document'"
-            found.append(Problem("privacy.unit", f"'window' of task {experiment.task.name} are {message}"))
+    by_window = experiment.privacy.mechanism == "local" and settings.privacy.unit == "window"
+    if by_window and experiment.task.packed:
+        message = "windows of several documents, in which a canary is no unit of its own; use 'document'"
+        found.append(Problem("privacy.unit", f"'window' of task {experiment.task.name} are {message}"))
     return found
 
 
@@ -223,127 +207,3 @@ def _no_room(experiment: Experiment, room: Mapping[str, int]) -> Problem:
     told = f"{name!r} declares {units[name]} {settings.unit}s, and with its canaries it may have {needed}"
     way = "declare more, take fewer --canaries, or let --raise-units raise this and privacy.expected_batch"
     return Problem("privacy.units", f"{told}; {way}, both by the same factor")
-
-
-class WatchedEngine(LocalEngine):
-    """Computes as ever, and shows somebody what leaves.
-
-    Args:
-        experiment, folder, listen: As for `LocalEngine`.
-        watch: Told of each update.
-    """
-
-    def __init__(self, experiment: Experiment, folder: Path, listen: Listener, watch: Watch) -> None:
-        super().__init__(experiment, folder, listen)
-        self._watch = watch
-
-    def compute(self, order: Order) -> Done | Failed:
-        """Computes one turn."""
-        done = super().compute(order)
-        if not isinstance(done, Done):
-            return done
-        update = frame.decode(done.update, Update)
-        # Whoever watches uses the model, of which an update may be a view.
-        own = {name: tensor.clone() for name, tensor in update.tensors.items()}
-        self._watch(order.client, frame.decode(order.plan, Plan), own)
-        return replace(done, update=frame.encode(Update(own, update.values, update.weight)))
-
-
-class WatchedRun(Run[WatchedEngine]):
-    """A run with canaries, of which nothing is scored or saved.
-
-    Args:
-        experiment: The experiment; canaries that are trained on are in it.
-        folder: A scratch folder.
-        listen: Told of every event.
-        canaries: All canaries.
-    """
-
-    def __init__(self, experiment: Experiment, folder: Path, listen: Listener, canaries: Canaries) -> None:
-        super().__init__(experiment, folder, listen, partial(WatchedEngine, watch=self._see))
-        self._canaries = canaries
-        task, tokenizer = experiment.task, experiment.model.tokenizer
-        self._units = [task.training_examples([document], tokenizer) for document in canaries.documents]
-        everybody = list(range(len(self._units)))
-        self._numbers = {
-            name: everybody if experiment.method.pooled else canaries.of(name)
-            for name in self.engine.clients()
-        }
-        self.scorers = {
-            name: self._scorer(name, numbers) for name, numbers in self._numbers.items() if numbers
-        }
-        self.by_losses = self._losses()
-
-    def _scorer(self, client: str, numbers: Sequence[int]) -> UpdateScores:
-        experiment, privacy = self.experiment, self.experiment.privacy
-        clip, ridge = inf, 0.0
-        if privacy.rates is not None:
-            clip = privacy.settings.clip
-            ridge = ridge_of(privacy.sigma * clip, privacy.steps, privacy.rates[client])
-        seed = experiment.seed.child("membership", "coordinates", client)
-        units = [self._units[number] for number in numbers]
-        return UpdateScores(experiment.model, experiment.task, units, clip, ridge, seed)
-
-    def _see(self, client: str, plan: Plan, update: Tensors) -> None:
-        if client not in self.scorers:
-            return
-        model = self.experiment.model
-        model.restore()
-        model.load_known(plan.tensors)
-        self.scorers[client].see(update)
-        model.train_only(())
-        model.restore()
-
-    def by_updates(self) -> NDArray[np.float64]:
-        """Returns what updates have told of each canary."""
-        scores = np.zeros(len(self._units))
-        for client, scorer in self.scorers.items():
-            scores[self._numbers[client]] = scorer.scores
-        return scores
-
-    @property
-    def epsilon(self) -> float | None:
-        """What is claimed of the client that holds canaries and has spent most; none without noise."""
-        privacy = self.experiment.privacy
-        if not privacy.settings.spends:
-            return None
-        return max(privacy.epsilon(client, self.engine.turns_begun(client)) or 0.0 for client in self.scorers)
-
-    def _losses(self) -> NDArray[np.float64]:
-        return losses(self.experiment.model, self.experiment.task, self._units)
-
-    def _finish(self, state: State) -> dict[str, Any]:
-        """Takes the losses of the final model."""
-        self.engine.enter(None, self.committed, state.tensors)
-        self.by_losses = self.by_losses - self._losses()
-        self.experiment.model.restore()
-        return {}
-
-    def _score(self, number: int, state: State, part: str, *, final: bool) -> dict[str, Any]:
-        return {}
-
-    def _scored_when_trained(self, number: int) -> Sequence[str]:
-        return ()
-
-    def _report(self) -> None:
-        """Writes none."""
-
-
-def _watched(experiment: Experiment, canaries: Canaries) -> WatchedRun:
-    """Makes the run; nothing of it is left but what was seen.
-
-    Raises:
-        FedstrataError: It failed, or nothing of the model has left a client that holds canaries.
-    """
-    with TemporaryDirectory(prefix="fedstrata-attack-") as folder:
-        run = WatchedRun(experiment, Path(folder), lambda event, facts: None, canaries)
-        try:
-            run.execute()
-        except ClientsLostError as error:  # there is no run to go on with: the client's own error says more
-            raise error.__cause__ or error from None
-        unseen = [name for name, own in run.scorers.items() if not own.seen]
-        if unseen:
-            message = f"no parameter of the model has left {unseen[0]}, which holds canaries: nothing to judge"
-            raise FedstrataError(f"{message} ({experiment.method.name}, {run.committed} rounds)")
-        run.epsilon  # noqa: B018
-    return run

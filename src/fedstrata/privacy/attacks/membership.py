@@ -165,9 +165,7 @@ def _by_hooks(
     return [own * scales.view(-1, *[1] * (own.ndim - 1)) for own in whole]
 
 
-def _by_unit(
-    model: Model, task: Task, unit: Sequence[Any], parameters: Sequence[Parameter]
-) -> list[Tensor]:
+def _by_unit(model: Model, task: Task, unit: Sequence[Any], parameters: Sequence[Parameter]) -> list[Tensor]:
     loss, count = task.loss(model.module, to_device(task.collate(unit), model.device))
     mean = loss / count.clamp(min=1.0)
     found = torch.autograd.grad(mean, parameters, allow_unused=True)
