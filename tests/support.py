@@ -8,6 +8,7 @@ import pty
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -106,7 +107,8 @@ def executed(
     folder: Path, overrides: Sequence[str], *, resume: bool = False, report: bool = False
 ) -> Finished:
     """Runs in this process, or goes on with a run; its report is written only where it is asked for."""
-    source = resumable(folder, None, overrides) if resume else read_source(None, overrides)
+    begun = partial(resumable, folder, None, overrides, command="fedstrata run")
+    source = begun() if resume else read_source(None, overrides)
     with pytest.MonkeyPatch.context() as patched:
         if not report:
             report_nothing(patched)

@@ -129,6 +129,19 @@ SCRIPTS = [
         ["--configurations", "top2", "--rounds", "1", "--notes", "24", "--seconds", "0"],
         {"top2"},
     ),
+    pytest.param(
+        "private_step.py",
+        [
+            *("--units", "2", "--windows", "2", "--tokens", "24", "--repeats", "1"),
+            *("--memory-repeats", "1"),
+        ],
+        {
+            "patient_loop_over_plain",
+            "hooks_over_plain_lora",
+            "hooks_over_plain_top",
+            "peak_memory_ratio",
+        },
+    ),
 ]
 
 
@@ -145,6 +158,26 @@ def test_the_last_line_is_one_json_object(script: str, arguments: list[str], fig
     ]
     assert numbers
     assert all(number >= 0 for number in numbers)
+
+
+@pytest.mark.slow
+def test_two_mistakes_in_the_mechanism_are_noticed() -> None:
+    script = REPOSITORY / "benchmarks" / "privacy" / "mutations.py"
+    names = ("half of sigma", "a killed turn is not spent")
+    done = subprocess.run(
+        [sys.executable, str(script), "--only", *names], capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == {"mutants": 2, "killed": 2}
+
+
+def test_every_mistake_is_one_in_the_mechanism_as_it_is() -> None:
+    mutations = benchmark("privacy/mutations.py")
+    names = [mutant.name for mutant in mutations.MUTANTS]
+    assert len(names) == len(set(names))
+    for mutant in mutations.MUTANTS:
+        mutations.check(mutant, REPOSITORY)
+        assert mutant.tests
+        assert all((REPOSITORY / test.split("::")[0]).is_file() for test in mutant.tests)
 
 
 def benchmark(file: str) -> ModuleType:

@@ -17,6 +17,9 @@ from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.settings.sweep import read_sweep, with_value
 from fedstrata.engine.check import check_settings
+from fedstrata.engine.privacy import privacy_of
+from fedstrata.planning.privacy import noise_ratio
+from fedstrata.record.words import epsilon
 
 SOURCES = sorted((REPOSITORY / "src").rglob("*.py"))
 CONFIGURATIONS = sorted(
@@ -149,6 +152,36 @@ def test_the_make_targets_of_the_readme_exist() -> None:
     named = {line.split()[1] for line in readme_commands() if line.startswith("make")}
     assert named
     assert named <= targets
+
+
+def test_the_private_configuration_of_the_documentation_is_what_it_says(tmp_path: Path) -> None:
+    """Valid, and with the noise, the turns and the ratio that the page shows of its plan."""
+    page = "docs/differential_privacy.md"
+    (shown,) = [block for block in blocks_of(page) if "# private.yaml" in block]
+    (tmp_path / "private.yaml").write_text("\n".join(line[4:] for line in shown.splitlines()))
+    checked = check_settings(read_source(tmp_path / "private.yaml", []))
+    assert not checked.problems, [problem.message for problem in checked.problems]
+    assert checked.method is not None
+    privacy = privacy_of(checked.settings, checked.method)
+    text, own = (REPOSITORY / page).read_text(encoding="utf-8"), privacy.settings
+    noise = privacy.sigma / privacy.settings.expected_batch
+    steps = 2 * privacy.steps * checked.settings.federation.rounds
+    assert (
+        f"epsilon at most {epsilon(privacy.epsilon('site-2', privacy.turns))} at delta {own.delta:g}" in text
+    )
+    assert (
+        f"sigma {privacy.sigma:g} of the clipping norm {own.clip:g}, over {own.expected_batch} expected"
+        in text
+    )
+    assert f"noise of {noise:.3g} of it on the mean, {noise_ratio(noise, 57_033, steps):.3g} times" in text
+    assert (
+        f"{privacy.turns} turns of {privacy.steps} steps, of these {own.spare_turns} to be taken again"
+        in text
+    )
+    measured = re.findall(r"^\| (?:sigma|r) \| (.*) \|$", text, flags=re.MULTILINE)
+    sigmas, ratios = ([float(cell) for cell in line.split("|")] for line in measured)
+    worked_out = [noise_ratio(sigma / 8, 789_129, 2 * 100) for sigma in sigmas]
+    assert ratios == pytest.approx(worked_out, rel=0.06)
 
 
 def test_every_link_of_the_documentation_leads_somewhere() -> None:

@@ -24,6 +24,13 @@ CONFIGURATIONS = {
     "top2": ["method={name: layer_skipping, top: 2}"],
     "fedavg": ["method={name: fedavg}", "training.learning_rate=2e-4"],
     "local_only": ["method={name: local_only}", "training.learning_rate=2e-4"],
+    "private": [
+        "training.batch_size=8",
+        "method={name: layer_skipping, top: 2}",
+        "task.types=[problem, test, treatment, drug]",
+        "privacy={mechanism: local, unit: document, units: {site-1: 80, site-2: 80, site-3: 80, site-4: 80}, "
+        "epsilon: 8, delta: 1.0e-3, expected_batch: 8, steps: 10}",
+    ],
     "fl_llama": ["method={name: fl_llama, front: 1, back: 1}", "training.learning_rate=2e-4"],
 }
 """Changes to the demo."""

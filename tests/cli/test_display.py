@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 from markupsafe import Markup
@@ -20,7 +21,9 @@ NAMES += ["micro_precision", "micro_recall", "macro_precision", "macro_recall", 
 Clients = dict[str, dict[str, float] | None]
 
 
-def shown(names: list[str], width: int, clients: Clients | None = None) -> list[str]:
+def shown(
+    names: list[str], width: int, clients: Clients | None = None, privacy: dict[str, Any] | None = None
+) -> list[str]:
     scores = dict.fromkeys(names, 0.12345) | {"f1/401.9": 0.5}
     summary = {
         "method": "fedavg",
@@ -39,6 +42,7 @@ def shown(names: list[str], width: int, clients: Clients | None = None) -> list[
         "failures": {"clients": None, "abandoned_rounds": None},
         "time": {"total_seconds": 2.0, "train_seconds": 1.0, "serve_seconds": 0.5},
         "memory": {"peak_rss_bytes": 1, "peak_gpu_bytes": None},
+        "privacy": privacy,
     }
     console = Console(file=io.StringIO(), width=width)
     Display(console).show(summary, Path("runs/x"), personal=False)
@@ -115,3 +119,39 @@ def test_a_client_that_fails_to_score_is_told_and_is_none_of_those_that_train() 
     ]
     (clients,) = (task for task in display._progress.tasks if task.description == "clients")
     assert (clients.completed, display._bytes) == (1, 10)
+
+
+@pytest.mark.parametrize("noise", ["secure", "seeded"])
+def test_the_line_of_a_round_has_the_largest_epsilon_so_far(noise: str) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    display = Display(console)
+    facts = {"metric": "f1", "pooled": False, "rounds": 2, "privacy": {"noise": noise}}
+    clients = {"a": {"turns": 1, "epsilon": 1.2345}, "b": {"turns": 1, "epsilon": 0.5}}
+    round_facts = {"round": 1, "loss": None, "failed": [], "abandoned": False, "exchanges": {}}
+    with display:
+        display("run", facts)
+        display("round", {**round_facts, "privacy": {"clients": clients, "clipped": {}}})
+        display("round", {**round_facts, "round": 2, "privacy": {"clients": {"a": {"epsilon": None}}}})
+    assert isinstance(console.file, io.StringIO)
+    told = console.file.getvalue()
+    assert "epsilon 1.24" in told
+    assert "round 2: 0 bytes sent, epsilon unbounded" in told
+    assert (" (seeded: no protection)" in told) == (noise == "seeded")
+    assert ("an experiment, and no protection" in told) == (noise == "seeded")
+
+
+PRIVACY = {"mechanism": "local", "unit": "patient", "adjacency": "zero-out", "delta": 1e-5, "sigma": 0.75}
+
+
+def test_the_last_lines_say_what_was_spent_and_what_it_does_not_cover() -> None:
+    spent = {**PRIVACY, "clip": 1.0, "noise": "secure", "epsilon": 3.7031, "clients": {"a": 3.7031}}
+    lines = shown(["f1"], 200, privacy=spent)
+    said = "local differential privacy by patient, zero-out adjacency: epsilon 3.71 at delta 1e-05"
+    assert f"{said}, the largest over clients (sigma 0.75, clip 1)" in lines
+    assert "scores are not part of the mechanism: epsilon does not cover them" in lines
+    seeded = "warning: the noise was drawn from the run's seed: an experiment, and no protection"
+    assert seeded not in lines
+    assert seeded in shown(["f1"], 200, privacy=spent | {"noise": "seeded"})
+    nothing = shown(["f1"], 200, privacy=spent | {"sigma": 0.0, "epsilon": None})
+    assert any("there is no epsilon and nothing is protected" in line for line in nothing)
+    assert not any("psilon" in line for line in shown(["f1"], 200))

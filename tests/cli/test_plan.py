@@ -47,10 +47,12 @@ SCHEMA = {
         "stores_bytes",
         "caches_bytes",
         "models_bytes",
+        "releases_bytes",
         "record_bytes",
         "report_bytes",
         "free_bytes",
     },
+    "privacy": None,
     "rehearsal": {"seconds", "rounds", "steps"},
     "warnings": None,
 }
@@ -106,6 +108,33 @@ def test_people_see_how_many_patients_a_client_trains_on(plan: Call) -> None:
         count, patients = client["documents"]["train"], client["patients"]["train"]
         assert 0 < patients < count
         assert f" {count} ({patients}) " in shown
+
+
+PRIVATE = (
+    "task.types=[problem, test, treatment, drug]",
+    "privacy={mechanism: local, unit: document, units: {site-1: 12, site-2: 12, site-3: 12}, epsilon: 8, "
+    "delta: 0.001, expected_batch: 4, steps: 2}",
+)
+
+
+def test_people_see_what_a_private_run_will_spend(plan: Call) -> None:
+    made = json.loads(plan("--json", *PRIVATE).out)
+    shown = plan(*PRIVATE)
+    assert shown.status == 0, shown.err
+    text = " ".join(shown.out.split())
+    assert "Differential privacy by document, zero-out adjacency, delta 0.001" in text
+    for name, own in made["privacy"]["clients"].items():
+        assert own["found"] == made["clients"][name]["documents"]["train"]
+        assert f" {name} │ 12 │ {own['found']} │" in text
+    assert f"sigma {made['privacy']['sigma']:g} of the clipping norm 1, over 4 expected units" in text
+    assert "the noise allows for 4 turns of 2 steps, of these 2 to be taken again" in text
+    assert "warning: the noise is hopeless: " in text
+    assert "warning: fewer documents than declared (site-1 " in text
+
+
+def test_without_privacy_a_plan_has_no_epsilon(plan: Call) -> None:
+    assert json.loads(plan("--json").out)["privacy"] is None
+    assert "epsilon" not in plan().out
 
 
 def test_pooled_training_travels_as_notes(plan: Call) -> None:

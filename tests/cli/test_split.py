@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -28,10 +29,10 @@ METHOD = "method={name: fl_llama, mode: client_batch}"
 CLIENTS = ("site-1", "site-2")
 
 
-def fedstrata(*arguments: str | Path) -> subprocess.Popen[str]:
+def fedstrata(*arguments: str | Path, threads: int = 1) -> subprocess.Popen[str]:
     """Starts the command."""
     command = [sys.executable, "-u", "-m", "fedstrata", *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "COLUMNS": "200"}
     return subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -96,7 +97,10 @@ def read_until(process: subprocess.Popen[str], line: str) -> None:
 def test_sites_that_say_nothing_but_their_documents_come_to_the_numbers_of_a_simulation(
     tmp_path: Path, run_tiny: RunTiny, started: list[subprocess.Popen[str]], method: str
 ) -> None:
-    """Over TLS, with a server that is killed and goes on; every site keeps a model that finds mentions."""
+    """Over TLS, with a server that is killed and goes on, and clients that would take more threads.
+
+    Every site keeps a model that finds mentions.
+    """
     whole = ("threads=1", "federation.score_everywhere=false")
     run, site = tmp_path / "run.yaml", tmp_path / "site.yaml"
     run.write_text("name: run\n")
@@ -106,7 +110,7 @@ def test_sites_that_say_nothing_but_their_documents_come_to_the_numbers_of_a_sim
     started.append(fedstrata(*serve, run, *TINY, *SITES, *whole, method))
     for client in CLIENTS:
         own = ["--client", client, "--token", tmp_path / f"{client}.token", "--home", tmp_path / client]
-        started.append(fedstrata("join", "--server", address, *own, *options[client], site, "threads=1"))
+        started.append(fedstrata("join", "--server", address, *own, *options[client], site, threads=2))
     read_until(started[0], "round 1:")
     started[0].kill()
     started[0].wait()
@@ -228,6 +232,7 @@ def test_texts_are_those_of_the_client_s_own_model(
         (["--clients", "a"], "needed: certificate, key and authority; or --insecure"),
         (["--insecure"], "must name those who may join"),
         (["--insecure", "--clients", "a", "method={name: centralized}"], "the documents of all of them"),
+        (["--insecure", "--clients", "a", "workers=auto"], "workers: has no meaning with clients that are"),
     ],
 )
 def test_what_cannot_be_served_is_refused(tmp_path: Path, arguments: list[str], told: str) -> None:
@@ -235,3 +240,21 @@ def test_what_cannot_be_served_is_refused(tmp_path: Path, arguments: list[str], 
     refused = CliRunner().invoke(app, command).exception
     assert isinstance(refused, ConfigurationError)
     assert told in str(refused)
+
+
+@pytest.mark.parametrize(
+    "option", ["patience", "deadline", "reconnect", "keepalive", "delay", "cache-megabytes"]
+)
+@pytest.mark.parametrize("value", ["nan", "inf", "-1", "1e+300"])
+def test_a_number_that_no_one_can_wait_for_is_named_with_what_is_allowed(option: str, value: str) -> None:
+    done = CliRunner().invoke(app, ["serve", f"--{option}", value], env={"COLUMNS": "200"})
+    assert done.exit_code == 2
+    told = rf"'--{option}': must be from [\d.]+ to \d+, not {re.escape(value)}"
+    assert re.search(told, done.output)
+
+
+def test_a_temperature_is_a_number() -> None:
+    command = ["split", "generate", "--client", "a", "--out", "x", "--temperature", "nan"]
+    done = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
+    assert done.exit_code == 2
+    assert "'--temperature': must be from 0 to 1000000, not nan" in done.output

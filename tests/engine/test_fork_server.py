@@ -11,6 +11,7 @@ import pytest
 from support import TINY, Call, report_nothing
 
 from fedstrata.engine.fork_server import end_fork_server
+from fedstrata.record.log import read_events
 
 INTERRUPTED = """
 import os, signal
@@ -52,3 +53,5 @@ def test_a_run_that_turns_out_to_need_no_other_process_keeps_no_server(
     done = call("run", *TINY, "federation.rounds=1", "workers=auto", "--out", str(tmp_path / "run"))
     assert done.status == 0, done.err
     assert not servers()
+    assert "workers: auto is 1 here" in done.out
+    assert read_events(tmp_path / "run" / "record.jsonl")[0]["workers"] == 1

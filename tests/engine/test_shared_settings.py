@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
+import torch
 from support import TINY
 
 from fedstrata.core.errors import ConfigurationError, RefusedError
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import JSON
 from fedstrata.engine.check import check_settings
-from fedstrata.engine.prepare import prepare_server
+from fedstrata.engine.prepare import prepare_client, prepare_server
+from fedstrata.engine.remote import RemoteEngine
+from fedstrata.engine.run_folder import open_served
 from fedstrata.engine.shared_settings import shared_settings, with_shared
 
 SITE = ("data.synthetic.sites=3", "data.synthetic.notes=12", "data.types=[problem, test, treatment, drug]")
@@ -49,9 +54,15 @@ def test_a_site_may_say_the_same(said: dict[str, JSON], same: str) -> None:
             "method.name: is the server's to say, which has 'layer_skipping'",
         ),
         (["method={name: layer_skipping, top: 2}"], "method.top: is the server's to say, which has 1, not 2"),
+        (["threads=2"], "threads: is the server's to say, which has 1, not 2"),
         (["data.split.server=2"], "documents of the server's own lie at the server"),
         (["report_to=[tensorboard]"], "the server reports"),
         (["workers=2"], "each computes its own turns"),
+        (
+            ["federation={dropout: 0.2, corrupt: {share: 0.5}}"],
+            r"(?s)2 problems.*dropout: has no.*corrupt: has",
+        ),
+        (["workers=auto"], "each computes its own turns"),
         (["devices={}"], "only a simulation emulates devices"),
         (["training.learning_rate=no"], "training.learning_rate"),
     ],
@@ -61,6 +72,38 @@ def test_what_is_not_a_site_s_to_say_is_refused_with_both_values(
 ) -> None:
     with pytest.raises(ConfigurationError, match=told):
         with_shared(read_source(None, [*SITE, *other]), said)
+
+
+@pytest.mark.parametrize("task", [(), ("data.types=null", "task={name: lm, max_length: 64}")])
+def test_a_client_computes_with_the_threads_of_the_server(tmp_path: Path, task: tuple[str, ...]) -> None:
+    """Sums depend on them; the run's folder names them, so that the server goes on with as many."""
+    asked = read_source(None, [*TINY, *task])
+    experiment = prepare_server(asked, ["site-1"])
+    engine_of = partial(RemoteEngine, names=["site-1"], cache_bytes=1, patience=0.0)
+    open_served(asked, experiment, tmp_path, lambda *_: None, engine_of, resume=False)
+    assert read_source(tmp_path / "config.yaml", []).values["threads"] == 1
+    torch.set_num_threads(2)
+    try:
+        site = [item for item in (*SITE, *task) if not task or "types=[" not in item]
+        client = prepare_client(
+            with_shared(read_source(None, site[:-1]), shared_settings(experiment)), "site-1"
+        )
+        assert (torch.get_num_threads(), client.settings.threads) == (1, 1)
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_problems_of_a_site_say_where_it_has_set_them(tmp_path: Path, said: dict[str, JSON]) -> None:
+    file = tmp_path / "site.yaml"
+    file.write_text("data: {format: jsonl, path: x}\npartition:\n  by: site\n  clients: 0\n")
+    given = ["data.labels.keep=1", "training.cache=maybe"]
+    with pytest.raises(ConfigurationError) as refused:
+        with_shared(read_source(file, given), said)
+    assert {problem.path: problem.origin for problem in refused.value.problems} == {
+        "data.labels.keep": "the command line",
+        "partition.clients": "site.yaml, line 4",
+        "training.cache": "the command line",
+    }
 
 
 def test_a_server_of_another_version_or_one_that_answers_is_refused(said: dict[str, JSON]) -> None:

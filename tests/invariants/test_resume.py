@@ -173,7 +173,7 @@ def test_a_folder_without_a_run_cannot_be_resumed(tmp_path: Path) -> None:
         require_free_folder(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["write_settings", "new_folder", "_write_documents", "Run"])
+@pytest.mark.parametrize("name", ["write_settings", "new_folder", "write_documents", "Run"])
 def test_a_run_that_was_killed_before_it_began_goes_on_or_begins_anew(
     run_tiny: RunTiny, tmp_path: Path, name: str
 ) -> None:

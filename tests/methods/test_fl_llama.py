@@ -194,6 +194,12 @@ def test_a_cut_that_does_not_fit_is_told_with_its_line(tmp_path: Path) -> None:
         prepare(read_source(file, TINY))
 
 
+def test_a_simulation_scores_no_client_that_has_no_whole_model() -> None:
+    told = r"1 problem .*\n.*federation\.score_clients: has no meaning with fl_llama: no client has a model"
+    with pytest.raises(ConfigurationError, match=told):
+        prepare(read_source(None, [*TINY, "method={name: fl_llama}", "federation.score_clients=true"]))
+
+
 @pytest.mark.parametrize(
     ("ends", "full"),
     [

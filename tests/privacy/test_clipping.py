@@ -15,6 +15,7 @@ from support import examples
 
 from fedstrata.core.seeding import Seed
 from fedstrata.models.prefix import skippable_blocks
+from fedstrata.policies.dropout import LayerDropout
 from fedstrata.privacy.randomness import SecureRandomness, SeededRandomness
 from fedstrata.train.local import fit
 
@@ -202,3 +203,24 @@ def test_stored_states_change_nothing(tmp_path: Any) -> None:
     with_cache, without = trained("on"), trained("off")
     for name, tensor in without.items():
         torch.testing.assert_close(with_cache[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("secure", "same"), [(False, True), (True, False)])
+@pytest.mark.parametrize("dropout", ["of numbers", "of blocks"])
+def test_the_server_does_not_know_what_is_dropped(dropout: str, secure: bool, same: bool) -> None:
+    """It knows the run's seed; of masks that it knew, one unit's would be the next one's without it."""
+    bert = MODELS["bert"].replace("}", ", hidden_dropout_prob: 0.5}")
+    own = private_client("method={name: fedavg}", bert, "privacy.expected_batch=8", "training.optimizer=sgd")
+    model = own.experiment.model
+    trained = []
+    for _ in range(2):
+        randomness = SecureRandomness() if secure else SeededRandomness(Seed(4))
+        own.client.privacy = own.gradients(clip=1e9, randomness=randomness)
+        drops = None
+        if dropout == "of blocks":
+            drops = LayerDropout([0.5] * 3, Seed(own.client.privacy.secret()))
+        model.restore()
+        fit(own.client, own.names, Seed(0), dropout=drops)
+        trained.append(model.snapshot(own.names))
+    one, other = trained
+    assert same == all(torch.equal(one[name], other[name]) for name in one)

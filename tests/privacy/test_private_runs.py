@@ -422,3 +422,9 @@ def test_a_noised_round_that_is_begun_again_is_spent_again(run_tiny: RunTiny) ->
     assert run.summary["privacy"]["epsilon"] == pytest.approx(epsilon_of([Mechanism(1.0, 1.0, 3)], 0.1))
     with pytest.raises(BudgetSpentError, match="went on 2 times, and its noise allows for 4 rounds"):
         run_tiny("federation.rounds=3", resume=True)
+
+
+def test_a_private_run_says_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedstrata.privacy.accounting.find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"opacus.*pip install 'fedstrata\[privacy\]'"):
+        private_client()

@@ -14,6 +14,7 @@ from fedstrata.record.history import (
     group_bytes,
     lost_clients,
     read_history,
+    start_of,
     time_parts,
 )
 
@@ -155,13 +156,11 @@ def test_who_fails_to_score_was_not_lost_to_the_round(write_run: Any, events: An
 
 def test_a_client_that_joined_later_is_among_the_clients(write_run: Any, events: Any) -> None:
     begun, *rest = events(rounds=2)
-    joined = {
-        "event": "client_joined",
-        "time": "t",
-        "client": "z",
-        "documents": {"test": 1},
-        "ends": {"x": "1"},
-    }
+    joined = {"event": "client_joined", "time": "t", "client": "z", "documents": {"test": 1}}
+    whole = start_of([begun, joined])  # of a model that is not divided
+    assert whole is not None
+    assert list(whole["clients"]) == [*begun["clients"], "z"]
+    joined["ends"] = {"x": "1"}
     start = read_history(write_run([{**begun, "ends": {"w": "0"}}, joined, *rest])).start
     assert list(start["clients"]) == [*begun["clients"], "z"]
     assert start["ends"] == {"w": "0", "x": "1"}

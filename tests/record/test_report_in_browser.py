@@ -119,7 +119,7 @@ def measure(report: Path, *, scheme: str, width: int) -> dict[str, Any]:
     return dict(json.loads(unescaped))
 
 
-@pytest.fixture(params=["run", "comparison", "failed"])
+@pytest.fixture(params=["run", "comparison", "failed", "private", "private comparison"])
 def report(request: pytest.FixtureRequest, write_run: Any, events: Any) -> Path:
     clients = {f"St. {'W' * number}-hospital": 0.1 * number for number in range(1, 10)}
     folders = [
@@ -134,9 +134,30 @@ def report(request: pytest.FixtureRequest, write_run: Any, events: Any) -> Path:
             "message": "the loss is nan " * 9,
         }
         folders = [write_run([*events(rounds=1, final=False), lost], "failed")]
+    if "private" in request.param:
+        folders = [
+            write_run(private(events(clients=clients), 1.0 + number), f"private-{number}")
+            for number in range(8)
+        ]
     file = folders[0].parent / "report.html"
-    write_report(folders if request.param == "comparison" else folders[:1], file)
+    write_report(folders if "comparison" in request.param else folders[:1], file)
     return file
+
+
+def private(events: list[dict[str, Any]], epsilon: float) -> list[dict[str, Any]]:
+    """Those events, of a run with differential privacy whose noise is seeded."""
+    for event in events:
+        if event["event"] == "run":
+            names = list(event["clients"])
+            event["privacy"] = {
+                **{"mechanism": "local", "unit": "patient", "adjacency": "zero-out", "delta": 1e-5},
+                **{"sigma": 1.25, "clip": 1.0, "noise": "seeded", "units": dict.fromkeys(names, 400)},
+                **{"expected_batch": 8, "steps": 20, "turns": 5, "spare_turns": 2},
+            }
+        elif event["event"] == "round":
+            spent = {name: {"turns": 1, "epsilon": epsilon + place} for place, name in enumerate(names)}
+            event["privacy"] = {"clients": spent, "clipped": dict.fromkeys(names, 0.5)}
+    return events
 
 
 def test_the_console_stays_empty(report: Path) -> None:

@@ -16,6 +16,7 @@ from fedstrata.core.errors import ConfigurationError
 from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
 from fedstrata.methods import METHODS
+from fedstrata.record.words import epsilon
 from fedstrata.results.export import export
 from fedstrata.results.result import open_result
 
@@ -45,6 +46,35 @@ def test_the_code_of_the_card_runs(
         "treatment",
         "drug",
     }
+
+
+PRIVATE = (
+    "task.types=[problem, test, treatment, drug]",
+    "privacy={mechanism: local, unit: document, units: {site-1: 12, site-2: 12, site-3: 12}, epsilon: 8, "
+    "delta: 0.001, expected_batch: 4, steps: 2}",
+    "federation.rounds=1",
+)
+
+
+@pytest.mark.parametrize("noise", ["secure", "seeded"])
+def test_a_card_says_what_epsilon_covers_and_what_it_does_not(
+    run_tiny: RunTiny, tmp_path: Path, noise: str
+) -> None:
+    run = run_tiny(*PRIVATE, f"privacy.noise={noise}")
+    card, _ = exported(run, tmp_path / "private")
+    told = card.text[card.text.index("## Privacy") :]
+    spent = epsilon(run.summary["privacy"]["epsilon"])
+    assert f"local differential privacy by document: **epsilon {spent} at delta 0.001**" in told
+    assert "**not covered by epsilon**" in told
+    assert "zero-out adjacency" in told
+    assert "Trained without" not in told
+    assert ("An experiment that protects nobody" in told) == (noise == "seeded")
+
+
+def test_the_card_of_a_run_without_privacy_has_no_epsilon(run_tiny: RunTiny, tmp_path: Path) -> None:
+    card, _ = exported(run_tiny("federation.rounds=0"), tmp_path / "plain")
+    assert "Trained without differential privacy." in card.text
+    assert "psilon" not in card.text
 
 
 def test_a_card_says_how_much_of_a_long_text_is_read(run_tiny: RunTiny, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from fedstrata.transport.agreement import Agreement, Conversation
 from fedstrata.transport.credentials import Certificates, Tokens
 from fedstrata.transport.header import METHOD, SERVICE, Header, Kind, pack, unpack
 from fedstrata.transport.hub import Hub, require_free
-from fedstrata.transport.membership import GrpcLine, Membership
+from fedstrata.transport.membership import GrpcLine, Membership, settings_of
 from fedstrata.transport.timing import Timing
 from fedstrata.wire import frame
 
@@ -301,6 +301,22 @@ def test_a_certificate_that_nobody_trusts_does_not_connect(
         (warning,) = warnings  # at once, and not at every attempt
         assert warning.startswith(f"the server at {address} cannot be reached yet, trying again for 0.5 s: ")
     assert server.present == ()
+
+
+def test_who_speaks_plain_text_with_a_server_of_tls_is_told_of_it(
+    hub: Callable[..., Hub], authority: trustme.CA, tmp_path: Path
+) -> None:
+    tokens = Tokens({"north": "secret"})
+    server = hub(tokens=tokens, certificates=certificates(authority, tmp_path, "server", authority))
+    address = server.listen("localhost:0")
+    brief, told = (
+        replace(TIMING, reconnect=0.5),
+        "may speak TLS alone: give --certificate, --key, --authority",
+    )
+    with pytest.raises(LineError, match=told):
+        settings_of(address, "north", None, None, brief)
+    with pytest.raises(LineError, match=told), Membership(address, "north", AGREED, timing=brief):
+        pass
 
 
 def test_plain_text_passes_by_the_proxy_of_the_environment(

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from remote_run import CLIENTS, Serve, Server
+from remote_run import CLIENTS, Clients, Serve, Server, served
 from support import TINY, RunTiny
 from typer.testing import CliRunner
 
@@ -24,6 +24,8 @@ from fedstrata.core.errors import ConfigurationError, FedstrataError, FrameError
 from fedstrata.core.files import TEMPORARY
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Update
+from fedstrata.data.synthetic import generate
+from fedstrata.data.writers import write
 from fedstrata.engine.check import check_settings
 from fedstrata.engine.facts import OTHER
 from fedstrata.engine.prepare import prepare_server
@@ -178,27 +180,80 @@ def test_what_a_client_is_told_is_of_the_round_that_the_server_goes_on_with(
         serving(server).load()
 
 
-def test_a_run_goes_on_with_the_command_that_began_it(
-    tmp_path: Path, run_once: RunTiny, run_tiny: RunTiny
-) -> None:
-    overrides = ("method={name: fl_llama}", *ONE_ROUND)
-    begun = run_once(*overrides).folder
-    ours, theirs = (shutil.copytree(begun, tmp_path / name) for name in ("ours", "theirs"))
-    options = ["--insecure", "--clients", ",".join(CLIENTS), "--resume", "--out", str(ours)]
-    refused = CliRunner().invoke(app, ["split", "serve", "--listen", "127.0.0.1:0", *options]).exception
+def content_of(folder: Path) -> dict[str, bytes]:
+    """Returns every file in a folder, byte by byte."""
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def resumed(verb: str, folder: Path, *more: str) -> str:
+    """Returns how a command refuses to go on with a run, of which it changes nothing."""
+    guests = ["--insecure", "--clients", ",".join(CLIENTS), "--listen", "127.0.0.1:0"]
+    options = ["--resume", "--out", str(folder), *(guests if verb == "serve" else [])]
+    before = content_of(folder)
+    refused = CliRunner().invoke(app, [verb, *options, *more]).exception
     assert isinstance(refused, ConfigurationError)
-    assert f"holds a run of one process; go on with: fedstrata run --resume --out {ours}" in str(refused)
+    assert content_of(folder) == before
+    return str(refused)
+
+
+def test_a_run_goes_on_with_the_command_that_began_it(tmp_path: Path, run_once: RunTiny) -> None:
+    """Whether it has come to its record, or was stopped before."""
+    begun = run_once("method={name: fl_llama}", *ONE_ROUND).folder
+    ours, theirs = (shutil.copytree(begun, tmp_path / name) for name in ("ours", "theirs"))
+    told = f"holds a run of one process; go on with: fedstrata run --resume --out {ours}"
+    assert told in resumed("serve", ours)
+    (ours / "record.jsonl").write_bytes(b"")
+    assert told in resumed("serve", ours)
     run, *rest = map(json.loads, (theirs / "record.jsonl").read_text().splitlines())
-    kept = [
-        {**run, "id": "0123", "data": None, "ends": {}},
-        *(each for each in rest if each["event"] != "final"),
-    ]
-    (theirs / "record.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in kept))
+    kept = [{**run, "id": "0123", "data": None, "ends": {}}, *rest]
+    (theirs / "record.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in kept) + '{"event')
     told = f"fedstrata serve --resume --out {theirs}"
+    assert f"processes of their own; go on with: {told}" in resumed("run", theirs)
+    (theirs / "documents.json").unlink()  # which a server has not
+    (theirs / "record.jsonl").write_bytes(b"")
+    assert f"processes of their own; go on with: {told}" in resumed("run", theirs)
+    kept.pop()
+    (theirs / "record.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in kept))
     with pytest.raises(ConfigurationError, match=f"is not finished, .* finish it with: {told}"):
         open_result(theirs)
-    with pytest.raises(ConfigurationError, match=f"processes of their own; go on with: {told}"):
-        run_tiny(*overrides, out=theirs.name, resume=True)
+
+
+def test_what_a_run_cannot_go_on_with_is_refused_before_anything_is_written(
+    tmp_path: Path, run_once: RunTiny
+) -> None:
+    begun = run_once("method={name: fl_llama}", *ONE_ROUND).folder
+    ours, theirs = (shutil.copytree(begun, tmp_path / name) for name in ("ours", "theirs"))
+    for folder, changed in ((ours, {"data": "0123"}), (theirs, {"id": "0123", "data": None, "ends": {}})):
+        run, *rest = (folder / "record.jsonl").read_text().splitlines()
+        lines = [json.dumps(json.loads(run) | changed), *rest, '{"event": "half']  # of a killed one
+        (folder / "record.jsonl").write_text("\n".join(lines))
+    assert "the documents are not those the run began with" in resumed("run", ours, "report_to=[tensorboard]")
+    for verb, folder in (("serve", theirs), ("run", shutil.copytree(begun, tmp_path / "fewer"))):
+        fewer = "federation.rounds: must be at least 1, the rounds already committed, not 0"
+        assert fewer in resumed(verb, folder, "federation.rounds=0", "report_to=[tensorboard]")
+
+
+def test_what_a_client_keeps_of_a_run_is_no_run_to_go_on_with(clients: Clients, tmp_path: Path) -> None:
+    served(tmp_path / "served", clients, "method={name: fedavg}", *ONE_ROUND)
+    (kept,) = tmp_path.glob("served/home of site-1/run-*/clients/site-1")
+    for verb in ("run", "serve"):
+        told = resumed(verb, kept)
+        assert f"{kept} holds what client 'site-1' has kept of a run, which goes on where its server" in told
+        assert "it can be used with: fedstrata predict, score --as" in told
+
+
+def test_a_client_scores_its_test_part_with_what_it_keeps(clients: Clients, tmp_path: Path) -> None:
+    served(tmp_path / "served", clients, "method={name: fedavg}", *ONE_ROUND)
+    (kept,) = tmp_path.glob("served/home of site-1/run-*/clients/site-1")
+    own = json.loads((kept / "documents.json").read_text())
+    assert [*own] == ["site-1"]
+    notes = generate(seed=0, sites=3, notes=12)
+    write(notes, tmp_path / "gold", "jsonl")
+    options = ["--as", str(kept), "--part", "test", "--json", str(tmp_path / "scores.json")]
+    done = CliRunner().invoke(app, ["score", str(tmp_path / "gold"), str(tmp_path / "gold"), *options])
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "scores.json").read_text())
+    assert found["documents"] == len(own["site-1"]["test"])
 
 
 def test_settings_that_only_a_simulation_follows_are_refused_all_at_once() -> None:

@@ -109,18 +109,18 @@ class WatchedRun(Run[WatchedEngine]):
             scores[self._numbers[client]] = scorer.scores
         return scores
 
-    def _spent(self) -> float | None:
-        privacy = self.experiment.privacy
-        if not privacy.settings.spends:
+    def _claimed(self) -> float | None:
+        if not self.experiment.privacy.settings.spends:
             return None
-        return max(privacy.epsilon(client, self.engine.turns_begun(client)) or 0.0 for client in self.scorers)
+        spent = self._spent(self.committed)
+        return max(spent[client]["epsilon"] or 0.0 for client in self.scorers)
 
     def _losses(self) -> NDArray[np.float64]:
         return losses(self.experiment.model, self.experiment.task, self._units)
 
     def _finish(self, state: State) -> dict[str, Any]:
         """Takes the losses of the final model, and what is spent."""
-        self.epsilon = self._spent()
+        self.epsilon = self._claimed()
         self.engine.enter(None, self.committed, state.tensors)
         self.by_losses = self.by_losses - self._losses()
         self.experiment.model.restore()
@@ -134,6 +134,9 @@ class WatchedRun(Run[WatchedEngine]):
 
     def _report(self) -> None:
         """Writes none."""
+
+    def _tell_privacy(self) -> None:
+        """Tells nobody: nothing of the run is kept."""
 
 
 def watched_run(experiment: Experiment, canaries: Canaries, listen: Listener) -> WatchedRun:

@@ -14,9 +14,10 @@ from fedstrata.cli.listener import EventDisplay
 from fedstrata.cli.tables import new_table
 from fedstrata.core.errors import DROPPED_OUT
 from fedstrata.core.settings.federation import FEW_CLIENTS
+from fedstrata.record.privacy import NOT_COVERED, SEEDED, largest
 from fedstrata.record.scores import headings, overall
 from fedstrata.record.summary import headline
-from fedstrata.record.words import duration, energy, plural, score
+from fedstrata.record.words import duration, energy, epsilon, plural, score
 
 ENDS = 5
 """Clients at either end that a table shows of many."""
@@ -36,15 +37,26 @@ class Display(EventDisplay):
         self._pooled = False
         self._uncached = False
         self._score: float | None = None
+        self._epsilon = ""
+        self._seeded = False
 
     def _on_run(self, facts: Mapping[str, Any]) -> None:
         self._metric, self._pooled = facts["metric"], facts["pooled"]
+        self._on_privacy_of(facts)
         self._progress.update(self._rounds, total=facts["rounds"])
 
     def _on_resumed(self, facts: Mapping[str, Any]) -> None:
         self.say(f"going on after round {facts['round']}")
         self._metric, self._pooled, self._bytes = facts["metric"], facts["pooled"], facts["bytes_sent"]
+        self._on_privacy_of(facts)
         self._progress.update(self._rounds, completed=facts["round"], total=facts["rounds"])
+
+    def _on_privacy_of(self, facts: Mapping[str, Any]) -> None:
+        """Says before anything is trained what protects nobody."""
+        privacy = facts.get("privacy") or {}
+        self._seeded = privacy.get("noise") == "seeded"
+        if self._seeded:
+            self.say(f"warning: {SEEDED} (privacy.noise)")
 
     def _on_round_started(self, facts: Mapping[str, Any]) -> None:
         self._progress.reset(self._clients, total=facts["clients"], status="")
@@ -77,6 +89,9 @@ class Display(EventDisplay):
 
     def _on_round(self, facts: Mapping[str, Any]) -> None:
         self._score = headline(facts, self._metric)
+        if clients := (facts.get("privacy") or {}).get("clients"):
+            seeded = " (seeded: no protection)" if self._seeded else ""
+            self._epsilon = f"epsilon {epsilon(largest(clients))}{seeded}"
         self._progress.advance(self._rounds)
         self._show_round(facts["loss"])
         if not self._console.is_terminal:
@@ -97,6 +112,8 @@ class Display(EventDisplay):
             parts.append(f"validation {self._metric} {score(self._score)}")
         if not self._pooled:  # pooled training sends notes, not models
             parts.append(f"{decimal(self._bytes)} sent")
+        if self._epsilon:
+            parts.append(self._epsilon)
         return ", ".join(parts)
 
     def show(self, summary: Mapping[str, Any], folder: Path, *, personal: bool) -> None:
@@ -130,8 +147,10 @@ class Display(EventDisplay):
         if len(clients) < len(scores["clients"]):
             what = f"the {ENDS} lowest and {ENDS} highest of {len(scores['clients'])} clients"
             self.say(f"{what}; all are in summary.json")
-        for line in _cost(summary):
+        for line in [*_cost(summary), *_privacy(summary.get("privacy") or {})]:
             self.say(line)
+        if (folder / "privacy.md").exists():
+            self.say(f"what is protected, and what is not: {folder / 'privacy.md'}")
         if (folder / "report.html").exists():
             self.say(f"report: {folder / 'report.html'}")
         self.say(f"run directory: {folder}")
@@ -170,6 +189,23 @@ def _lost(facts: Mapping[str, Any]) -> list[str]:
 def _first(scores: Mapping[str, Any]) -> Mapping[str, float]:
     """Returns the first scores there are, for their names."""
     return next((group for group in (scores["global"], scores["mean_client"]) if group), {})
+
+
+def _privacy(privacy: Mapping[str, Any]) -> list[str]:
+    """Says what was spent, of what; nothing without a mechanism."""
+    if privacy.get("mechanism") in {None, "none"}:
+        return []
+    named = (
+        f"{privacy['mechanism']} differential privacy by {privacy['unit']}, {privacy['adjacency']} adjacency"
+    )
+    if not privacy["sigma"]:
+        return [f"{named}: no noise, so that there is no epsilon and nothing is protected"]
+    spent = f"epsilon {epsilon(privacy['epsilon'])} at delta {privacy['delta']:g}, the largest over clients"
+    lines = [f"{named}: {spent} (sigma {privacy['sigma']:g}, clip {privacy['clip']:g})"]
+    lines.append(f"scores are {NOT_COVERED}")
+    if privacy["noise"] == "seeded":
+        lines.append(f"warning: {SEEDED}")
+    return lines
 
 
 def _cost(summary: Mapping[str, Any]) -> list[str]:

@@ -24,14 +24,28 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1:7447"
 _TLS = "certificate, key and authority"
+MOST_SECONDS = 2e6
+"""Of an option: gRPC counts them as milliseconds in 32 bits."""
+
+
+def number(help: str, least: float, most: float = MOST_SECONDS) -> Any:
+    """Returns the option of a number within bounds; what is none, as nan, is within no bounds."""
+
+    def checked(value: float) -> float:
+        if not least <= value <= most:
+            raise typer.BadParameter(f"must be from {least:.10g} to {most:.10g}, not {value:.10g}")
+        return value
+
+    return typer.Option(help=help, metavar=f"{least:.10g}..{most:.10g}", callback=checked)
 
 
 def _file(told: str) -> Any:
     return typer.Option(help=told, metavar="FILE")
 
 
-def _seconds(told: str, least: float = 0.1) -> Any:
-    return typer.Option(help=f"Seconds {told}", min=least)
+def seconds(told: str, least: float = 0.1) -> Any:
+    """Returns the option of a time to wait."""
+    return number(f"Seconds {told}", least)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +58,10 @@ class Line:
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Without TLS; only between processes of one machine.")
     ] = False
-    deadline: Annotated[float, _seconds("to wait for an answer before the other side is given up.", 1.0)] = (
-        600
-    )
-    reconnect: Annotated[float, _seconds("for the other side to come back after a connection broke.")] = 60
-    keepalive: Annotated[float, _seconds("between signs of life of an idle connection.")] = 20
-    delay: Annotated[float, _seconds("to hold back every message, as a slow network would.", 0.0)] = 0
+    deadline: Annotated[float, seconds("to wait for an answer before the other side is given up.", 1.0)] = 600
+    reconnect: Annotated[float, seconds("for the other side to come back after a connection broke.")] = 60
+    keepalive: Annotated[float, seconds("between signs of life of an idle connection.")] = 20
+    delay: Annotated[float, seconds("to hold back every message, as a slow network would.", 0.0)] = 0
 
     def _certificates(self) -> Certificates | None:
         """Returns the certificates; none where plain text was asked for.
@@ -135,7 +147,7 @@ class ServerLine(Line):
         ),
     ] = None
     cache_megabytes: Annotated[
-        float, typer.Option(help="Memory for keys and values of all clients together.", min=0.001)
+        float, number("Memory for keys and values of all clients together.", 0.001, 2.0**30)
     ] = 1024
     megabytes: Annotated[int, typer.Option(help="Size of a message at most.", min=1, max=2047)] = 1024
 

@@ -13,12 +13,13 @@ import typer
 
 from fedstrata.cli.options import Arguments, Debug, configuration, sort_arguments
 from fedstrata.cli.tables import new_table, say
-from fedstrata.record.words import duration, plural, size
+from fedstrata.record.words import duration, epsilon, plural, size
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from fedstrata.planning.plan import GroupPlan, RunPlan
+    from fedstrata.planning.privacy import PrivacyPlan
 
 CLIENTS_SHOWN = 12
 TIMES = {
@@ -33,6 +34,7 @@ FILES = {
     "stores_bytes": "private tensors",
     "caches_bytes": "caches",
     "models_bytes": "saved models",
+    "releases_bytes": "updates kept to be sent again",
 }
 
 
@@ -66,6 +68,8 @@ def plan(
         return
     console.print(_groups(made))
     console.print(_clients(made))
+    if made.privacy is not None and made.privacy.clients:
+        console.print(_units(made.privacy))
     for line in _costs(made):
         say(console, line)
     for warning in made.warnings:
@@ -123,12 +127,48 @@ def _clients(made: RunPlan) -> Table:
     return table
 
 
+def _units(made: PrivacyPlan) -> Table:
+    """Who declares and has how many units, and what their epsilon will be; of many the first only."""
+    title = f"Differential privacy by {made.unit}, {made.adjacency} adjacency, delta {made.delta:g}"
+    headings = ("client", f"{made.unit}s declared", "found", "in a step", "epsilon", "with spare turns")
+    table = new_table(title, headings)
+    for name, own in list(made.clients.items())[:CLIENTS_SHOWN]:
+        spent, most = (epsilon(value) for value in (own.epsilon, own.most))
+        in_step = f"{own.rate * own.found:.3g}"
+        table.add_row(name, f"{own.declared:,}", f"{own.found:,}", in_step, spent, f"at most {most}")
+    if len(made.clients) > CLIENTS_SHOWN:
+        table.add_row(f"and {len(made.clients) - CLIENTS_SHOWN} more", "", "", "", "", "")
+    return table
+
+
+def _privacy(made: PrivacyPlan) -> Iterator[str]:
+    """Says in a line each what is protected, by how much noise, and for how many turns."""
+    whose = f"a {made.unit}" if made.mechanism == "local" else "a client as a whole, from all but the server"
+    most = epsilon(made.epsilon)
+    yield (
+        f"privacy  {made.mechanism}: epsilon at most {most} at delta {made.delta:g} for {whose}, "
+        f"{made.adjacency} adjacency"
+    )
+    many = "units of a step" if made.mechanism == "local" else "clients of a round"
+    over = f"{made.expected:g} expected {many}"
+    yield (
+        f"         sigma {made.sigma:g} of the clipping norm {made.clip:g}, over {over}: noise of "
+        f"{made.noise_on_mean:.3g} of it on the mean, {made.ratio:.3g} times the most that can be learnt"
+    )
+    spare = f", of these {made.spare_turns} to be taken again"
+    steps = f" of {plural(made.steps, 'step')}" if made.steps is not None else ""
+    noun = "turn" if made.mechanism == "local" else "round"
+    yield f"         the noise allows for {plural(made.turns, noun)}{steps}{spare}"
+
+
 def _costs(made: RunPlan) -> Iterator[str]:
     """Says in a line each what trains, travels, and what it takes."""
     parameters, memory, rehearsal = made.model["parameters"], made.memory, made.rehearsal
     share = 100 * made.trainable_parameters / parameters
     yield f"trains   {made.trainable_parameters:,} of {parameters:,} parameters ({share:.1f} %)"
     yield from _travels(made)
+    if made.privacy is not None:
+        yield from _privacy(made.privacy)
     total, a_round = (duration(made.time[key]) for key in ("total_seconds", "seconds_per_round"))
     where = f"{made.device} with {made.workers} workers" if made.workers > 1 else made.device
     yield f"time     {total} on {where}, {a_round} a round: {_parts(made.time, TIMES, duration)}"

@@ -49,10 +49,12 @@ def run(
     display, opened = Display(), None
     display.say("preparing the data and the model ...")
     try:
-        source = asked or resumable(out or Path(), file, overrides)
+        source = asked or resumable(out or Path(), file, overrides, command="fedstrata run")
         opened = open_run(source, out, display, resume=resume)
         if opened.experiment.workers == 1:
             end_fork_server()
+        if opened.experiment.settings.workers == "auto":
+            display.say(f"workers: auto is {opened.experiment.workers} here")
         with display:
             summary = opened.execute(resume=resume)
     except KeyboardInterrupt:

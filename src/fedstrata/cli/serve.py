@@ -23,9 +23,7 @@ def serve(
     arguments: Arguments = None,
     out: Annotated[Path | None, typer.Option(help="The run directory; runs/NAME when not given.")] = None,
     resume: Resume = False,
-    patience: Annotated[
-        float, typer.Option(help="Seconds to wait, once, for a client that has not joined.")
-    ] = 3600,
+    patience: Annotated[float, lines.seconds("to wait, once, for a client that has not joined.", 0.0)] = 3600,
     debug: Debug = False,
 ) -> None:
     """Run a federation whose clients join it, each a process of its own wherever its documents are.
@@ -40,12 +38,7 @@ def serve(
     from fedstrata.engine.agreeing import Agreements  # noqa: PLC0415
     from fedstrata.engine.prepare import prepare_server  # noqa: PLC0415
     from fedstrata.engine.remote import RemoteEngine  # noqa: PLC0415
-    from fedstrata.engine.run import Run  # noqa: PLC0415
-    from fedstrata.engine.run_folder import (  # noqa: PLC0415
-        require_free_folder,
-        serving_folder,
-        with_trackers,
-    )
+    from fedstrata.engine.run_folder import open_served, require_free_folder  # noqa: PLC0415
     from fedstrata.engine.shared_settings import shared_settings  # noqa: PLC0415
     from fedstrata.transport.hub import require_free  # noqa: PLC0415
 
@@ -57,17 +50,9 @@ def serve(
         require_free_folder(out)
     source = configuration_of(arguments, out, resume=resume)
     experiment = prepare_server(source, guests.names)
-    folder = serving_folder(source, out)
-    run = Run(
-        experiment,
-        folder,
-        with_trackers(experiment.settings, folder, display),
-        partial(
-            RemoteEngine, names=guests.names, cache_bytes=int(line.cache_megabytes * 2**20), patience=patience
-        ),
-    )
-    if resume:
-        run.load()
+    cache_bytes = int(line.cache_megabytes * 2**20)
+    engine_of = partial(RemoteEngine, names=guests.names, cache_bytes=cache_bytes, patience=patience)
+    run = open_served(source, experiment, out, display, engine_of, resume=resume)
     agreements = Agreements(experiment, guests.names, line.megabytes * 2**20, known=run.engine.weights)
     hub = guests.hub(agreements, run.engine.welcome, shared_settings(experiment))
     run.engine.connect(hub)
@@ -78,11 +63,11 @@ def serve(
             summary = run.execute()
         complete = True
     except KeyboardInterrupt:
-        display.say(f"stopped; go on with: fedstrata serve --resume --out {folder}")
+        display.say(f"stopped; go on with: fedstrata serve --resume --out {run.folder}")
         raise typer.Exit(INTERRUPTED) from None
     finally:
         hub.stop(complete=complete)
-    display.show(summary, folder, personal=experiment.method.personal)
+    display.show(summary, run.folder, personal=experiment.method.personal)
 
 
 @lines.with_options(lines.ClientLine, reconnect=600)
@@ -139,7 +124,7 @@ def configuration_of(arguments: list[str] | None, out: Path | None, *, resume: b
         raise ConfigurationError([Problem("", "--resume needs --out: the run directory to go on with")])
     from fedstrata.engine.run_folder import resumable  # noqa: PLC0415 - heavy
 
-    return resumable(out, file, overrides)
+    return resumable(out, file, overrides, command="fedstrata serve")
 
 
 def _tell(event: str, facts: Any) -> None:

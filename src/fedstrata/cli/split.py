@@ -75,7 +75,7 @@ def generate(
         int | None, typer.Option(help="Tokens of an answer at most; 128, or what the task allows.", min=1)
     ] = None,
     temperature: Annotated[
-        float, typer.Option(help="Logits are divided by it to draw tokens; 0: the likeliest.", min=0.0)
+        float, lines.number("Logits are divided by it to draw tokens; 0: the likeliest.", 0, 1e6)
     ] = 0.0,
     home: Annotated[
         Path, typer.Option(help="The folder of what this client keeps, if its ends are its own.")

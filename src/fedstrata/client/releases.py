@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedstrata.client.store import ClientStore
 from fedstrata.core.errors import BudgetSpentError, FrameError
-from fedstrata.core.files import hash_of
+from fedstrata.core.files import hash_of, keep_names
 from fedstrata.core.types import Message, Update
 from fedstrata.record.log import RecordLog, read_events
 from fedstrata.wire import frame
@@ -64,6 +64,7 @@ class Release:
             )
         self._folder.mkdir(parents=True, exist_ok=True)
         self._append("begun")
+        keep_names(self._folder)
         self._begun = True
 
     def finish(self, update: Update, store: ClientStore) -> None:

@@ -201,7 +201,8 @@ class Workplace:
             scores = self.score(order.scored) if order.scored and sound else None
             clipped = None
             if release is not None and isinstance(client.privacy, UnitGradients):
-                update = replace(update, values={k: v for k, v in update.values.items() if k != "loss"})
+                told = update.values.keys() & set(self.method.told_privately)  # nothing else may leave
+                update = replace(update, values={name: update.values[name] for name in sorted(told)})
                 release.finish(update, store)
                 clipped = client.privacy.clipped_share
             sent = frame.encode(update)

@@ -66,6 +66,12 @@ class PrivateTraining(Protocol):
     def declared(self) -> int:
         """How many units it declares, which its update weighs."""
 
+    def secret(self) -> int:
+        """Draws a number of 63 bits: what is drawn in training must not be known to the server.
+
+        Masks of dropout that the server knew would make one unit's the next one's, were a unit not there.
+        """
+
     def draws(self) -> Iterator[Sequence[Sequence[Any]]]:
         """Yields for each step the examples of every unit that is drawn; there may be none."""
 

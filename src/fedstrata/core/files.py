@@ -47,11 +47,16 @@ def write_atomically(path: Path, pieces: Iterable[bytes | memoryview], *, durabl
         raise
     if not durable:
         return
-    folder = os.open(path.parent, os.O_RDONLY)
+    keep_names(path.parent)
+
+
+def keep_names(folder: Path) -> None:
+    """Sees to it that the names of the files in a folder survive a power cut."""
+    opened = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the new name itself must survive a power cut
+        os.fsync(opened)
     finally:
-        os.close(folder)
+        os.close(opened)
 
 
 def reserve(path: Path, size: int) -> None:

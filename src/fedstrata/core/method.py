@@ -37,6 +37,8 @@ class Method(Settings):
     """Settings of the adapter that it has where none is named, as far as they are not the adapter's own."""
     tries_updates: ClassVar[bool] = False
     """Whether its server half asks for the loss of every update (`Cohort.server_loss`)."""
+    told_privately: ClassVar[tuple[str, ...]] = ()
+    """The values of an update that leave a private client: made of what was noised, or of settings."""
     begins_in_full: ClassVar[bool] = False
     """Whether a client is sent more until it has delivered once than from then on."""
 

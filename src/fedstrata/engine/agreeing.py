@@ -29,7 +29,7 @@ TRAINING, ANSWERS = "training", "answers"
 Weights: TypeAlias = Mapping[str, str]
 """A hash of every parameter of a model, or of a side of one, by name."""
 _COMPARED = {
-    TRAINING: ("method.", "training.", "task.", "adapter.", "model.", "privacy.", "seed"),
+    TRAINING: ("method.", "training.", "task.", "adapter.", "model.", "privacy.", "seed", "threads"),
     ANSWERS: ("task.name", "adapter.", "model.", "seed"),
 }
 """The settings that must be the same, by how their paths begin."""
@@ -183,7 +183,7 @@ class Agreements:
         agreement = agreement_of(self._experiment, client, rows, length, self._purpose, shapes, self._numbers)
         # Settings first: other labels make another head, and are what there is to be said of it.
         if different := agreement.differences(theirs, client):
-            raise RefusedError(different)
+            raise RefusedError(different + self._who_decides(theirs))
         _require_equal(client, _told(shapes), trained)
         if agreement.largest > self.largest:
             why, help_ = f"trains {agreement.numbers:,} numbers", "--megabytes of the server must be more"
@@ -196,6 +196,16 @@ class Agreements:
             )
         self._compare(client, weights)
         return agreement
+
+    def _who_decides(self, theirs: Mapping[str, JSON]) -> str:
+        """Says which settings labels go by, where a client has others."""
+        task = self._experiment.task
+        if theirs.get("labels") == list(task.classes) or not task.naming:
+            return ""
+        settings = " and ".join(f"task.{name}" for name in task.naming)
+        return (
+            f"; labels go by {settings}: where the server's configuration names them all, all have the same"
+        )
 
     def _shapes(self, client: str) -> list[dict[str, Shape]]:
         """Returns dtype and shape of what a client trains: without a new task head, and with one."""

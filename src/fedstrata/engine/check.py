@@ -25,6 +25,7 @@ from fedstrata.engine.privacy import settings_problems
 from fedstrata.engine.sampling import sample_size
 from fedstrata.methods import METHODS
 from fedstrata.methods.divided import Divided
+from fedstrata.privacy.accounting import require_installed
 from fedstrata.record.trackers import require_trackers
 from fedstrata.tasks import TASKS
 from fedstrata.train.processor import warn_of_slow_bfloat16
@@ -230,8 +231,9 @@ def device_of(settings: RunSettings) -> torch.device:
 
 
 def machine_problems(settings: RunSettings) -> list[Problem]:
-    """Returns the problems that the device is not there and that trackers are not installed."""
-    return refusals(lambda: device_of(settings), lambda: require_trackers(settings.report_to))
+    """Returns the problems that the device is not there, and that what is asked for is not installed."""
+    private = [require_installed] if settings.privacy.mechanism != "none" else []
+    return refusals(lambda: device_of(settings), lambda: require_trackers(settings.report_to), *private)
 
 
 def check_metric(settings: RunSettings, task: Task | None) -> None:
@@ -338,7 +340,7 @@ def unservable(settings: RunSettings, method: Method | None, *, joins: bool = Fa
         ),
         "data.split.server": (joins and data.split.server, "documents of the server's own lie at the server"),
         "report_to": (joins and settings.report_to, "the server reports"),
-        "workers": (settings.workers not in (1, "auto"), "each computes its own turns, one at a time"),
+        "workers": (settings.workers != 1, "each computes its own turns, one at a time"),
     }
     without = "has no meaning with clients that are processes of their own"
     return [Problem(path, f"{without}: {why}") for path, (value, why) in asked.items() if value]

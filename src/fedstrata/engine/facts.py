@@ -33,6 +33,7 @@ def model_facts(experiment: Experiment, model: Model) -> dict[str, Any]:
         "name": experiment.settings.name,
         "device": str(experiment.model.device),
         "threads": torch.get_num_threads(),
+        "workers": experiment.workers,
         "versions": {name: version(name) for name in ("fedstrata", "torch", "transformers")},
         "method": experiment.method.name,
         "pooled": experiment.method.pooled,
@@ -61,10 +62,14 @@ def privacy_facts(privacy: Privacy) -> dict[str, Any] | None:
         "sigma": privacy.sigma,
         "clip": settings.clip,
         "noise": settings.noise,
+        "asked": settings.epsilon,
         "units": settings.units,
+        "rates": dict(privacy.rates or {}),
+        "windows": settings.windows if local else None,
         "expected_batch": settings.expected_batch,
         "steps": settings.steps,
         "turns": privacy.turns,
+        "spare_turns": settings.spare_turns,
         "scores": settings.scores if local else None,
     }
 

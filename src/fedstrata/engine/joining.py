@@ -37,7 +37,7 @@ from fedstrata.engine.agreeing import SCORE, TRAINING, agreement_of, held, windo
 from fedstrata.engine.check import divided_method
 from fedstrata.engine.facts import model_facts, saved_weights
 from fedstrata.engine.prepare import Experiment
-from fedstrata.engine.run_folder import SETTINGS, write_settings
+from fedstrata.engine.run_folder import DOCUMENTS, SETTINGS, write_documents, write_settings
 from fedstrata.engine.sites import sites_of
 from fedstrata.metrics.cost import peak_memory
 from fedstrata.record.log import Listener, RecordLog, read_events
@@ -282,6 +282,8 @@ class RemoteClient:
         part, task = plan.values.get("part"), self._site.task
         if part not in PARTS:
             raise FrameError(f"the server asks for scores of {part!r}, which is no part of the data")
+        if self._private and part == PARTS[0]:
+            raise FrameError("the server asks for scores of documents that are trained on privately")
         started, documents = time.perf_counter(), self._site.scored(str(part))
         model = self._experiment.model
         model.load(plan.tensors)
@@ -321,7 +323,6 @@ class RemoteClient:
         experiment, folder = self._experiment, client_folder(self._workplace.folder, self.id)
         model = experiment.model
         model.save(folder / "model", plain=plain_where_needed(model))
-        write_settings(experiment.settings, folder / SETTINGS)
         log = RecordLog(folder / "record.jsonl")
         documents = {part: len(getattr(self._site.documents, part)) for part in PARTS}
         log.append(
@@ -330,6 +331,7 @@ class RemoteClient:
                 **model_facts(experiment, model),
                 "id": self._workplace.folder.name.removeprefix("run-"),
                 "data": None,
+                "client": self.id,  # whose folder it is, and not the server's
                 "clients": {self.id: documents},
             },
         )
@@ -344,5 +346,7 @@ class RemoteClient:
         }
         log.append("final", facts, durable=True)
         log.close()
+        write_documents({self.id: self._site.documents}, folder / DOCUMENTS)
+        write_settings(experiment.settings, folder / SETTINGS)  # by which a folder is one of a run
         write_summary(summarise(read_events(folder / "record.jsonl")), folder / "summary.json")
         self._listen("kept", {"folder": str(folder)})

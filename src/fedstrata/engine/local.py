@@ -106,13 +106,8 @@ class LocalEngine(Engine):
         """Refuses to go on with other documents.
 
         Raises:
-            ConfigurationError: They are not those the run began with, or those were not here.
+            ConfigurationError: They are not those the run began with.
         """
-        if begun.get("id") is not None:
-            message = "holds a run whose clients were processes of their own; go on with: fedstrata serve"
-            raise ConfigurationError(
-                [Problem("--out", f"{self._folder} {message} --resume --out {self._folder}")]
-            )
         if begun["data"] != self._fingerprint():
             message = "the documents are not those the run began with; a run cannot change its data"
             raise ConfigurationError([Problem("data", message)])

@@ -143,9 +143,7 @@ def prepare(
         if not problems:
             model, seed = model.to(device_of(resolved)), Seed(resolved.seed)
             workers = workers_of(resolved, method, model, clients)
-            use_processor(threads_of(resolved, workers))
-            # A run that goes on must have as many.
-            resolved = resolved.model_copy(update={"threads": torch.get_num_threads()})
+            resolved = _with_threads(resolved, threads_of(resolved, workers))
             privacy = privacy_of(resolved, method)
             asked = settings.task
             return Experiment(resolved, method, task, model, clients, seed, server, asked, workers, privacy)
@@ -254,11 +252,17 @@ def _without_documents(checked: Checked, without_of: Without, problems: list[Pro
         problems.append(source.problem("model.tokenizer", message))
     if problems or method is None:
         raise ConfigurationError(problems)
-    use_processor(settings.threads)
+    settings = _with_threads(settings, settings.threads)
     task = checked.task.as_named()
     model = load_model(settings, task, method, None, without=without_of(method))
     seed, privacy = Seed(settings.seed), privacy_of(settings, method)
     return Experiment(settings, method, task, model.to(device_of(settings)), {}, seed, privacy=privacy)
+
+
+def _with_threads(settings: RunSettings, threads: int | None) -> RunSettings:
+    """Sets up this process; returns the settings with its threads, which a run that goes on must have."""
+    use_processor(threads)
+    return settings.model_copy(update={"threads": torch.get_num_threads()})
 
 
 def _trained_tokenizer(settings: RunSettings, clients: Mapping[str, Split], folder: Path | None) -> Any:

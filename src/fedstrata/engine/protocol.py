@@ -37,6 +37,7 @@ class Engine(Protocol):
         Raises:
             ConfigurationError: It is not this one.
         """
+        return
 
     def wait(self, needed: int | None) -> None:
         """Waits for the clients of a round.

@@ -16,7 +16,7 @@ from fedstrata.adapters.attach import plain_where_needed
 from fedstrata.client.failures import describe
 from fedstrata.client.turn import Failed, Order
 from fedstrata.core.cohort import Service
-from fedstrata.core.errors import ConfigurationError, LineError, Problem
+from fedstrata.core.errors import LineError
 from fedstrata.core.types import JSON, ClientInfo, Plan, State, Tensors, Update
 from fedstrata.engine.agreeing import SCORE, documents_of, info_of, questions_in
 from fedstrata.engine.book import Attendance, Book
@@ -153,16 +153,6 @@ class RemoteEngine(Engine):
         greeting = self._greetings[client]  # compared when it joined
         ends = {} if self._divided is None else {"ends": greeting["weights"]}
         return {"client": client, "documents": documents_of(client, greeting), **ends}
-
-    def require_same(self, begun: Mapping[str, Any]) -> None:
-        """Refuses to go on with a run that was not served.
-
-        Raises:
-            ConfigurationError: It was not.
-        """
-        if begun.get("id") is None:
-            message = "holds a run of one process; go on with: fedstrata run --resume --out"
-            raise ConfigurationError([Problem("--out", f"{self._folder} {message} {self._folder}")])
 
     def wait(self, needed: int | None) -> None:
         """Waits for the clients; where fewer are enough it goes on with those who have come.

@@ -26,14 +26,19 @@ from fedstrata.engine.scoring import ServerDocuments, due_for_scoring
 from fedstrata.engine.sites import drop_outs
 from fedstrata.metrics.cost import peak_memory
 from fedstrata.privacy.central import noised_mean
+from fedstrata.privacy.groups import epsilon_at_two
 from fedstrata.privacy.randomness import randomness_of
 from fedstrata.privacy.sampling import poisson
 from fedstrata.record.log import Listener, RecordLog, committed_rounds, read_events
+from fedstrata.record.privacy_statement import write_statement
 from fedstrata.record.summary import summarise, trained_scores, write_summary
 
 EngineType = TypeVar("EngineType", bound=Engine)
 RECORDED = frozenset(
-    {"run", "resumed", "client", "client_joined", "client_failed", "cache", "round", "final", "failed"}
+    {
+        *("run", "resumed", "client", "client_joined", "client_failed", "cache", "round", "final", "failed"),
+        "privacy",
+    }
 )
 """Events that go into the record; the others only concern whoever watches."""
 
@@ -99,8 +104,8 @@ class Run(Generic[EngineType]):
             self._emit("failed", {"error": type(error).__name__, "message": None})
             raise
         finally:
-            self.engine.close()
-            self._log.close()
+            self._tell_privacy()
+            self._close()
         self._report()  # once nothing else holds memory or computes
         return summary
 
@@ -115,9 +120,13 @@ class Run(Generic[EngineType]):
             return
         events = read_events(self.folder / "record.jsonl")
         rounds = committed_rounds(events)
-        self._require_same(events)
+        try:
+            self._require_same(events)
+            loaded = self._checkpoints.load(rounds[-1]["round"]) if rounds else None
+        except FedstrataError:
+            self._close()
+            raise
         self._resumed = sum(event["event"] in {"run", "resumed"} for event in events)
-        loaded = self._checkpoints.load(rounds[-1]["round"]) if rounds else None
         discard_uncommitted(self.folder, loaded[0] if loaded else 0)
         if loaded is None:
             return
@@ -125,6 +134,10 @@ class Run(Generic[EngineType]):
         self._stored_states = last_stored_states(events, self.committed)
         failed = {event["round"]: event["failed"] for event in rounds}
         self.engine.committed(self.committed, failed[self.committed])
+
+    def _close(self) -> None:
+        self.engine.close()
+        self._log.close()
 
     def _require_same(self, events: Sequence[Mapping[str, Any]]) -> None:
         """Refuses to go on with another run, or to fewer rounds than are committed."""
@@ -159,6 +172,7 @@ class Run(Generic[EngineType]):
             "rounds": self.experiment.settings.federation.rounds,
             "metric": self.experiment.metric,
             "pooled": self.experiment.method.pooled,
+            "privacy": privacy_facts(self.experiment.privacy),
             "bytes_sent": sum(
                 sum(client.values())
                 for event in rounds
@@ -249,17 +263,41 @@ class Run(Generic[EngineType]):
 
     def _privacy_spent(self, cohort: RoundCohort) -> dict[str, Any]:
         """Returns what every client's turns have spent so far; nothing without privacy."""
-        privacy = self.experiment.privacy
-        if privacy.mechanism == "none":
+        if self.experiment.privacy.mechanism == "none":
             return {}
+        clients = self._spent(cohort.book.number)
+        return {"privacy": {"clients": clients, "clipped": dict(cohort.clipped)}}
+
+    def _spent(self, rounds: int) -> dict[str, dict[str, Any]]:
+        """Returns the turns that each client has begun, or the server's rounds, and what they have spent."""
+        privacy = self.experiment.privacy
         turns = {client: self.engine.turns_begun(client) for client in self.engine.clients()}
         if privacy.mechanism == "central":
-            turns = dict.fromkeys(turns, cohort.book.number + self._resumed)
-        clients = {
+            turns = dict.fromkeys(turns, rounds + self._resumed)
+        return {
             client: {"turns": count, "epsilon": privacy.epsilon(client, count)}
             for client, count in turns.items()
         }
-        return {"privacy": {"clients": clients, "clipped": dict(cohort.clipped)}}
+
+    def _tell_privacy(self) -> None:
+        """Records what was spent, however the run has ended, and writes it down for people.
+
+        More may have been spent than the last round knows of: by turns that were begun after it.
+        """
+        privacy = self.experiment.privacy
+        if privacy.mechanism == "none":
+            return
+        try:
+            spent = self._spent(self.committed)
+            turns = {client: own["turns"] for client, own in spent.items()}
+            pooled = self.experiment.method.pooled
+            local = privacy.mechanism == "local"
+            both = epsilon_at_two(privacy, turns, pooled=pooled) if local else None
+            self._emit("privacy", {"round": self.committed, "clients": spent, "at_two": both})
+            write_statement(read_events(self.folder / "record.jsonl"), self.folder / "privacy.md")
+        except Exception as error:  # the run's own end must not be hidden by this one
+            reason = f"privacy.md could not be written ({type(error).__name__})"
+            self._emit("warning", {"message": f"{reason}; what was spent is in record.jsonl"})
 
     def _finish(self, state: State) -> dict[str, Any]:
         """Scores the test split, saves what was learnt and writes the summary."""

@@ -2,7 +2,8 @@
 
 import io
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from fedstrata.core.task import Task
 from fedstrata.data.split import PARTS, Split
 from fedstrata.engine.check import check_settings
 from fedstrata.engine.local import LocalEngine
-from fedstrata.engine.prepare import prepare
-from fedstrata.engine.run import Run
-from fedstrata.record.log import Listener
+from fedstrata.engine.prepare import Experiment, prepare
+from fedstrata.engine.run import EngineType, Run
+from fedstrata.record.history import start_of
+from fedstrata.record.log import Listener, read_events
 from fedstrata.record.trackers import Trackers
 from fedstrata.tasks.instruction.prompts import read_template
 
@@ -76,7 +78,18 @@ def open_run(source: Source, folder: Path | None, listen: Listener, *, resume: b
     folder.mkdir(parents=True, exist_ok=True)
     if resume:
         _require_same_numbers(folder, source, experiment.settings)
-    # First of all: by it a run is known that was killed before it could begin, and can be gone on with.
+    begin = partial(_write_beginning, experiment, folder, resume=resume)
+    return _opened(experiment, folder, listen, LocalEngine, begin, resume=resume)
+
+
+def _write_beginning(experiment: Experiment, folder: Path, *, resume: bool) -> None:
+    """Writes what a run can be gone on with that is killed before it begins.
+
+    The documents before the settings: a folder with settings alone is of a run that was served. What a run
+    once said of its documents stays.
+    """
+    if not resume or not (folder / DOCUMENTS).exists():
+        write_documents(experiment.clients, folder / DOCUMENTS)
     write_settings(experiment.settings, folder / SETTINGS)
     if (
         isinstance(experiment.settings.model.tokenizer, TrainedTokenizer)
@@ -84,8 +97,25 @@ def open_run(source: Source, folder: Path | None, listen: Listener, *, resume: b
     ):
         with new_folder(folder / TOKENIZER) as unfinished:  # a resumed run must not build another one
             experiment.model.tokenizer.save_pretrained(unfinished)
-    _write_documents(experiment.clients, folder / DOCUMENTS)
-    return Run(experiment, folder, with_trackers(experiment.settings, folder, listen), LocalEngine)
+
+
+def _opened(
+    experiment: Experiment,
+    folder: Path,
+    listen: Listener,
+    engine_of: Callable[[Experiment, Path, Listener], EngineType],
+    begin: Callable[[], None],
+    *,
+    resume: bool,
+) -> Run[EngineType]:
+    """Returns a run whose directory has its beginnings: one to go on with has them once it is not refused."""
+    if not resume:
+        begin()
+    run = Run(experiment, folder, with_trackers(experiment.settings, folder, listen), engine_of)
+    if resume:
+        run.load()
+        begin()
+    return run
 
 
 def with_trackers(settings: RunSettings, folder: Path, listen: Listener) -> Listener:
@@ -95,42 +125,57 @@ def with_trackers(settings: RunSettings, folder: Path, listen: Listener) -> List
     return Trackers(settings.report_to, folder, settings.model_dump(mode="json"), listen)
 
 
-def serving_folder(source: Source, folder: Path | None) -> Path:
-    """Makes the directory of a run that is served to clients in other processes.
+def open_served(
+    source: Source,
+    experiment: Experiment,
+    folder: Path | None,
+    listen: Listener,
+    engine_of: Callable[[Experiment, Path, Listener], EngineType],
+    *,
+    resume: bool,
+) -> Run[EngineType]:
+    """Does as `open_run` for a run that is served to clients in other processes.
 
     Args:
-        source: The configuration, which was found sound.
+        source: The configuration, in which stays open what clients find in their documents.
+        experiment: What the server prepared from it.
         folder: The run directory; `runs/NAME`, numbered if taken, when none.
+        listen: Told of every event.
+        engine_of: Returns the engine.
+        resume: Whether the directory holds a run to go on with.
 
-    Returns:
-        The directory.
+    Raises:
+        ConfigurationError: The directory holds another run.
     """
-    settings = check_settings(source).settings
+    settings = check_settings(source).settings.model_copy(update={"threads": experiment.settings.threads})
     folder = folder or free_folder(Path("runs"), settings.name)
     folder.mkdir(parents=True, exist_ok=True)
-    write_settings(settings, folder / SETTINGS)
-    return folder
+    begin = partial(write_settings, settings, folder / SETTINGS)
+    return _opened(experiment, folder, listen, engine_of, begin, resume=resume)
 
 
-def _write_documents(clients: Mapping[str, Split], path: Path) -> None:
-    """Writes which documents are whose, and what for; what a run once said of them stays."""
-    if not path.exists():
-        ids = {
-            client: {part: [document.id for document in getattr(own, part)] for part in PARTS}
-            for client, own in clients.items()
-        }
-        write_atomically(path, [json.dumps(ids, indent=0, ensure_ascii=False).encode()])
+def write_documents(clients: Mapping[str, Split], path: Path) -> None:
+    """Writes which documents are whose, and what for."""
+    ids = {
+        client: {part: [document.id for document in getattr(own, part)] for part in PARTS}
+        for client, own in clients.items()
+    }
+    write_atomically(path, [json.dumps(ids, indent=0, ensure_ascii=False).encode()])
 
 
 def require_free_folder(folder: Path | None) -> None:
-    """Refuses a run directory that holds something already, other than what was never written to its end.
+    """Refuses a run directory that holds something already, other than what a run has left that never began.
 
     Raises:
         ConfigurationError: It does.
     """
     if folder is None or not folder.exists():
         return
-    if not folder.is_dir() or any(not path.match(f".*{TEMPORARY}") for path in folder.iterdir()):
+    unbegun = (
+        DOCUMENTS,
+        f".*{TEMPORARY}",
+    )  # what is written before the settings, and what never was to its end
+    if not folder.is_dir() or any(not any(map(path.match, unbegun)) for path in folder.iterdir()):
         begun = (folder / SETTINGS).is_file()
         way = "go on with --resume" if begun else "empty it first: there is no run in it to go on with"
         message = f"{folder} holds something already; name another folder, or {way}"
@@ -144,6 +189,7 @@ def resumable(
     *,
     may_change: frozenset[str] = MAY_CHANGE_ON_RESUME,
     named_by: str = "--out",
+    command: str | None = None,
 ) -> Source:
     """Returns the configuration to go on with: the run's own, or a given one that agrees with it.
 
@@ -153,19 +199,38 @@ def resumable(
         overrides: Settings that override it.
         may_change: The settings that may differ.
         named_by: What the user named the directory with, for messages.
+        command: What is to go on with the run, which must have begun it; none if it only is looked at.
 
     Raises:
-        ConfigurationError: The directory holds no run, or a setting differs that may not.
+        ConfigurationError: The directory holds no such run, or a setting differs that may not.
     """
     stored = folder / SETTINGS
     if not stored.is_file():
         message = f"{folder} holds no run: there is no {SETTINGS} in it"
         raise ConfigurationError([Problem(named_by, message)])
+    if command is not None and (other := _other_way(folder, command)):
+        raise ConfigurationError([Problem(named_by, f"{folder} holds {other}")])
     source = read_source(file or stored, overrides)
     require_same_settings(folder, source, may_change=may_change)
     if source.values.get("threads") is None:  # sums depend on how many they were
         source.values["threads"] = read_source(stored, []).values.get("threads")
     return source
+
+
+def _other_way(folder: Path, command: str) -> str:
+    """Says what a directory holds that another command goes on with; empty if it is this one.
+
+    A run that was stopped before its record could say so is known by its documents (`_write_beginning`).
+    """
+    begun = start_of(read_events(folder / "record.jsonl"))
+    if begun and (client := begun.get("client")):
+        what = f"what client {client!r} has kept of a run, which goes on where its server is"
+        return f"{what}; here it can be used with: fedstrata predict, score --as, export, report"
+    served = begun.get("id") is not None if begun else not (folder / DOCUMENTS).is_file()
+    what, right = "a run of one process", "fedstrata run"
+    if served:
+        what, right = "a run whose clients were processes of their own", "fedstrata serve"
+    return "" if right == command else f"{what}; go on with: {right} --resume --out {folder}"
 
 
 def require_same_settings(

@@ -14,8 +14,19 @@ from fedstrata.core.settings.source import Source, assign, flatten
 from fedstrata.engine.check import check_settings, sections_of, unservable
 from fedstrata.engine.prepare import Experiment
 
-SHARED = ("name", "seed", "model", "adapter", "task", "method", "training", "federation", "privacy")
-"""The sections that come from the server."""
+SHARED = (
+    "name",
+    "seed",
+    "threads",
+    "model",
+    "adapter",
+    "task",
+    "method",
+    "training",
+    "federation",
+    "privacy",
+)
+"""The sections that come from the server; sums depend on how many threads a client has."""
 OWN = ("training.cache", "training.cache_gigabytes", "model.name", "model.revision", "model.tokenizer")
 """Of these what a site may say otherwise: places and memory."""
 THERE = "the server"
@@ -71,9 +82,10 @@ def with_shared(source: Source, told: Mapping[str, Any]) -> Source:
     broken = sections_of(checked.problems)
     own, others = (dict(flatten(each.settings.model_dump(mode="json"))) for each in (checked, theirs))
     problems += [*checked.problems, *shared.located(unservable(checked.settings, checked.method, joins=True))]
+    wrong_already = tuple(problem.path for problem in problems if problem.path)
     for path in sorted({*own, *others}):
         section = path.partition(".")[0]
-        if section not in said or section in broken or path.startswith(OWN):
+        if section not in said or section in broken or path.startswith((*OWN, *wrong_already)):
             continue
         if (mine := own.get(path)) != (other := others.get(path)):
             message = f"is the server's to say, which has {other!r:.80}, not {mine!r:.80}; leave it out here"
@@ -105,3 +117,5 @@ def _lay(over: Source, path: str, value: Any, own: Source) -> None:
             _lay(over, f"{path}.{key}", inner, own)
     else:
         assign(over, path, value, own.origin(path) or path)
+        inside = f"{path}."
+        over.origins |= {known: place for known, place in own.origins.items() if known.startswith(inside)}

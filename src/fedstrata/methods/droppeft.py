@@ -70,6 +70,7 @@ class DropPEFT(SomeBlocksShared):
     travels: ClassVar[str] = "the adapters of the less important blocks and the head, both ways"
     adapters: ClassVar[tuple[str, ...]] = ("lora", "bottleneck")
     begins_in_full: ClassVar[bool] = True
+    told_privately: ClassVar[tuple[str, ...]] = ("shared", "personal")  # made of noised gradients
 
     def _misfits(self) -> Iterator[str]:
         if isinstance(self.rates, float | int) and self.bandit_of != "everybody":
@@ -151,7 +152,8 @@ class DropPEFT(SomeBlocksShared):
         before = client.validate() if self.validates else None
         rate = cast("float", plan.values["rate"])
         rates = block_rates(rate, len(layout.blocks), self.distribution)
-        dropout = LayerDropout(rates, rng.child("blocks"))
+        drawn = rng.child("blocks") if client.privacy is None else Seed(client.privacy.secret())
+        dropout = LayerDropout(rates, drawn)
         known = cast("list[float | None] | None", client.store.read().values.get("importance"))
         k = share.block_count(self.shared_blocks, layout)
         came = [

@@ -78,6 +78,7 @@ class HetLoRA(Method):
     )
     travels: ClassVar[str] = "low-rank adapters at each device's rank and the head, both ways"
     adapters: ClassVar[tuple[str, ...]] = ("lora",)
+    told_privately: ClassVar[tuple[str, ...]] = ("rank",)  # made of noised adapters
     cautions: ClassVar[tuple[str, ...]] = (of_several_sizes("hetlora"),)  # ranks are drawn, and given up
 
     def problems(self, facts: Facts) -> list[Problem]:

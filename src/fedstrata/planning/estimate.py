@@ -66,17 +66,13 @@ class Estimate:
         self.sampled = _sampled(experiment)
         self.delivered = _delivered(experiment, self.sampled)
         self.turns = Counter(client for clients in self.delivered for client in clients)
-        self.per_step, self.per_token, self.per_turn = _training_price(rehearsed)
+        self.per_step, self.per_pass, self.per_token, self.per_turn = _training_price(rehearsed)
         self.per_scored_token = _scoring_price(rehearsed)
-
-    def steps(self, workload: Workload) -> int:
-        """Returns a client's optimiser steps in a round."""
-        return self.training.epochs * -(-len(workload.batches) // self.training.accumulation)
 
     def turn_seconds(self, workload: Workload) -> float:
         """Returns a client's training time in a round."""
-        tokens = self.training.epochs * sum(workload.batches)
-        return self.per_turn + self.per_step * self.steps(workload) + self.per_token * tokens
+        steps = self.per_step * workload.steps + self.per_pass * workload.round_passes
+        return self.per_turn + steps + self.per_token * workload.round_tokens
 
     def communication(self) -> dict[str, float | int | None]:
         """Returns bytes in all, and on average for a client's turn; null where notes travel and no model."""
@@ -103,10 +99,9 @@ class Estimate:
         return dict(zip(COMMUNICATION, values, strict=True))
 
     @property
-    def _trained_tokens(self) -> int:
+    def _trained_tokens(self) -> float:
         """The padded tokens that all clients train on in the whole run."""
-        batches = (count * sum(self.workloads[client].batches) for client, count in self.turns.items())
-        return self.training.epochs * sum(batches)
+        return sum(count * self.workloads[client].round_tokens for client, count in self.turns.items())
 
     def _late_beginners(self) -> int:
         """Returns how often, after the first round, a client is sent everything for having nothing yet.
@@ -210,7 +205,12 @@ class Estimate:
         tokens = sum(step.tokens for step in steps)
         seconds = sum(step.seconds for step in steps) + sum(turn.fixed_seconds for turn in first)
         usual = self.per_turn + self.per_step * len(steps) + self.per_token * tokens
-        surplus = max(0.0, seconds - usual) * self.training.epochs / max(1, tokens)
+        usual += self.per_pass * sum(step.passes for step in steps)
+        surplus = max(0.0, seconds - usual)
+        if self.surveyed.samples.units is not None:  # steps go through some units, the cache holds all
+            held = _distinct_tokens(self.surveyed.samples.typical)
+            return surplus / max(1, held) * sum(self.workloads[client].tokens for client in self.turns)
+        surplus *= self.training.epochs / max(1, tokens)
         return surplus * sum(sum(self.workloads[client].batches) for client in self.turns)
 
     def memory(self) -> dict[str, int | None]:
@@ -271,6 +271,7 @@ class Estimate:
             "stores_bytes": measured.store_bytes * versions,
             "caches_bytes": min(self.cache_bytes, int(self.training.cache_gigabytes * 1e9)),
             "models_bytes": measured.model_bytes * self._models,
+            "releases_bytes": round(measured.release_bytes * len(self.turns) + measured.turn_bytes * turns),
             "record_bytes": round(record),
             "report_bytes": REPORT_BYTES + REPORT_BYTES_OF_CLIENT * clients,
         }
@@ -311,21 +312,25 @@ def _sampled(experiment: Experiment) -> list[list[str]]:
     return [[site.id for site in sample(trainers, federation.sample, seed)] for seed in seeds]
 
 
-def _training_price(measured: Rehearsed) -> tuple[float, float, float]:
-    """Returns the seconds of a step, of a padded token in it, and of a turn besides its steps.
+def _training_price(measured: Rehearsed) -> tuple[float, float, float, float]:
+    """Returns the seconds of a step, of a pass and a padded token in it, and of a turn besides its steps.
 
-    The first two are fitted to all steps after the first round by least squares, none below 0.
+    The first three are fitted to all steps after the first round by least squares, none below 0; passes only
+    where steps have been told them, which have one each else.
     """
     turns = [turn for turn in measured.turns if turn.round > 1]
     steps = [step for turn in turns for step in turn.steps]
     turns_of_clients = len({(turn.round, turn.client) for turn in turns})  # one may run several handlers
     fixed = sum(turn.fixed_seconds for turn in turns) / turns_of_clients
     if not steps:
-        return 0.0, 0.0, fixed
+        return 0.0, 0.0, 0.0, fixed
+    passes = np.array([step.passes for step in steps], dtype=np.float64)
     tokens = np.array([step.tokens for step in steps], dtype=np.float64)
     seconds = np.array([step.seconds for step in steps])
-    (per_step, per_token), _ = nnls(np.stack([np.ones_like(tokens), tokens], axis=1), seconds)
-    return float(per_step), float(per_token), fixed
+    (per_step, per_pass, per_token), _ = nnls(
+        np.stack([np.ones_like(tokens), passes, tokens], axis=1), seconds
+    )
+    return float(per_step) + measured.noise_seconds, float(per_pass), float(per_token), fixed
 
 
 def _scoring_price(measured: Rehearsed) -> float:

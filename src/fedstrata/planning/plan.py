@@ -24,6 +24,7 @@ from fedstrata.engine.facts import OTHER
 from fedstrata.engine.prepare import prepare
 from fedstrata.engine.sites import sites_of
 from fedstrata.planning.estimate import Estimate
+from fedstrata.planning.privacy import PrivacyPlan, plan_privacy, privacy_warnings
 from fedstrata.planning.rehearsal import SECONDS, rehearse
 from fedstrata.planning.survey import survey
 
@@ -95,6 +96,7 @@ class RunPlan:
         time: Seconds.
         memory: Peaks, and what this machine has.
         disk: What the run directory will hold, and what is free.
+        privacy: What its differential privacy will be; null without.
         rehearsal: What the estimates rest on.
         warnings: What will not fit or not happen.
     """
@@ -117,6 +119,7 @@ class RunPlan:
     time: dict[str, float]
     memory: dict[str, int | None]
     disk: dict[str, int]
+    privacy: PrivacyPlan | None
     rehearsal: dict[str, float]
     warnings: tuple[str, ...]
 
@@ -157,6 +160,8 @@ def _assemble(estimate: Estimate, folder: Path, preparation: float, rehearsal: f
     model, method = experiment.model, experiment.method
     trainable = model.parameters(estimate.measured.trainable)
     memory, disk = estimate.memory(), estimate.disk(folder)
+    numbers = sum(parameter.numel() for parameter in trainable)
+    privacy = plan_privacy(estimate, numbers)
     return RunPlan(
         name=settings.name,
         method=method.name,
@@ -170,18 +175,19 @@ def _assemble(estimate: Estimate, folder: Path, preparation: float, rehearsal: f
         rounds=settings.federation.rounds,
         clients=_clients(estimate),
         model=estimate.model,
-        trainable_parameters=sum(parameter.numel() for parameter in trainable),
+        trainable_parameters=numbers,
         groups=_groups(estimate),
         communication=estimate.communication(),
         time=estimate.time() | {"preparation_seconds": preparation},
         memory=memory,
         disk=disk,
+        privacy=privacy,
         rehearsal={
             "seconds": rehearsal,
             "rounds": len(estimate.measured.rounds),
             "steps": sum(len(turn.steps) for turn in estimate.measured.turns),
         },
-        warnings=tuple(_warnings(estimate, memory, disk)),
+        warnings=(*_warnings(estimate, memory, disk), *(privacy_warnings(privacy) if privacy else ())),
     )
 
 
@@ -193,7 +199,7 @@ def _clients(estimate: Estimate) -> dict[str, ClientPlan]:
             documents={part: len(getattr(site.documents, part)) for part in PARTS},
             patients=_patients(site.documents),
             examples=workloads[site.id].examples,
-            steps=estimate.steps(workloads[site.id]),
+            steps=workloads[site.id].steps,
             rounds=estimate.turns[site.id],
             seconds=estimate.turn_seconds(workloads[site.id]),
         )

@@ -15,9 +15,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
 
+from fedstrata.client.releases import RECORD
 from fedstrata.client.site import Site
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ClientsLostError
+from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.federation import FederationSettings
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.task import Task
@@ -28,8 +30,11 @@ from fedstrata.engine.local import LocalEngine
 from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.run import Run
 from fedstrata.engine.sites import sites_of
-from fedstrata.planning.survey import Samples
+from fedstrata.models.state import Model
+from fedstrata.planning.survey import BATCHES, Samples
 from fedstrata.planning.watched_task import WatchedTask
+from fedstrata.privacy.mechanism import NO_PRIVACY, Privacy
+from fedstrata.privacy.randomness import SecureRandomness, SeededRandomness
 from fedstrata.record.log import read_events
 from fedstrata.wire import frame
 from fedstrata.wire.meter import Meter
@@ -37,6 +42,8 @@ from fedstrata.wire.meter import Meter
 SECONDS = 10.0
 """How long rounds are measured, unless told otherwise: the faster a step, the more of them."""
 MOST_ROUNDS = 20
+PRIVATE_STEPS = 3
+"""Steps of a rehearsed turn under differential privacy: optimisers have their moments from the second on."""
 NOT_REHEARSED = frozenset({"federation", "devices", "report_to"})
 """Sections a rehearsal has of its own: everybody takes part in every round, without an emulated device, and
 no tracker hears of it."""
@@ -44,10 +51,11 @@ no tracker hears of it."""
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Something that took a time to process a number of padded tokens."""
+    """Something that took a time to process a number of padded tokens, and of passes where these differ."""
 
     tokens: int
     seconds: float
+    passes: int = 0
 
 
 @dataclass(slots=True)
@@ -106,6 +114,9 @@ class Rehearsed:
         store_bytes: Size of one version of a client's private store.
         cache_bytes: What else a client that trained on the typical examples keeps in its folder.
         model_bytes: Size of one saved model.
+        release_bytes: Size of what a client keeps of its last private turn, to send it again.
+        turn_bytes: Size of what it takes down of each private turn.
+        noise_seconds: What a step's noise takes longer where it is drawn from the operating system's secrets.
         event_bytes: Mean size of the record's events of each kind.
         peak_rss_bytes: Largest resident memory of this process so far.
         peak_gpu_bytes: Most memory torch has held on the GPU; none on a CPU.
@@ -122,6 +133,9 @@ class Rehearsed:
     store_bytes: int = 0
     cache_bytes: int = 0
     model_bytes: int = 0
+    release_bytes: int = 0
+    turn_bytes: float = 0.0
+    noise_seconds: float = 0.0
     event_bytes: dict[str, float] = field(default_factory=dict)
     peak_rss_bytes: int = 0
     peak_gpu_bytes: int | None = None
@@ -142,12 +156,15 @@ def rehearse(
         FedstrataError: A client failed, as it would in the run.
     """
     watched = WatchedTask(experiment.task)
+    privacy = _rehearsed_privacy(experiment)
     settings = {name: value for name, value in experiment.settings if name not in NOT_REHEARSED}
+    settings["privacy"] = privacy.settings
     small = RunSettings(**settings, federation=FederationSettings(rounds=MOST_ROUNDS))
     with tempfile.TemporaryDirectory(prefix=".fedstrata-plan-", dir=place) as folder:
         method, task = experiment.method.rehearsed(), cast("Task", watched)
-        rehearsed = replace(experiment, settings=small, task=task, method=method, workers=1)
-        run = Rehearsal(rehearsed, Path(folder), samples, watched)
+        rehearsed = replace(experiment, settings=small, task=task, method=method, workers=1, privacy=privacy)
+        secure = experiment.privacy.settings.noise == "secure"
+        run = Rehearsal(rehearsed, Path(folder), samples, watched, secure=secure)
         try:
             run.execute_for(seconds)
         except ClientsLostError as error:  # there is no run to go on with: the client's own error says more
@@ -158,15 +175,45 @@ def rehearse(
     return run.measured
 
 
+def _rehearsed_privacy(experiment: Experiment) -> Privacy:
+    """Returns the mechanism of a rehearsal: a few steps, in which every unit of the samples is drawn.
+
+    Its noise is drawn from the seed, so that a rehearsal comes out the same every time; nothing of it is
+    kept or sent. Of noise at the server, once a round and soon drawn, nothing is rehearsed.
+    """
+    if experiment.privacy.mechanism != "local":
+        return NO_PRIVACY
+    settings, rates = experiment.privacy.settings, experiment.privacy.rates
+    assert rates is not None and settings.expected_batch is not None  # noqa: S101 - private runs have them
+    changed: dict[str, Any] = {
+        "steps": PRIVATE_STEPS,
+        "noise": "seeded",
+        "epsilon": None,
+        "sigma": experiment.privacy.sigma,
+    }
+    names, batch = _names(experiment), max(settings.expected_batch, BATCHES)  # no fewer than there are
+    changed |= {"expected_batch": batch, "units": dict.fromkeys(names, batch)}
+    own = settings.model_copy(update=changed)
+    rates = {name: rates.get(name, max(rates.values())) for name in names}
+    return replace(experiment.privacy, settings=own, rates=rates, turns=MOST_ROUNDS * MOST_ROUNDS)
+
+
+def _names(experiment: Experiment) -> list[str]:
+    """Returns the names of the two clients of a rehearsal."""
+    names = [site.id for site in sites_of(experiment)[1]]
+    return [*names, f"{names[0]}-again"][:2]
+
+
 @dataclass
 class RehearsedSite(Site):
-    """A client that trains on given examples."""
+    """A client that trains on given examples, or on given units of them."""
 
     examples: Sequence[Any] = ()
+    units: Sequence[Sequence[Any]] | None = None
 
     def encoded_units(self) -> list[list[Any]]:
         """Returns the given examples."""
-        return [list(self.examples)]
+        return [list(self.examples)] if self.units is None else [list(unit) for unit in self.units]
 
 
 def _documents(samples: Samples, index: int) -> Split:
@@ -201,18 +248,31 @@ class Rehearsal(Run[LocalEngine]):
         folder: The run directory.
         samples: The examples and documents.
         watched: The task of the experiment.
+        secure: Whether the run's noise is drawn from the operating system's secrets.
     """
 
-    def __init__(self, experiment: Experiment, folder: Path, samples: Samples, watched: WatchedTask) -> None:
-        names = [site.id for site in sites_of(experiment)[1]]
-        names = [*names, f"{names[0]}-again"][:2]
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: Path,
+        samples: Samples,
+        watched: WatchedTask,
+        *,
+        secure: bool = False,
+    ) -> None:
         examples = (samples.largest, samples.typical)
-        tokenizer = experiment.model.tokenizer
+        declared = experiment.privacy.settings.units or {}
         sites = [
             RehearsedSite(
-                name, _documents(samples, index), experiment.task, tokenizer, examples=examples[index]
+                name,
+                _documents(samples, index),
+                experiment.task,
+                experiment.model.tokenizer,
+                declared=declared.get(name, 0),
+                examples=examples[index],
+                units=samples.units and samples.units[index],
             )
-            for index, name in enumerate(names)
+            for index, name in enumerate(_names(experiment))
         ]
         self._clients = len(sites)
         super().__init__(
@@ -221,6 +281,7 @@ class Rehearsal(Run[LocalEngine]):
         self.measured = Rehearsed()
         self._watched = watched
         self._turn, self._marked, self._counted, self._served = Turn(1), 0.0, 0, 0.0
+        self._passed, self._private, self._secure = 0, samples.units is not None, secure
         self._round_began = self._last_client = 0.0
         self._meter = TensorMeter()
 
@@ -234,6 +295,8 @@ class Rehearsal(Run[LocalEngine]):
                 if time.perf_counter() > end:
                     break
             self._measure_clients()
+            if self._private and self._secure:
+                self.measured.noise_seconds = _noise_seconds(self.experiment.model, self.measured.trainable)
             self._measure_files(self._finish(state))
         finally:
             self._log.close()
@@ -273,15 +336,18 @@ class Rehearsal(Run[LocalEngine]):
             self._note_round(facts)
 
     def _begin_turn(self, number: int) -> None:
-        self._turn, self._marked, self._counted = Turn(number), 0.0, 0
+        self._turn, self._marked, self._counted, self._passed = Turn(number), 0.0, 0, 0
         self._served = self._book.serve_seconds
         self._watched.reset()
 
     def _note_step(self, now: float) -> None:
         began = self._marked or self._watched.began or now
         served = self._book.serve_seconds - self._served
-        self._turn.steps.append(Timed(self._watched.tokens - self._counted, max(0.0, now - began - served)))
+        passes = self._watched.passes - self._passed if self._private else 0
+        seconds = max(0.0, now - began - served)
+        self._turn.steps.append(Timed(self._watched.tokens - self._counted, seconds, passes))
         self._marked, self._counted, self._served = now, self._watched.tokens, self._book.serve_seconds
+        self._passed = self._watched.passes
 
     def _end_turn(self, facts: Mapping[str, Any]) -> None:
         self._turn.client = facts["client"]
@@ -317,7 +383,13 @@ class Rehearsal(Run[LocalEngine]):
         files = [path for path in (self.folder / "clients").rglob("*") if path.is_file()]
         stores = [path for path in files if path.match("store-*.safetensors")]
         self.measured.store_bytes = max((path.stat().st_size for path in stores), default=0)
-        self.measured.cache_bytes = _size(path for path in files if path not in stores)
+        releases = [path for path in files if path.match("release-*.safetensors")]
+        self.measured.release_bytes = _size(releases) // self._clients
+        books = [path for path in files if path.name == RECORD]
+        turns = max(1, len({(turn.round, turn.client) for turn in self.measured.turns}))
+        self.measured.turn_bytes = _size(books) / turns
+        kept = {*stores, *releases, *books}
+        self.measured.cache_bytes = _size(path for path in files if path not in kept)
 
     def _measure_files(self, summary: Mapping[str, Any]) -> None:
         checkpoints = (self.folder / "checkpoints").glob("*")
@@ -331,6 +403,19 @@ class Rehearsal(Run[LocalEngine]):
         self.measured.event_bytes = {kind: fmean(sizes) for kind, sizes in sizes_of.items()}
         self.measured.peak_rss_bytes = summary["memory"]["peak_rss_bytes"]
         self.measured.peak_gpu_bytes = summary["memory"]["peak_gpu_bytes"]
+
+
+def _noise_seconds(model: Model, trainable: Sequence[str]) -> float:
+    """Returns how much longer the noise of a step takes from the operating system's secrets."""
+    numbers = sum(parameter.numel() for parameter in model.parameters(trainable))
+    tried = min(numbers, 2**20)
+    seconds = []
+    for source in (SeededRandomness(Seed(0)), SecureRandomness()):
+        source.normal(tried)
+        started = time.perf_counter()
+        source.normal(tried)
+        seconds.append(time.perf_counter() - started)
+    return max(0.0, seconds[1] - seconds[0]) * numbers / max(1, tried)
 
 
 def _size(paths: Iterable[Path]) -> int:

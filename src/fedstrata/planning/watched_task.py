@@ -22,12 +22,13 @@ class WatchedTask:
 
     Attributes:
         tokens: Padded tokens since `reset`.
+        passes: Batches that the model trained on since then.
         began: When the first batch since then was begun; none before it.
     """
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self.tokens = 0
+        self.tokens, self.passes = 0, 0
         self.began: float | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -43,6 +44,7 @@ class WatchedTask:
         self._begin()
         result = self._task.loss(module, batch)
         self.tokens += padded_tokens(batch)
+        self.passes += 1
         return result
 
     def predict(self, module: nn.Module, batch: Mapping[str, Tensor]) -> list[np.ndarray]:
@@ -57,4 +59,4 @@ class WatchedTask:
 
     def reset(self) -> None:
         """Starts to count from 0."""
-        self.tokens, self.began = 0, None
+        self.tokens, self.passes, self.began = 0, 0, None

@@ -28,10 +28,20 @@ from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.model import Model
 from fedstrata.privacy.mechanism import Privacy
 from fedstrata.privacy.randomness import Randomness
-from fedstrata.privacy.row_gradients import SHORTEST, add_clipped_rows, hookable, row_hooks, rows_at_a_time
+from fedstrata.privacy.row_gradients import (
+    SHORTEST,
+    add_clipped_rows,
+    hookable,
+    lengths,
+    row_hooks,
+    rows_at_a_time,
+)
 from fedstrata.privacy.sampling import drawn_windows, poisson
 from fedstrata.train.local import go_through
 from fedstrata.train.work import Tally
+
+PIECE = 2**15
+"""Numbers to which noise is added at a time."""
 
 
 @dataclass
@@ -86,6 +96,11 @@ class UnitGradients:
             raise ConfigurationError([Problem("privacy.units", f"{told}; declare at least as many")])
         return units
 
+    def secret(self) -> int:
+        """Draws a number of 63 bits, of which the server knows nothing where noise is secure."""
+        high, low = map(int, self.randomness.uniform(2) * 2.0**32)
+        return (high << 32 | low) >> 1
+
     def draws(self) -> Iterator[Sequence[Sequence[Any]]]:
         """Yields for each step the examples of every unit that is drawn, no more of it than a step sees."""
         self.begin()
@@ -134,10 +149,15 @@ class UnitGradients:
         """Adds noise to the sums, in float64, and leaves them as gradients, divided by a constant."""
         deviation = self.privacy.sigma * self.privacy.settings.clip
         for parameter, own in zip(parameters, sums, strict=True):
-            if deviation:
-                noise = self.randomness.normal(own.numel()).view(own.shape).to(own.device)
-                own = own.double().add_(noise, alpha=deviation)  # noqa: PLW2901
-            parameter.grad = own.div_(self.expected_batch).to(parameter.dtype)
+            # A piece at a time is what a core's own cache holds; elsewhere one transfer is better than many.
+            size = PIECE if own.device.type == "cpu" else max(1, own.numel())
+            for piece in torch.split(own.view(-1), size):
+                noised = piece.double()
+                if deviation:
+                    noise = self.randomness.normal(len(piece)).to(own.device)
+                    noised.add_(noise, alpha=deviation)
+                piece.copy_(noised.div_(self.expected_batch))
+            parameter.grad = own.to(parameter.dtype)
 
 
 def _silence(model: Model, rank: int) -> None:
@@ -197,20 +217,24 @@ class _Passes:
         Returns:
             Whether the hooks are right for this model; where they are not, it goes unit by unit.
         """
-        task, module = self._client.task, self._client.model.module
-        for start in range(0, len(units), most):
-            batch = task.collate([example for unit in units[start : start + most] for example in unit])
-            with row_hooks(module, self._parameters) as hooks:
+        task = self._client.task
+        with row_hooks(self._client.model.module, self._parameters) as hooks:
+            for start in range(0, len(units), most):
+                batch = task.collate([example for unit in units[start : start + most] for example in unit])
+                terms = task.terms(batch)
                 loss, count = go_through(self._client, batch, *self._told)
-                gradients = hooks.take()
-            if gradients is None:
-                self.units(units[start:])
-                return False
-            self._count(float(loss), float(count))
-            scales = 1.0 / task.terms(batch).clamp(min=1.0).to(self._told[0])
-            norms = add_clipped_rows(self.sums, gradients, scales, self._clip)
-            self.clipped += int((~(norms <= self._clip)).sum())
-        return True
+                gradients = hooks.take(len(terms))
+                if gradients is None:
+                    break
+                self._count(float(loss), float(count))
+                scales = 1.0 / terms.clamp(min=1.0).to(self._told[0])
+                norms = add_clipped_rows(self.sums, gradients, scales, self._clip)
+                self.clipped += int((~(norms <= self._clip)).sum())
+            else:
+                return True
+        self._forget()
+        self.units(units[start:])
+        return False
 
     def _count(self, loss: float, terms: float) -> None:
         """Takes down a loss, unless it is not finite."""
@@ -224,9 +248,8 @@ class _Passes:
         there = [(gradient.float(), total) for gradient, total in own if gradient is not None]
         self._forget()
         gradients, totals = [gradient for gradient, _ in there], [total for _, total in there]
-        # In float64: that of a large tensor in float32 is too short by up to 1e-5.
-        norms = torch._foreach_norm(gradients, 2, torch.float64) if gradients else [torch.zeros(())]
-        norm = float(torch.stack(norms).norm()) * scale
+        norms = [lengths(gradient, 0) for gradient in gradients]
+        norm = float(torch.stack(norms).norm()) * scale if norms else 0.0
         self.clipped += not norm <= self._clip
         if math.isfinite(norm) and there:
             torch._foreach_add_(totals, gradients, alpha=scale * min(1.0, self._clip / max(norm, SHORTEST)))

@@ -53,6 +53,11 @@ def _megabytes_sent(summary: Summary) -> float | None:
     return None if sent["bytes_up"] is None else (sent["bytes_up"] + sent["bytes_down"]) / 1e6
 
 
+def _epsilon(summary: Summary) -> float | None:
+    """Returns the largest epsilon over clients; none without differential privacy, or a bound."""
+    return (summary.get("privacy") or {}).get("epsilon")
+
+
 def _per_round(key: str) -> Callable[[Summary], float | None]:
     """Returns what finds the seconds of a round that went to one purpose; none without rounds."""
     return lambda summary: summary["time"].get(key, 0.0) / summary["rounds"] if summary["rounds"] else None
@@ -81,6 +86,7 @@ COSTS: dict[str, tuple[Column, Callable[[Summary], float | None]]] = {
     "trainable_parameters": (Column("parameters trained", None, digits=0), _at("trainable_parameters")),
     "simulated_seconds": (Column("simulated time", "lower", time=True), _at("time.simulated_seconds")),
     "energy_joules": (Column("energy, kJ", "lower", factor=1e-3), _at("energy_joules")),
+    "epsilon": (Column("epsilon", None, digits=2), _epsilon),
     "device_memory_megabytes": (Column("device memory, MB", "lower"), _megabytes("memory.device_mean_bytes")),
     "device_peak_memory_megabytes": (
         Column("device peak memory, MB", "lower"),
@@ -103,3 +109,5 @@ SHOWN_COSTS = (
     "rounds_to_90_percent",
     "peak_memory_megabytes",
 )
+PRIVATE_COSTS = ("epsilon",)
+"""What only runs with differential privacy have; null in others."""

@@ -82,9 +82,10 @@ def start_of(events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
             start = dict(event)
         elif event["event"] == "resumed" and start is not None:
             start |= {"rounds": event["rounds"], "metric": event["metric"]}
+            start |= {"privacy": event["privacy"]} if event.get("privacy") else {}
         elif event["event"] == "client_joined" and start is not None:
             start["clients"] = {**start["clients"], event["client"]: event["documents"]}
-            start["ends"] = {**start["ends"], **event["ends"]}
+            start |= {"ends": {**start["ends"], **event["ends"]}} if "ends" in event else {}
     return start
 
 

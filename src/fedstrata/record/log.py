@@ -21,19 +21,17 @@ class RecordLog:
     """Appends events to a JSONL file.
 
     Args:
-        path: The file; a line that a killed run left half-written is closed first, so that it spoils no
-            later one.
+        path: The file; a line that a killed run left half-written is closed before the next one, so that it
+            does not spoil it.
 
     Raises:
         ConfigurationError: Another process writes to it.
     """
 
     def __init__(self, path: Path) -> None:
-        torn = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
+        self._torn = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
         self._file = path.open("a", encoding="utf-8")
         hold(self._file, f"another process is at work on the run in {path.parent}")
-        if torn:
-            self._file.write("\n")
 
     def append(self, event: str, facts: Mapping[str, Any], *, durable: bool = False) -> None:
         """Appends one event and flushes it.
@@ -47,7 +45,8 @@ class RecordLog:
             ValueError: A fact is not JSON; NaN is not.
         """
         line = {"event": event, "time": datetime.now(UTC).isoformat(timespec="milliseconds"), **facts}
-        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        self._file.write("\n" * self._torn + json.dumps(line, allow_nan=False) + "\n")
+        self._torn = False
         self._file.flush()
         if durable:
             os.fsync(self._file.fileno())

@@ -9,7 +9,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedstrata.record.costs import COSTS, EMULATED_COSTS, SHOWN_COSTS, Column, Summary
+from fedstrata.record.costs import (
+    COSTS,
+    EMULATED_COSTS,
+    PRIVATE_COSTS,
+    SHOWN_COSTS,
+    Column,
+    Summary,
+)
 from fedstrata.record.score_columns import (
     CLIENT,
     CLIENTS,
@@ -149,7 +156,12 @@ def tabulate(
         "columns": {key: asdict(column) for key, column in described.items()},
         "shown": list(columns)
         if columns is not None
-        else _default_columns(described, metric, emulated=_emulated(rows)),
+        else _default_columns(
+            described,
+            metric,
+            emulated=_any_has(rows, EMULATED_COSTS),
+            private=_any_has(rows, PRIVATE_COSTS),
+        ),
         "rows": [
             {
                 "name": row.name,
@@ -194,20 +206,23 @@ def _target(rows: Sequence[RowResult], others: Collection[str], *, falling: bool
     return common_target(curves, falling=falling)
 
 
-def _default_columns(described: Mapping[str, Column], metric: str | None, *, emulated: bool) -> list[str]:
+def _default_columns(
+    described: Mapping[str, Column], metric: str | None, *, emulated: bool, private: bool
+) -> list[str]:
     groups = (CLIENTS, TRAINED, LOW, HIGH, EXTERNAL, CLIENT)
     costs = COSTS.keys() | TARGETS.keys()
     own = [key for key in described if not key.startswith(groups) and key not in costs]
     scores = sorted(headings(own, metric), key=lambda key: key != metric)  # what the runs are judged by first
     clients = [group + metric for group in (CLIENTS, TRAINED) if metric and group + metric in described]
     outside = [key for key in described if metric and is_of_one(key, [metric], EXTERNAL)]
-    return [*scores, *clients, *outside, *SHOWN_COSTS, *([*EMULATED_COSTS, *TARGETS] if emulated else [])]
+    shown = [*(PRIVATE_COSTS if private else ()), *SHOWN_COSTS]
+    return [*scores, *clients, *outside, *shown, *([*EMULATED_COSTS, *TARGETS] if emulated else [])]
 
 
-def _emulated(rows: Sequence[RowResult]) -> bool:
-    """Whether any run was on emulated devices."""
+def _any_has(rows: Sequence[RowResult], keys: Sequence[str]) -> bool:
+    """Whether any run has any of these figures, as those on emulated devices have some."""
     cells = [cell for row in rows for cell in row.cells]
-    return any(_value(cell, key, None) is not None for cell in cells for key in EMULATED_COSTS)
+    return any(_value(cell, key, None) is not None for cell in cells for key in keys)
 
 
 def _value(cell: CellResult, key: str, target: Target | None) -> float | None:
@@ -301,4 +316,7 @@ def _cell(cell: CellResult) -> dict[str, Any]:
         "finished": cell.summary is not None,
         "message": cell.message or None,
         **{key: run.get(key) for key in ("data", "device", "threads", "versions")},
+        "privacy": {
+            key: (run.get("privacy") or {}).get(key) for key in ("mechanism", "unit", "delta", "noise")
+        },
     }

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedstrata.core.files import write_atomically
 from fedstrata.record.costs import COSTS, Column
+from fedstrata.record.privacy import NOT_COVERED, SEEDED
 from fedstrata.record.table import score_column
 from fedstrata.record.target import MEAN_OF_CLIENTS, TARGETS
 
@@ -98,6 +99,7 @@ def notes(table: Mapping[str, Any]) -> list[str]:
         lines.append(f"Rounds to 90 %: until the validation score {reached}.")
     if not TARGETS.keys().isdisjoint(table["shown"]):
         lines.append(_target(table))
+    lines += _privacy(table)
     absent = [key for key in table["shown"] if key not in table["columns"]]
     if absent:
         lines.append(f"No run has {', '.join(absent)}.")
@@ -112,6 +114,19 @@ def notes(table: Mapping[str, Any]) -> list[str]:
         first = table["rows"][0]["name"]
         lines.append(f"{OTHER_DATA} not the same documents as {first}, or not at the same clients.")
     return [*lines, *_machine(table)]
+
+
+def _privacy(table: Mapping[str, Any]) -> list[str]:
+    """Says of what epsilons are, and of whose runs there can be no claim; nothing where no run is private."""
+    cells = [(row["name"], cell.get("privacy") or {}) for row in table["rows"] for cell in row["cells"]]
+    private = [(name, own) for name, own in cells if own.get("mechanism")]
+    if not private:
+        return []
+    units = ", ".join(dict.fromkeys(f"{own['unit']} at delta {own['delta']:g}" for _, own in private))
+    lines = [f"Epsilon: the largest over clients, of one {units}. Scores are {NOT_COVERED}."]
+    if seeded := dict.fromkeys(name for name, own in private if own["noise"] == "seeded"):
+        lines.append(f"{', '.join(seeded)}: {SEEDED}.")
+    return lines
 
 
 def _target(table: Mapping[str, Any]) -> str:

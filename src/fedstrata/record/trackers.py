@@ -20,6 +20,7 @@ from fedstrata.core.files import write_atomically
 from fedstrata.core.settings.source import flatten
 from fedstrata.record.history import bytes_sent, client_scores, start_of
 from fedstrata.record.log import Listener, committed_rounds, read_events
+from fedstrata.record.privacy import largest
 from fedstrata.record.summary import mean_scores
 
 _STATE = "trackers.json"
@@ -247,7 +248,7 @@ def round_values(event: Mapping[str, Any], metric: str) -> dict[str, float]:
     """Returns the numbers of a `round` event by the names trackers show; what it has not is left out.
 
     `trained` are the mean scores of the models that the clients trained, before they were merged; `simulated`
-    and `joules` are what a round took on emulated devices.
+    and `joules` are what a round took on emulated devices; `privacy` has the largest epsilon over clients.
     """
     exchanges = event["exchanges"].values()
     values = {} if event["loss"] is None else {"loss": event["loss"]}
@@ -262,6 +263,9 @@ def round_values(event: Mapping[str, Any], metric: str) -> dict[str, float]:
     }
     if event.get("serve_seconds"):
         values["seconds/serve"] = event["serve_seconds"]
+    spent = largest((event.get("privacy") or {}).get("clients") or {})
+    if spent is not None:
+        values["privacy/epsilon"] = spent
     emulated = {"simulated_seconds": "seconds/simulated", "joules": "energy/joules"}
     return values | {emulated[name]: event[name] for name in emulated if event.get(name) is not None}
 

@@ -1,5 +1,6 @@
 """How numbers and names are written for people, on a terminal and on a page."""
 
+import math
 import re
 
 from rich.filesize import decimal
@@ -35,6 +36,20 @@ def score(value: float | None, name: str = "") -> str:
     if name.endswith(COUNTED):
         return f"{value:.1f}".removesuffix(".0")  # a mean of counts is not whole
     return f"{value:.3f}"
+
+
+def epsilon(value: float | None) -> str:
+    """Returns an epsilon, rounded up, so that no more is claimed than is true; or that nothing bounds it.
+
+    >>> epsilon(3.9811), epsilon(0.0), epsilon(0.01234), epsilon(57.31), epsilon(None)
+    ('3.99', '0', '0.0124', '57.4', 'unbounded')
+    """
+    if value is None:
+        return "unbounded"
+    if value == 0.0:
+        return "0"
+    digits = max(0, 2 - math.floor(math.log10(value)))
+    return f"{math.ceil(value * 10**digits) / 10**digits:.{digits}f}"
 
 
 def size(value: float | None) -> str:

@@ -14,6 +14,7 @@ from rich.filesize import decimal
 from fedstrata.core.settings.adapter import AdapterSettings
 from fedstrata.core.settings.model import TrainedTokenizer
 from fedstrata.record.scores import compared, overall, score_tables
+from fedstrata.record.words import epsilon
 from fedstrata.results.result import Result
 
 PIPELINES = {
@@ -67,6 +68,8 @@ def card_of(facts: Facts) -> ModelCard:
         facts=facts,
         result=result,
         summary=result.summary,
+        privacy=result.summary["privacy"],
+        epsilon=epsilon,
         task=result.task,
         words=result.task.card_words(),
         source=method_source(result),

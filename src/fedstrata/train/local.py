@@ -118,8 +118,9 @@ def _descend(
     schedule = schedule_of(optimizer, settings, steps)
     step, loss, last_epoch = 0, math.nan, -1
     tally = counting(client, trainable)
+    masks = rng.child("dropout") if client.privacy is None else Seed(client.privacy.secret())
     with (
-        rng.child("dropout").everywhere(),
+        masks.everywhere(),
         _frozen_part(client, trainable) as feed,
         _left_out(client, dropout) as leave_out,
     ):

@@ -7,7 +7,7 @@ looks at the header of every frame before it touches a tensor.
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -161,11 +161,7 @@ class Agreement:
         here = {name: json.loads(json.dumps(value)) for name, value in self.facts.items()}
         every = (*here, *sorted(theirs.keys() - here.keys()))
         names = [name for name in every if here.get(name) != theirs.get(name)]
-        told = [
-            f"{name} is {_short(theirs.get(name))} at client {client!r}, "
-            f"{_short(here.get(name))} at the server"
-            for name in names[:_SHOWN]
-        ]
+        told = [_difference(name, theirs.get(name), here.get(name), client) for name in names[:_SHOWN]]
         more = [f"and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
         return "; ".join([*told, *more])
 
@@ -232,6 +228,23 @@ def accept(link: Link, connection: int, data: bytes, agreement: Agreement) -> No
 
 def _said(shape: Shape) -> str:
     return f"{str(shape[0]).removeprefix('torch.')} {shape[1]}"
+
+
+def _difference(name: str, theirs: object, here: object, client: str) -> str:
+    """Says what is not equal; of two lists that of which only one side has it."""
+    if isinstance(theirs, list) and isinstance(here, list):
+        alone = (
+            (f"client {client!r}", [each for each in theirs if each not in here]),
+            ("the server", [each for each in here if each not in theirs]),
+        )
+        if parts := [f"{_listed(own)} at {side} alone" for side, own in alone if own]:
+            return f"{name}: {', '.join(parts)}"
+    return f"{name} is {_short(theirs)} at client {client!r}, {_short(here)} at the server"
+
+
+def _listed(values: Sequence[object]) -> str:
+    more = f" and {len(values) - _SHOWN} more" if len(values) > _SHOWN else ""
+    return ", ".join(map(_short, values[:_SHOWN])) + more
 
 
 def _short(value: object) -> str:

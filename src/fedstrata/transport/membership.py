@@ -32,7 +32,6 @@ from fedstrata.wire.frame import Frame
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 """Seconds between attempts to connect: the first pause, and the longest; each is twice the one before."""
 
-
 _SETTINGS_BYTES = 2**20
 """Bytes of what a server says of the run."""
 _GOODBYE = 5.0
@@ -42,6 +41,12 @@ _GOODBYE = 5.0
 _REFUSED = (
     " (a server that is there may have refused this client's certificate, or the client the server's: "
     "expired, not for this address, or signed by another authority)"
+)
+
+
+_PLAIN = (
+    " (a server that is there may speak TLS alone: give --certificate, --key, --authority and --token "
+    "in place of --insecure)"
 )
 
 
@@ -68,7 +73,7 @@ def settings_of(
         LineError: It cannot be reached.
     """
     require_safe(address, insecure=certificates is None, setting="--server")
-    hint = "" if certificates is None else _REFUSED
+    hint, cause = _PLAIN if certificates is None else _REFUSED, ""
     with _channel(address, certificates, timing.options(_SETTINGS_BYTES)) as channel:
         ask = partial(channel.unary_unary(f"/{SERVICE}/{SETTINGS}"), b"", metadata=_metadata(client, token))
         for waits in (False, True):
@@ -81,11 +86,13 @@ def settings_of(
                     raise RefusedError(f"the server refuses: {details}") from None
                 if code == grpc.StatusCode.UNIMPLEMENTED:
                     raise RefusedError(f"what listens at {address} is no server of fedstrata") from None
+                if code != grpc.StatusCode.DEADLINE_EXCEEDED or not cause:  # it says how long, and not why
+                    cause = details
                 if waits or code != grpc.StatusCode.UNAVAILABLE:
                     break
                 warn(_not_yet(address, timing, details, hint))
     raise LineError(
-        f"the server at {address} says nothing of the run for {timing.reconnect:g} s: {details}{hint}"
+        f"the server at {address} says nothing of the run for {timing.reconnect:g} s: {cause}{hint}"
     )
 
 
@@ -151,7 +158,7 @@ class Membership:
         self._address, self._warn, self._warned = address, warn, False
         self._link = Link(agreement.largest, ahead=agreement.ahead, delay=self.timing.delay)
         options = self.timing.options(agreement.largest + 2**16)
-        self._hint = "" if certificates is None else _REFUSED
+        self._hint = _PLAIN if certificates is None else _REFUSED
         self._channel = _channel(address, certificates, options)
         self._metadata = _metadata(client, token)
         self._joined, self._left = Event(), Event()

@@ -148,3 +148,24 @@ def test_a_name_is_one_folder_below(name: str) -> None:
     folder = folder_name(name)
     assert "/" not in folder
     assert not folder.startswith((".", "-"))
+
+
+PRIVATE = BASE + (
+    "privacy: {mechanism: local, units: {a: 100}, epsilon: 8, delta: 1.0e-3, expected_batch: 8, steps: 2}\n"
+)
+
+
+def test_epsilon_is_a_setting_like_any_other(read) -> None:
+    rows = read(PRIVATE + "sweep: {grid: {privacy.epsilon: [2, 8]}}\n").rows
+    assert [row.name for row in rows] == ["epsilon=2", "epsilon=8"]
+    assert [row.source.values["privacy"]["epsilon"] for row in rows] == [2, 8]
+    assert {row.source.values["privacy"]["steps"] for row in rows} == {2}
+
+
+def test_a_row_with_a_mechanism_has_its_section_anew(read) -> None:
+    """So that one without privacy need not take every setting of it back."""
+    rows = "{none: {privacy: {mechanism: none}}, less: {privacy: {epsilon: 2}}}"
+    none, less = read(PRIVATE + f"sweep: {{rows: {rows}}}\n").rows
+    assert none.source.values["privacy"] == {"mechanism": "none"}
+    assert less.source.values["privacy"]["epsilon"] == 2
+    assert less.source.values["privacy"]["mechanism"] == "local"

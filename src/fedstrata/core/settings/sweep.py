@@ -27,6 +27,8 @@ from fedstrata.core.settings.source import (
 )
 
 SECTION = "sweep"
+OWNERS = frozenset({"name", "mechanism"})
+"""Settings to which the others of their section belong: where a row has one, it has the section anew."""
 LONGEST_NAME = 120
 """Characters of a row's name, which also names a folder."""
 
@@ -209,15 +211,15 @@ def _base(file: Path, source: Source) -> Row:
 def _row(base: Source, name: str, values: Mapping[str, Any], file: Source) -> Row:
     """Lays a row's settings over the file's.
 
-    A section that has a `name` of its own (`method`, `model`, `task`) replaces the file's as a whole, since
-    its other settings belong to that name; any other is merged setting by setting.
+    A section that has a `name` of its own (`method`, `model`, `task`), or a `mechanism` (`privacy`), replaces
+    the file's as a whole, since its other settings belong to that; any other is merged setting by setting.
     """
     source, at = deepcopy(base), f"{SECTION}.rows.{name}"
 
     def lay(node: dict[str, Any], over: Mapping[str, Any], prefix: str) -> None:
         for key, value in over.items():
             path = f"{prefix}.{key}" if prefix else key
-            if isinstance(value, Mapping) and isinstance(node.get(key), dict) and "name" not in value:
+            if isinstance(value, Mapping) and isinstance(node.get(key), dict) and not OWNERS & value.keys():
                 lay(node[key], value, path)
                 continue
             node[key] = deepcopy(value)

@@ -155,7 +155,7 @@ def _by_hooks(
     with row_hooks(model.module, parameters) as hooks:
         loss, _ = task.loss(model.module, batch)
         loss.backward()  # type: ignore[no-untyped-call]
-        taken = hooks.take()
+        taken = hooks.take(len(units))
     if taken is None:
         return None
     scales = 1.0 / task.terms(batch).clamp(min=1.0).to(model.device)

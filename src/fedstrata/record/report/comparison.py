@@ -8,9 +8,10 @@ from ruamel.yaml import YAML
 
 from fedstrata.core.settings.source import flatten
 from fedstrata.record.history import History, client_scores, round_rows, time_parts
+from fedstrata.record.privacy import NOT_COVERED
 from fedstrata.record.report import plots
 from fedstrata.record.report.page import MEGABYTE, render, time_unit
-from fedstrata.record.summary import falls
+from fedstrata.record.summary import falls, headline
 from fedstrata.record.words import ABSENT
 
 SCORES = {
@@ -41,6 +42,9 @@ def comparison_page(histories: Sequence[History]) -> str:
         same_data=len(data) < 2,
         unfinished=[row["name"] for row in rows if row["state"] != "finished"],
         emulated=any(row["simulated"] is not None for row in begun),
+        private=[row for row in begun if row["privacy"]["mechanism"] is not None],
+        seeded=[row["name"] for row in begun if row["privacy"]["noise"] == "seeded"],
+        not_covered=NOT_COVERED,
         parts_of_time=max((list(time_parts(history)) for history in histories), key=len),
         differences=_differences(histories),
         figures=_figures(begun, metrics[0]) if len(metrics) == 1 else {},
@@ -86,12 +90,15 @@ def _row(index: int, name: str, history: History) -> dict[str, Any]:
         "mean": (scores.get("mean_client") or {}).get(metric),
         "low": min(clients, default=None),
         "high": max(clients, default=None),
+        "headline": headline(scores, metric),
         "percent": summary["communication"]["percent_of_full_model"],
         "bytes": rounds[-1]["bytes"] if rounds and not history.start["pooled"] else None,
         "converged": summary["convergence"]["rounds_to_90_percent"],
         "seconds": summary["time"]["total_seconds"],
         "simulated": summary["time"]["simulated_seconds"],
         "joules": summary["energy_joules"],
+        "epsilon": summary["privacy"]["epsilon"],
+        "privacy": summary["privacy"],
         "parts": time_parts(history),
     }
 
@@ -125,6 +132,19 @@ def _figures(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
         if series:
             name, whole = key.replace("_", "-"), label == "round"
             figures[key] = plots.curves(name, f"{title} by {label}", series, label, whole=whole)
+    spent = [row for row in rows if row["epsilon"] is not None and row["headline"] is not None]
+    if len({row["epsilon"] for row in spent}) > 1:
+        points = [(row["epsilon"], row["headline"], row["index"]) for row in spent]
+        without = [
+            (row["headline"], row["index"])
+            for row in rows
+            if row["privacy"]["mechanism"] is None and row["headline"] is not None
+        ]
+        named = [row for row in rows if row in spent or row["privacy"]["mechanism"] is None]
+        figures["epsilon_legend"] = [
+            (row["name"], plots.swatch(f"epsilon-key-{row['index']}", row["index"])) for row in named
+        ]
+        figures["epsilon"] = plots.points("epsilon", f"test {metric} by epsilon", points, without, "epsilon")
     spread = [
         (plots.shorten(row["name"]), row["low"], row["mean"], row["high"], row["index"])
         for row in rows

@@ -6,7 +6,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from fedstrata.record.words import ABSENT, duration, energy, plural, score, size, visible
+from fedstrata.record.words import ABSENT, duration, energy, epsilon, plural, score, size, visible
 
 MEGABYTE = 1e6
 _TIMES = {"seconds": 1.0, "minutes": 60.0, "hours": 3600.0}
@@ -42,6 +42,7 @@ def _environment() -> Environment:
         "size": size,
         "duration": duration,
         "energy": energy,
+        "epsilon": epsilon,
         "plural": plural,
         "broken": _broken,
         "moment": _moment,

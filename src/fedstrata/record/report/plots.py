@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from fedstrata.record.words import score, visible
 
@@ -90,7 +90,15 @@ def series_of(
 
 
 @mpl.rc_context(_STYLE)
-def curves(key: str, title: str, series: Sequence[Series], x_label: str, *, whole: bool = False) -> Markup:
+def curves(
+    key: str,
+    title: str,
+    series: Sequence[Series],
+    x_label: str,
+    *,
+    whole: bool = False,
+    ends: tuple[float, float | None] | None = None,
+) -> Markup:
     """Draws lines.
 
     Args:
@@ -99,6 +107,7 @@ def curves(key: str, title: str, series: Sequence[Series], x_label: str, *, whol
         series: The lines.
         x_label: What the positions, or the values of rows, are.
         whole: Whether positions are whole numbers.
+        ends: Where values begin and, unless the highest is to say so, end; as the values are if none.
     """
     figure, axes = _axes(_HEIGHT)
     for line in series:
@@ -112,10 +121,44 @@ def curves(key: str, title: str, series: Sequence[Series], x_label: str, *, whol
     axes.margins(x=0.03)
     if all(value >= 0 for line in series for value in [*line.y, *line.low]):
         axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]))  # there is nothing below nothing
+    if ends is not None:
+        axes.set_ylim(*ends)
     if not whole:  # what adds up is seen from nothing on
         axes.set_xlim(left=0.0)
     axes.set_xlabel(x_label)
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=_STEPS, integer=whole, min_n_ticks=1 if whole else 2))
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
+    return _markup(figure, key, title)
+
+
+@mpl.rc_context(_STYLE)
+def points(
+    key: str,
+    title: str,
+    places: Sequence[tuple[float, float, int]],
+    levels: Sequence[tuple[float, int]],
+    x_label: str,
+) -> Markup:
+    """Draws a point for each place, on a logarithmic axis from left to right, and a line across for a level.
+
+    A place is a position above 0, a value and a style, a level a value and a style; the rest is as for
+    `curves`.
+    """
+    figure, axes = _axes(_HEIGHT)
+    for value, style in levels:
+        axes.axhline(value, color=_look(style)["color"], linestyle=_look(style)["linestyle"], linewidth=1.4)
+    for x, value, style in places:
+        look = _look(style) | {"linestyle": "none", "markersize": 7.0}
+        axes.plot([x], [value], clip_on=False, **look)
+    axes.set_xscale("log")
+    axes.grid(axis="y")
+    axes.margins(x=0.08)
+    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    axes.set_xlabel(x_label)
+    lowest, highest = min(x for x, *_ in places), max(x for x, *_ in places)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if highest < 100 * lowest else (1.0,)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
     return _markup(figure, key, title)
 

@@ -15,6 +15,7 @@ from fedstrata.record.history import (
     round_rows,
     time_parts,
 )
+from fedstrata.record.privacy import NOT_COVERED, OF_A_SIMULATION, epsilon_rows
 from fedstrata.record.report import plots
 from fedstrata.record.report.page import MEGABYTE, render, time_unit
 from fedstrata.record.scores import headings, score_tables
@@ -23,6 +24,8 @@ from fedstrata.record.words import COUNTED
 
 CURVES = {"global": "all documents", "mean": "mean of clients; the band goes from the lowest to the highest"}
 
+FEW_CLIENTS = 6
+"""Clients of whom each has a line of epsilon, at most; of more the highest is drawn, with a band."""
 ROUNDS_SHOWN = 75
 """Rounds in the figure of the blocks at most."""
 
@@ -65,6 +68,11 @@ def run_page(history: History) -> str:
         totals=_documents(history.start["clients"]),
         figures=_figures(history, metric, clients),
         shown=plots.SHOWN,
+        privacy=history.start.get("privacy"),
+        not_covered=NOT_COVERED,
+        of_a_simulation=OF_A_SIMULATION,
+        alike=all(len(set(row["epsilon"].values())) < 2 for row in epsilon_rows(history.rounds)),
+        statement=(history.folder / "privacy.md").is_file(),
     )
 
 
@@ -132,8 +140,47 @@ def _figures(history: History, metric: str, clients: Mapping[str, float]) -> dic
         )
     if clients:
         figures["clients"] = _client_figure(history, clients, metric)
+    figures |= _privacy_figures(history)
     if rows:
         figures["time"] = plots.stacks([("", list(time_parts(history).values()))])
+    return figures
+
+
+def _privacy_figures(history: History) -> dict[str, Any]:
+    """Draws what was spent by each round and, of a simulation, what share of the units was clipped in it."""
+    rows = epsilon_rows(history.rounds)
+    names = list(dict.fromkeys(name for row in rows for name in (*row["epsilon"], *row["clipped"])))
+    figures: dict[str, Any] = {}
+    for key, title, ends in (
+        ("epsilon", "epsilon by round", (0.0, None)),
+        ("clipped", f"share of clipped units by round, {OF_A_SIMULATION}", (0.0, 1.04)),
+    ):
+        if len(names) <= FEW_CLIENTS:
+            own = [{"round": row["round"], "of": [row[key].get(name) for name in names]} for row in rows]
+            series = [
+                line
+                for style in range(len(names))
+                for line in plots.series_of(
+                    style, [row | {"own": row["of"][style]} for row in own], "round", "own"
+                )
+            ]
+        else:
+            band = [
+                {
+                    "round": row["round"],
+                    "value": row[f"{key}_all"],
+                    "low": row[f"{key}_low"],
+                    "high": row.get(f"{key}_high", row[f"{key}_all"]),
+                }
+                for row in rows
+            ]
+            series = plots.series_of(0, band, "round", "value", band=True)
+        if series:
+            figures[key] = plots.curves(key, title, series, "round", whole=True, ends=ends)
+    if figures and len(names) <= FEW_CLIENTS:
+        figures["privacy_legend"] = [
+            (name, plots.swatch(f"privacy-key-{style}", style)) for style, name in enumerate(names)
+        ]
     return figures
 
 

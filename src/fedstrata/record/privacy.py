@@ -1,0 +1,52 @@
+"""What a record says of differential privacy: the mechanism, and what was spent by whom and when."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+SEEDED = "the noise was drawn from the run's seed: an experiment, and no protection"
+NOT_COVERED = "not part of the mechanism: epsilon does not cover them"
+OF_A_SIMULATION = "of a simulation, not part of the mechanism"
+
+
+def largest(clients: Mapping[str, Mapping[str, Any]]) -> float | None:
+    """Returns the largest epsilon over clients, as an event has them; none where nothing bounds it."""
+    spent = [own["epsilon"] for own in clients.values()]
+    return max(spent) if spent and None not in spent else None
+
+
+def spent_by(events: Sequence[Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
+    """Returns the turns and the epsilon of every client as the record last has them; empty without."""
+    known: Mapping[str, Mapping[str, Any]] = {}
+    for event in events:
+        if event["event"] == "round" and event.get("privacy"):
+            known = event["privacy"]["clients"]
+        elif event["event"] == "privacy":
+            known = event["clients"]
+    return known
+
+
+def epsilon_rows(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns for each committed round what every client had spent by then, and what was clipped in it.
+
+    Each row has `round`, `epsilon` and `clipped` by client, and of both the lowest and highest (`low`,
+    `high`) and the largest epsilon or mean share (`epsilon_all`, `clipped_all`); null where there is none.
+    """
+    rows = []
+    for event in rounds:
+        own = event.get("privacy") or {}
+        epsilons = {name: client["epsilon"] for name, client in (own.get("clients") or {}).items()}
+        bounded = {name: value for name, value in epsilons.items() if value is not None}
+        clipped = dict(own.get("clipped") or {})
+        rows.append(
+            {
+                "round": event["round"],
+                "epsilon": bounded,
+                "clipped": clipped,
+                "epsilon_all": max(bounded.values(), default=None),
+                "epsilon_low": min(bounded.values(), default=None),
+                "clipped_all": sum(clipped.values()) / len(clipped) if clipped else None,
+                "clipped_low": min(clipped.values(), default=None),
+                "clipped_high": max(clipped.values(), default=None),
+            }
+        )
+    return rows

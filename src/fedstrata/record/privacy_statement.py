@@ -1,0 +1,57 @@
+"""`privacy.md` of a run directory: what a run with differential privacy claims, and what it does not.
+
+It answers the questions that NIST SP 800-226, "Guidelines for Evaluating Differential Privacy Guarantees",
+2025, asks of any such claim, from the record alone: the same record gives the same text.
+"""
+
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import StrictUndefined, Template
+
+from fedstrata.core.files import write_atomically
+from fedstrata.record.history import start_of
+from fedstrata.record.log import committed_rounds
+from fedstrata.record.privacy import largest, spent_by
+from fedstrata.record.words import epsilon, plural, visible
+
+NAMES = {"patient": "patient", "document": "document", "window": "window of a document", "client": "client"}
+"""The units of privacy in words."""
+
+
+def statement(events: Sequence[Mapping[str, Any]]) -> str | None:
+    """Returns the statement of a run, whether it has ended or not; none for a run without a mechanism."""
+    start = start_of(events)
+    facts = (start or {}).get("privacy")
+    if start is None or facts is None:
+        return None
+    spent, rounds = spent_by(events), committed_rounds(events)
+    told = [event for event in events if event["event"] == "privacy"]
+    ended = [event["event"] for event in events if event["event"] in {"run", "resumed", "final", "failed"}]
+    text = (files("fedstrata.record") / "privacy_statement.md").read_text(encoding="utf-8")
+    filled = Template(text, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).render(
+        start=start,
+        facts=facts,
+        local=facts["mechanism"] == "local",
+        served=start.get("id") is not None,
+        unit=NAMES[facts["unit"]],
+        spent=spent,
+        largest=largest(spent),
+        at_two=told[-1]["at_two"] if told else None,
+        rounds=len(rounds),
+        finished=ended[-1:] == ["final"],
+        lost=any(event["event"] == "client_failed" for event in events),
+        named=len(spent),
+        scored=any("clients" in event for event in rounds),
+        epsilon=epsilon,
+        plural=plural,
+    )
+    return visible(filled) + "\n"
+
+
+def write_statement(events: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Writes the statement of a run, if it has one; it appears complete or not at all."""
+    if (text := statement(events)) is not None:
+        write_atomically(path, [text.encode()])

@@ -1,0 +1,185 @@
+"""Private runs: what a turn spends, and what of it leaves a client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from private_client import PRIVATE
+from support import TINY, RunTiny
+
+from fedstrata.client import turn
+from fedstrata.client.releases import Release, turns_begun
+from fedstrata.client.site import units_of
+from fedstrata.client.store import ClientStore
+from fedstrata.client.turn import Done, Order
+from fedstrata.core.documents import Document
+from fedstrata.core.errors import BudgetSpentError, ConfigurationError
+from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.source import read_source
+from fedstrata.core.types import Plan, Update
+from fedstrata.engine.local import LocalEngine
+from fedstrata.engine.prepare import prepare
+from fedstrata.privacy import randomness
+from fedstrata.privacy.accounting import Mechanism, epsilon_of, sigma_for
+from fedstrata.privacy.clipping import UnitGradients
+from fedstrata.privacy.randomness import SecureRandomness, SeededRandomness
+from fedstrata.wire import frame
+
+METHOD = "method={name: layer_skipping, top: 1}"
+TURN = (1, "train", 1)
+
+
+def test_an_update_has_noised_tensors_and_declared_numbers_alone(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Update] = []
+    seeds: list[Seed] = []
+    encode = frame.encode
+
+    class Told(SeededRandomness):
+        def __init__(self, seed: Seed) -> None:
+            seeds.append(seed)
+            super().__init__(seed)
+
+    monkeypatch.setattr(
+        turn.frame, "encode", lambda one: (sent.append(one), encode(one))[1]
+    )  # updates, and no plan: those are encoded by the engine
+    monkeypatch.setattr(randomness, "SeededRandomness", Told)
+    run = run_tiny(*PRIVATE, METHOD)
+    updates = list({id(one): one for one in sent if isinstance(one, Update)}.values())  # kept, and sent
+    assert len(updates) == 6
+    assert all(not one.values for one in updates)
+    assert {one.weight for one in updates} == {8.0}, "what they declare, and no count"
+    assert len({(seed.root, seed.path) for seed in seeds}) == 6, "no two turns draw the same"
+    told = [event["privacy"]["clients"] for event in run.of("round")]
+    for number, clients in enumerate(told, start=1):
+        expected = epsilon_of([Mechanism(1.0, 0.25, 3 * number)], 0.01)
+        assert clients == {
+            f"site-{site}": {"turns": number, "epsilon": pytest.approx(expected)} for site in (1, 2, 3)
+        }
+
+
+@pytest.mark.parametrize("spare", [0, 2])
+def test_sigma_is_solved_for_all_steps_of_all_turns_and_spare_ones(spare: int) -> None:
+    more = ("privacy.sigma=null", "privacy.epsilon=5", f"privacy.spare_turns={spare}")
+    privacy = prepare(read_source(None, [*TINY, *PRIVATE, METHOD, *more])).privacy
+    assert privacy.turns == 2 + spare
+    assert privacy.sigma == sigma_for(5.0, 0.01, 0.25, 3 * (2 + spare))
+    assert privacy.epsilon("site-1", 2 + spare) == pytest.approx(5.0, rel=1e-2)
+
+
+def test_sigma_is_solved_for_the_site_with_the_fewest_units() -> None:
+    """It sees each of them most often."""
+    more = ("privacy.sigma=null", "privacy.epsilon=5", "privacy.units={site-1: 80, site-2: 5, site-3: 10}")
+    privacy = prepare(read_source(None, [*TINY, *PRIVATE, METHOD, *more])).privacy
+    assert privacy.sigma == sigma_for(5.0, 0.01, 2 / 5, 3 * 4)
+
+
+def test_a_server_is_told_of_declared_units() -> None:
+    experiment = prepare(read_source(None, [*TINY, *PRIVATE, METHOD]))
+    engine = LocalEngine(experiment, Path("nowhere"), lambda event, facts: None)
+    assert [engine.info(client).examples for client in engine.clients()] == [8, 8, 8]
+
+
+def test_more_units_than_are_declared_are_refused() -> None:
+    fewer = "privacy.units={site-1: 2, site-2: 2, site-3: 2}"
+    with pytest.raises(ConfigurationError, match="declare at least as many"):
+        prepare(read_source(None, [*TINY, *PRIVATE, METHOD, "data.synthetic.notes=24", fewer]))
+
+
+def test_a_patient_has_all_of_her_documents() -> None:
+    documents = [
+        Document(str(number), "text", site=site, metadata={"patient": patient})
+        for number, (site, patient) in enumerate(["aX", "aX", "aY", "bX"])
+    ]
+    by_patient = units_of(documents, "patient")
+    assert {key: [one.id for one in own] for key, own in by_patient.items()} == {
+        ("a", "X"): ["0", "1"],
+        ("a", "Y"): ["2"],
+        ("b", "X"): ["3"],
+    }
+    assert len(units_of(documents, "document")) == 4
+
+
+def release(folder: Path, *, allowed: int = 9, plan: float = 0.0) -> Release:
+    tensors = {"w": torch.tensor([plan])}
+    return Release(folder / "one", TURN, frame.encode(Plan(tensors)), allowed)
+
+
+def test_a_killed_turn_has_spent_what_a_whole_one_spends(tmp_path: Path) -> None:
+    for count in (1, 2, 3):
+        release(tmp_path, allowed=3).begin()  # and is killed
+        assert turns_begun(tmp_path / "one") == count
+    with pytest.raises(BudgetSpentError, match="has begun 3 turns"):
+        release(tmp_path, allowed=3).begin()
+    assert turns_begun(tmp_path / "one") == 3
+
+
+def test_a_finished_turn_is_answered_with_what_was_sent_and_no_other_is(tmp_path: Path) -> None:
+    store = ClientStore(tmp_path / "one", 1)
+    own, update = release(tmp_path), Update({"w": torch.tensor([7.0])}, weight=8.0)
+    assert own.finished(store) is None
+    own.begin()
+    assert release(tmp_path).finished(store) is None
+    own.finish(update, store)
+    again = release(tmp_path).finished(store)
+    assert again is not None
+    assert torch.equal(again.tensors["w"], update.tensors["w"])
+    assert release(tmp_path, plan=1.0).finished(store) is None, "of another plan it tells something new"
+    assert turns_begun(tmp_path / "one") == 1
+
+
+class Killed(BaseException):
+    """What no turn catches."""
+
+
+@pytest.mark.parametrize("noise", ["seeded", "secure"])
+def test_a_repeated_order_is_one_release_and_a_killed_one_is_spent(
+    noise: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = prepare(read_source(None, [*TINY, *PRIVATE, METHOD, f"privacy.noise={noise}"]))
+    engine = LocalEngine(experiment, tmp_path, lambda event, facts: None)
+    state = experiment.method.start(experiment.model)
+    order = Order("site-1", 1, "train", 1, frame.encode(Plan(state.tensors)))
+
+    def answered(order: Order) -> bytes:
+        done = engine.compute(order)
+        assert isinstance(done, Done)
+        return b"".join(bytes(piece) for piece in done.update.buffers())
+
+    first = answered(order)
+    assert answered(order) == first
+    assert engine.turns_begun("site-1") == 1
+
+    def killed(*_: Any, **__: Any) -> Any:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(UnitGradients, "gradients", killed)
+        with pytest.raises(Killed):
+            engine.compute(Order("site-1", 2, "train", 1, order.plan))
+    assert engine.turns_begun("site-1") == 2
+    answered(Order("site-1", 2, "train", 1, order.plan))
+    assert engine.turns_begun("site-1") == 3
+    answered(Order("site-1", 3, "train", 1, order.plan))
+    with pytest.raises(BudgetSpentError):  # two rounds, two spare turns
+        answered(Order("site-1", 4, "train", 1, order.plan))
+
+
+def test_secure_turns_have_keys_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[SecureRandomness] = []
+    monkeypatch.setattr(
+        randomness, "SecureRandomness", lambda: (made.append(SecureRandomness()), made[-1])[1]
+    )
+    experiment = prepare(read_source(None, [*TINY, *PRIVATE, METHOD, "privacy.noise=secure"]))
+    engine = LocalEngine(experiment, tmp_path, lambda event, facts: None)
+    plan = frame.encode(Plan(experiment.method.start(experiment.model).tensors))
+    orders: Sequence[Order] = [Order("site-1", number, "train", 1, plan) for number in (1, 2)]
+    assert all(isinstance(engine.compute(order), Done) for order in orders)
+    assert len(set(map(id, made))) == 2
+    noise = torch.stack([own.normal(10_000) for own in made])
+    assert abs(float(torch.corrcoef(noise)[0, 1])) < 0.06

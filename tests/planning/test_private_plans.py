@@ -1,0 +1,223 @@
+"""Plans of runs with differential privacy: held to what the runs then do, and to the accountant."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from support import TINY, RunTiny, assert_same_tensors
+
+from fedstrata.core.settings.source import read_source
+from fedstrata.data.synthetic import generate
+from fedstrata.data.writers import write
+from fedstrata.engine.prepare import Experiment, prepare
+from fedstrata.planning.estimate import Estimate
+from fedstrata.planning.plan import RunPlan, make_plan
+from fedstrata.planning.privacy import HOPELESS, noise_ratio
+from fedstrata.planning.rehearsal import PRIVATE_STEPS, Rehearsed, RoundCost, Timed, Turn, rehearse
+from fedstrata.planning.survey import survey
+from fedstrata.privacy.accounting import Mechanism, epsilon_of
+from fedstrata.privacy.groups import epsilon_of_group
+
+PRIVATE = (
+    "data.synthetic.notes=12",
+    "task.max_length=32",
+    "task.types=[problem, test, treatment, drug]",
+    "privacy={mechanism: local, unit: document, units: {site-1: 12, site-2: 12, site-3: 12}, epsilon: 8, "
+    "delta: 0.001, expected_batch: 4, steps: 3, windows: 2}",
+)
+
+
+def plan_private(*overrides: str) -> RunPlan:
+    return make_plan(read_source(None, [*TINY, *PRIVATE, *overrides]), seconds=0.0)
+
+
+def experiment_of(*overrides: str) -> Experiment:
+    return prepare(read_source(None, [*TINY, *PRIVATE, *overrides]))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("method={name: fedavg}", "privacy.noise=seeded"),
+        (
+            "privacy.unit=window",
+            "privacy.units={site-1: 99, site-2: 99, site-3: 99}",
+            "federation.sample=0.67",
+        ),
+        pytest.param(("method={name: local_only}",), marks=pytest.mark.slow),
+        pytest.param(("method={name: centralized}",), marks=pytest.mark.slow),
+        pytest.param(("method={name: fedper}", "federation.sample=0.67"), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_a_private_run_is_planned_as_it_then_runs(run_tiny: RunTiny, overrides: tuple[str, ...]) -> None:
+    overrides = (*overrides, "federation.rounds=3")
+    plan, run = plan_private(*overrides), run_tiny(*PRIVATE, *overrides)
+    measured, privacy = run.summary["communication"], plan.privacy
+    assert privacy is not None
+    if measured["bytes_up"] is not None:  # no loss travels, so there are no digits to be off by
+        assert plan.communication["bytes_up"] == measured["bytes_up"]
+        assert plan.communication["bytes_down"] == measured["bytes_down"]
+    assert privacy.sigma == run.summary["privacy"]["sigma"]
+    spent = {name: own.epsilon for name, own in privacy.clients.items()}
+    assert spent == run.summary["privacy"]["clients"]
+    assert privacy.epsilon is not None
+    assert max(value or 0.0 for value in spent.values()) < privacy.epsilon <= 8.0
+    held = sum(path.stat().st_size for path in run.folder.rglob("*") if path.is_file())
+    cached = sum(event["bytes"] for event in run.of("cache"))  # removed at the end
+    without_report = plan.disk["bytes"] - plan.disk["report_bytes"]
+    assert without_report == pytest.approx(held + cached, rel=0.1, abs=20_000)
+    assert plan.disk["caches_bytes"] == pytest.approx(cached, rel=0.1)
+    assert plan.disk["releases_bytes"] == pytest.approx(
+        sum(path.stat().st_size for path in run.folder.glob("clients/*/release*")), rel=0.05
+    )
+
+
+def test_steps_passes_and_tokens_are_those_of_units_and_not_of_epochs() -> None:
+    """As many steps as are set, in each every unit by its chance, and of it no more rows than are allowed."""
+    experiment = experiment_of("privacy.steps=7")
+    for workload in survey(experiment).workloads:
+        assert workload.steps == 7
+        assert workload.units == len(experiment.clients[workload.id].train)
+        assert workload.round_passes == pytest.approx(7 * 4 / 12 * workload.units)
+        assert max(workload.batches) <= 2 * 32  # two windows of 32 tokens
+        mean = sum(workload.batches) / len(workload.batches)
+        assert workload.round_tokens == pytest.approx(workload.round_passes * mean)
+
+
+def test_units_of_one_row_share_passes_where_the_run_lets_them() -> None:
+    units = "privacy.units={site-1: 99, site-2: 99, site-3: 99}"
+    experiment = experiment_of("privacy.unit=window", units, "privacy.expected_batch=33")
+    for workload in survey(experiment).workloads:
+        assert workload.units == workload.examples
+        assert workload.round_passes < 3 * 33 / 99 * workload.units / 2
+        assert max(workload.batches) > 32
+
+
+def test_the_rehearsal_draws_every_unit_from_the_seed_and_nothing_secret(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def secret() -> None:
+        raise AssertionError("a rehearsal's noise is drawn from the seed")
+
+    experiment = experiment_of()
+    before = experiment.model.snapshot(experiment.model.layout.all)
+    surveyed = survey(experiment)
+    monkeypatch.setattr("fedstrata.privacy.randomness.SecureRandomness", secret)
+    measured = rehearse(experiment, surveyed.samples, seconds=0.0, place=tmp_path)
+    assert surveyed.samples.units is not None
+    largest, typical = map(len, surveyed.samples.units)
+    for turn in measured.turns:
+        assert len(turn.steps) == PRIVATE_STEPS
+        expected = largest if turn.client == "site-1" else typical
+        assert {step.passes for step in turn.steps} == {expected}
+    assert not list(tmp_path.iterdir())
+    assert experiment.privacy.settings.noise == "secure"
+    assert_same_tensors(before, experiment.model.tensors(experiment.model.layout.all))
+
+
+def test_time_is_that_of_steps_passes_and_tokens() -> None:
+    experiment = experiment_of("privacy.steps=7")
+    surveyed = survey(experiment)
+    steps = [Timed(tokens, 0.5 + 0.25 * passes + 0.01 * tokens, passes) for tokens, passes in
+             [(100, 1), (120, 4), (300, 6), (40, 2)]]  # fmt: skip
+    turns = [Turn(1, "site-1", steps, 1.0), Turn(1, "site-2", steps, 1.0), Turn(2, "site-2", steps, 2.0)]
+    costs = [RoundCost(1.0, 1.0, 0.0, 0.0)] * 2
+    measured = Rehearsed(turns=turns, rounds=costs, noise_seconds=0.125)
+    estimate = Estimate(experiment, surveyed, measured)
+    for workload in surveyed.workloads:
+        steps_take = 7 * (0.5 + 0.125) + 0.25 * workload.round_passes + 0.01 * workload.round_tokens
+        assert estimate.turn_seconds(workload) == pytest.approx(2.0 + steps_take)
+
+
+def test_a_planned_run_is_the_run_that_was_not_planned(run_tiny: RunTiny) -> None:
+    seeded = (*PRIVATE, "privacy.noise=seeded", "federation.rounds=1")
+    before = run_tiny(*seeded, out="before")
+    random_state = torch.get_rng_state()
+    plan_private("privacy.noise=seeded", "federation.rounds=1")
+    assert torch.equal(torch.get_rng_state(), random_state)
+    after = run_tiny(*seeded, out="after")
+    assert_same_tensors(before.state.tensors, after.state.tensors)
+
+
+@pytest.mark.parametrize(
+    ("noise", "steps", "hopeless"),
+    [
+        (1.05, 1500, {1_000: False, 10_000: True, 10_000_000: True}),
+        (0.049, 300, {10_000: False, 100_000: False, 1_000_000: True}),
+        (0.049, 10 * 300, {1_000_000: False}),
+    ],
+    ids=["40 patients", "400 patients", "ten such sites"],
+)
+def test_noise_is_hopeless_where_the_design_has_it(
+    noise: float, steps: int, hopeless: dict[int, bool]
+) -> None:
+    assert {count: noise_ratio(noise, count, steps) > HOPELESS for count in hopeless} == hopeless
+
+
+def test_hopeless_noise_is_warned_of_and_little_noise_is_not() -> None:
+    little = "privacy={mechanism: local, unit: document, units: {site-1: 12, site-2: 12, site-3: 12}, "
+    little += "sigma: 0.01, delta: 0.001, expected_batch: 4, steps: 3}"
+    assert not any("hopeless" in warning for warning in plan_private(little).warnings)
+    (warning,) = [warning for warning in plan_private().warnings if "hopeless" in warning]
+    assert "on every trained number in a step" in warning
+
+
+def test_without_noise_there_is_no_epsilon() -> None:
+    none = "privacy={mechanism: local, unit: document, units: {site-1: 12, site-2: 12, site-3: 12}, "
+    none += "sigma: 0.0, delta: 0.001, expected_batch: 4, steps: 3}"
+    plan = plan_private(none)
+    assert plan.privacy is not None
+    assert plan.privacy.epsilon is None
+    assert {own.epsilon for own in plan.privacy.clients.values()} == {None}
+    assert any("nothing is protected" in warning for warning in plan.warnings)
+
+
+def test_epsilon_by_window_is_told_by_patient(tmp_path: Path) -> None:
+    corpus = generate(seed=1, sites=2, notes=12, notes_per_patient=3)
+    write(corpus, tmp_path / "notes", "jsonl")
+    notes = f"data={{format: jsonl, path: {tmp_path / 'notes'}, types: [problem, test, treatment, drug]}}"
+    units = "privacy={mechanism: local, unit: window, units: {site-1: 150, site-2: 150}, sigma: 1.5, "
+    plan = plan_private(notes, units + "delta: 0.001, expected_batch: 2, steps: 3}", "task.max_length=64")
+    assert plan.privacy is not None
+    patients = plan.privacy.patients
+    assert patients is not None
+    assert patients.of == "patient"
+    assert patients.counted == min(20, patients.units)
+    assert patients.epsilon is not None and plan.privacy.epsilon is not None
+    assert patients.epsilon > 2 * plan.privacy.epsilon
+    (warning,) = [each for each in plan.warnings if "privacy.unit is 'window'" in each]
+    assert f"a patient has up to {patients.units}" in warning
+    assert "Use unit 'patient'" in warning
+
+
+def test_documents_stand_for_patients_where_none_is_named(tmp_path: Path) -> None:
+    corpus = [replace(note, metadata={}) for note in generate(seed=1, sites=2, notes=12)]
+    write(corpus, tmp_path / "notes", "jsonl")
+    notes = f"data={{format: jsonl, path: {tmp_path / 'notes'}, types: [problem, test, treatment, drug]}}"
+    units = "privacy={mechanism: local, unit: UNIT, units: {site-1: 150, site-2: 150}, sigma: 1.5, "
+    units += "delta: 0.001, expected_batch: 2, steps: 3}"
+    by_window = plan_private(notes, units.replace("UNIT", "window")).privacy
+    by_document = plan_private(notes, units.replace("UNIT", "document")).privacy
+    assert by_window is not None and by_window.patients is not None
+    assert by_window.patients.of == "document"
+    assert by_document is not None and by_document.patients is None
+
+
+@pytest.mark.parametrize(("units", "epsilon"), [(1, 4.0), (2, 8.4), (3, 13.2), (5, 24.0)])
+def test_the_epsilon_of_a_patient_of_several_windows(units: int, epsilon: float) -> None:
+    """Figures of the prototype (q .01, 1000 steps, sigma .736): far more than so many times that of one."""
+    found = epsilon_of_group(Mechanism(0.736, 0.01, 1000), units, 1e-5)
+    assert found == pytest.approx(epsilon, rel=0.02)
+
+
+def test_several_units_in_every_step_are_one_gaussian() -> None:
+    """Known in closed form: the sum moves by as many clipping norms."""
+    several = epsilon_of_group(Mechanism(6.0, 1.0, 5), 3, 1e-5)
+    assert several == epsilon_of([Mechanism(2.0, 1.0, 5)], 1e-5)
+    nearly = epsilon_of_group(Mechanism(6.0, 0.9999, 5), 3, 1e-5)
+    assert nearly == pytest.approx(several, rel=0.02)

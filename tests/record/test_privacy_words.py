@@ -1,0 +1,298 @@
+"""What people read of differential privacy: `privacy.md`, the report, a comparison, trackers and tables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from markupsafe import Markup
+from support import RunTiny
+
+from fedstrata.privacy.accounting import Mechanism, epsilon_of
+from fedstrata.record.privacy import epsilon_rows, spent_by
+from fedstrata.record.privacy_statement import statement, write_statement
+from fedstrata.record.report import write_report
+from fedstrata.record.table import CellResult, RowResult, tabulate
+from fedstrata.record.table_text import grid, notes
+from fedstrata.record.trackers import round_values
+from fedstrata.record.words import epsilon
+
+FACTS = {
+    "mechanism": "local", "unit": "patient", "adjacency": "zero-out", "delta": 1e-5, "sigma": 0.75,
+    "clip": 2.0, "noise": "secure", "asked": 8.0,
+    "units": {"a": 400, "b": 200}, "rates": {"a": 0.02, "b": 0.04},
+    "windows": 4, "expected_batch": 8, "steps": 25, "turns": 5, "spare_turns": 2, "scores": "none",
+}  # fmt: skip
+"""Of the mechanism, as a `run` event has them."""
+
+PRIVATE = (
+    "task.types=[problem, test, treatment, drug]",
+    "task.max_length=32",
+    "privacy={mechanism: local, unit: document, units: {site-1: 12, site-2: 12, site-3: 12}, epsilon: 8, "
+    "delta: 0.001, expected_batch: 4, steps: 2}",
+)
+
+
+def private(events: list[dict[str, Any]], **changes: Any) -> list[dict[str, Any]]:
+    """Those events, of a run with differential privacy."""
+    facts = FACTS | changes
+    for event in events:
+        if event["event"] == "run":
+            event["privacy"] = facts
+        elif event["event"] == "round":
+            number = event["round"]
+            spent = {"a": {"turns": number, "epsilon": 1.2345 * number}, "b": {"turns": 1, "epsilon": 1.0}}
+            event["privacy"] = {"clients": spent, "clipped": {"a": 0.25, "b": 0.75}}
+    last = [event for event in events if event["event"] == "round"][-1]
+    told = {"event": "privacy", "time": last["time"], "round": 3, "clients": last["privacy"]["clients"]}
+    return [*events, told | {"at_two": 4.5678}]
+
+
+def test_the_statement_answers_the_questions(events: Any) -> None:
+    text = statement(private(events()))
+    assert text is not None
+    for said in (
+        "all that is trained on of that patient at one client",
+        "zero-out: those that differ in one patient",
+        "25 steps a turn",
+        "at most 4 rows is clipped to L2 norm 2",
+        "deviation 0.75 x 2",
+        "divided by the configured 8",
+        "| Delta | 1e-05 |",
+        "| Epsilon | 3.71, the largest over clients",
+        "| a | 400 | 0.02 | 3 | 5 | 3.71 |",
+        "| b | 200 | 0.04 | 1 | 5 | 1.00 |",
+        "spend no more than epsilon 8.00",
+        "is **4.57** at delta 1e-05",
+        "how many patients each client declares: a 400, b 200 | **no**, public |",
+        "because this was a simulation | **no** |",
+        "Mironov (2012)",
+        "sum of\nfour",
+        "No amplification by the sampling of clients",
+        "What is not claimed",
+    ):
+        assert said in text, said
+    assert "protects nobody" not in text
+    assert statement(private(events())) == text
+
+
+def test_the_statement_goes_by_what_was_spent_last_even_after_a_failure(events: Any) -> None:
+    """A turn that was begun after the last round has spent what a whole one spends."""
+    told = private(events(2, final=False))
+    told[-1]["clients"] = {"a": {"turns": 3, "epsilon": 6.0}, "b": {"turns": 1, "epsilon": 1.0}}
+    text = statement(told)
+    assert text is not None
+    assert "has not finished all its rounds" in text
+    assert "| a | 400 | 0.02 | 3 | 5 | 6.00 |" in text
+    assert "| Epsilon | 6.00" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"noise": "seeded"}, "**This run is an experiment and protects nobody.**"),
+        ({"sigma": 0.0}, "**There was no noise**"),
+        ({"unit": "window"}, "a note has several and a patient many, whose epsilon is larger"),
+        ({"unit": "document"}, "say nothing of a patient who has several"),
+        ({"mechanism": "central", "unit": "client"}, "the server, which sees every client's change as it is"),
+    ],
+)
+def test_the_statement_says_what_takes_from_the_claim(
+    events: Any, changes: dict[str, Any], said: str
+) -> None:
+    assert said in (statement(private(events(), **changes)) or "")
+    assert said not in (statement(private(events())) or "")
+
+
+def test_a_served_run_says_what_of_scores_was_sent(events: Any) -> None:
+    for scores, said in (
+        ("none", "| scores | none were sent |"),
+        ("summed", "(`privacy.scores: summed`) | **no** |"),
+    ):
+        told = private(events(id="run-1", ends={}), scores=scores)
+        text = statement(told)
+        assert text is not None
+        assert said in text
+        assert "simulated" not in text
+
+
+def test_names_do_not_break_the_tables(events: Any) -> None:
+    told = private(events())
+    told[-1]["clients"] = {"a | b": {"turns": 1, "epsilon": 1.0}}
+    assert "| a \\| b |" in (statement(told) or "")
+
+
+def test_without_privacy_nothing_is_stated(events: Any, tmp_path: Path) -> None:
+    assert statement(events()) is None
+    write_statement(events(), tmp_path / "privacy.md")
+    assert not (tmp_path / "privacy.md").exists()
+
+
+def test_an_epsilon_that_nothing_bounds_is_no_number(events: Any) -> None:
+    told = private(events(), sigma=0.0)
+    for event in told:
+        if event["event"] == "round":
+            event["privacy"]["clients"] = {"a": {"turns": 1, "epsilon": None}}
+    told[-1]["clients"] = {"a": {"turns": 1, "epsilon": None}}
+    assert "| Epsilon | unbounded" in (statement(told) or "")
+    assert "privacy/epsilon" not in round_values(told[1], "f1")
+    assert epsilon_rows(told[1:2])[0]["epsilon"] == {}
+
+
+def test_trackers_are_told_the_largest_epsilon(events: Any) -> None:
+    told = private(events())
+    values = [round_values(event, "f1").get("privacy/epsilon") for event in told if event["event"] == "round"]
+    assert values == pytest.approx([1.2345, 2.469, 3.7035])
+    assert "privacy/epsilon" not in round_values(events()[1], "f1")
+
+
+def page_of(folder: Path, *others: Path) -> str:
+    write_report([folder, *others], folder.parent / "page.html")
+    return " ".join((folder.parent / "page.html").read_text(encoding="utf-8").split())
+
+
+def without_configuration(page: str) -> str:
+    return page[: page.index("Whole configuration")]
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What is drawn of curves and points, by the keys of figures."""
+    asked: dict[str, Any] = {}
+
+    def note(key: str, title: str, what: Any, *_: Any, **__: Any) -> Markup:
+        asked[key] = what
+        return Markup("<svg></svg>")
+
+    for name in ("curves", "points"):
+        monkeypatch.setattr(f"fedstrata.record.report.plots.{name}", note)
+    for name in ("bars", "dots", "ranges", "stacks", "swatch"):
+        monkeypatch.setattr(f"fedstrata.record.report.plots.{name}", lambda *_, **__: Markup("<svg></svg>"))
+    return asked
+
+
+def test_the_report_has_a_section_of_privacy(write_run: Any, events: Any, drawn: dict[str, Any]) -> None:
+    page = page_of(write_run(private(events())))
+    assert "<h2>Differential privacy</h2>" in page
+    assert "Epsilon spent by round, at delta 1e-05" in page
+    assert "of a simulation, not part of the mechanism" in page
+    assert page.count("not part of the mechanism: epsilon does not cover them") == 2
+    assert "3.71 at delta 1e-05: a 3.71, b 1.00" in page
+    assert "protects nobody" not in page
+    assert [list(line.y) for line in drawn["epsilon"]] == [
+        pytest.approx([1.2345, 2.469, 3.7035]),
+        [1.0, 1.0, 1.0],
+    ]
+    assert [list(line.y) for line in drawn["clipped"]] == [[0.25] * 3, [0.75] * 3]
+
+
+def test_of_many_clients_the_report_draws_the_largest_and_a_band(
+    write_run: Any, events: Any, drawn: dict[str, Any]
+) -> None:
+    told = private(events())
+    for event in told:
+        if event["event"] == "round":
+            names = [f"site-{number}" for number in range(9)]
+            spent = {name: {"turns": 1, "epsilon": 1.0 + place} for place, name in enumerate(names)}
+            event["privacy"] = {"clients": spent, "clipped": {}}
+    page_of(write_run(told))
+    (line,) = drawn["epsilon"]
+    assert (list(line.y), list(line.low), list(line.high)) == ([9.0] * 3, [1.0] * 3, [9.0] * 3)
+    assert "clipped" not in drawn
+
+
+@pytest.mark.usefixtures("drawn")
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"noise": "seeded"}, "experiment and protects nobody"), ({"sigma": 0.0}, "There was no noise")],
+)
+def test_what_protects_nobody_cannot_be_missed_in_the_report(
+    write_run: Any, events: Any, changes: dict[str, Any], said: str
+) -> None:
+    page = page_of(write_run(private(events(), **changes)))
+    assert page.index(said) < page.index('<dl class="tiles">')
+
+
+@pytest.mark.usefixtures("drawn")
+def test_without_privacy_a_report_has_no_epsilon(write_run: Any, events: Any) -> None:
+    page = without_configuration(page_of(write_run(events())))
+    assert "psilon" not in page
+    assert "part of the mechanism" not in page
+
+
+def test_a_comparison_has_scores_by_epsilon_where_runs_differ_in_it(
+    write_run: Any, events: Any, drawn: dict[str, Any]
+) -> None:
+    more = private(events())
+    for event in more:
+        if event["event"] == "round":
+            event["privacy"]["clients"]["a"]["epsilon"] *= 2
+    folders = [
+        write_run(private(events()), name="low"),
+        write_run(more, name="high"),
+        write_run(events(), name="none"),
+    ]
+    page = page_of(*folders)
+    assert [(round(x, 3), y) for x, y, _ in drawn["epsilon"]] == [(3.704, 0.5), (7.407, 0.5)]
+    assert "<td>3.71</td><td>1e-05</td><td>0.75</td>" in page
+    del drawn["epsilon"]
+    page_of(folders[0], folders[2])
+    assert "epsilon" not in drawn
+    assert "Differential privacy" not in page_of(folders[2], write_run(events(), name="other"))
+
+
+def summary_of(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    events = [json.loads(line) for line in (folder / "record.jsonl").read_text().splitlines()]
+    (run,) = [event for event in events if event["event"] == "run"]
+    return json.loads((folder / "summary.json").read_text()), run
+
+
+def test_a_run_leaves_its_statement_and_a_table_shows_its_epsilon(run_tiny: RunTiny) -> None:
+    run = run_tiny(*PRIVATE, "privacy.noise=seeded")
+    text = (run.folder / "privacy.md").read_text()
+    assert text == statement(run.events)
+    (told,) = run.of("privacy")
+    assert told["clients"] == spent_by(run.events) == run.of("round")[-1]["privacy"]["clients"]
+    start = run.of("run")[0]["privacy"]
+    both = epsilon_of([Mechanism(start["sigma"], 4 / 12, 2 * 2 * 2)], 0.001)
+    assert told["at_two"] == both > max(own["epsilon"] for own in told["clients"].values())
+    assert f"**{epsilon(both)}** at delta 0.001" in text
+    other = run_tiny(out="other")
+    assert not (other.folder / "privacy.md").exists()
+    assert not other.of("privacy")
+    rows = [
+        RowResult(name, (CellResult(0, name, *summary_of(each.folder)),))
+        for name, each in (("private", run), ("plain", other))
+    ]
+    machine = {"cores": 1, "processor": "x", "jobs": 1}
+    table = tabulate(rows, name="t", machine=machine, different_data=True)
+    titles, cells = grid(table)
+    column = titles.index("epsilon")
+    assert [row[column][0] for row in cells] == [f"{run.summary['privacy']['epsilon']:.2f}", "-"]
+    shown = " ".join(notes(table))
+    assert "of one document at delta 0.001" in shown
+    assert "private: the noise was drawn from the run's seed: an experiment, and no protection" in shown
+    plain = tabulate(rows[1:], name="t", machine=machine)
+    assert "epsilon" not in grid(plain)[0]
+    assert "psilon" not in " ".join(notes(plain))
+
+
+@pytest.mark.parametrize("stops", [KeyboardInterrupt, ValueError])
+def test_a_run_that_stops_leaves_its_statement(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stops: type[BaseException]
+) -> None:
+    """With the turn that was under way, which has been spent."""
+    from fedstrata.engine.run import Run
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise stops
+
+    monkeypatch.setattr(Run, "_score", stop)
+    with pytest.raises(stops):
+        run_tiny(*PRIVATE)
+    (folder,) = [path.parent for path in tmp_path.rglob("record.jsonl")]
+    text = (folder / "privacy.md").read_text()
+    assert "has not finished all its rounds" in text
+    assert "| site-1 | 12 | 0.3333 | 1 | 4 |" in text
