@@ -1,16 +1,42 @@
-"""`fedstrata attack`: what a server could read back of what leaves the clients of a divided model."""
+"""`fedstrata attack`: what a server could learn of what leaves clients.
 
+`attack states` reads texts back of a divided model's hidden states; `attack membership` tells by updates who
+was trained on.
+"""
+
+import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperGroup
 
 from fedstrata.cli.options import Arguments, Debug, configuration, sort_arguments
+from fedstrata.cli.tables import new_table, say
 from fedstrata.core.errors import ConfigurationError, Problem
 
+USUAL = "states"
+"""The attack where none is named."""
 
-def attack(
+
+class Attacks(TyperGroup):
+    """Attacks by name; where none is named the usual one."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Puts the usual one's name where there is none."""
+        named = args and (args[0] in self.commands or args[0] == "--help")
+        return super().parse_args(ctx, args if named else [USUAL, *args])
+
+
+app = typer.Typer(
+    cls=Attacks, help="Try what a server could learn of clients: states (if none is named), membership."
+)
+
+
+@app.command()
+def states(
     arguments: Arguments = None,
     front: Annotated[str, typer.Option(help="Values of p, the blocks below the server's.")] = "0,1,2,3",
     noise: Annotated[str, typer.Option(help="Scales of the noise.")] = "0,0.02,0.1,0.5",
@@ -34,7 +60,7 @@ def attack(
 ) -> None:
     """Try to read clients' texts back from hidden states, as a server that colludes with one client could.
 
-    Example: fedstrata attack site.yaml --front 0,1,2 --noise 0,0.5
+    Example: fedstrata attack states site.yaml --front 0,1,2 --noise 0,0.5
     """
     file, overrides = sort_arguments(arguments or [])
 
@@ -63,6 +89,84 @@ def attack(
         table.add_row(*leakage.cells(attempt))
     console.print(table)
     console.print(f"leakage.json and leakage.md in {out}")
+
+
+@app.command()
+def membership(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RUN|CONFIG.yaml|KEY.PATH=VALUE",
+            help="A run's folder or a configuration, and settings that override it.",
+            show_default=False,
+        ),
+    ] = None,
+    canaries: Annotated[int, typer.Option(min=2, help="Made-up patients; half of them are left out.")] = 2000,
+    words: Annotated[int, typer.Option(min=1, help="Words of each.")] = 6,
+    client: Annotated[
+        list[str] | None, typer.Option(help="Whose patients they are; give it once for each. All if none.")
+    ] = None,
+    score: Annotated[
+        Literal["updates", "losses"],
+        typer.Option(help="What decides: all updates, or how far a canary's loss has fallen."),
+    ] = "updates",
+    raise_units: Annotated[
+        bool,
+        typer.Option(
+            "--raise-units",
+            help="Raise privacy.units and privacy.expected_batch by one factor, so that they hold canaries.",
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for membership.json and membership.md.")] = Path(
+        "membership"
+    ),
+    debug: Debug = False,
+) -> None:
+    """Tell who was trained on, as an honest but curious server could, and hold it against the claim.
+
+    The run is made anew in a scratch folder, with made-up patients in it; nothing of it is kept.
+
+    Example: fedstrata attack membership site.yaml --canaries 1000 --client site-1
+    """
+    file, overrides = sort_arguments(arguments or [])
+
+    from rich.console import Console  # noqa: PLC0415 - heavy
+
+    from fedstrata.auditing import telling  # noqa: PLC0415
+    from fedstrata.auditing.membership import Target, audit_membership  # noqa: PLC0415
+
+    console = Console(quiet=as_json)
+
+    def listen(event: str, facts: Mapping[str, Any]) -> None:
+        if event == "round":
+            say(console, f"round {facts['round']} is made and seen")
+
+    say(console, "preparing the data and the model ...")
+    target = Target(canaries, words, tuple(client or ()), score, raise_units)
+    found = audit_membership(configuration(_settings_of(file), overrides), target, listen)
+    telling.write_membership(found, out)
+    if as_json:
+        typer.echo(json.dumps(telling.facts_of(found), indent=2, allow_nan=False))
+        return
+    table = new_table("epsilon, by what leaves the clients", telling.COLUMNS)
+    for row in telling.rows_of(found):
+        table.add_row(*row)
+    console.print(table)
+    for line in telling.words_of(found):
+        say(console, line)
+    say(console, f"membership.json and membership.md in {out}")
+
+
+def _settings_of(file: Path | None) -> Path | None:
+    """Returns the configuration of a run, where its folder is named."""
+    from fedstrata.engine.run_folder import SETTINGS  # noqa: PLC0415 - heavy
+
+    if file is None or not file.is_dir():
+        return file
+    if not (file / SETTINGS).is_file():
+        raise ConfigurationError([Problem("", f"{file} holds no run: there is no {SETTINGS} in it")])
+    return file / SETTINGS
 
 
 def _numbers(option: str, text: str, *, whole: bool = False) -> list[float]:

@@ -52,12 +52,12 @@ app.command()(compare.compare)
 app.command()(predict.predict)
 app.command()(score.score)
 app.command()(export.export)
-app.command()(attack.attack)
 app.command()(serve.serve)
 app.command()(serve.join)
 app.command()(methods.methods)
 app.command()(report.report)
 app.command()(synth.synth)
+app.add_typer(attack.app, name="attack")
 app.add_typer(split.app, name="split")
 
 
