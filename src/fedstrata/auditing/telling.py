@@ -16,8 +16,17 @@ DECISIVE = "one_run_gaussian"
 """The bound that decides, named before any run."""
 BOUNDS = (DECISIVE, "one_run", "clopper_pearson")
 """The bounds, the one that decides first."""
-COLUMNS = ("score and bound", "epsilon at least", "had it never erred", "were the claim false", "found so")
-"""The columns of the table."""
+COLUMNS = (
+    "score",
+    "bound",
+    "epsilon\nat least",
+    "had it\nnever erred",
+    "were the\nclaim false",
+    "refuted\nthen",
+)
+"""The columns of the table: what was found, and the last two by the power."""
+TITLE = "epsilon, by what leaves the clients; the first row decides"
+"""The title of the table."""
 
 
 def facts_of(found: Membership) -> dict[str, Any]:
@@ -111,10 +120,9 @@ def rows_of(found: Membership) -> Iterator[tuple[str, ...]]:
     for name in sorted(found.audits, key=lambda each: each != found.score):
         for each in BOUNDS:
             bound: Bound = getattr(found.audits[name], each)
-            mark = " (decides)" if (name, each) == (found.score, DECISIVE) else ""
             expected = getattr(found.power, each) if found.power else None
             told = (f"{expected.median:.2f}", f"{100 * expected.found:.0f} %") if expected else (ABSENT,) * 2
-            yield f"{name}, {each}{mark}", f"{bound.epsilon:.2f}", f"{bound.most:.2f}", *told
+            yield name, each, f"{bound.epsilon:.2f}", f"{bound.most:.2f}", *told
 
 
 def write_membership(found: Membership, folder: Path) -> None:
@@ -131,10 +139,18 @@ def write_membership(found: Membership, folder: Path) -> None:
 
 def markdown(found: Membership) -> str:
     """Returns what was found as a page."""
-    table = ["| " + " | ".join(row) + " |" for row in (COLUMNS, *rows_of(found))]
-    table.insert(1, "|---|" + "---:|" * (len(COLUMNS) - 1))
+    headings = [heading.replace("\n", " ") for heading in COLUMNS]
+    table = ["| " + " | ".join(row) + " |" for row in (headings, *rows_of(found))]
+    table.insert(1, "|---|---|" + "---:|" * (len(COLUMNS) - 2))
     planned = (
         f"Guesses are planned for a claim of epsilon {REFERENCE.epsilon:g}." if not found.epsilon else ""
     )
     says = "".join(f"- {line}\n" for line in words_of(found))
-    return "# Membership audit\n\n" + says + "\n" + "\n".join(table) + "\n" + (planned and f"\n{planned}\n")
+    return (
+        "# Membership audit\n\n"
+        + says
+        + f"\n{TITLE}:\n\n"
+        + "\n".join(table)
+        + "\n"
+        + (planned and f"\n{planned}\n")
+    )

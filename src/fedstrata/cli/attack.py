@@ -4,11 +4,13 @@
 was trained on.
 """
 
+from __future__ import annotations
+
 import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
@@ -17,8 +19,30 @@ from fedstrata.cli.options import Arguments, Debug, configuration, sort_argument
 from fedstrata.cli.tables import new_table, say
 from fedstrata.core.errors import ConfigurationError, Problem
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedstrata.auditing.membership import Membership
+
 USUAL = "states"
 """The attack where none is named."""
+
+
+RunOrSettings = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="RUN|CONFIG.yaml|KEY.PATH=VALUE",
+        help="A run's folder or a configuration, and settings that override it.",
+        show_default=False,
+    ),
+]
+RaiseUnits = Annotated[
+    bool,
+    typer.Option(
+        "--raise-units",
+        help="Raise privacy.units and privacy.expected_batch by one factor, so that they hold canaries.",
+    ),
+]
 
 
 class Attacks(TyperGroup):
@@ -93,14 +117,7 @@ def states(
 
 @app.command()
 def membership(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="RUN|CONFIG.yaml|KEY.PATH=VALUE",
-            help="A run's folder or a configuration, and settings that override it.",
-            show_default=False,
-        ),
-    ] = None,
+    arguments: RunOrSettings = None,
     canaries: Annotated[int, typer.Option(min=2, help="Made-up patients; half of them are left out.")] = 2000,
     words: Annotated[int, typer.Option(min=1, help="Words of each.")] = 6,
     client: Annotated[
@@ -110,13 +127,7 @@ def membership(
         Literal["updates", "losses"],
         typer.Option(help="What decides: all updates, or how far a canary's loss has fallen."),
     ] = "updates",
-    raise_units: Annotated[
-        bool,
-        typer.Option(
-            "--raise-units",
-            help="Raise privacy.units and privacy.expected_batch by one factor, so that they hold canaries.",
-        ),
-    ] = False,
+    raise_units: RaiseUnits = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for membership.json and membership.md.")] = Path(
         "membership"
@@ -149,13 +160,20 @@ def membership(
     if as_json:
         typer.echo(json.dumps(telling.facts_of(found), indent=2, allow_nan=False))
         return
-    table = new_table("epsilon, by what leaves the clients", telling.COLUMNS)
+    _show(console, found)
+    say(console, f"membership.json and membership.md in {out}")
+
+
+def _show(console: Console, found: Membership) -> None:
+    """Prints what was found: a table, and what it proves."""
+    from fedstrata.auditing import telling  # noqa: PLC0415 - heavy
+
+    table = new_table(telling.TITLE, telling.COLUMNS, overflow="fold")
     for row in telling.rows_of(found):
         table.add_row(*row)
     console.print(table)
     for line in telling.words_of(found):
         say(console, line)
-    say(console, f"membership.json and membership.md in {out}")
 
 
 def _settings_of(file: Path | None) -> Path | None:
