@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from fedstrata.auditing.audit_report import bound_of
 from fedstrata.auditing.membership import Membership, Target, audit_membership
-from fedstrata.auditing.telling import bound_of
 from fedstrata.core.settings.source import read_source
 
 CANARIES = 600

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support import TINY, Call, RunTiny
 
-from fedstrata.auditing import telling
+from fedstrata.auditing import audit_report
 from fedstrata.auditing.membership import Membership, Target, audit_membership
 from fedstrata.core.errors import ConfigurationError, FedstrataError
 from fedstrata.core.settings.source import read_source
@@ -34,19 +34,19 @@ def audited(*overrides: str, canaries: int = 180, **target: Any) -> Membership:
 
 def test_who_is_trained_on_without_any_defence_is_found() -> None:
     found = audited("method={name: fedavg}", "training.epochs=5")
-    assert telling.bound_of(found).epsilon > 1.0
+    assert audit_report.bound_of(found).epsilon > 1.0
     assert (found.epsilon, found.power, found.unit) == (None, None, "")
     assert found.updates == 6
-    assert "claim: none" in "\n".join(telling.words_of(found))
+    assert "claim: none" in "\n".join(audit_report.words_of(found))
 
 
 def test_clipping_alone_hides_nobody_and_much_noise_everybody() -> None:
     sgd = "training={optimizer: sgd, learning_rate: 0.1}"
     clipped, hidden = audited(sgd, private(0.0)), audited(sgd, private(20.0))
-    assert telling.bound_of(clipped).epsilon > 1.0
+    assert audit_report.bound_of(clipped).epsilon > 1.0
     assert clipped.epsilon is None
     assert hidden.epsilon is not None
-    assert telling.bound_of(hidden).epsilon <= hidden.epsilon
+    assert audit_report.bound_of(hidden).epsilon <= hidden.epsilon
     assert hidden.decisive.claim.epsilon == hidden.epsilon
     assert hidden.power is not None
     assert hidden.power.epsilon == 2 * hidden.epsilon
@@ -72,7 +72,7 @@ def test_it_works_on(overrides: tuple[str, ...]) -> None:
 
 def test_an_audit_is_the_same_again_and_its_coins_another_with_another_seed() -> None:
     one, again, other = (audited(private(1.0), seed, canaries=30) for seed in ("seed=1", "seed=1", "seed=2"))
-    assert telling.rows_of(one) is not None
+    assert audit_report.rows_of(one) is not None
     assert one.scores["updates"].tolist() == again.scores["updates"].tolist()
     assert one.included.tolist() == again.included.tolist() != other.included.tolist()
 
@@ -144,7 +144,7 @@ def test_the_command_says_and_writes_what_was_found(call: Call, tmp_path: Path, 
 
 def test_a_claim_that_is_refuted_is_said_to_be_false(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the accountant had said too little."""
-    monkeypatch.setattr("fedstrata.auditing.watched.WatchedRun._claimed", lambda run: 0.1)
+    monkeypatch.setattr("fedstrata.auditing.observed_run.WatchedRun._claimed", lambda run: 0.1)
     found = audited("training={optimizer: sgd, learning_rate: 0.1}", private(0.01))
-    assert telling.facts_of(found)["refuted"]
-    assert "more than is claimed" in "\n".join(telling.words_of(found))
+    assert audit_report.facts_of(found)["refuted"]
+    assert "more than is claimed" in "\n".join(audit_report.words_of(found))

@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstrata.auditing.watched import watched_run
+from fedstrata.auditing.observed_run import watched_run
 from fedstrata.client.site import Site, units_of
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.settings.source import Source
@@ -142,7 +142,7 @@ def _unattackable(experiment: Experiment) -> list[Problem]:
         found += error.problems
     if any(method.divides(name) is not None for name in experiment.clients):
         message = f"{method.name} divides the model, and hidden states leave its clients; use: fedstrata "
-        found.append(Problem("method.name", f"{message}attack states"))
+        found.append(Problem("method.name", f"{message}attack hidden"))
     if experiment.privacy.mechanism == "central":
         message = "'central' protects clients as a whole, and canaries are patients of a client"
         found.append(Problem("privacy.mechanism", message))

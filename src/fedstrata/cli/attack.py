@@ -1,6 +1,6 @@
 """`fedstrata attack`: what a server could learn of what leaves clients.
 
-`attack states` reads texts back of a divided model's hidden states; `attack membership` tells by updates who
+`attack hidden` reads texts back of a divided model's hidden states; `attack membership` tells by updates who
 was trained on.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from fedstrata.auditing.membership import Membership
 
-USUAL = "states"
+USUAL = "hidden"
 """The attack where none is named."""
 
 
@@ -55,12 +55,12 @@ class Attacks(TyperGroup):
 
 
 app = typer.Typer(
-    cls=Attacks, help="Try what a server could learn of clients: states (if none is named), membership."
+    cls=Attacks, help="Try what a server could learn of clients: hidden (if none is named), membership."
 )
 
 
 @app.command()
-def states(
+def hidden(
     arguments: Arguments = None,
     front: Annotated[str, typer.Option(help="Values of p, the blocks below the server's.")] = "0,1,2,3",
     noise: Annotated[str, typer.Option(help="Scales of the noise.")] = "0,0.02,0.1,0.5",
@@ -84,7 +84,7 @@ def states(
 ) -> None:
     """Try to read clients' texts back from hidden states, as a server that colludes with one client could.
 
-    Example: fedstrata attack states site.yaml --front 0,1,2 --noise 0,0.5
+    Example: fedstrata attack hidden site.yaml --front 0,1,2 --noise 0,0.5
     """
     file, overrides = sort_arguments(arguments or [])
 
@@ -144,7 +144,7 @@ def membership(
 
     from rich.console import Console  # noqa: PLC0415 - heavy
 
-    from fedstrata.auditing import telling  # noqa: PLC0415
+    from fedstrata.auditing import audit_report  # noqa: PLC0415
     from fedstrata.auditing.membership import Target, audit_membership  # noqa: PLC0415
 
     console = Console(quiet=as_json)
@@ -156,9 +156,9 @@ def membership(
     say(console, "preparing the data and the model ...")
     target = Target(canaries, words, tuple(client or ()), score, raise_units)
     found = audit_membership(configuration(_settings_of(file), overrides), target, listen)
-    telling.write_membership(found, out)
+    audit_report.write_membership(found, out)
     if as_json:
-        typer.echo(json.dumps(telling.facts_of(found), indent=2, allow_nan=False))
+        typer.echo(json.dumps(audit_report.facts_of(found), indent=2, allow_nan=False))
         return
     _show(console, found)
     say(console, f"membership.json and membership.md in {out}")
@@ -166,13 +166,13 @@ def membership(
 
 def _show(console: Console, found: Membership) -> None:
     """Prints what was found: a table, and what it proves."""
-    from fedstrata.auditing import telling  # noqa: PLC0415 - heavy
+    from fedstrata.auditing import audit_report  # noqa: PLC0415 - heavy
 
-    table = new_table(telling.TITLE, telling.COLUMNS, overflow="fold")
-    for row in telling.rows_of(found):
+    table = new_table(audit_report.TITLE, audit_report.COLUMNS, overflow="fold")
+    for row in audit_report.rows_of(found):
         table.add_row(*row)
     console.print(table)
-    for line in telling.words_of(found):
+    for line in audit_report.words_of(found):
         say(console, line)
 
 
