@@ -6,8 +6,8 @@ batch, so that nothing of the mechanism depends on the data.
 
 A unit's gradient is that of the mean loss over at most so many of its rows. It is made by the model's own
 backward pass, one unit after the other, and nothing is hooked: right for every architecture, tied weights,
-checkpointing, skipped blocks and stored states. Where every unit of a step has a single row, and all that
-trains belongs to plain layers, those of several units are made at once by the hooks of Opacus.
+checkpointing, skipped blocks and stored states. Where all that trains belongs to plain layers, the gradients of
+units that have a single row are made several at once, by the formulas of Opacus.
 """
 
 from __future__ import annotations
@@ -132,13 +132,13 @@ class UnitGradients:
             The loss, and its number of terms. Neither may leave the client.
         """
         passes = _Passes(client, parameters, self.privacy.settings.clip, feed, leave_out, tally)
-        rows = 0 if self._by_unit else rows_at_a_time(parameters)
-        single = all(sum(len(example.windows) for example in unit) == 1 for unit in drawn)
-        if rows > 1 and single and hookable(client.model.module, parameters):
-            self._by_unit = not passes.rows(drawn, rows)
-        else:
-            passes.units(drawn)
         self.drawn += len(drawn)
+        rows = 0 if self._by_unit else rows_at_a_time(parameters)
+        single = [unit for unit in drawn if _is_row(unit)]
+        if rows > 1 and len(single) > 1 and hookable(client.model.module, parameters):
+            self._by_unit = not passes.rows(single, rows)
+            drawn = [unit for unit in drawn if not _is_row(unit)]
+        passes.units(drawn)
         self.clipped += passes.clipped
         self._leave(parameters, passes.sums)
         if client.rank is not None:
@@ -158,6 +158,11 @@ class UnitGradients:
                     noised.add_(noise, alpha=deviation)
                 piece.copy_(noised.div_(self.expected_batch))
             parameter.grad = own.to(parameter.dtype)
+
+
+def _is_row(unit: Sequence[Any]) -> bool:
+    """Whether a unit is a single row of a batch."""
+    return sum(len(example.windows) for example in unit) == 1
 
 
 def _silence(model: Model, rank: int) -> None:
