@@ -6,8 +6,8 @@ batch, so that nothing of the mechanism depends on the data.
 
 A unit's gradient is that of the mean loss over at most so many of its rows. It is made by the model's own
 backward pass, one unit after the other, and nothing is hooked: right for every architecture, tied weights,
-checkpointing, skipped blocks and stored states. Where all that trains belongs to plain layers, the gradients of
-units that have a single row are made several at once, by the formulas of Opacus.
+checkpointing, skipped blocks and stored states. Where all that trains belongs to plain layers, the gradients
+of units that have a single row are made several at once, by the formulas of Opacus.
 """
 
 from __future__ import annotations
