@@ -21,8 +21,9 @@ from fedstrata.engine.prepare import Experiment, prepare
 from fedstrata.engine.run_folder import open_run
 from fedstrata.methods import METHODS
 from fedstrata.planning.estimate import Estimate
+from fedstrata.planning.measurements import Rehearsed, RoundCost, Timed, Turn
 from fedstrata.planning.plan import RunPlan, make_plan
-from fedstrata.planning.rehearsal import Rehearsed, RoundCost, Timed, Turn, rehearse
+from fedstrata.planning.rehearsal import rehearse
 from fedstrata.planning.survey import padded_tokens, survey
 
 SMALL = (*TINY, "data.synthetic.notes=12", "task.max_length=32")

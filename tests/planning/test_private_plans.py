@@ -14,9 +14,10 @@ from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
 from fedstrata.engine.prepare import Experiment, prepare
 from fedstrata.planning.estimate import Estimate
+from fedstrata.planning.measurements import Rehearsed, RoundCost, Timed, Turn
 from fedstrata.planning.plan import RunPlan, make_plan
 from fedstrata.planning.privacy import HOPELESS, noise_ratio
-from fedstrata.planning.rehearsal import PRIVATE_STEPS, Rehearsed, RoundCost, Timed, Turn, rehearse
+from fedstrata.planning.rehearsal import PRIVATE_STEPS, rehearse
 from fedstrata.planning.survey import survey
 from fedstrata.privacy.accounting import Mechanism, epsilon_of
 from fedstrata.privacy.groups import epsilon_of_group

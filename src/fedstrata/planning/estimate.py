@@ -22,7 +22,7 @@ from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.sampling import sample
 from fedstrata.engine.scoring import due_for_scoring, scores_everywhere
 from fedstrata.engine.sites import drop_outs, sites_of
-from fedstrata.planning.rehearsal import Rehearsed, Turn
+from fedstrata.planning.measurements import Rehearsed, Turn
 from fedstrata.planning.survey import Survey, Workload
 
 COMMUNICATION = (
