@@ -93,8 +93,9 @@ class Bench:
             "data.synthetic.notes_per_patient=4",
             "data.split.by=patient",
             "data.types=[problem, test, treatment, drug]",
-            "task={name: ner, types: [problem, test, treatment, drug], stride: 16}",
+            "task={name: ner, types: [problem, test, treatment, drug]}",
             f"task.max_length={options.tokens}",
+            f"task.stride={min(16, options.tokens // 4)}",
             f"privacy={privacy}",
         ]
 

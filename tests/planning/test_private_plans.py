@@ -60,8 +60,8 @@ def test_a_private_run_is_planned_as_it_then_runs(run_tiny: RunTiny, overrides: 
     plan, run = plan_private(*overrides), run_tiny(*PRIVATE, *overrides)
     measured, privacy = run.summary["communication"], plan.privacy
     assert privacy is not None
-    if measured["bytes_up"] is not None:  # no loss travels, so there are no digits to be off by
-        assert plan.communication["bytes_up"] == measured["bytes_up"]
+    if measured["bytes_up"] is not None:  # no loss travels, but a weight, of maybe fewer digits
+        assert plan.communication["bytes_up"] == pytest.approx(measured["bytes_up"], rel=1e-4)
         assert plan.communication["bytes_down"] == measured["bytes_down"]
     assert privacy.sigma == run.summary["privacy"]["sigma"]
     spent = {name: own.epsilon for name, own in privacy.clients.items()}

@@ -182,7 +182,9 @@ class Workplace:
         run = handle or getattr(self.method, order.handler)
         waited = getattr(line, "waited", 0.0)
         started, seconds = time.perf_counter(), 0.0
-        release, store = self._release(order), self.store(order.client, order.round)
+        # What scores and keeps nothing trains nothing, and has its own rule of what it tells.
+        release = self._release(order) if handle is None else None
+        store = self.store(order.client, order.round)
         try:
             examples = Examples(site)
             client = self._client(order, site, examples, line, self._private(site, examples, rng, release))
