@@ -44,10 +44,13 @@ def experiment_of(*overrides: str) -> Experiment:
     [
         (),
         ("method={name: fedavg}", "privacy.noise=seeded"),
-        (
-            "privacy.unit=window",
-            "privacy.units={site-1: 99, site-2: 99, site-3: 99}",
-            "federation.sample=0.67",
+        pytest.param(
+            (
+                "privacy.unit=window",
+                "privacy.units={site-1: 99, site-2: 99, site-3: 99}",
+                "federation.sample=0.67",
+            ),
+            marks=pytest.mark.slow,
         ),
         pytest.param(("method={name: local_only}",), marks=pytest.mark.slow),
         pytest.param(("method={name: centralized}",), marks=pytest.mark.slow),
@@ -160,6 +163,7 @@ def test_noise_is_hopeless_where_the_design_has_it(
     assert {count: noise_ratio(noise, count, steps) > HOPELESS for count in hopeless} == hopeless
 
 
+@pytest.mark.slow
 def test_hopeless_noise_is_warned_of_and_little_noise_is_not() -> None:
     little = "privacy={mechanism: local, unit: document, units: {site-1: 12, site-2: 12, site-3: 12}, "
     little += "sigma: 0.01, delta: 0.001, expected_batch: 4, steps: 3}"
