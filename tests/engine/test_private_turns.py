@@ -13,7 +13,6 @@ from support import TINY, RunTiny
 
 from fedstrata.client import turn
 from fedstrata.client.releases import Release, turns_begun
-from fedstrata.client.site import units_of
 from fedstrata.client.store import ClientStore
 from fedstrata.client.turn import Done, Order
 from fedstrata.core.documents import Document
@@ -21,6 +20,7 @@ from fedstrata.core.errors import BudgetSpentError, ConfigurationError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Plan, Update
+from fedstrata.data.split import units_of
 from fedstrata.engine.local import LocalEngine
 from fedstrata.engine.prepare import prepare
 from fedstrata.privacy import randomness

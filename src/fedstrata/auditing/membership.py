@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstrata.auditing.observed_run import watched_run
-from fedstrata.client.site import Site, units_of
+from fedstrata.client.site import Site
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.settings.source import Source
+from fedstrata.data.split import units_of
 from fedstrata.engine.prepare import Experiment, prepare
 from fedstrata.engine.privacy import privacy_of
 from fedstrata.engine.sites import sites_of

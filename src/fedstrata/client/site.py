@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,7 +11,7 @@ from fedstrata.core.documents import Document
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.federation import DATA_CORRUPTIONS, CorruptSettings
 from fedstrata.core.task import Task
-from fedstrata.data.split import Split
+from fedstrata.data.split import Split, units_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +25,6 @@ class Corruption:
 
     settings: CorruptSettings
     rng: Seed
-
-
-def units_of(documents: Iterable[Document], unit: str) -> dict[tuple[str, str], list[Document]]:
-    """Returns the documents of every unit of differential privacy, by their site and its name.
-
-    Args:
-        documents: Documents; if patients are the units each names one, who is another one at another site.
-        unit: `patient` or `document`.
-    """
-    units: dict[tuple[str, str], list[Document]] = defaultdict(list)
-    for document in documents:
-        name = document.patient if unit == "patient" else document.id
-        units[document.site, name].append(document)
-    return units
 
 
 @dataclass

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +186,8 @@ class Workplace:
         store = self.store(order.client, order.round)
         try:
             examples = Examples(site)
-            client = self._client(order, site, examples, line, self._private(site, examples, rng, release))
+            private = self._private(site, examples, rng, release)
+            client = self._client(order, site, examples, line, private)
             started = time.perf_counter()
             try:
                 before = release.finished(store) if release else None
@@ -202,11 +202,11 @@ class Workplace:
             sound = learnt and client.corruption is None
             scores = self.score(order.scored) if order.scored and sound else None
             clipped = None
-            if release is not None and isinstance(client.privacy, UnitGradients):
+            if release is not None and private is not None:
                 told = update.values.keys() & set(self.method.told_privately)  # nothing else may leave
                 update = replace(update, values={name: update.values[name] for name in sorted(told)})
                 release.finish(update, store)
-                clipped = client.privacy.clipped_share
+                clipped = private.clipped_share
             sent = frame.encode(update)
             took = time.perf_counter() - ended
             return Done(sent, seconds, numbers * learnt, client.work, scores, took, clipped)
@@ -270,8 +270,7 @@ class Workplace:
         if release is None:
             return None
         drawn = randomness_of(self.privacy.settings, rng.child("privacy"))
-        units_of = partial(getattr, examples, "units")
-        return UnitGradients(self.privacy, site.declared, drawn, units_of, release.begin)
+        return UnitGradients(self.privacy, site.declared, drawn, lambda: examples.units, release.begin)
 
     def _validate(self, site: Site, work: Work | None) -> float | None:
         """Scores the model as it is on a client's validation documents; more is better.

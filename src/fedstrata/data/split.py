@@ -177,12 +177,25 @@ def _divide(
     return parts
 
 
-def _units(documents: Sequence[Document], by: str) -> dict[str, dict[str, list[Document]]]:
-    """Returns for each site what must stay together: the documents of a patient, or each by itself."""
-    sites: dict[str, dict[str, list[Document]]] = defaultdict(lambda: defaultdict(list))
+def units_of(documents: Iterable[Document], by: str) -> dict[tuple[str, str], list[Document]]:
+    """Returns what stays together, by its site and its name: in a split, and as a unit of privacy.
+
+    Args:
+        documents: Documents; a patient of one site is another one than that of another.
+        by: `patient` or `auto`, where a document that names no patient stands for itself; or `document`.
+    """
+    units: dict[tuple[str, str], list[Document]] = defaultdict(list)
     for document in documents:
         patient = document.patient if by != "document" else ""
-        sites[document.site][patient or document.id].append(document)
+        units[document.site, patient or document.id].append(document)
+    return units
+
+
+def _units(documents: Sequence[Document], by: str) -> dict[str, dict[str, list[Document]]]:
+    """Returns for each site what must stay together."""
+    sites: dict[str, dict[str, list[Document]]] = defaultdict(dict)
+    for (site, name), own in units_of(documents, by).items():
+        sites[site][name] = own
     return sites
 
 

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from fedstrata.client.site import units_of
 from fedstrata.core.errors import Problem
 from fedstrata.core.method import Method
 from fedstrata.core.seeding import Seed
@@ -11,7 +10,7 @@ from fedstrata.core.settings.model import TrainedTokenizer
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.training import TrainingSettings
 from fedstrata.core.task import Task
-from fedstrata.data.split import Split
+from fedstrata.data.split import Split, units_of
 from fedstrata.engine.sampling import sample
 from fedstrata.privacy.mechanism import EVERYBODY, NO_PRIVACY, Privacy, solved
 
