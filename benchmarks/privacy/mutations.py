@@ -360,7 +360,7 @@ MUTANTS = [
     ),
     Mutant(
         "a patient's documents are units of their own",
-        [("client/site.py", 'document.patient if unit == "patient" else document.id', "document.id")],
+        [("data/split.py", "patient or document.id", "document.id")],
         [f"{OF_TURNS}::test_a_patient_has_all_of_her_documents"],
     ),
     Mutant(
