@@ -210,7 +210,10 @@ def test_stored_states_change_nothing(tmp_path: Any) -> None:
 def test_the_server_does_not_know_what_is_dropped(dropout: str, secure: bool, same: bool) -> None:
     """It knows the run's seed; of masks that it knew, one unit's would be the next one's without it."""
     bert = MODELS["bert"].replace("}", ", hidden_dropout_prob: 0.5}")
-    own = private_client("method={name: fedavg}", bert, "privacy.expected_batch=8", "training.optimizer=sgd")
+    # Every row is a unit of its own and in every step, so that nothing but what is dropped is drawn.
+    rows = ("privacy.unit=window", "privacy.units={site-1: 99, site-2: 99, site-3: 99}")
+    sgd = ("privacy.expected_batch=99", "training.optimizer=sgd")
+    own = private_client("method={name: fedavg}", bert, *rows, *sgd)
     model = own.experiment.model
     trained = []
     for _ in range(2):
