@@ -317,6 +317,7 @@ def test_the_record_can_be_read_by_anybody(run_tiny: RunTiny) -> None:
     assert set(facts["clients"]) == {"site-1", "site-2", "site-3"}
 
 
+@pytest.mark.slow
 def test_a_server_hears_of_a_private_client_what_it_declares(
     tmp_path: Path, clients: Clients, run_tiny: RunTiny
 ) -> None:

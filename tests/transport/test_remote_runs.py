@@ -119,7 +119,7 @@ def test_connections_that_are_cut_lose_nothing_and_repeat_nothing(run_tiny: RunT
     ("mode", "accumulation", "at"),
     [
         pytest.param("sequential", 2, 1, marks=pytest.mark.slow),
-        ("client_batch", 1, SECOND),
+        pytest.param("client_batch", 1, SECOND, marks=pytest.mark.slow),
         pytest.param("hierarchical", 1, SECOND, marks=pytest.mark.slow),
     ],
     ids=str,

@@ -316,6 +316,7 @@ def test_the_model_of_a_served_run_is_put_together_from_what_it_began_with_and_w
         open_result(run.folder)
 
 
+@pytest.mark.slow
 def test_too_little_memory_for_keys_and_values_costs_scores_and_names_the_option(serve: Serve) -> None:
     task = "task={name: extract, templates: short, max_length: 320, tasks: [ner], mentions: [problem, test]}"
     server = serve("method={name: fl_llama}", task, *ONE_ROUND, "federation.min_clients=1")
