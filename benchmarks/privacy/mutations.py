@@ -107,11 +107,27 @@ MUTANTS = [
         [
             (
                 ROWS,
-                "found: Tensor = torch.stack([lengths(own, 1) for _, own in there]).norm(dim=0) * scales",
-                "found: Tensor = torch.stack([lengths(own, 1) for _, own in there]).amax(dim=0) * scales",
+                "found: Tensor = torch.stack([_lengths(own) for _, own in there]).norm(dim=0) * scales",
+                "found: Tensor = torch.stack([_lengths(own) for _, own in there]).amax(dim=0) * scales",
             )
         ],
         [f"{OF_CLIPPING}::test_rows_at_once_are_the_rows_one_by_one"],
+    ),
+    Mutant(
+        "embeddings are not clipped with the rest of a row",
+        [
+            (
+                ROWS,
+                "index_add_(0, gradients.rows, squares).sqrt()",
+                "index_add_(0, gradients.rows, squares * 0).sqrt()",
+            )
+        ],
+        [f"{OF_CLIPPING}::test_rows_at_once_are_the_rows_one_by_one"],
+    ),
+    Mutant(
+        "an embedding within the blocks has its rows",
+        [(ROWS, "_is_plain_embedding(layer) and id(layer.weight) in below", "_is_plain_embedding(layer)")],
+        [f"{OF_CLIPPING}::test_embeddings_have_rows_below_the_blocks_alone"],
     ),
     Mutant(
         "rows not clipped at all",
@@ -273,7 +289,13 @@ MUTANTS = [
     ),
     Mutant(
         "a row that is not finite is in the sum",
-        [(ROWS, "finite = found.isfinite()", "finite = torch.ones_like(found, dtype=torch.bool)")],
+        [
+            (
+                ROWS,
+                "torch.where(found.isfinite(), factors, 0.0)",
+                "torch.where(found.isfinite(), factors, 1.0)",
+            )
+        ],
         [f"{OF_CLIPPING}::test_a_row_that_is_not_finite_counts_as_zero_at_once_too"],
     ),
     Mutant(

@@ -122,7 +122,7 @@ class Bench:
 
     def loop_of_ones(self) -> None:
         """The same one after the other."""
-        with patch("fedstrata.privacy.clipping.hookable", lambda *_: False):
+        with patch("fedstrata.privacy.clipping.rows_together", lambda *_: 1):
             self.hooks()
 
     def noise(self) -> None:

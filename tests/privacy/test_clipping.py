@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -17,6 +18,7 @@ from fedstrata.core.seeding import Seed
 from fedstrata.models.prefix import skippable_blocks
 from fedstrata.policies.dropout import LayerDropout
 from fedstrata.privacy.randomness import SecureRandomness, SeededRandomness
+from fedstrata.privacy.row_gradients import rows_together
 from fedstrata.train.local import fit
 
 MODELS = {
@@ -105,15 +107,35 @@ def test_rows_at_once_are_the_rows_one_by_one(
     own = kept(f"method={method}", MODELS[model])
     rows = [[example] for unit in own.units for example in unit][:7]
     at_once = own.sum_over(rows, clip)
-    monkeypatch.setattr("fedstrata.privacy.clipping.hookable", lambda *_: False)
+    monkeypatch.setattr("fedstrata.privacy.clipping.rows_together", lambda *_: 1)
     one_by_one = own.sum_over(rows, clip)
     difference = norm_of([one - other for one, other in zip(at_once, one_by_one, strict=True)])
     assert difference <= 1e-5 * norm_of(one_by_one)
 
 
-def test_the_hooks_are_taken_where_they_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_embeddings_have_rows_below_the_blocks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within a block one may be called with what is no row, such as distances between tokens."""
+    own = kept("method={name: fedavg}", MODELS["llama"])
+    model, parameters = own.experiment.model, own.parameters()
+    assert rows_together(model, parameters) > 1
+    monkeypatch.setattr(model, "layout", replace(model.layout, embedding=()))
+    assert rows_together(model, parameters) == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "method"),
+    [
+        ("llama", "{name: layer_skipping, top: 2}"),
+        ("llama", "{name: fedavg}"),
+        ("bert", "{name: fedavg}"),
+        ("gpt2", "{name: fedavg}"),
+    ],
+)
+def test_the_hooks_are_taken_where_they_are_right(
+    model: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     passes: list[int] = []
-    own = kept("method={name: layer_skipping, top: 2}", MODELS["llama"])
+    own = kept(f"method={method}", MODELS[model])
     loss = type(own.client.task).loss
     monkeypatch.setattr(
         type(own.client.task),

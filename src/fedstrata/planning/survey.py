@@ -22,7 +22,7 @@ from fedstrata.engine.scoring import scores_everywhere
 from fedstrata.engine.sites import sites_of
 from fedstrata.privacy.clipping import UnitGradients
 from fedstrata.privacy.randomness import SeededRandomness
-from fedstrata.privacy.row_gradients import hookable, rows_at_a_time
+from fedstrata.privacy.row_gradients import rows_together
 from fedstrata.train.batches import loader
 from fedstrata.train.evaluate import batches_by_length, encoded_groups
 
@@ -243,10 +243,9 @@ def _rows_at_a_time(experiment: Experiment) -> int:
     model = experiment.model
     trainable = experiment.method.trainable(model.layout)
     model.train_only(trainable)
-    parameters = model.parameters(trainable)
-    together = rows_at_a_time(parameters) if hookable(model.module, parameters) else 1
+    together = rows_together(model, model.parameters(trainable))
     model.train_only(())
-    return max(1, together)
+    return together
 
 
 def _until_second_step(batches: int, experiment: Experiment) -> int:

@@ -31,10 +31,9 @@ from fedstrata.privacy.randomness import Randomness
 from fedstrata.privacy.row_gradients import (
     SHORTEST,
     add_clipped_rows,
-    hookable,
     lengths,
     row_hooks,
-    rows_at_a_time,
+    rows_together,
 )
 from fedstrata.privacy.sampling import drawn_windows, poisson
 from fedstrata.train.local import go_through
@@ -133,9 +132,9 @@ class UnitGradients:
         """
         passes = _Passes(client, parameters, self.privacy.settings.clip, feed, leave_out, tally)
         self.drawn += len(drawn)
-        rows = 0 if self._by_unit else rows_at_a_time(parameters)
-        single = [unit for unit in drawn if _is_row(unit)]
-        if rows > 1 and len(single) > 1 and hookable(client.model.module, parameters):
+        single = [] if self._by_unit else [unit for unit in drawn if _is_row(unit)]
+        rows = rows_together(client.model, parameters) if len(single) > 1 else 1
+        if rows > 1:
             self._by_unit = not passes.rows(single, rows)
             drawn = [unit for unit in drawn if not _is_row(unit)]
         passes.units(drawn)
@@ -227,8 +226,9 @@ class _Passes:
             for start in range(0, len(units), most):
                 batch = task.collate([example for unit in units[start : start + most] for example in unit])
                 terms = task.terms(batch)
+                hooks.rows = len(terms)
                 loss, count = go_through(self._client, batch, *self._told)
-                gradients = hooks.take(len(terms))
+                gradients = hooks.take()
                 if gradients is None:
                     break
                 self._count(float(loss), float(count))

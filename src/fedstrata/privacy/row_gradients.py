@@ -1,18 +1,21 @@
 """The gradient of every row of a batch at once, by the formulas of Opacus, where they are known to be right.
 
 They are for plain layers that run once in a forward pass, each row by itself. Where something else trains
-(embeddings, DoRA's magnitudes), a layer is used twice (DeBERTa's shared keys, tied weights) or runs again in
-the backward pass (checkpointing), the caller takes one row after the other instead.
+(DoRA's magnitudes), a layer is used twice (DeBERTa's shared keys, tied weights) or runs again in the backward
+pass (checkpointing), the caller takes one row after the other instead.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
+
+from fedstrata.core.model import Model
 
 BYTES_AT_A_TIME = 2**28
 """Gradients of single rows that are there at a time: 256 MiB."""
@@ -24,21 +27,63 @@ STRETCH = 2**12
 """Numbers whose norm float32 has to 1e-7."""
 
 
+@dataclass(frozen=True, slots=True)
+class TokenGradients:
+    """The gradient of an embedding of every row, of the tokens alone that the row has.
+
+    Attributes:
+        count: How many rows there are, which is its length.
+        rows: The row of each pair of a row and a token of it, (pairs,).
+        tokens: The token, (pairs,).
+        values: The gradient of the token's vector, (pairs, width).
+    """
+
+    count: int
+    rows: Tensor
+    tokens: Tensor
+    values: Tensor
+
+    def __len__(self) -> int:
+        return self.count
+
+    def dense(self, parameter: Parameter) -> Tensor:
+        """Returns it with all tokens, (rows, tokens, width)."""
+        whole = self.values.new_zeros(self.count, *parameter.shape)
+        whole[self.rows, self.tokens] = self.values
+        return whole
+
+
 def rows_at_a_time(parameters: Sequence[Parameter]) -> int:
     """Returns of how many rows the gradients may be there at a time; below 2 nothing is gained."""
     return BYTES_AT_A_TIME // (4 * max(1, sum(parameter.numel() for parameter in parameters)))
 
 
-def hookable(module: nn.Module, parameters: Sequence[Parameter]) -> bool:
+def rows_together(model: Model, parameters: Sequence[Parameter]) -> int:
+    """Returns how many rows share a pass by the hooks; 1 where each needs its own. See `hookable`."""
+    if not hookable(model, parameters):
+        return 1
+    few = {id(layer.weight) for layer in _owners(model.module) if isinstance(layer, nn.Embedding)}
+    return max(1, rows_at_a_time([own for own in parameters if id(own) not in few]))
+
+
+def hookable(model: Model, parameters: Sequence[Parameter]) -> bool:
     """Returns whether all that trains belongs to plain layers, each parameter to one of them.
 
+    An embedding is plain below the blocks, where it is called with the tokens of each row.
+
     Args:
-        module: The model, of which nothing else requires a gradient.
+        model: The model, of which nothing else requires a gradient.
         parameters: What trains.
     """
-    owners = _owners(module)
+    owners = _owners(model.module)
     owned = [id(own) for layer in owners for own in layer.parameters(recurse=False) if own.requires_grad]
-    plain = all(_is_plain(layer) for layer in owners)
+    below = {id(own) for own in model.parameters(model.layout.embedding)}
+    plain = all(
+        _is_plain_embedding(layer) and id(layer.weight) in below
+        if isinstance(layer, nn.Embedding)
+        else _is_plain(layer)
+        for layer in owners
+    )
     return plain and len(owned) == len(set(owned)) and set(owned) == {id(own) for own in parameters}
 
 
@@ -53,6 +98,12 @@ def _is_plain(layer: nn.Module) -> bool:
     is_norm = all(own.ndim == 1 for own in layer.parameters(recurse=False))
     bare = not list(layer.children()) and not list(layer.buffers())
     return bare and (_is_linear(layer) or (is_norm and type(layer).__name__.endswith("Norm")))
+
+
+def _is_plain_embedding(layer: nn.Embedding) -> bool:
+    """Whether it looks up what it is called with; some of those derived from it make positions of it."""
+    bare = type(layer) is nn.Embedding
+    return bare and not (layer.sparse or layer.scale_grad_by_freq or layer.max_norm is not None)
 
 
 def _is_linear(layer: nn.Module) -> bool:
@@ -81,6 +132,26 @@ def linear(layer: nn.Module, given: Sequence[Tensor], gradient: Tensor) -> dict[
     return found
 
 
+def embedding(
+    layer: nn.Embedding, given: Sequence[Tensor], gradient: Tensor
+) -> dict[Parameter, TokenGradients]:
+    """Returns the gradients of an embedding of every row; Opacus' own has all tokens of the vocabulary.
+
+    Args:
+        layer: The layer.
+        given: What it was called with: tokens, (rows, length).
+        gradient: That of what it returned, (rows, length, width).
+    """
+    (tokens,), known = given, layer.num_embeddings
+    used = tokens != (-1 if layer.padding_idx is None else layer.padding_idx)
+    of_rows = tokens + known * torch.arange(len(tokens), device=tokens.device)[:, None]
+    pairs, which = torch.unique(of_rows[used], return_inverse=True)
+    values = gradient.new_zeros(len(pairs), gradient.shape[-1], dtype=torch.float32)
+    values.index_add_(0, which, gradient[used].float())
+    (weight,) = layer.parameters()
+    return {weight: TokenGradients(len(tokens), pairs // known, pairs % known, values)}
+
+
 def lengths(gradients: Tensor, kept: int) -> Tensor:
     """Returns L2 norms over all dimensions but the first so many, (first dimensions,) float64.
 
@@ -95,6 +166,9 @@ def lengths(gradients: Tensor, kept: int) -> Tensor:
     return norms
 
 
+Gradients = Tensor | TokenGradients
+
+
 class RowHooks:
     """The hooks of a model; made by `row_hooks`.
 
@@ -105,21 +179,26 @@ class RowHooks:
     Args:
         layers: The layers that have what trains.
         parameters: What trains.
+
+    Attributes:
+        rows: How many rows the next batch has.
     """
 
     def __init__(self, layers: Sequence[nn.Module], parameters: Sequence[Parameter]) -> None:
         from opacus.grad_sample import GradSampleModule  # noqa: PLC0415 - an extra
         from opacus.grad_sample.functorch import ft_compute_per_sample_gradient, prepare_layer  # noqa: PLC0415
 
+        self.rows = 0
         self._parameters = parameters
         self._runs: Counter[nn.Module] = Counter()
-        self._found: dict[Parameter, Tensor] = {}
+        self._found: dict[Parameter, Gradients] = {}
         self._own = {
             layer: [own for own in layer.parameters(recurse=False) if own.requires_grad] for layer in layers
         }
         samplers = GradSampleModule.GRAD_SAMPLERS | dict.fromkeys(
             map(type, filter(_is_linear, layers)), linear
         )
+        samplers[nn.Embedding] = embedding
         self._sampler = {layer: samplers.get(type(layer), ft_compute_per_sample_gradient) for layer in layers}
         self._prepared = [layer for layer in layers if type(layer) not in samplers]
         for layer in self._prepared:  # before it has hooks: it is copied with them
@@ -133,10 +212,13 @@ class RowHooks:
             )
         ]
 
-    def _enter(self, layer: nn.Module, given: object) -> None:
+    def _enter(self, layer: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         self._runs[layer] += 1
         for parameter in self._own[layer]:
             parameter.requires_grad_(False)
+        if isinstance(layer, nn.Embedding) and len(given[0]) == 1:  # positions, the same for all rows
+            return (given[0].expand(self.rows, -1),)
+        return None
 
     def _leave(self, layer: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
         for parameter in self._own[layer]:
@@ -151,11 +233,8 @@ class RowHooks:
         with torch.no_grad():
             self._found |= self._sampler[layer](layer, [given], gradient.detach())
 
-    def take(self, rows: int) -> list[Tensor | None] | None:
+    def take(self) -> list[Gradients | None] | None:
         """Returns each parameter's gradient of every row, (rows, ...), and forgets it.
-
-        Args:
-            rows: How many rows the batch has.
 
         Returns:
             None in place of a gradient where a layer did not run; none at all where the hooks may be wrong: a
@@ -165,7 +244,7 @@ class RowHooks:
         once = all(count == 1 for count in self._runs.values())
         nowhere_else = all(parameter.grad is None for parameter in self._parameters)
         taken = [self._found.get(parameter) for parameter in self._parameters]
-        by_row = all(len(own) == rows for own in taken if own is not None)
+        by_row = all(len(own) == self.rows for own in taken if own is not None)
         self._runs.clear()
         self._found.clear()
         return taken if once and nowhere_else and by_row else None
@@ -195,9 +274,29 @@ def row_hooks(module: nn.Module, parameters: Sequence[Parameter]) -> Iterator[Ro
         hooks.remove()
 
 
+def _lengths(gradients: Gradients) -> Tensor:
+    """Returns the L2 norms of a parameter's gradient of every row, (rows,) float64."""
+    if isinstance(gradients, Tensor):
+        return lengths(gradients, 1)
+    squares = lengths(gradients.values, 1).square()
+    return squares.new_zeros(len(gradients)).index_add_(0, gradients.rows, squares).sqrt()
+
+
+def _add(total: Tensor, gradients: Gradients, factors: Tensor) -> None:
+    """Adds the gradients of rows, each times a factor, to a sum; nothing of those whose factor is 0."""
+    used = factors != 0
+    if isinstance(gradients, Tensor):
+        usable = gradients if bool(used.all()) else gradients[used]
+        total.add_(torch.tensordot(factors[used], usable.float(), dims=1))
+        return
+    here = used[gradients.rows]
+    values = gradients.values[here] * factors[gradients.rows[here], None]
+    total.index_add_(0, gradients.tokens[here], values)
+
+
 @torch.no_grad()
 def add_clipped_rows(
-    sums: Sequence[Tensor], gradients: Sequence[Tensor | None], scales: Tensor, clip: float
+    sums: Sequence[Tensor], gradients: Sequence[Gradients | None], scales: Tensor, clip: float
 ) -> Tensor:
     """Adds the gradients of rows, each clipped to a norm, to sums.
 
@@ -211,10 +310,9 @@ def add_clipped_rows(
         How long they were, (rows,) float64; a row of which that is not finite was left out.
     """
     there = [(total, own) for total, own in zip(sums, gradients, strict=True) if own is not None]
-    found: Tensor = torch.stack([lengths(own, 1) for _, own in there]).norm(dim=0) * scales
-    finite = found.isfinite()
-    factors = (scales * (clip / found.clamp(min=SHORTEST)).clamp(max=1.0))[finite].float()
+    found: Tensor = torch.stack([_lengths(own) for _, own in there]).norm(dim=0) * scales
+    factors = scales * (clip / found.clamp(min=SHORTEST)).clamp(max=1.0)
+    factors = torch.where(found.isfinite(), factors, 0.0).float()
     for total, own in there:
-        usable = own if bool(finite.all()) else own[finite]
-        total.add_(torch.tensordot(factors, usable.float(), dims=1))
+        _add(total, own, factors)
     return found

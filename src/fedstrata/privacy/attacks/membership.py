@@ -32,7 +32,7 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.task import Task
 from fedstrata.core.types import Tensors
 from fedstrata.models.state import Model
-from fedstrata.privacy.row_gradients import SHORTEST, hookable, row_hooks, rows_at_a_time
+from fedstrata.privacy.row_gradients import SHORTEST, Gradients, hookable, row_hooks, rows_at_a_time
 from fedstrata.train.local import to_device
 
 NUMBERS_KEPT = 2**28
@@ -135,7 +135,7 @@ def _gradients(
     """
     single = all(sum(len(example.windows) for example in unit) == 1 for unit in units)
     together = max(1, min(ROWS, rows_at_a_time(parameters)))
-    hooked = single and together > 1 and hookable(model.module, parameters)
+    hooked = single and together > 1 and hookable(model, parameters)
     start = 0
     while start < len(units):
         found = None
@@ -153,16 +153,21 @@ def _by_hooks(
 ) -> list[Tensor] | None:
     batch = to_device(task.collate([example for unit in units for example in unit]), model.device)
     with row_hooks(model.module, parameters) as hooks:
+        hooks.rows = len(units)
         loss, _ = task.loss(model.module, batch)
         loss.backward()  # type: ignore[no-untyped-call]
-        taken = hooks.take(len(units))
+        taken = hooks.take()
     if taken is None:
         return None
     scales = 1.0 / task.terms(batch).clamp(min=1.0).to(model.device)
-    shapes = [(len(units), *own.shape) for own in parameters]
-    pairs = zip(taken, shapes, strict=True)
-    whole = [torch.zeros(shape, device=model.device) if own is None else own for own, shape in pairs]
+    whole = [_whole(own, parameter, len(units)) for own, parameter in zip(taken, parameters, strict=True)]
     return [own * scales.view(-1, *[1] * (own.ndim - 1)) for own in whole]
+
+
+def _whole(own: Gradients | None, parameter: Parameter, units: int) -> Tensor:
+    if own is None:
+        return torch.zeros((units, *parameter.shape), device=parameter.device)
+    return own if isinstance(own, Tensor) else own.dense(parameter)
 
 
 def _by_unit(model: Model, task: Task, unit: Sequence[Any], parameters: Sequence[Parameter]) -> list[Tensor]:
