@@ -319,6 +319,11 @@ MUTANTS = [
         [f"{OF_CLIPPING}::test_the_server_does_not_know_what_is_dropped"],
     ),
     Mutant(
+        "blocks to leave out are drawn from the seed of the run",
+        [("methods/droppeft.py", "if client.privacy is None else Seed(client.privacy.secret())", "")],
+        [f"{OF_CLIPPING}::test_the_server_does_not_know_which_blocks_are_left_out"],
+    ),
+    Mutant(
         "the loss leaves",
         [(TURN, "for name in sorted(told)}", "for name in update.values}")],
         [f"{OF_TURNS}::test_an_update_has_noised_tensors_and_declared_numbers_alone"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -15,9 +16,10 @@ from private_client import PrivateClient, norm_of, private_client
 from support import examples
 
 from fedstrata.core.seeding import Seed
+from fedstrata.core.types import Plan
 from fedstrata.models.prefix import skippable_blocks
 from fedstrata.policies.dropout import LayerDropout
-from fedstrata.privacy.randomness import SecureRandomness, SeededRandomness
+from fedstrata.privacy.randomness import Randomness, SecureRandomness, SeededRandomness
 from fedstrata.privacy.row_gradients import rows_together
 from fedstrata.train.local import fit
 
@@ -227,9 +229,15 @@ def test_stored_states_change_nothing(tmp_path: Any) -> None:
         torch.testing.assert_close(with_cache[name], tensor, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("secure", "same"), [(False, True), (True, False)])
-@pytest.mark.parametrize("dropout", ["of numbers", "of blocks"])
-def test_the_server_does_not_know_what_is_dropped(dropout: str, secure: bool, same: bool) -> None:
+SECRETS = pytest.mark.parametrize(("secure", "same"), [(False, True), (True, False)])
+
+
+def randomness_of(secure: bool) -> Randomness:
+    return SecureRandomness() if secure else SeededRandomness(Seed(4))
+
+
+@SECRETS
+def test_the_server_does_not_know_what_is_dropped(secure: bool, same: bool) -> None:
     """It knows the run's seed; of masks that it knew, one unit's would be the next one's without it."""
     bert = MODELS["bert"].replace("}", ", hidden_dropout_prob: 0.5}")
     # Every row is a unit of its own and in every step, so that nothing but what is dropped is drawn.
@@ -239,13 +247,30 @@ def test_the_server_does_not_know_what_is_dropped(dropout: str, secure: bool, sa
     model = own.experiment.model
     trained = []
     for _ in range(2):
-        randomness = SecureRandomness() if secure else SeededRandomness(Seed(4))
-        own.client.privacy = own.gradients(clip=1e9, randomness=randomness)
-        drops = None
-        if dropout == "of blocks":
-            drops = LayerDropout([0.5] * 3, Seed(own.client.privacy.secret()))
+        own.client.privacy = own.gradients(clip=1e9, randomness=randomness_of(secure))
         model.restore()
-        fit(own.client, own.names, Seed(0), dropout=drops)
+        fit(own.client, own.names, Seed(0))
         trained.append(model.snapshot(own.names))
     one, other = trained
     assert same == all(torch.equal(one[name], other[name]) for name in one)
+
+
+@SECRETS
+def test_the_server_does_not_know_which_blocks_are_left_out(
+    secure: bool, same: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class DrawnError(Exception):
+        pass
+
+    def drawn(rates: Sequence[float], rng: Seed) -> LayerDropout:
+        raise DrawnError(LayerDropout(rates, rng).draw())
+
+    own = private_client("method={name: droppeft, rates: 0.5}", "model.config.num_hidden_layers=40")
+    monkeypatch.setattr("fedstrata.methods.droppeft.LayerDropout", drawn)
+    left_out = []
+    for _ in range(2):
+        own.client.privacy = own.gradients(clip=1.0, randomness=randomness_of(secure))
+        with pytest.raises(DrawnError) as caught:
+            own.experiment.method.train(Plan({}, {"rate": 0.5}), own.client, Seed(0))
+        left_out += caught.value.args
+    assert same == (left_out[0] == left_out[1])
