@@ -230,6 +230,10 @@ def test_texts_are_those_of_the_client_s_own_model(
         (["--insecure", "--clients", "a,"], "must name those who may join, with commas between"),
         (["--insecure", "--clients", "a, b,b"], "--clients: names 'b' twice"),
         (["--clients", "a"], "needed: certificate, key and authority; or --insecure"),
+        (
+            ["--certificate", "absent", "--key", "absent", "--authority", "absent"],
+            "cannot read absent: No such",
+        ),
         (["--insecure"], "must name those who may join"),
         (["--insecure", "--clients", "a", "method={name: centralized}"], "the documents of all of them"),
         (["--insecure", "--clients", "a", "workers=auto"], "workers: has no meaning with clients that are"),
@@ -240,6 +244,7 @@ def test_what_cannot_be_served_is_refused(tmp_path: Path, arguments: list[str], 
     refused = CliRunner().invoke(app, command).exception
     assert isinstance(refused, ConfigurationError)
     assert told in str(refused)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
