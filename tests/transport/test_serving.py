@@ -162,6 +162,7 @@ def test_what_a_client_is_told_is_of_the_round_that_the_server_goes_on_with(
         again._log.close()
         expected = {"run": run.engine.id, "counted": counted, "delivered": None}
         assert again.engine.welcome(client) == expected
+        assert server.events[-1] == ("joined", {"client": client})
 
     told("site-1", 2)
     told("site-2", 1)
@@ -272,6 +273,10 @@ def test_a_client_scores_its_test_part_with_what_it_keeps(clients: Clients, tmp_
     (kept,) = tmp_path.glob("served/home of site-1/run-*/clients/site-1")
     own = json.loads((kept / "documents.json").read_text())
     assert [*own] == ["site-1"]
+    told = (tmp_path / "served" / "site-1.txt").read_text().replace("client_progress", "").split()
+    assert told == ["joined", "turn", "scoring", "scoring", "kept"], (
+        "validation after the round, test at the end"
+    )
     notes = generate(seed=0, sites=3, notes=12)
     write(notes, tmp_path / "gold", "jsonl")
     options = ["--as", str(kept), "--part", "test", "--json", str(tmp_path / "scores.json")]

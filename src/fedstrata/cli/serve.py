@@ -143,7 +143,9 @@ def _tell(event: str, facts: Any) -> None:
     elif event == "session_over":
         typer.echo(f"joining again: {facts['message']}")
     elif event == "turn":
-        typer.echo(f"round {facts['round']}: {facts['handler'].removeprefix('@')}")
+        typer.echo(f"round {facts['round']}: {facts['handler']}")
+    elif event == "scoring":
+        typer.echo(f"scoring the {facts['part']} split")
     elif event == "kept":
         typer.echo(f"what was learnt is in {facts['folder']}")
     elif event == "turn_failed":
