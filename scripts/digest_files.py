@@ -48,7 +48,7 @@ SCRUBBED: Mapping[str, str] = {
 _TIME = r"\d[\d,.]* (?:s|min|h)\b(?: \d+ (?:s|min)\b)?"
 TEXTS: tuple[tuple[str, str], ...] = (
     (r"run-[0-9a-f]{16}\b", f"run-{DRAWN}"),  # the id of a served run, in the names of clients' folders
-    (r"(?m)^the server at .* cannot be reached yet.*\n", ""),  # which process is there first
+    (r"(?m)^(the server at .* cannot be reached yet.*|.* has joined)\n", ""),  # which process is there first
     (r"\blocalhost:\d+|\b127\.0\.0\.1:\d+", f"localhost:{DRAWN}"),  # a free port
     (_TIME, CLOCK),
     (r"[\d,.]+ documents a second", f"{CLOCK} documents a second"),

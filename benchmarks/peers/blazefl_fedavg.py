@@ -44,10 +44,11 @@ class Data:
 
     def get_dataloader(
         self, type_: Any, cid: int, batch_size: int, generator: torch.Generator | None = None
-    ) -> DataLoader:
+    ) -> DataLoader[Any]:
         """Returns what a client's local training goes through."""
+        examples: Any = examples_of(cid)  # a list is what it takes
         return DataLoader(
-            examples_of(cid), batch_size=batch_size, shuffle=True, collate_fn=collate, generator=generator
+            examples, batch_size=batch_size, shuffle=True, collate_fn=collate, generator=generator
         )
 
 
@@ -62,7 +63,7 @@ class Models:
         return copy.deepcopy(self.model)
 
 
-def fitted(model: nn.Module, parameters: Tensor, loader: DataLoader) -> tuple[Tensor, int]:
+def fitted(model: nn.Module, parameters: Tensor, loader: DataLoader[Any]) -> tuple[Tensor, int]:
     """Trains a client's model; returns its parameters, and the number of its examples."""
     torch.set_num_threads(1)
     deserialize_model(model, parameters)

@@ -71,7 +71,7 @@ def data_of(client: int) -> PyTorchDataDataset:
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(RANK)
-    module = new_model()
+    module: Any = new_model()
     module.loss, module.metrics = types.MethodType(loss, module), types.MethodType(metrics, module)
     model = PyTorchModel(
         module,

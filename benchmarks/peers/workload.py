@@ -37,13 +37,15 @@ def mark(event: str, **facts: Any) -> None:
 @cache
 def schedule() -> list[list[int]]:
     """Returns the clients of each round, as fedstrata draws them."""
-    return json.loads((FOLDER / "schedule.json").read_text("utf-8"))[:ROUNDS]
+    rounds: list[list[int]] = json.loads((FOLDER / "schedule.json").read_text("utf-8"))
+    return rounds[:ROUNDS]
 
 
 @cache
 def articles() -> Mapping[str, Any]:
     """Returns the encoded articles: `clients`, the examples of each, and `test`."""
-    return torch.load(FOLDER / "articles.pt")
+    found: Mapping[str, Any] = torch.load(FOLDER / "articles.pt")
+    return found
 
 
 def sizes() -> list[int]:
@@ -53,7 +55,7 @@ def sizes() -> list[int]:
 
 def examples_of(client: int) -> list[Example]:
     """Returns what a client trains on; called once in each local training, which is marked."""
-    own = articles()["clients"][client]
+    own: list[Example] = articles()["clients"][client]
     mark("client", client=client, examples=len(own))
     return own
 
@@ -61,7 +63,8 @@ def examples_of(client: int) -> list[Example]:
 def new_model() -> nn.Module:
     """Returns the model with the weights that all systems begin with."""
     logging.disable_progress_bar()
-    return BertForSequenceClassification.from_pretrained(FOLDER / "model")
+    model: nn.Module = BertForSequenceClassification.from_pretrained(FOLDER / "model")
+    return model
 
 
 def collate(examples: list[Example]) -> tuple[Tensor, Tensor, Tensor]:
@@ -93,7 +96,7 @@ def train(model: nn.Module, batches: Iterator[tuple[Tensor, Tensor, Tensor]]) ->
     optimizer, total, count = new_optimizer(model.parameters()), 0.0, 0
     for tokens, mask, labels in batches:
         loss = loss_of(model, tokens, mask, labels)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         total, count = total + loss.item(), count + len(labels)

@@ -47,7 +47,7 @@ def main() -> None:
     settings = RunSettings.model_validate({"training": {"batch_size": options.batch}})
     task = NamedEntityRecognition().of_types(["a", "b", "c", "d"])
     base = llama_like(task, options.blocks, options.hidden)
-    rows = base.module.get_input_embeddings().num_embeddings  # type: ignore[operator,union-attr]
+    rows = base.module.get_input_embeddings().num_embeddings  # type: ignore[operator]
     model = attach(base, LoraSettings(kind="lora", rank=options.rank), kind=task.kind, seed=Seed(0))
     windows = random_windows(options.batch, options.tokens, rows, Seed(1))
     first = model.snapshot(model.layout.all)

@@ -29,7 +29,7 @@ def peak_rss(clients: int, options: argparse.Namespace, folder: Path) -> int:
         "training.eval_batch_size=4",
     ]
     subprocess.run([sys.executable, "-m", "fedstrata", "run", *overrides, "--out", str(out)], check=True)
-    return json.loads((out / "summary.json").read_text(encoding="utf-8"))["memory"]["peak_rss_bytes"]
+    return int(json.loads((out / "summary.json").read_text(encoding="utf-8"))["memory"]["peak_rss_bytes"])
 
 
 def main() -> None:

@@ -48,7 +48,7 @@ class Bench:
             base.module.activation_checkpointing_enable()  # type: ignore[operator]
         lora = LoraSettings(kind="lora", rank=options.rank)
         self.model = attach(base, lora, kind=task.kind, seed=Seed(0))
-        rows = base.module.get_input_embeddings().num_embeddings  # type: ignore[operator,union-attr]
+        rows = base.module.get_input_embeddings().num_embeddings  # type: ignore[operator]
         windows = random_windows(options.batches * options.batch, options.tokens, rows, Seed(1))
         self.client = client_of(self.model, task, windows, self.settings, folder)
         self.blocks = options.blocks

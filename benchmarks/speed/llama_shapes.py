@@ -137,11 +137,11 @@ def measure(shape: str, options: argparse.Namespace) -> dict[str, Any]:
     lora = LoraSettings(kind="lora", rank=options.rank, alpha=64.0, dropout=0.05)
     with tempfile.TemporaryDirectory() as folder:
         load(settings_of(shape), kind=task.kind, seed=Seed(0)).save(Path(folder, "model"))
-        quantization = "nf4" if options.weights == "nf4" else None
+        quantization: Any = "nf4" if options.weights == "nf4" else None
         stored = ModelSettings(name=f"{folder}/model", dtype="bfloat16", quantization=quantization)
         model = attach(load(stored, kind=task.kind, seed=Seed(0)), lora, kind=task.kind, seed=Seed(0))
         inner = transformers_model(model.module)
-        inner.activation_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+        inner.activation_checkpointing_enable({"use_reentrant": False})
         model.to("cuda" if torch.cuda.is_available() else "cpu")
         count = options.batch * (options.steps + 1)
         generator = Seed(1).numpy()

@@ -45,7 +45,7 @@ def run(clients: int, rounds: int, options: argparse.Namespace, folder: Path) ->
     events = [json.loads(line) for line in (out / "record.jsonl").read_text(encoding="utf-8").splitlines()]
     done = [event for event in events if event["event"] == "round"]
     seconds = {key: sum(event[key] for event in done) for key in ("seconds", "engine_overhead_seconds")}
-    return json.loads((out / "summary.json").read_text(encoding="utf-8")) | {"round_seconds": seconds}
+    return {**json.loads((out / "summary.json").read_text(encoding="utf-8")), "round_seconds": seconds}
 
 
 def main() -> None:

@@ -43,7 +43,7 @@ class Bench:
         self.folder = folder
         self.task = NamedEntityRecognition().of_types(["a", "b", "c", "d"])
         self.model = llama_like(self.task, options.blocks, options.hidden)
-        rows = self.model.module.get_input_embeddings().num_embeddings
+        rows = self.model.module.get_input_embeddings().num_embeddings  # type: ignore[operator]
         self.windows = random_windows(options.batches * options.batch, options.tokens, rows, Seed(1))
         self.top = train_top(self.model.layout, options.top)
         self.seconds: dict[str, list[float]] = {"full": [], "frozen": [], "fill": [], "cached": []}

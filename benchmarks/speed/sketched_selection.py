@@ -65,12 +65,12 @@ class Watched(FedTLU):
         blocks = blocks_in(state)
         names = scored_tensors(blocks, state.tensors)
         changes = {name: overheard.heard.tensors[name] for name in names}
-        facts = sketch_all(changes, self._numbers, rng.child("signs").integer())
+        sketches = sketch_all(changes, self._numbers, rng.child("signs").integer())
         sizes = {name: change.numel() for name, change in changes.items()}
-        scores = block_scores(estimated_scores(sizes, self._numbers, *facts), blocks)
+        scores = block_scores(estimated_scores(sizes, self._numbers, *sketches), blocks)
         groups = equal_blocks(blocks, state.tensors)
-        picked = best_blocks(scores, groups, float(after.values["portion"]))
-        exact = after.values["merged_blocks"]
+        facts: Any = after.values
+        picked, exact = best_blocks(scores, groups, facts["portion"]), facts["merged_blocks"]
         self._agreements.append(len(set(picked) & set(exact)) / len(exact))
         return after
 

@@ -128,7 +128,7 @@ def joined(options: argparse.Namespace) -> Iterator[Client]:
 
 def positions_of(options: argparse.Namespace) -> int:
     """Returns the longest text that there will be."""
-    return max(options.contexts) + options.tokens
+    return int(max(options.contexts) + options.tokens)
 
 
 def measure(options: argparse.Namespace) -> dict[int, dict[str, Timed]]:

@@ -58,7 +58,7 @@ from fedstrata.train.local import fit
 LORA = {"kind": "lora", "rank": 8, "targets": ["q_proj", "v_proj"]}
 MODES = ("sequential", "client_batch", "hierarchical")
 FLIGHTS = (1, 2)
-TINY = {"blocks": 3, "hidden": 8}
+TINY: dict[str, Any] = {"blocks": 3, "hidden": 8}
 
 Seconds = dict[str, list[float]]
 
@@ -120,7 +120,7 @@ def client_of(experiment: Experiment, folder: Path) -> Client:
 
 def memory(options: argparse.Namespace, adapter: Mapping[str, Any] | None, folder: Path) -> dict[str, float]:
     """Returns what a client and a process with the whole model need beyond their like with a tiny model."""
-    size = {"blocks": options.memory_blocks, "hidden": options.memory_hidden, "batches": 2}
+    size: dict[str, Any] = {"blocks": options.memory_blocks, "hidden": options.memory_hidden, "batches": 2}
     setting = replace(setting_of(options, adapter=adapter), **size, front=1, back=1)
     peaks: dict[str, dict[str, int]] = {"client": {}, "whole": {}}
     for name, own in (("model", setting), ("tiny", replace(setting, **TINY))):

@@ -135,7 +135,7 @@ class Steps:
     def _batches(self) -> Iterator[dict[str, torch.Tensor]]:
         """Yields random batches; the first row is whole, others have padding on the right."""
         options, generator = self._options, Seed(1).numpy()
-        vocabulary = self._client.module.get_input_embeddings().num_embeddings  # type: ignore[operator,union-attr]
+        vocabulary = self._client.module.get_input_embeddings().num_embeddings  # type: ignore[operator]
         for _ in range(options.steps):
             shape = (options.rows, options.columns)
             ids = torch.from_numpy(generator.integers(vocabulary, size=shape))

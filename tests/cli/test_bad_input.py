@@ -4,11 +4,14 @@ note."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from support import TINY, Call, Told
+from typer.testing import CliRunner
 
+from fedstrata.cli.main import app
 from fedstrata.cli.options import configuration
 from fedstrata.engine.check import check_settings
 
@@ -97,6 +100,19 @@ def test_a_wrong_configuration_is_named_and_exits_2(fedstrata, tmp_path: Path, o
     for part in expected:
         assert part in err
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+@pytest.mark.parametrize(
+    ("command", "option", "allowed"),
+    [(["score", "gold", "found"], "--level", "0.5 to 0.999"), (["plan", "absent.yaml"], "--seconds", "0 to")],
+)
+def test_an_option_that_is_no_number_is_named_with_what_is_allowed(
+    command: list[str], option: str, allowed: str, value: str
+) -> None:
+    done = CliRunner().invoke(app, [*command, option, value], env={"COLUMNS": "200"})
+    assert done.exit_code == 2
+    assert re.search(rf"'{option}': must be from {allowed}.*, not {value}", done.output)
 
 
 def test_problems_of_different_sections_come_together(fedstrata, tmp_path: Path) -> None:

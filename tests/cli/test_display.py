@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def shown(
         "trainable_parameters": 50,
         "communication": {"bytes_up": None},
         "failures": {"clients": None, "abandoned_rounds": None},
-        "time": {"total_seconds": 2.0, "train_seconds": 1.0, "serve_seconds": 0.5},
+        "time": {"total_seconds": 2.0, "train_seconds": 3.0, "serve_seconds": 0.5},
         "memory": {"peak_rss_bytes": 1, "peak_gpu_bytes": None},
         "privacy": privacy,
     }
@@ -55,7 +56,7 @@ def test_the_table_fits_and_the_scores_it_has_no_room_for_are_named(width: int) 
     lines = shown(NAMES, width)
     table = [line for line in lines if line[:1] in "┏┃┡│└"]
     assert max(map(len, table)) <= width
-    assert "took 2.0 s, of which 1.0 s of training, and 0.5 s at the server's part of the model" in lines
+    assert "took 2.0 s; training adds up to 3.0 s, the server's part of the model to 0.5 s" in lines
     assert not any("…" in line for line in lines)
     columns = next(line for line in lines if "site-1" in line).count("0.1")
     assert columns >= (3 if width < 100 else 8)
@@ -119,6 +120,44 @@ def test_a_client_that_fails_to_score_is_told_and_is_none_of_those_that_train() 
     ]
     (clients,) = (task for task in display._progress.tasks if task.description == "clients")
     assert (clients.completed, display._bytes) == (1, 10)
+
+
+def terminal(width: int) -> Console:
+    return Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+
+
+def last_frame(console: Console) -> str:
+    """Returns what a terminal shows in the end of what goes on, without its control codes."""
+    assert isinstance(console.file, io.StringIO)
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue().rpartition("\r")[2])
+
+
+ROUND: dict[str, Any] = {"loss": 0.827, "failed": [], "abandoned": False, "exchanges": {}, "clients": {}}
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_nothing_of_a_long_line_of_progress_is_cut(width: int) -> None:
+    console = terminal(width)
+    with Display(console) as display:
+        display("run", {"metric": "lenient_f1", "pooled": False, "rounds": 20})
+        display("round_started", {"round": 1, "clients": 4})
+        spent = {"clients": {"a": {"turns": 1, "epsilon": 3.7031}}, "clipped": {}}
+        scores = {"global": {"lenient_f1": 0.5}, "mean_client": {}}
+        display("round", {**ROUND, **scores, "round": 1, "privacy": spent})
+    shown = last_frame(console)
+    assert max(map(len, shown.splitlines())) <= width
+    assert re.search(r"^rounds [━ ]+ 1/20 .* 0:00:00 *$", shown, re.MULTILINE)
+    assert re.search(r"^clients +0/4 .* 0:00:00 *$", shown, re.MULTILINE)
+    words = " ".join(re.sub(r"\d:\d\d:\d\d|━+", "", shown).split())
+    assert "loss 0.827, validation lenient_f1 0.500, 0 bytes sent, epsilon 3.71" in words
+
+
+def test_what_is_over_is_no_longer_said_to_go_on() -> None:
+    console = terminal(80)
+    with Display(console) as display:
+        display("finishing", {})
+        display("final", {})
+    assert "scoring the test split" not in last_frame(console)
 
 
 @pytest.mark.parametrize("noise", ["secure", "seeded"])

@@ -120,7 +120,8 @@ def test_sites_that_say_nothing_but_their_documents_come_to_the_numbers_of_a_sim
     for client in started[1:3]:
         said, complained = client.communicate()
         assert client.returncode == 0, complained
-        assert "what was learnt is in" in said
+        assert "\nround 3: train\n" in said
+        assert "\nscoring the validation split\nscoring the test split\nwhat was learnt is in" in said
     summary = json.loads((out / "summary.json").read_text())
     simulated, other = run_tiny(*SITES, *whole, method), finished(out, summary)
     assert_same_tensors(simulated.state.tensors, other.state.tensors)
@@ -230,6 +231,10 @@ def test_texts_are_those_of_the_client_s_own_model(
         (["--insecure", "--clients", "a,"], "must name those who may join, with commas between"),
         (["--insecure", "--clients", "a, b,b"], "--clients: names 'b' twice"),
         (["--clients", "a"], "needed: certificate, key and authority; or --insecure"),
+        (
+            ["--certificate", "absent", "--key", "absent", "--authority", "absent"],
+            "cannot read absent: No such",
+        ),
         (["--insecure"], "must name those who may join"),
         (["--insecure", "--clients", "a", "method={name: centralized}"], "the documents of all of them"),
         (["--insecure", "--clients", "a", "workers=auto"], "workers: has no meaning with clients that are"),
@@ -240,6 +245,7 @@ def test_what_cannot_be_served_is_refused(tmp_path: Path, arguments: list[str], 
     refused = CliRunner().invoke(app, command).exception
     assert isinstance(refused, ConfigurationError)
     assert told in str(refused)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,8 @@ def test_a_resumed_run_may_have_another(run_tiny: RunTiny, run_once: RunTiny) ->
     whole = run_once(method, "threads=1")
     assert_same_tensors(whole.state.tensors, resumed.state.tensors)
     assert whole.summary["metrics"] == resumed.summary["metrics"]
+    (began,), (went_on,) = resumed.of("run"), resumed.of("resumed")
+    assert (began["workers"], went_on["workers"]) == (2, 1)
 
 
 @pytest.mark.parametrize("overrides", ["workers=1", "workers=2"])

@@ -56,6 +56,7 @@ def test_who_asks_what_is_trained_is_told_at_once_that_nobody_answers() -> None:
         settings_of(address, "north", None, None, Timing(reconnect=0.5), warned.append)
     (told,) = warned
     assert told.startswith(f"the server at {address} cannot be reached yet, trying again for 0.5 s: ")
+    assert told.endswith(" s: nobody listens there")
 
 
 def test_what_is_no_server_of_ours_is_named() -> None:

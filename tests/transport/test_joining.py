@@ -342,10 +342,10 @@ def test_files_that_are_no_certificates_are_named_before_anything_is_tried(
     good = certificates(authority, tmp_path, "north", authority)
     other = certificates(authority, tmp_path, "south", authority)
     with pytest.raises(ConfigurationError, match=r"are no certificate and its key.*key values mismatch"):
-        replace(good, key=other.key).for_client()
+        replace(good, key=other.key)
     (tmp_path / "text").write_text("no certificate")
     with pytest.raises(ConfigurationError) as found:
-        replace(good, certificate=tmp_path / "text", authority=tmp_path / "text").for_server()
+        replace(good, certificate=tmp_path / "text", authority=tmp_path / "text")
     assert [problem.path for problem in found.value.problems] == ["--certificate", "--authority"]
 
 

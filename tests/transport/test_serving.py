@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from fedstrata.adapters.attach import plain_tensors
 from fedstrata.cli.main import app
 from fedstrata.client.turn import Order
-from fedstrata.core.errors import ConfigurationError, FedstrataError, FrameError
+from fedstrata.core.errors import ConfigurationError, DataError, FedstrataError, FrameError
 from fedstrata.core.files import TEMPORARY
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Update
@@ -162,6 +162,7 @@ def test_what_a_client_is_told_is_of_the_round_that_the_server_goes_on_with(
         again._log.close()
         expected = {"run": run.engine.id, "counted": counted, "delivered": None}
         assert again.engine.welcome(client) == expected
+        assert server.events[-1] == ("joined", {"client": client})
 
     told("site-1", 2)
     told("site-2", 1)
@@ -233,6 +234,17 @@ def test_what_a_run_cannot_go_on_with_is_refused_before_anything_is_written(
         assert fewer in resumed(verb, folder, "federation.rounds=0", "report_to=[tensorboard]")
 
 
+def test_a_message_that_is_too_small_for_a_run_to_go_on_with_is_refused_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    """Of a run that was stopped before its record began; with it or without, what is there stays."""
+    wide = [text.replace("hidden_size: 32", "hidden_size: 256") for text in TINY]
+    settings = check_settings(read_source(None, [*wide, "method={name: fedavg}"])).settings
+    write_settings(settings, tmp_path / "config.yaml")
+    told = resumed("serve", tmp_path, "--megabytes", "1", "federation.rounds=7")
+    assert "--megabytes: must be at least " in told
+
+
 def test_what_a_client_keeps_of_a_run_is_no_run_to_go_on_with(clients: Clients, tmp_path: Path) -> None:
     served(tmp_path / "served", clients, "method={name: fedavg}", *ONE_ROUND)
     (kept,) = tmp_path.glob("served/home of site-1/run-*/clients/site-1")
@@ -242,11 +254,29 @@ def test_what_a_client_keeps_of_a_run_is_no_run_to_go_on_with(clients: Clients, 
         assert "it can be used with: fedstrata predict, score --as" in told
 
 
+def test_a_model_that_is_damaged_is_saved_again_by_the_commands_that_are_named(
+    clients: Clients, tmp_path: Path
+) -> None:
+    served(tmp_path / "served", clients, "method={name: fedavg}", *ONE_ROUND)
+    (kept,) = tmp_path.glob("served/home of site-1/run-*/clients/site-1")
+    run = tmp_path / "served" / "run"
+    serve = "fedstrata serve --resume"
+    for folder, command in ((run, f"{serve} --out {run}$"), (kept, f"fedstrata join, .* with: {serve}$")):
+        (weights,) = folder.glob("model/*.safetensors")
+        weights.write_bytes(weights.read_bytes()[:-1])
+        with pytest.raises(DataError, match=f"damaged or changed; it is saved again by: {command}"):
+            open_result(folder)
+
+
 def test_a_client_scores_its_test_part_with_what_it_keeps(clients: Clients, tmp_path: Path) -> None:
     served(tmp_path / "served", clients, "method={name: fedavg}", *ONE_ROUND)
     (kept,) = tmp_path.glob("served/home of site-1/run-*/clients/site-1")
     own = json.loads((kept / "documents.json").read_text())
     assert [*own] == ["site-1"]
+    told = (tmp_path / "served" / "site-1.txt").read_text().replace("client_progress", "").split()
+    assert told == ["joined", "turn", "scoring", "scoring", "kept"], (
+        "validation after the round, test at the end"
+    )
     notes = generate(seed=0, sites=3, notes=12)
     write(notes, tmp_path / "gold", "jsonl")
     options = ["--as", str(kept), "--part", "test", "--json", str(tmp_path / "scores.json")]

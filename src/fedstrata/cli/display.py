@@ -40,6 +40,9 @@ class Display(EventDisplay):
         self._epsilon = ""
         self._seeded = False
 
+    def _on_joined(self, facts: Mapping[str, Any]) -> None:
+        self.say(f"{facts['client']} has joined")
+
     def _on_run(self, facts: Mapping[str, Any]) -> None:
         self._metric, self._pooled = facts["metric"], facts["pooled"]
         self._on_privacy_of(facts)
@@ -99,6 +102,9 @@ class Display(EventDisplay):
 
     def _on_finishing(self, facts: Mapping[str, Any]) -> None:
         self._progress.update(self._clients, status="scoring the test split")
+
+    def _on_final(self, facts: Mapping[str, Any]) -> None:
+        self._progress.update(self._clients, status="")
 
     def _on_warning(self, facts: Mapping[str, Any]) -> None:
         self.say(f"warning: {facts['message']}")
@@ -232,8 +238,8 @@ def _cost(summary: Mapping[str, Any]) -> list[str]:
         )
     total, training = (duration(summary["time"][key]) for key in ("total_seconds", "train_seconds"))
     serving = summary["time"].get("serve_seconds")
-    there = f", and {duration(serving)} at the server's part of the model" if serving else ""
-    lines.append(f"took {total}, of which {training} of training{there}")
+    there = f", the server's part of the model to {duration(serving)}" if serving else ""
+    lines.append(f"took {total}; training adds up to {training}{there}")  # of clients at work at once
     if (simulated := summary["time"].get("simulated_seconds")) is not None:
         joules = energy(summary["energy_joules"])
         lines.append(f"on the emulated devices {duration(simulated)}; their computing takes {joules}")

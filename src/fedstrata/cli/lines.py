@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from fedstrata.cli.options import number, seconds
 from fedstrata.core.errors import ConfigurationError, Problem
 
 if TYPE_CHECKING:
@@ -24,28 +25,10 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1:7447"
 _TLS = "certificate, key and authority"
-MOST_SECONDS = 2e6
-"""Of an option: gRPC counts them as milliseconds in 32 bits."""
-
-
-def number(help: str, least: float, most: float = MOST_SECONDS) -> Any:
-    """Returns the option of a number within bounds; what is none, as nan, is within no bounds."""
-
-    def checked(value: float) -> float:
-        if not least <= value <= most:
-            raise typer.BadParameter(f"must be from {least:.10g} to {most:.10g}, not {value:.10g}")
-        return value
-
-    return typer.Option(help=help, metavar=f"{least:.10g}..{most:.10g}", callback=checked)
 
 
 def _file(told: str) -> Any:
     return typer.Option(help=told, metavar="FILE")
-
-
-def seconds(told: str, least: float = 0.1) -> Any:
-    """Returns the option of a time to wait."""
-    return number(f"Seconds {told}", least)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +50,7 @@ class Line:
         """Returns the certificates; none where plain text was asked for.
 
         Raises:
-            ConfigurationError: Some are missing, or both or neither were asked for.
+            ConfigurationError: Some are missing or wrong, or both or neither were asked for.
         """
         from fedstrata.transport.credentials import Certificates  # noqa: PLC0415 - heavy
 

@@ -5,8 +5,12 @@ from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from fedstrata.cli.tables import say
+
+_STATUS = 72
+"""Characters that all but the bar take in a line, of a usual run."""
 
 
 class EventDisplay:
@@ -15,16 +19,17 @@ class EventDisplay:
     Args:
         console: Where to print; standard output when none.
         description: The column with the name of each bar.
-        width: Width of the bars, in characters.
+        width: Width of the bars, in characters; where they leave less than `_STATUS` they are shorter.
     """
 
     def __init__(self, console: Console | None, description: TextColumn, width: int) -> None:
         self._console = console or Console()
         self._progress = Progress(
             description,
-            BarColumn(bar_width=width),
+            BarColumn(bar_width=max(8, min(width, self._console.width - _STATUS))),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[status]}", markup=False),
+            # Goes on in the next line where it is too long, or names and counts would be cut for it.
+            TextColumn("{task.fields[status]}", markup=False, table_column=Column()),
             TimeElapsedColumn(),
             console=self._console,
             disable=not self._console.is_terminal,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -41,6 +41,26 @@ Arguments = Annotated[
         show_default=False,
     ),
 ]
+
+MOST_SECONDS = 2e6
+"""Of an option: gRPC counts them as milliseconds in 32 bits."""
+
+
+def number(help: str, least: float, most: float = MOST_SECONDS) -> Any:
+    """Returns the option of a number within bounds; what is none, as nan, is within no bounds."""
+
+    def checked(value: float) -> float:
+        if not least <= value <= most:
+            raise typer.BadParameter(f"must be from {least:.10g} to {most:.10g}, not {value:.10g}")
+        return value
+
+    return typer.Option(help=help, metavar=f"{least:.10g}..{most:.10g}", callback=checked)
+
+
+def seconds(told: str, least: float = 0.1) -> Any:
+    """Returns the option of a time."""
+    return number(f"Seconds {told}", least)
+
 
 FinishedRun = Annotated[
     Path, typer.Argument(metavar="RUN", help="The directory of a finished run.", show_default=False)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedstrata.cli import options
 from fedstrata.cli.options import Arguments, Debug, configuration, sort_arguments
 from fedstrata.cli.tables import new_table, say
 from fedstrata.record.words import duration, epsilon, plural, size
@@ -41,7 +42,7 @@ FILES = {
 def plan(
     arguments: Arguments = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON and nothing else.")] = False,
-    seconds: Annotated[float, typer.Option(min=0.0, help="How long to measure; longer is surer.")] = 10.0,
+    seconds: Annotated[float, options.seconds("to measure; longer is surer.", 0.0)] = 10.0,
     out: Annotated[Path, typer.Option(help="Where runs will go; its free space is looked up.")] = Path(
         "runs"
     ),

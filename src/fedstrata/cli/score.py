@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedstrata.cli.options import Debug
+from fedstrata.cli.options import Debug, number
 from fedstrata.cli.tables import new_table, say
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.record.words import plural
@@ -67,9 +67,7 @@ def score(
         typer.Option(min=0, help="Documents in a bootstrap draw, at most as many as there are; 0: as many."),
     ] = 200,
     resamples: Annotated[int, typer.Option(min=1, help="Bootstrap draws.")] = 30,
-    level: Annotated[
-        float, typer.Option(min=0.5, max=0.999, help="Share of the draws that an interval holds.")
-    ] = 0.95,
+    level: Annotated[float, number("Share of the draws that an interval holds.", 0.5, 0.999)] = 0.95,
     seed: Annotated[int, typer.Option(help="The same seed gives the same draws.")] = 0,
     file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="A file to write everything to, as JSON.")

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedstrata.cli import lines
-from fedstrata.cli.options import Arguments, Debug, Resume, configuration, on_command_line, sort_arguments
+from fedstrata.cli.options import (
+    Arguments,
+    Debug,
+    Resume,
+    configuration,
+    on_command_line,
+    seconds,
+    sort_arguments,
+)
 from fedstrata.cli.run import INTERRUPTED
 from fedstrata.core.errors import ConfigurationError, Problem
 
@@ -23,7 +31,7 @@ def serve(
     arguments: Arguments = None,
     out: Annotated[Path | None, typer.Option(help="The run directory; runs/NAME when not given.")] = None,
     resume: Resume = False,
-    patience: Annotated[float, lines.seconds("to wait, once, for a client that has not joined.", 0.0)] = 3600,
+    patience: Annotated[float, seconds("to wait, once, for a client that has not joined.", 0.0)] = 3600,
     debug: Debug = False,
 ) -> None:
     """Run a federation whose clients join it, each a process of its own wherever its documents are.
@@ -52,8 +60,9 @@ def serve(
     experiment = prepare_server(source, guests.names)
     cache_bytes = int(line.cache_megabytes * 2**20)
     engine_of = partial(RemoteEngine, names=guests.names, cache_bytes=cache_bytes, patience=patience)
+    agreements = Agreements(experiment, guests.names, line.megabytes * 2**20)  # before anything is written
     run = open_served(source, experiment, out, display, engine_of, resume=resume)
-    agreements = Agreements(experiment, guests.names, line.megabytes * 2**20, known=run.engine.weights)
+    agreements.known = run.engine.weights
     hub = guests.hub(agreements, run.engine.welcome, shared_settings(experiment))
     run.engine.connect(hub)
     complete = False
@@ -134,7 +143,9 @@ def _tell(event: str, facts: Any) -> None:
     elif event == "session_over":
         typer.echo(f"joining again: {facts['message']}")
     elif event == "turn":
-        typer.echo(f"round {facts['round']}: {facts['handler'].removeprefix('@')}")
+        typer.echo(f"round {facts['round']}: {facts['handler']}")
+    elif event == "scoring":
+        typer.echo(f"scoring the {facts['part']} split")
     elif event == "kept":
         typer.echo(f"what was learnt is in {facts['folder']}")
     elif event == "turn_failed":

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedstrata.cli import lines
-from fedstrata.cli.options import Arguments, Debug, configuration, sort_arguments
+from fedstrata.cli.options import Arguments, Debug, configuration, number, sort_arguments
 from fedstrata.cli.run import INTERRUPTED
 from fedstrata.cli.serve import join, serve
 
@@ -75,7 +75,7 @@ def generate(
         int | None, typer.Option(help="Tokens of an answer at most; 128, or what the task allows.", min=1)
     ] = None,
     temperature: Annotated[
-        float, lines.number("Logits are divided by it to draw tokens; 0: the likeliest.", 0, 1e6)
+        float, number("Logits are divided by it to draw tokens; 0: the likeliest.", 0, 1e6)
     ] = 0.0,
     home: Annotated[
         Path, typer.Option(help="The folder of what this client keeps, if its ends are its own.")

@@ -136,6 +136,10 @@ class Agreements:
 
     Attributes:
         largest: Bytes that a message may have.
+        known: Hashes of the ends that the run began with; may be set until the first client comes.
+
+    Raises:
+        ConfigurationError: No message may be as large as what the method sends of this model.
     """
 
     def __init__(
@@ -148,6 +152,7 @@ class Agreements:
         purpose: str = TRAINING,
     ) -> None:
         self._experiment, self.largest, self._purpose = experiment, largest, purpose
+        self.known: Weights = known or {}
         method, model = experiment.method, experiment.model
         self._cuts = {client: method.divides(client) for client in clients}
         of = (experiment.settings, experiment.task, method, model.tokenizer)
@@ -160,7 +165,7 @@ class Agreements:
             why = f"for what {method.name} sends of this model"
             message = f"must be at least {least}, {why}, not {largest >> 20}"
             raise ConfigurationError([Problem("--megabytes", message)])
-        self._weights = {"the server": own, "the beginning of the run": known or {}}
+        self._own = own
 
     def __call__(self, client: str, greeting: Greeting) -> Agreement:
         """Returns what is agreed with a client that greets so.
@@ -232,7 +237,7 @@ class Agreements:
             )
         if more := sorted(weights.keys() - set(own)):
             raise RefusedError(f"client {client!r} says a hash of {more[0]}, which its side has not")
-        for whose, said in self._weights.items():
+        for whose, said in (("the server", self._own), ("the beginning of the run", self.known)):
             if wrong := [name for name in own if said.get(name, weights[name]) != weights[name]]:
                 raise RefusedError(
                     f"{len(wrong)} of the weights are not the same; the hash of {wrong[0]} is "

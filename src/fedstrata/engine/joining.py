@@ -181,7 +181,8 @@ class RemoteClient:
         With a whole model it says only that it is done; the update lies here until it is fetched.
         """
         self._done, self._update = None, None
-        self._listen("turn", {"round": header.round, "handler": header.handler})
+        if header.handler != SCORE:  # of which it tells the part of the split
+            self._listen("turn", {"round": header.round, "handler": header.handler})
         order = Order(self.id, header.round, header.handler, header.call, content)
         try:
             own = self._handler(header.handler)
@@ -284,6 +285,7 @@ class RemoteClient:
             raise FrameError(f"the server asks for scores of {part!r}, which is no part of the data")
         if self._private and part == PARTS[0]:
             raise FrameError("the server asks for scores of documents that are trained on privately")
+        self._listen("scoring", {"part": part})
         started, documents = time.perf_counter(), self._site.scored(str(part))
         model = self._experiment.model
         model.load(plan.tensors)

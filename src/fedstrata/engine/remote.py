@@ -114,6 +114,7 @@ class RemoteEngine(Engine):
 
     def welcome(self, client: str) -> dict[str, JSON]:
         """Returns what a client is told when it joins: what it keeps must fit what is committed."""
+        self._listen("joined", {"client": client})
         counts = client in self._delivered and client not in self._at_work
         delivered = self._under_way if counts else None
         rounds = [number for number in self._counted.get(client, ()) if number <= self._committed]

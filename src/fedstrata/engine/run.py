@@ -171,6 +171,7 @@ class Run(Generic[EngineType]):
             "round": self.committed,
             "rounds": self.experiment.settings.federation.rounds,
             "metric": self.experiment.metric,
+            "workers": self.experiment.workers,
             "pooled": self.experiment.method.pooled,
             "privacy": privacy_facts(self.experiment.privacy),
             "bytes_sent": sum(

@@ -144,14 +144,21 @@ def _finished(folder: Path) -> list[dict[str, Any]]:
     kinds = [event["event"] for event in events if event["event"] in ("round", "final")]
     if kinds and kinds[-1] == "final":
         return events
-    verb = "serve" if (start_of(events) or {}).get("id") is not None else "run"
-    command = f"fedstrata {verb} --resume --out {folder}"
+    command = _way_on(folder, start_of(events) or {})
     message = (
         f"the run in {folder} is not finished, and has no model of its last round; finish it with: {command}"
     )
     if committed:
         message += f", or end it after round {committed} with: {command} federation.rounds={committed}"
     raise ConfigurationError([Problem("RUN", message)])
+
+
+def _way_on(folder: Path, start: Mapping[str, Any]) -> str:
+    """Returns what goes on with a run: the command that began it, and of what a client keeps the server's."""
+    if "client" in start:
+        return "fedstrata join, when its server goes on with: fedstrata serve --resume"
+    verb = "serve" if start.get("id") is not None else "run"
+    return f"fedstrata {verb} --resume --out {folder}"
 
 
 def _model_folder(folder: Path, method: Method, client: str | None, clients: Sequence[str]) -> Path:
@@ -177,7 +184,7 @@ def _require_as_saved(folder: Path, saved: Path, events: Sequence[Mapping[str, A
     for name, written in final.get("saved", {}).items():
         path = folder / name
         if path.parent == saved and path.is_file() and hash_of(path) != written:
-            again = f"it is saved again by: fedstrata run --resume --out {folder}"
+            again = f"it is saved again by: {_way_on(folder, start_of(events) or {})}"
             raise DataError(path, f"is not what the run saved, but damaged or changed; {again}")
 
 

@@ -34,17 +34,23 @@ class Certificates:
         certificate: Its own.
         key: Its private key; no other user may read the file.
         authority: Certificate of the authority that signed those of the other side.
+
+    Raises:
+        ConfigurationError: A file cannot be read or is not what it must be, or others may read the key.
     """
 
     certificate: Path
     key: Path
     authority: Path
 
+    def __post_init__(self) -> None:
+        self._read()  # for what is wrong to be told before anything is written
+
     def for_server(self) -> grpc.ServerCredentials:
         """Returns what gRPC takes; every client must show a certificate.
 
         Raises:
-            ConfigurationError: A file cannot be read or is not what it must be, or others may read the key.
+            ConfigurationError: A file is no longer what it must be.
         """
         chain, key, authority = self._read()
         return grpc.ssl_server_credentials([(key, chain)], authority, require_client_auth=True)

@@ -99,7 +99,8 @@ def settings_of(
 def _not_yet(address: str, timing: Timing, details: str, hint: str) -> str:
     """Says why a first attempt has failed: a wrong port or certificate will not get better."""
     limit = f"trying again for {timing.reconnect:g} s"
-    return f"the server at {address} cannot be reached yet, {limit}: {details}{hint}"
+    why = "nobody listens there" if details.endswith("Connection refused") else f"{details}{hint}"
+    return f"the server at {address} cannot be reached yet, {limit}: {why}"
 
 
 def _channel(address: str, certificates: Certificates | None, options: list[tuple[str, int]]) -> grpc.Channel:
