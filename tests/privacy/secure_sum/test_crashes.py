@@ -30,12 +30,6 @@ WRITES = 1 + 1 + 4
 """Of a server: the masked sum, the signatures, the shares of each survivor."""
 
 
-@pytest.fixture(autouse=True)
-def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes die here, not machines."""
-    monkeypatch.setattr("os.fsync", lambda file: None)
-
-
 class Killed(BaseException):
     """Where a process ends."""
 
@@ -204,3 +198,23 @@ def test_a_record_that_cannot_be_read_lets_no_sum_begin(tmp_path: Path) -> None:
 def test_shares_of_a_sum_that_never_began_do_not_leave(tmp_path: Path) -> None:
     with pytest.raises(AttemptNotHigher, match="no share leaves"):
         SumAttempts(tmp_path / "sums.sqlite").release(NAME)
+
+
+def test_what_is_taken_down_survives_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite syncs file and folder before a transaction ends, and it has ended when the method returns."""
+    said: list[str] = []
+
+    class Listening(sqlite3.Connection):
+        def execute(self, *arguments: Any) -> sqlite3.Cursor:
+            said.append(arguments[0])
+            if arguments[0] == "COMMIT":
+                assert super().execute("PRAGMA synchronous").fetchone() == (3,)
+            return super().execute(*arguments)
+
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *a, **named: connect(*a, **named, factory=Listening))
+    attempts = SumAttempts(tmp_path / "sums.sqlite")
+    for work in (attempts.begin, attempts.release):
+        said.clear()
+        work(NAME)
+        assert said[-1] == "COMMIT"

@@ -23,12 +23,6 @@ EXCHANGES = ("keys", "shares", "input", "consistency", "unmasking")
 REFUSALS = (TooFewSites, TooFewSignatures, OutOfOrder)
 
 
-@pytest.fixture(autouse=True)
-def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here depends on what is on the disk after a power cut."""
-    monkeypatch.setattr("os.fsync", lambda file: None)
-
-
 def subsets(sites: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     for count in range(len(sites) + 1):
         yield from combinations(sites, count)
