@@ -170,11 +170,14 @@ def test_two_mistakes_in_the_mechanism_are_noticed() -> None:
     assert json.loads(done.stdout.splitlines()[-1]) == {"mutants": 2, "killed": 2}
 
 
-def test_every_mistake_is_one_in_the_mechanism_as_it_is() -> None:
+@pytest.mark.parametrize("file", ["mutations", "secure_sum_mutations"])
+def test_every_mistake_is_one_in_the_mechanism_as_it_is(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(REPOSITORY / "benchmarks" / "privacy")
     mutations = benchmark("privacy/mutations.py")
-    names = [mutant.name for mutant in mutations.MUTANTS]
+    mutants = benchmark(f"privacy/{file}.py").MUTANTS
+    names = [mutant.name for mutant in mutants]
     assert len(names) == len(set(names))
-    for mutant in mutations.MUTANTS:
+    for mutant in mutants:
         mutations.check(mutant, REPOSITORY)
         assert mutant.tests
         assert all((REPOSITORY / test.split("::")[0]).is_file() for test in mutant.tests)

@@ -455,16 +455,17 @@ def killed(mutant: Mutant, limit: float) -> bool:
     return noticed
 
 
-def main() -> None:
+def main(mutants: Sequence[Mutant] = MUTANTS) -> None:
+    """Makes the mistakes that the command line names, or all of them."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--only", nargs="+", metavar="NAME", help="mutants by name; all if none")
     parser.add_argument("--limit", type=float, default=180.0, help="seconds of a mutant's tests")
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time")
     options = parser.parse_args()
-    names = {mutant.name for mutant in MUTANTS}
+    names = {mutant.name for mutant in mutants}
     if unknown := set(options.only or ()) - names:
         parser.error(f"no such mutant: {', '.join(sorted(unknown))}; there are: {', '.join(sorted(names))}")
-    chosen = [mutant for mutant in MUTANTS if options.only is None or mutant.name in options.only]
+    chosen = [mutant for mutant in mutants if options.only is None or mutant.name in options.only]
     for mutant in chosen:
         check(mutant, REPOSITORY)
     tests = sorted({test for mutant in chosen for test in mutant.tests})

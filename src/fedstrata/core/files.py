@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,6 +73,57 @@ def half_written(path: Path) -> list[Path]:
 
 def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
+
+
+def bytes_in(path: Path) -> bytes:
+    """Returns what a file holds that a user has named.
+
+    Raises:
+        ConfigurationError: It cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError([Problem("", f"cannot read {path}: {error.strerror}")]) from None
+
+
+def secret_bytes(path: Path) -> bytes:
+    """Reads a file that nobody else may read.
+
+    Raises:
+        ConfigurationError: It cannot be read, or others may read it.
+    """
+    data = bytes_in(path)
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        message = f"others may read {path} (mode {mode:o}); it is a secret: chmod 600 {path}"
+        raise ConfigurationError([Problem("", message)])
+    return data
+
+
+def write_new_secret(path: Path, data: bytes) -> None:
+    """Writes a file that nobody else may read (mode 600), durably; it appears complete or not at all.
+
+    Raises:
+        ConfigurationError: There is one of that name; a secret that is overwritten is lost.
+    """
+    temporary = _temporary(path)
+    try:
+        with errors_naming(path, temporary):
+            opened = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(opened, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(temporary, path)  # unlike a renaming, this fails where there is one already
+    except FileExistsError:
+        message = (
+            f"{path} exists, and a secret is never overwritten; name another file, or move this one away"
+        )
+        raise ConfigurationError([Problem("", message)]) from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    keep_names(path.parent)
 
 
 @contextmanager

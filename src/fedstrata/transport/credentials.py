@@ -13,7 +13,6 @@ import hashlib
 import hmac
 import ipaddress
 import ssl
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 import grpc
 
 from fedstrata.core.errors import ConfigurationError, DataError, Problem, RefusedError
+from fedstrata.core.files import bytes_in, secret_bytes
 
 _LAST_PORT = 2**16 - 1
 
@@ -65,7 +65,7 @@ class Certificates:
         return grpc.ssl_channel_credentials(authority, key, chain)
 
     def _read(self) -> tuple[bytes, bytes, bytes]:
-        contents = _bytes_of(self.certificate), secret_bytes(self.key), _bytes_of(self.authority)
+        contents = bytes_in(self.certificate), secret_bytes(self.key), bytes_in(self.authority)
         # gRPC would say of a file that is no PEM only that the other side cannot be reached.
         context, problems = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), []
         try:
@@ -155,20 +155,6 @@ def _reason(error: Exception) -> str:
     return f" ({str(reason).replace('_', ' ').lower()})" if reason else ""
 
 
-def secret_bytes(path: Path) -> bytes:
-    """Reads a file that nobody else may read.
-
-    Raises:
-        ConfigurationError: It cannot be read, or others may read it.
-    """
-    data = _bytes_of(path)
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        message = f"others may read {path} (mode {mode:o}); it is a secret: chmod 600 {path}"
-        raise ConfigurationError([Problem("", message)])
-    return data
-
-
 def require_named(client: str, properties: Mapping[str, Any]) -> None:
     """Checks that a certificate is this client's.
 
@@ -216,13 +202,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _bytes_of(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigurationError([Problem("", f"cannot read {path}: {error.strerror}")]) from None
 
 
 def _hash(token: str) -> bytes:

@@ -1,0 +1,114 @@
+"""`federation.lock`: the sites that a site sums with, and the public half of each one's identity.
+
+A site writes its own from the others' public halves, after comparing fingerprints with their people by
+another channel. No message changes it: a server that could would put sites of its own in.
+
+    version: 1
+    sites:
+      north: ed25519:5866666666666666666666666666666666666666666666666666666666666666  # its fingerprint
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ruamel.yaml.error import YAMLError
+
+from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean, refuse
+from fedstrata.core.files import bytes_in, write_atomically
+from fedstrata.core.settings.yaml import plain_values, shortened, told
+from fedstrata.privacy.identity import PUBLIC_BYTES, fingerprint
+
+SITE_PATTERN = r"^[^\x00-\x1f\x7f]{1,128}$"
+"""Of a site's name: 1 to 128 characters, none of them a control character."""
+MOST_SITES = 1024
+"""That a lock may name; those of one sum are fewer."""
+_VERSION = 1
+_KEYS = ("version", "sites")
+_KIND = "ed25519:"
+"""Stands before the digits, which YAML would else read as a number where they are one."""
+_PUBLIC = re.compile(rf"{_KIND}[0-9a-f]{{{2 * PUBLIC_BYTES}}}")
+_HEAD = (
+    "# Whom this site sums with. Written by the site itself; compare every fingerprint by another channel.\n"
+)
+
+Lock = Mapping[str, bytes]
+"""The public half of each site's identity, (32,) bytes, by the site's name."""
+
+
+def read_lock(path: Path) -> Lock:
+    """Reads a lock.
+
+    Raises:
+        ConfigurationError: It cannot be read, or is not what it has to be; with all that is wrong.
+    """
+    try:
+        values = plain_values(bytes_in(path), str(path))
+    except (YAMLError, UnicodeDecodeError) as error:
+        message = told(error) if isinstance(error, YAMLError) else "it is no UTF-8"
+        raise ConfigurationError([Problem("", f"{path}: {message}")]) from None
+    if not isinstance(values, dict) or not isinstance(values.get("sites"), dict):
+        raise ConfigurationError([Problem("", f"{path} is no federation lock: it has no `sites`")])
+    problems = [
+        Problem("", f"{path}: {key!r} is not known{did_you_mean(key, _KEYS, before='; ')}")
+        for key in values
+        if key not in _KEYS
+    ]
+    if type(values.get("version")) is not int or values["version"] != _VERSION:
+        found = shortened(values.get("version"))
+        problems.append(Problem("", f"{path}: version must be {_VERSION}, not {found}"))
+    refuse([*problems, *_problems(values["sites"], str(path))])
+    return MappingProxyType(
+        {site: bytes.fromhex(public.removeprefix(_KIND)) for site, public in values["sites"].items()}
+    )
+
+
+def write_lock(path: Path, sites: Lock) -> None:
+    """Writes a lock; it appears complete or not at all.
+
+    Args:
+        path: The file; what was there before is replaced.
+        sites: The public half of each, this site's own included.
+
+    Raises:
+        ConfigurationError: A site's name or public half is not what it has to be, or two have the same.
+    """
+    texts = {site: _KIND + public.hex() for site, public in sites.items()}
+    refuse(_problems(texts, str(path)))
+    lines = [f"{_quoted(site)}: {text}  # {fingerprint(sites[site])}" for site, text in sorted(texts.items())]
+    text = "".join([_HEAD, f"version: {_VERSION}\nsites:\n", *(f"  {line}\n" for line in lines)])
+    write_atomically(path, [text.encode()])
+
+
+def _quoted(site: str) -> str:
+    """Returns a name as YAML reads it back, whatever it is (`off`, `1`, `a: b`)."""
+    return "'" + site.replace("'", "''") + "'"
+
+
+def _problems(sites: Mapping[Any, Any], path: str) -> list[Problem]:
+    """Returns all that is wrong with the sites of a lock."""
+    told_of: list[str] = []
+    if len(sites) > MOST_SITES:
+        return [Problem("", f"{path} names {len(sites)} sites; at most {MOST_SITES} are read")]
+    holders: dict[str, list[str]] = defaultdict(list)
+    for site, public in sites.items():
+        if not re.fullmatch(SITE_PATTERN, site):
+            told_of.append(f"{shortened(site)} is no name of a site: 1 to 128 printable characters")
+        if not isinstance(public, str) or not _PUBLIC.fullmatch(public):
+            told_of.append(
+                f"site {shortened(site)}: {shortened(public)} is no public half of an identity, which has "
+                f"{2 * PUBLIC_BYTES} hexadecimal digits after {_KIND}"
+            )
+        else:
+            holders[public].append(site)
+    told_of += [
+        f"sites {', '.join(names)} have the same public half; each makes its own identity"
+        for names in holders.values()
+        if len(names) > 1
+    ]
+    return [Problem("", f"{path}: {message}") for message in told_of]

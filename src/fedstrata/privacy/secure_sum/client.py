@@ -1,0 +1,312 @@
+"""A site's half of one masked sum; see the package for the five exchanges.
+
+Source: Bonawitz et al. 2017, figure 4. A session lives in the site's process and is lost with it, which is a
+drop-out: all that outlives it is which sums are begun and released (`SumAttempts`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from torch import Tensor
+
+from fedstrata.core.errors import FrameError
+from fedstrata.privacy.federation_lock import Lock
+from fedstrata.privacy.identity import Identity, is_signed
+from fedstrata.privacy.secure_sum.attempts import SumAttempts
+from fedstrata.privacy.secure_sum.keys import public_half
+from fedstrata.privacy.secure_sum.masks import MaskStream, pairwise, self_mask
+from fedstrata.privacy.secure_sum.messages import (
+    LEAST_SITES,
+    RING,
+    ConsistencyProof,
+    ConsistencySignature,
+    DeliveredShares,
+    KeyBundle,
+    OpenShare,
+    ReleasedShares,
+    Roster,
+    SealedShares,
+    SentShares,
+    SumName,
+    Survivors,
+)
+from fedstrata.privacy.secure_sum.refusals import (
+    BothShares,
+    OutOfOrder,
+    RosterChanged,
+    TooFewSignatures,
+    TranscriptMismatch,
+    UnpinnedSite,
+    WrongSum,
+)
+from fedstrata.privacy.secure_sum.roster import require_enough, require_sound
+from fedstrata.privacy.secure_sum.shares import SECRET_BYTES, seal, split, unseal
+from fedstrata.privacy.secure_sum.transcript import (
+    Subject,
+    context_of,
+    signed_consistency,
+    signed_keys,
+    transcript_of,
+)
+
+NO_LEDGER = bytes(32).hex()
+"""The ledger head of a site that keeps none."""
+Exchange = Literal["keys", "shares", "input", "consistency", "unmasking"]
+
+
+class SumClient:
+    """One site in one masked sum. A refusal changes nothing: what was to leave has not.
+
+    Args:
+        name: The sum.
+        site: This site's name.
+        identity: What it signs with.
+        lock: The sites that it knows, itself included.
+        subject: What it sums, as it knows it by itself.
+        attempts: What it has begun and released.
+        minimum: How many sites it wants in the sum, at least 3 whatever is said.
+        ledger_head: Hash of the last line of its egress ledger, hexadecimal.
+
+    Raises:
+        UnpinnedSite: The lock has another identity for this site, or none.
+    """
+
+    def __init__(
+        self,
+        name: SumName,
+        site: str,
+        identity: Identity,
+        lock: Lock,
+        subject: Subject,
+        attempts: SumAttempts,
+        *,
+        minimum: int = LEAST_SITES,
+        ledger_head: str = NO_LEDGER,
+    ) -> None:
+        if lock.get(site) != identity.public:
+            raise UnpinnedSite(
+                f"federation.lock has not the identity of this site under {site!r}; write its own public "
+                "half there"
+            )
+        self._name, self._site, self._identity, self._lock = name, site, identity, lock
+        self._subject, self._attempts, self._ledger_head = subject, attempts, ledger_head
+        self._minimum = max(LEAST_SITES, minimum)
+        self._next: Exchange | None = "keys"
+        self._held: dict[str, bytes] = {}  # of each site: a share of its own mask's seed, one of its mask key
+        self._survivors: Survivors | None = None
+
+    def keys(self) -> KeyBundle:
+        """Begins the attempt, durably, and returns fresh keys.
+
+        Raises:
+            AlreadyReleased: Shares of this sum have left before.
+            AttemptNotHigher: The attempt, or a higher one, was begun before.
+        """
+        self._require("keys")
+        self._attempts.begin(self._name)
+        self._next = "shares"
+        self._mask_key, self._share_key = X25519PrivateKey.generate(), X25519PrivateKey.generate()
+        self._seed = os.urandom(SECRET_BYTES)
+        fields: dict[str, Any] = {
+            "kind": "keys",
+            "sum": self._name.model_dump(),
+            "site": self._site,
+            "mask_key": public_half(self._mask_key).hex(),
+            "share_key": public_half(self._share_key).hex(),
+            "seed_commitment": hashlib.sha256(self._seed).hexdigest(),
+            "ledger_head": self._ledger_head,
+        }
+        signature = self._identity.sign(signed_keys(fields)).hex()
+        self._bundle = KeyBundle.model_validate({**fields, "signature": signature})
+        return self._bundle
+
+    def shares(self, roster: Roster) -> SentShares:
+        """Returns shares of this site's two secrets for every other site.
+
+        Raises:
+            SecureSumRefusal: The roster is not one that this site can be hidden in; see
+                `roster.require_sound`.
+            RosterChanged: It has answered to a roster of this sum already.
+        """
+        if self._next not in ("keys", "shares"):
+            raise RosterChanged(
+                f"site {self._site!r} has answered to a roster of {self._name}; a sum has one; nothing was "
+                "released"
+            )
+        self._require("shares", roster.sum)
+        require_sound(roster, self._bundle, self._lock, self._minimum)
+        seeds = split(self._seed, len(roster.sites))
+        keys = split(self._mask_key.private_bytes_raw(), len(roster.sites))
+        own = {site: seed + key for site, seed, key in zip(roster.sites, seeds, keys, strict=True)}
+        sealed = [
+            SealedShares(
+                site=peer.site,
+                sealed=seal(
+                    self._share_key,
+                    bytes.fromhex(peer.share_key),
+                    self._name,
+                    self._site,
+                    peer.site,
+                    own[peer.site],
+                ).hex(),
+            )
+            for peer in roster.bundles
+            if peer.site != self._site
+        ]
+        self._roster, self._context = roster, context_of(self._subject, roster)
+        self._held[self._site] = own[self._site]
+        self._next = "input"
+        return SentShares(sum=self._name, site=self._site, shares=tuple(sealed))
+
+    def mask(
+        self, delivered: DeliveredShares, elements: Iterable[tuple[str, Tensor]]
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Takes the others' shares, and yields this site's input under all its masks.
+
+        Args:
+            delivered: The shares that the others sent.
+            elements: Each tensor of ring elements, int32 and contiguous, in the subject's order; masked in
+                place, one at a time, so that they may be made while this goes on. Masks are used once:
+                whoever stops in the middle has dropped out.
+
+        Raises:
+            ForgedShares: One was not made for this site and this sum.
+            TooFewSites: So few have sent shares that the sum could not be unmasked.
+            FrameError: A tensor is not the one that the subject has in its place.
+        """
+        self._require("input", delivered.sum)
+        if delivered.site != self._site or not {each.site for each in delivered.shares} < set(
+            self._roster.sites
+        ):
+            raise WrongSum(f"shares for site {self._site!r} have to be from others of the roster, and for it")
+        require_enough(len(delivered.shares) + 1, self._needed, "sent shares")
+        opened = {
+            each.site: unseal(
+                self._share_key,
+                bytes.fromhex(self._roster.bundle(each.site).share_key),
+                self._name,
+                each.site,
+                self._site,
+                bytes.fromhex(each.sealed),
+            )
+            for each in delivered.shares
+        }
+        masks = [self_mask(self._seed, self._site, self._context)]
+        for peer in opened:
+            public = bytes.fromhex(self._roster.bundle(peer).mask_key)
+            masks.append(pairwise(self._mask_key, self._site, public, peer, self._context))
+        self._held |= opened
+        self._next = None
+        del self._seed, self._mask_key, self._share_key  # masks are made once
+        return self._masked(MaskStream(masks), elements)
+
+    def _masked(
+        self, stream: MaskStream, elements: Iterable[tuple[str, Tensor]]
+    ) -> Iterator[tuple[str, Tensor]]:
+        came = iter(elements)
+        for name, shape in self._subject.shapes.items():
+            found, tensor = next(came, (None, None))
+            if tensor is None or found != name or tensor.shape != shape or tensor.dtype != RING:
+                raise FrameError(
+                    f"the input of a secure sum must have {name}, int32 of shape {shape}, in this place"
+                )
+            stream.add_to(tensor.view(-1).numpy().view(np.uint32))
+            yield name, tensor
+        if next(came, None) is not None:
+            raise FrameError(
+                f"the input of a secure sum has more than its {len(self._subject.shapes)} tensors"
+            )
+        self._next = "consistency"
+
+    def sign(self, survivors: Survivors) -> ConsistencySignature:
+        """Returns this site's signature of all that it knows of the sum; the same if it is asked again.
+
+        Raises:
+            BothShares: It has signed another set of survivors: with two, both shares of a site would leave.
+            TooFewSites: The survivors are fewer than this site's minimum, or than the threshold.
+            WrongSum: They are not sites whose shares this one holds, itself among them.
+        """
+        if self._survivors is not None and survivors != self._survivors:
+            raise BothShares(
+                f"site {self._site!r} has signed who survived in {self._name}, and is told of others now: of "
+                "a site that is in one set alone both shares would leave, and its update with them; nothing "
+                "more leaves"
+            )
+        if self._next != "unmasking":
+            self._require("consistency", survivors.sum)
+        require_enough(len(survivors.sites), self._needed, "sent their updates")
+        if self._site not in survivors.sites or not set(survivors.sites) <= self._held.keys():
+            raise WrongSum(
+                f"the survivors of {self._name} must be sites that have sent {self._site!r} shares, and it "
+                "itself; nothing was released"
+            )
+        self._survivors, self._next = survivors, "unmasking"
+        self._transcript = transcript_of(self._context, self._held, survivors.sites)
+        signature = self._identity.sign(signed_consistency(self._name, self._transcript)).hex()
+        return ConsistencySignature(
+            sum=self._name, site=self._site, transcript=self._transcript, signature=signature
+        )
+
+    def unmask(self, proof: ConsistencyProof) -> ReleasedShares:
+        """Releases the sum, durably, and returns one share of each site; the same if it is asked again.
+
+        Raises:
+            TranscriptMismatch: A site has signed something else than this one.
+            TooFewSignatures: Fewer sites than the threshold have signed, or not this one.
+            AttemptNotHigher: A higher attempt was begun meanwhile.
+        """
+        self._require("unmasking", proof.sum)
+        survivors = self._require_signed(proof)
+        self._attempts.release(self._name)
+        dropped = sorted(self._held.keys() - set(survivors))
+        return ReleasedShares(
+            sum=self._name,
+            site=self._site,
+            self_masks=tuple(self._open(site, slice(SECRET_BYTES)) for site in survivors),
+            mask_keys=tuple(self._open(site, slice(SECRET_BYTES, None)) for site in dropped),
+        )
+
+    def _require_signed(self, proof: ConsistencyProof) -> tuple[str, ...]:
+        """Returns the survivors, once enough of them have signed what this site knows."""
+        survivors = self._survivors.sites if self._survivors else ()
+        for each in proof.signatures:
+            said = signed_consistency(self._name, self._transcript)
+            signed = each.site in survivors and is_signed(
+                self._lock[each.site], bytes.fromhex(each.signature), said
+            )
+            if not signed:
+                raise TranscriptMismatch(
+                    f"site {each.site!r} has not signed what site {self._site!r} knows of {self._name}: it "
+                    "has another roster, model, plan, shape or set of survivors, or its signature is of "
+                    "another sum; nothing was released"
+                )
+        signers = {each.site for each in proof.signatures}
+        if len(signers) < self._roster.threshold or self._site not in signers:
+            raise TooFewSignatures(
+                f"{len(signers)} sites have signed {self._name}, and {self._roster.threshold} have to, site "
+                f"{self._site!r} among them, before a share leaves; nothing was released"
+            )
+        return survivors
+
+    def _open(self, site: str, part: slice) -> OpenShare:
+        return OpenShare(site=site, share=self._held[site][part].hex())
+
+    @property
+    def _needed(self) -> int:
+        return max(self._minimum, self._roster.threshold)
+
+    def _require(self, exchange: Exchange, name: SumName | None = None) -> None:
+        if name not in (None, self._name):
+            raise WrongSum(f"a message of {name} came to the session of {self._name}; nothing was released")
+        if self._next != exchange:
+            raise OutOfOrder(
+                f"{exchange} of {self._name} cannot be answered: it is the turn of "
+                f"{self._next or 'nothing'}; a session that stopped in the middle of its input has dropped "
+                "out"
+            )

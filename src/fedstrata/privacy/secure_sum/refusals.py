@@ -1,0 +1,71 @@
+"""Why a site or a server of a masked sum goes no further; after any of these nothing more was given away."""
+
+from fedstrata.core.errors import RefusedError
+
+
+class SecureSumRefusal(RefusedError):
+    """Something about a masked sum is not as it has to be; the message says what, and what can be done."""
+
+
+class OutOfOrder(SecureSumRefusal):
+    """An exchange was asked for before its turn, or a second time."""
+
+
+class WrongSum(SecureSumRefusal):
+    """A message belongs to another masked sum."""
+
+
+class TooFewSites(SecureSumRefusal):
+    """Fewer sites than a sum needs for hiding each."""
+
+
+class WrongThreshold(SecureSumRefusal):
+    """A server asks for another threshold of shares than the number of sites means."""
+
+
+class UnpinnedSite(SecureSumRefusal):
+    """A site is not in the federation lock, or has another identity there."""
+
+
+class ForgedKeys(SecureSumRefusal):
+    """Keys are not signed by the identity that the lock has for their site."""
+
+
+class ReplayedKeys(SecureSumRefusal):
+    """Keys were signed for another masked sum."""
+
+
+class RosterChanged(SecureSumRefusal):
+    """The sites of a sum, or their keys, are not those that a site has answered to."""
+
+
+class ForgedShares(SecureSumRefusal):
+    """An encrypted share was not made by its sender for this receiver and this sum."""
+
+
+class AttemptNotHigher(SecureSumRefusal):
+    """A sum is asked for under a number that was used, or is lower than one that was."""
+
+
+class AlreadyReleased(SecureSumRefusal):
+    """A share has left for this sum, so that no other attempt of it may exist."""
+
+
+class AttemptsDamaged(SecureSumRefusal):
+    """A site can no longer read which sums it has released."""
+
+
+class BothShares(SecureSumRefusal):
+    """A second set of survivors, with which both shares of a site would leave."""
+
+
+class TranscriptMismatch(SecureSumRefusal):
+    """Sites do not agree on what is summed: another name, roster, model, plan, shape or set of survivors."""
+
+
+class TooFewSignatures(SecureSumRefusal):
+    """Fewer sites than the threshold have signed what is summed."""
+
+
+class SharesDoNotFit(SecureSumRefusal):
+    """Shares do not give the secret that a site has committed itself to."""

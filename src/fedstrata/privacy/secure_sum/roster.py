@@ -1,0 +1,80 @@
+"""What a site checks before it answers to a roster: what hides it comes from its own lock."""
+
+from fedstrata.privacy.federation_lock import Lock
+from fedstrata.privacy.identity import is_signed
+from fedstrata.privacy.secure_sum.messages import KeyBundle, Roster
+from fedstrata.privacy.secure_sum.refusals import (
+    ForgedKeys,
+    ReplayedKeys,
+    RosterChanged,
+    TooFewSites,
+    UnpinnedSite,
+    WrongThreshold,
+)
+from fedstrata.privacy.secure_sum.shares import threshold
+from fedstrata.privacy.secure_sum.transcript import signed_keys
+
+
+def require_sound(roster: Roster, own: KeyBundle, lock: Lock, minimum: int) -> None:
+    """Checks a roster against a site's own lock.
+
+    Args:
+        roster: What the server says; its sum's name is checked already.
+        own: The keys that this site has sent.
+        lock: The identities that it knows.
+        minimum: How many sites it wants to be hidden among.
+
+    Raises:
+        SecureSumRefusal: Something is not as it has to be; the class tells what.
+    """
+    require_enough(len(roster.bundles), minimum, "answered")
+    if roster.threshold != (needed := threshold(len(roster.bundles))):
+        raise WrongThreshold(
+            f"the server asks for a threshold of {roster.threshold} shares, and {len(roster.bundles)} sites "
+            f"mean {needed}: with fewer it could unmask two different sums; nothing was released"
+        )
+    if own not in roster.bundles:
+        raise RosterChanged(
+            f"the roster does not have the keys that site {own.site!r} has sent, so that it could not be "
+            "hidden among the others; nothing was released"
+        )
+    for bundle in roster.bundles:
+        _require_pinned(bundle, roster, lock)
+
+
+def require_enough(came: int, needed: int, what: str) -> None:
+    """Checks that sites are enough to hide each other.
+
+    Args:
+        came: How many there are.
+        needed: How many there must be.
+        what: What those have done.
+
+    Raises:
+        TooFewSites: There are fewer.
+    """
+    if came < needed:
+        raise TooFewSites(
+            f"secure aggregation needs {needed} sites here and {came} {what}: with too few, the others could "
+            "subtract their own updates and read what is left; nothing was unmasked"
+        )
+
+
+def _require_pinned(bundle: KeyBundle, roster: Roster, lock: Lock) -> None:
+    public = lock.get(bundle.site)
+    if public is None:
+        raise UnpinnedSite(
+            f"site {bundle.site!r} is not in this site's federation.lock; compare its fingerprint with its "
+            "people and write it there, or leave the site out; nothing was released"
+        )
+    if not is_signed(public, bytes.fromhex(bundle.signature), signed_keys(bundle)):
+        raise ForgedKeys(
+            f"the keys said to be of site {bundle.site!r} are not signed by the identity that "
+            "federation.lock has for it; if that site has a new identity, compare its fingerprint; nothing "
+            "was released"
+        )
+    if bundle.sum != roster.sum:
+        raise ReplayedKeys(
+            f"the keys of site {bundle.site!r} were signed for {bundle.sum}, not for {roster.sum}; keys are "
+            "used once; nothing was released"
+        )

@@ -1,0 +1,43 @@
+"""Fixtures of masked sums between five sites, of which one keeps a real record of its attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from secure_federation import SITES, Federation
+
+from fedstrata.privacy.secure_sum.attempts import SumAttempts
+from fedstrata.privacy.secure_sum.client import SumClient
+from fedstrata.privacy.secure_sum.messages import ConsistencyProof, ReleasedShares
+
+
+@pytest.fixture
+def released(monkeypatch: pytest.MonkeyPatch) -> list[ReleasedShares]:
+    """Everything that any client gives away."""
+    left: list[ReleasedShares] = []
+    unmask = SumClient.unmask
+
+    def watched(client: SumClient, proof: ConsistencyProof) -> ReleasedShares:
+        left.append(unmask(client, proof))
+        return left[-1]
+
+    monkeypatch.setattr(SumClient, "unmask", watched)
+    return left
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here depends on what is on the disk after a power cut."""
+    monkeypatch.setattr("os.fsync", lambda file: None)
+
+
+@pytest.fixture
+def attempts(tmp_path: Path) -> Mapping[str, SumAttempts]:
+    return {SITES[0]: SumAttempts(tmp_path / "sums.sqlite")}
+
+
+@pytest.fixture
+def federation(tmp_path: Path, attempts: Mapping[str, SumAttempts]) -> Federation:
+    return Federation(SITES[:5], tmp_path / "sum", attempts=attempts)

@@ -1,0 +1,118 @@
+"""Whoever drops out, whenever: the sum of those whose input came, to the last bit, or a refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import secure_federation
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from secure_federation import SHAPES, SITES, Federation, equal
+
+from fedstrata.privacy.secure_sum.messages import RING
+from fedstrata.privacy.secure_sum.quantization import LARGEST
+from fedstrata.privacy.secure_sum.refusals import OutOfOrder, TooFewSignatures, TooFewSites
+from fedstrata.privacy.secure_sum.shares import threshold
+
+EXCHANGES = ("keys", "shares", "input", "consistency", "unmasking")
+"""In each, a site may be lost before it answers."""
+REFUSALS = (TooFewSites, TooFewSignatures, OutOfOrder)
+
+
+def subsets(sites: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    for count in range(len(sites) + 1):
+        yield from combinations(sites, count)
+
+
+def outcome(sites: tuple[str, ...], lost: Mapping[str, tuple[str, ...]]) -> tuple[str, ...] | None:
+    """Whose sum has to come out; none if too few are left anywhere."""
+    left = [site for site in sites if site not in lost.get("keys", ())]
+    needed = threshold(len(left))
+    if len(left) < 3:
+        return None
+    survivors: tuple[str, ...] = ()
+    for exchange in EXCHANGES[1:]:
+        left = [site for site in left if site not in lost.get(exchange, ())]
+        if len(left) < max(3, needed):
+            return None
+        if exchange == "input":
+            survivors = tuple(left)
+    return survivors
+
+
+def check(sites: tuple[str, ...], lost: Mapping[str, tuple[str, ...]], folder: Path) -> None:
+    expected = outcome(sites, lost)
+    federation = Federation(sites, folder)
+    if expected is None:
+        with pytest.raises(REFUSALS):
+            federation.run(lost)
+    else:
+        assert equal(federation.run(lost), expected)
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("count", [3, 4, 5, pytest.param(6, marks=pytest.mark.slow)])
+def test_every_subset_that_drops_out_in_one_exchange(count: int, exchange: str, tmp_path: Path) -> None:
+    sites = SITES[:count]
+    for number, lost in enumerate(subsets(sites)):
+        check(sites, {exchange: lost}, tmp_path / str(number))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_drop_outs_in_several_exchanges(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    sites = SITES[: data.draw(st.integers(3, 8))]
+    moments = st.sampled_from([*EXCHANGES, "never", "never", "never"])
+    moment = {site: data.draw(moments) for site in sites}
+    lost = {each: tuple(site for site in sites if moment[site] == each) for each in EXCHANGES}
+    check(sites, lost, tmp_path_factory.mktemp("sum"))
+
+
+def test_a_sum_needs_as_many_sites_as_each_wants(tmp_path: Path) -> None:
+    assert equal(Federation(SITES[:5], tmp_path / "all", minimum=5).run(), SITES[:5])
+    with pytest.raises(TooFewSites, match="needs 5 sites here and 4 sent their updates"):
+        Federation(SITES[:5], tmp_path / "four", minimum=5).run({"input": SITES[:1]})
+
+
+def test_two_sites_are_told_why_they_cannot(tmp_path: Path) -> None:
+    with pytest.raises(TooFewSites, match=r"needs 3 sites here and 2 answered: .* nothing was unmasked"):
+        Federation(SITES[:2], tmp_path).run()
+
+
+def test_what_the_server_gets_of_a_site_tells_nothing_of_its_input(tmp_path: Path) -> None:
+    """Two sums of the same inputs share no element with each other or with the input: fresh masks."""
+    seen = []
+    for number in range(2):
+        federation = Federation(SITES[:3], tmp_path / str(number))
+        delivered = federation.shares(federation.keys())
+        seen.append(
+            torch.cat([t.view(-1) for t in federation.masked(SITES[0], delivered[SITES[0]]).values()])
+        )
+    assert not torch.equal(seen[0], seen[1])
+    assert (seen[0] == seen[1]).sum() <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "lost", [{}, {"input": SITES[:7], "consistency": SITES[7:14], "unmasking": SITES[14:21]}]
+)
+def test_64_sites_fill_the_ring_and_do_not_overflow(
+    lost: Mapping[str, tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {"w": LARGEST, "b": -LARGEST, "empty": 0}
+    extremes = {name: torch.full(shape, values[name], dtype=RING) for name, shape in SHAPES.items()}
+    monkeypatch.setattr(
+        secure_federation, "ring_input", lambda seed: {name: each.clone() for name, each in extremes.items()}
+    )
+    count = 64 - len(lost.get("input", ()))
+    total = Federation(SITES, tmp_path / "sum").run(lost)
+    assert {name: total[name].unique().tolist() for name in ("w", "b")} == {
+        "w": [count * LARGEST],
+        "b": [-count * LARGEST],
+    }

@@ -1,0 +1,215 @@
+"""A server that lies of who takes part, or of what they sent: each script ends in its named refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from secure_federation import IDENTITIES, LOCK, NAME, SITES, SUBJECT, Federation, ring_input
+
+from fedstrata.core.errors import FrameError
+from fedstrata.privacy.identity import Identity
+from fedstrata.privacy.secure_sum.attempts import SumAttempts
+from fedstrata.privacy.secure_sum.client import SumClient
+from fedstrata.privacy.secure_sum.messages import (
+    KeyBundle,
+    Roster,
+    Survivors,
+)
+from fedstrata.privacy.secure_sum.refusals import (
+    ForgedKeys,
+    ForgedShares,
+    OutOfOrder,
+    ReplayedKeys,
+    RosterChanged,
+    TooFewSites,
+    UnpinnedSite,
+    WrongSum,
+    WrongThreshold,
+)
+from fedstrata.privacy.secure_sum.shares import threshold
+from fedstrata.privacy.secure_sum.transcript import Subject, signed_keys
+
+FIVE = SITES[:5]
+VICTIM, PEER = FIVE[0], FIVE[1]
+NEXT = NAME.model_copy(update={"attempt": 1})
+OTHER_SUBJECT = Subject(model="cc" * 32, plan=SUBJECT.plan, shapes=SUBJECT.shapes)
+
+
+def with_bundle(roster: Roster, bundle: KeyBundle) -> Roster:
+    bundles = [bundle if each.site == bundle.site else each for each in roster.bundles]
+    if bundle.site not in roster.sites:
+        bundles.append(bundle)
+    return with_bundles(roster, bundles)
+
+
+def with_bundles(roster: Roster, bundles: list[KeyBundle], needed: int | None = None) -> Roster:
+    ordered = tuple(sorted(bundles, key=lambda each: each.site))
+    return Roster(sum=roster.sum, threshold=needed or threshold(len(ordered)), bundles=ordered)
+
+
+def signed_by(identity: Identity, bundle: KeyBundle, **changed: Any) -> KeyBundle:
+    fields = {**bundle.model_dump(mode="json"), **changed}
+    return KeyBundle.model_validate({**fields, "signature": identity.sign(signed_keys(fields)).hex()})
+
+
+def forged_key(roster: Roster) -> Roster:
+    """The server reads what the victim has in common with a peer, by a key of its own."""
+    return with_bundle(roster, roster.bundle(PEER).model_copy(update={"mask_key": "42" * 32}))
+
+
+def forged_share_key(roster: Roster) -> Roster:
+    return with_bundle(roster, roster.bundle(PEER).model_copy(update={"share_key": "42" * 32}))
+
+
+def key_signed_by_another(roster: Roster) -> Roster:
+    return with_bundle(roster, signed_by(IDENTITIES[FIVE[2]], roster.bundle(PEER), mask_key="42" * 32))
+
+
+def new_identity(roster: Roster) -> Roster:
+    return with_bundle(roster, signed_by(Identity(Ed25519PrivateKey.generate()), roster.bundle(PEER)))
+
+
+def key_of_low_order(roster: Roster) -> Roster:
+    """By a site that is with the server, so that its signature is right."""
+    return with_bundle(roster, signed_by(IDENTITIES[PEER], roster.bundle(PEER), share_key="00" * 32))
+
+
+def sybils(roster: Roster) -> Roster:
+    """The victim among sites that the server has made up."""
+    made_up = [
+        signed_by(Identity(Ed25519PrivateKey.generate()), roster.bundle(PEER), site=f"sybil-{number}")
+        for number in range(4)
+    ]
+    return with_bundles(roster, [roster.bundle(VICTIM), *made_up])
+
+
+def lowered_threshold(roster: Roster) -> Roster:
+    return with_bundles(roster, list(roster.bundles), threshold(5) - 1)
+
+
+def raised_threshold(roster: Roster) -> Roster:
+    return with_bundles(roster, list(roster.bundles), 5)
+
+
+def replayed_keys(roster: Roster) -> Roster:
+    earlier = NAME.model_copy(update={"round": NAME.round - 1}).model_dump()
+    return with_bundle(roster, signed_by(IDENTITIES[PEER], roster.bundle(PEER), sum=earlier))
+
+
+def keys_renamed_after_signing(roster: Roster) -> Roster:
+    """Replayed, and named as if they were of this sum."""
+    replayed = replayed_keys(roster).bundle(PEER)
+    return with_bundle(roster, replayed.model_copy(update={"sum": roster.sum}))
+
+
+def without_the_victim(roster: Roster) -> Roster:
+    return with_bundles(roster, [each for each in roster.bundles if each.site != VICTIM])
+
+
+def other_keys_of_the_victim(roster: Roster) -> Roster:
+    return with_bundle(roster, signed_by(IDENTITIES[VICTIM], roster.bundle(VICTIM), mask_key="42" * 32))
+
+
+def roster_of_another_sum(roster: Roster) -> Roster:
+    return roster.model_copy(update={"sum": NEXT})
+
+
+def too_few(roster: Roster) -> Roster:
+    return with_bundles(roster, [each for each in roster.bundles if each.site in FIVE[:3]])
+
+
+@pytest.mark.parametrize(
+    ("script", "refusal"),
+    [
+        (forged_key, ForgedKeys),
+        (forged_share_key, ForgedKeys),
+        (key_signed_by_another, ForgedKeys),
+        (new_identity, ForgedKeys),
+        (key_of_low_order, ForgedKeys),
+        (sybils, UnpinnedSite),
+        (lowered_threshold, WrongThreshold),
+        (raised_threshold, WrongThreshold),
+        (replayed_keys, ReplayedKeys),
+        (keys_renamed_after_signing, ForgedKeys),
+        (without_the_victim, RosterChanged),
+        (other_keys_of_the_victim, RosterChanged),
+        (roster_of_another_sum, WrongSum),
+        (too_few, TooFewSites),
+    ],
+)
+def test_a_roster_that_does_not_hide_is_refused(
+    script: Callable[[Roster], Roster],
+    refusal: type[Exception],
+    tmp_path: Path,
+    attempts: Mapping[str, SumAttempts],
+) -> None:
+    federation = Federation(FIVE, tmp_path / "sum", attempts=attempts, minimum=4)
+    roster = federation.keys()
+    with pytest.raises(refusal, match=r"hides|released|unmasked"):
+        federation.clients[VICTIM].shares(script(roster))
+    with pytest.raises(OutOfOrder):
+        federation.clients[VICTIM].sign(Survivors(sum=NAME, sites=FIVE))
+    assert federation.clients[VICTIM].shares(roster).site == VICTIM, "the true one is answered still"
+
+
+def test_a_second_roster_is_refused(federation: Federation) -> None:
+    roster = federation.keys()
+    federation.clients[VICTIM].shares(roster)
+    for again in (with_bundles(roster, list(roster.bundles[:4])), roster):
+        with pytest.raises(RosterChanged, match="a sum has one"):
+            federation.clients[VICTIM].shares(again)
+
+
+def test_a_site_that_its_own_lock_has_not_takes_no_part(federation: Federation) -> None:
+    with pytest.raises(UnpinnedSite, match="write its own public half there"):
+        SumClient(NAME, VICTIM, IDENTITIES[PEER], LOCK, SUBJECT, federation.attempts[VICTIM])
+
+
+def test_a_share_that_the_server_made_or_moved_is_refused(federation: Federation) -> None:
+    delivered = federation.shares(federation.keys())
+    mine, victim = delivered[VICTIM], federation.clients[VICTIM]
+    first, second = mine.shares[0].sealed, mine.shares[1].sealed
+    for sealed in ("00" * 92, second, first[:-2] + ("00" if first[-2:] != "00" else "01")):
+        moved = (mine.shares[0].model_copy(update={"sealed": sealed}), *mine.shares[1:])
+        with pytest.raises(ForgedShares):
+            victim.mask(mine.model_copy(update={"shares": moved}), ring_input(0).items())
+    with pytest.raises(WrongSum):
+        victim.mask(delivered[PEER], ring_input(0).items())
+    stranger = mine.shares[0].model_copy(update={"site": "stranger"})
+    with pytest.raises(WrongSum):
+        victim.mask(mine.model_copy(update={"shares": (*mine.shares, stranger)}), ring_input(0).items())
+    with pytest.raises(TooFewSites):
+        victim.mask(mine.model_copy(update={"shares": mine.shares[:2]}), ring_input(0).items())
+    assert len(dict(victim.mask(mine, ring_input(0).items()))) == 3
+
+
+def test_masks_are_used_once(federation: Federation) -> None:
+    delivered = federation.shares(federation.keys())
+    victim = federation.clients[VICTIM]
+    next(victim.mask(delivered[VICTIM], ring_input(0).items()))
+    with pytest.raises(OutOfOrder):
+        victim.mask(delivered[VICTIM], ring_input(1).items())
+    with pytest.raises(OutOfOrder, match="has dropped out"):
+        victim.sign(Survivors(sum=NAME, sites=FIVE))
+
+
+@pytest.mark.parametrize("change", ["missing", "shape", "dtype", "order", "more"])
+def test_an_input_is_what_was_agreed(federation: Federation, change: str) -> None:
+    delivered = federation.shares(federation.keys())
+    tensors = ring_input(0)
+    if change == "missing":
+        del tensors["empty"]
+    elif change == "shape":
+        tensors["b"] = tensors["b"].view(7, 1)
+    elif change == "dtype":
+        tensors["b"] = tensors["b"].long()
+    elif change == "order":
+        tensors = dict(reversed(tensors.items()))
+    else:
+        tensors["more"] = tensors["b"]
+    with pytest.raises(FrameError, match="the input of a secure sum"):
+        list(federation.clients[VICTIM].mask(delivered[VICTIM], tensors.items()))

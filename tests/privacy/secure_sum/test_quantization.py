@@ -1,0 +1,144 @@
+"""Rounding is unbiased and in place, its error is the declared one, and 64 sites fit the ring."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedstrata.core.errors import TrainingError
+from fedstrata.core.seeding import Seed
+from fedstrata.privacy.randomness import SecureRandomness, SeededRandomness
+from fedstrata.privacy.secure_sum.messages import MOST_SITES
+from fedstrata.privacy.secure_sum.quantization import (
+    LARGEST,
+    LARGEST_WEIGHT,
+    MOST_COUNTED,
+    bound_for,
+    count_elements,
+    counts_in,
+    dequantize_,
+    quantize_,
+    rounding_error,
+    weight_element,
+)
+
+
+class Same:
+    """Draws one number always."""
+
+    def __init__(self, number: float) -> None:
+        self._number = number
+
+    def normal(self, size: int) -> torch.Tensor:
+        raise NotImplementedError
+
+    def uniform(self, size: int) -> np.ndarray:
+        return np.full(size, self._number)
+
+
+EXTREMES = [Same(0.0), Same(1.0 - 2.0**-53)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    sites=st.integers(1, 64),
+    bound=st.floats(1e-12, 1e12),
+    count=st.integers(0, 70),
+)
+def test_a_sum_is_within_the_declared_error(seed: int, sites: int, bound: float, count: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    exact, total = torch.zeros(count, dtype=torch.float64), torch.zeros(count, dtype=torch.int64)
+    for site in range(sites):
+        change = (
+            (2 * torch.rand(count, generator=generator, dtype=torch.float64) - 1) * bound * 0.999
+        ).float()
+        exact += change
+        elements, saturated = quantize_(change, bound, SeededRandomness(Seed(seed).child(site)))
+        assert saturated == 0
+        total += elements
+    found = dequantize_(total.int(), bound)
+    error = rounding_error(bound, sites)
+    assert torch.equal(total, total.int().long()), "nothing overflowed"
+    assert bool(((found - exact).abs() <= error.largest + 2.0**-24 * exact.abs() + 1e-40).all())
+
+
+@pytest.mark.parametrize("source", [SecureRandomness(), SeededRandomness(Seed(0))], ids=["secure", "seeded"])
+def test_rounding_is_unbiased(source: SecureRandomness | SeededRandomness) -> None:
+    """A third of a step: the mean of a million is off by less than six of its standard deviations."""
+    step, count = rounding_error(1.0, 1).step, 1_000_000
+    for part in (1 / 3, -1 / 3, 0.9):
+        elements, _ = quantize_(torch.full((count,), part * step), 1.0, source)
+        exact = float(torch.tensor(part * step).double()) / step
+        spread = (exact % 1 * (1 - exact % 1)) ** 0.5
+        assert abs(float(elements.double().mean()) - exact) < 6 * spread / count**0.5
+        assert spread * step <= rounding_error(1.0, 1).deviation
+
+
+@pytest.mark.parametrize("source", EXTREMES)
+@pytest.mark.parametrize("bound", [1.0, 0.1, 1e-8, 3.3e7, 1e30])
+def test_extremes_of_64_sites_do_not_overflow(source: Same, bound: float) -> None:
+    most = float(np.nextafter(np.float32(bound), np.float32(0)))
+    change = torch.tensor([most, -most, 100 * bound, -100 * bound, 0.0])
+    elements, saturated = quantize_(change, bound, source)
+    assert saturated == 2
+    assert elements[2:].tolist() == [LARGEST, -LARGEST, 0]
+    assert elements.abs().max() <= LARGEST
+    total = sum(elements.clone() for _ in range(MOST_SITES))
+    assert isinstance(total, torch.Tensor)
+    assert torch.equal(total.long(), MOST_SITES * elements.long())
+    assert MOST_SITES * LARGEST == 2**31 - 64
+
+
+def test_saturated_values_are_counted_over_all_blocks() -> None:
+    change = torch.zeros(100_000)
+    change[::1000] = 2.0
+    change[500::1000] = -1.0
+    _, saturated = quantize_(change, 1.0, SecureRandomness())
+    assert saturated == 100
+
+
+def test_no_second_copy_is_made() -> None:
+    change = torch.rand(6, 5)
+    place = change.data_ptr()
+    elements, _ = quantize_(change, 1.0, SecureRandomness())
+    assert (elements.data_ptr(), elements.shape, elements.dtype) == (place, (6, 5), torch.int32)
+    back = dequantize_(elements, 1.0)
+    assert (back.data_ptr(), back.shape, back.dtype) == (place, (6, 5), torch.float32)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_is_refused(value: float) -> None:
+    with pytest.raises(TrainingError, match="not finite"):
+        quantize_(torch.tensor([0.0, value]), 1.0, SecureRandomness())
+
+
+@pytest.mark.parametrize("bound", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_bound_has_to_be_one(bound: float) -> None:
+    with pytest.raises(TrainingError, match="positive and finite"):
+        quantize_(torch.zeros(1), bound, SecureRandomness())
+
+
+def test_bounds_follow_the_last_change() -> None:
+    assert bound_for(None, 0.5) == 0.5
+    assert bound_for(torch.empty(0), 0.5) == 0.5
+    assert bound_for(torch.full((10,), 1e-6), 0.5) == 0.5
+    assert bound_for(torch.tensor([3.0, -4.0]), 0.5) == pytest.approx(64 * 12.5**0.5)
+
+
+def test_weights_and_counts_are_exact_at_64_sites() -> None:
+    total = sum(weight_element(LARGEST_WEIGHT) for _ in range(MOST_SITES))
+    assert isinstance(total, torch.Tensor)
+    assert counts_in(total) == [MOST_SITES * LARGEST_WEIGHT]
+    counts = sum(count_elements([2**40, 3, 0]) for _ in range(MOST_SITES))
+    assert isinstance(counts, torch.Tensor)
+    assert counts_in(counts) == [MOST_SITES * MOST_COUNTED, 3 * MOST_SITES, 0]
+
+
+@pytest.mark.parametrize("examples", [0, -1, LARGEST_WEIGHT + 1])
+def test_a_weight_has_to_fit(examples: int) -> None:
+    with pytest.raises(TrainingError, match="weights: equal"):
+        weight_element(examples)
