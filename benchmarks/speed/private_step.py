@@ -10,8 +10,9 @@ timed in turn; ratios are of two steps of the same turn, the median over the tur
 
 - `patient_loop_over_plain`: 8 patients of 4 windows, one patient after the other, all of the model trains;
   `loop_over_plain` has LoRA and the top blocks as well.
-- `hooks_over_plain_lora`, `hooks_over_plain_top`: 32 units of one window each, the gradients of several at
-  once; LoRA of rank 8, and the top 2 of 8 blocks. `loop_of_ones_over_plain` is the same without hooks.
+- `hooks_over_plain_lora`, `hooks_over_plain_top`, `hooks_over_plain_full`: 32 units of one window each, the
+  gradients of several at once; LoRA of rank 8, the top 2 of 8 blocks, and all of the model.
+  `loop_of_ones_over_plain` is the same without hooks.
 - `peak_memory_ratio`: peak resident memory of a process that takes private steps of 8 patients, all of the
   model, over that of one that takes plain steps. A plain step has the activations of 32 windows, a private
   one those of 4: `peak_memory_ratio_of_pieces` is over plain steps that accumulate batches of 4, and
@@ -217,17 +218,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for method in METHODS:
             bench = Bench(method, options, Path(folder))
-            kinds = [bench.plain, bench.loop]
-            kinds += [bench.pieces, bench.noise] if method == "full" else [bench.hooks, bench.loop_of_ones]
+            kinds = [bench.plain, bench.loop, bench.hooks, bench.loop_of_ones]
+            kinds += [bench.pieces, bench.noise] if method == "full" else []
             own = seconds[method] = timed(kinds, options.repeats)
             trained = sum(parameter.numel() for parameter in bench.parameters)
             shown = {kind: f"{1000 * statistics.median(each):.1f} ms" for kind, each in own.items()}
             print(method, f"{trained} parameters", shown, flush=True)
     loop = {method: ratio(own["loop"], own["plain"]) for method, own in seconds.items()}
-    hooks = {method: ratio(seconds[method]["hooks"], seconds[method]["plain"]) for method in ("lora", "top")}
-    ones = {
-        method: ratio(seconds[method]["loop_of_ones"], seconds[method]["plain"]) for method in ("lora", "top")
-    }
+    hooks = {method: ratio(own["hooks"], own["plain"]) for method, own in seconds.items()}
+    ones = {method: ratio(own["loop_of_ones"], own["plain"]) for method, own in seconds.items()}
     result: dict[str, Any] = {"patient_loop_over_plain": loop["full"]["median"]}
     result |= {f"hooks_over_plain_{method}": own["median"] for method, own in hooks.items()}
     result |= memory(options.memory_repeats)
