@@ -9,17 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedstrata.cli.options import Debug
-from fedstrata.cli.tables import new_table, say
 from fedstrata.core.errors import ConfigurationError, FedstrataError, Problem, printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from fedstrata.core.types import JSON
     from fedstrata.privacy.ledger_summary import Sent, Summary
     from fedstrata.privacy.ledger_verification import Line
 
-HEADINGS = ("round", "what", "holds", "sent", "bytes", "protection", "epsilon")
 _MOST_VALUES = 8
 """That are named of one kind; a ledger may come from anywhere."""
 
@@ -40,14 +36,12 @@ def show(path: Ledgers, debug: Debug = False) -> None:
 
     Example: fedstrata ledger show runs/first
     """
-    from rich.console import Console  # noqa: PLC0415 - heavy
-
-    from fedstrata.privacy.ledger_summary import summary_of  # noqa: PLC0415
+    from fedstrata.privacy.ledger_summary import summary_of  # noqa: PLC0415 - heavy
     from fedstrata.privacy.ledger_verification import ledgers_in  # noqa: PLC0415
 
-    console, wrong = Console(), list[FedstrataError]()
+    wrong: list[FedstrataError] = []
     for ledger in ledgers_in(path):
-        _show(console, ledger, summary_of(_sound(ledger, wrong)))
+        _show(ledger, summary_of(_sound(ledger, wrong)))
     _end_with(wrong, "; nothing from there on is shown")
 
 
@@ -96,28 +90,25 @@ def _end_with(wrong: list[FedstrataError], more: str = "") -> None:
         raise FedstrataError("\n".join(f"{error}{more}" for error in wrong))
 
 
-def _show(console: Console, ledger: Path, summary: Summary) -> None:
+def _show(ledger: Path, summary: Summary) -> None:
     """Prints what one ledger says."""
     from fedstrata.record.words import epsilon, plural, size  # noqa: PLC0415 - heavy
 
-    if not summary.lines:
-        say(console, f"{ledger}: nothing has left")
-        return
-    client = printable(summary.client, 128)
+    client = printable(summary.client, 128) or "nobody"
     run = f", run {printable(summary.run, 64)}" if summary.run else ""
-    table = new_table(f"{client}{run}", HEADINGS, overflow="fold")
+    typer.echo(f"{client}{run} ({ledger})")
     for row in summary.sent:
         what = printable(f"{row.what} ({row.handler})" if row.handler else row.what, 80)
-        bounded = "-" if row.epsilon is None else epsilon(row.epsilon)
-        again = f" (+{row.repeats} again)" if row.repeats else ""
-        cells = (f"{row.times:,}{again}", size(row.bytes), printable(row.protection, 128), bounded)
-        table.add_row(str(row.round or "-"), what, _held(row), *cells)
-    console.print(table)
+        times = f", {row.times:,} times" if row.times != 1 else ""
+        again = f", and {row.repeats:,} times again with the same bytes" if row.repeats else ""
+        bounded = "" if row.epsilon is None else f", epsilon {epsilon(row.epsilon)} after it"
+        how = f"protection: {printable(row.protection, 128)}{bounded}"
+        when = f"round {row.round}" if row.round else "no round"
+        typer.echo(f"  {when}: {what}{times}{again}: {_held(row)}; {size(row.bytes)}; {how}")
     left = f"{plural(summary.times, 'thing')} left, {size(summary.bytes)}"
-    say(console, f"{client}: {left}; {summary.unprotected:,} of them without protection")
     spent = "none is claimed" if summary.epsilon is None else epsilon(summary.epsilon)
-    say(console, f"epsilon so far: {spent}")
-    say(console, f"head: {summary.head}, of line {summary.lines:,} of {ledger}\n")
+    typer.echo(f"  in all: {left}, {summary.unprotected:,} of them without protection; epsilon: {spent}")
+    typer.echo(f"  head: {summary.head}, of line {summary.lines:,}")
 
 
 def _held(row: Sent) -> str:

@@ -33,8 +33,8 @@ from fedstrata.wire.frame import Frame
 
 UNPROTECTED = "none"
 LOCAL = "local differential privacy"
-SEEDED = "local differential privacy with noise from the run's seed, an experiment"
-"""Kinds of protection; there may be others."""
+SEEDED = f"{UNPROTECTED}: noise from the run's seed, an experiment"
+"""Kinds of protection; there may be others. What begins as the first protects nobody."""
 _LONGEST_VALUE = 200
 """Characters of a value that stands in a line as it is."""
 

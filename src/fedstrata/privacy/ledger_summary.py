@@ -84,7 +84,7 @@ class Summary:
     @property
     def unprotected(self) -> int:
         """How often something was sent without any protection."""
-        return sum(one.times for one in self.sent if one.protection == UNPROTECTED)
+        return sum(one.times for one in self.sent if one.protection.startswith(UNPROTECTED))
 
 
 def summary_of(lines: Iterable[Line], *, by_round: bool = True) -> Summary:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedstrata.core.files import hold
+from fedstrata.core.files import errors_naming, hold
 
 Listener = Callable[[str, Mapping[str, Any]], None]
 """Told `(event, facts)` as a run goes on."""
@@ -28,21 +28,23 @@ class LineLog:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("ab")
+        self._path, self._file = path, path.open("ab", buffering=0)
         hold(self._file, f"another process is at work on the run in {path.parent}")
 
     def write(self, line: bytes, *, durable: bool) -> None:
-        """Appends some bytes that end a line, and flushes them.
+        """Appends a line.
 
         Args:
-            line: The bytes, without the line break.
+            line: Its bytes, without the line break.
             durable: Whether they must be on disk, and not only with the operating system, before this
                 returns.
         """
-        self._file.write(line + b"\n")
-        self._file.flush()
-        if durable:
-            os.fsync(self._file.fileno())
+        left = memoryview(line + b"\n")
+        with errors_naming(self._path, self._path):
+            while left:
+                left = left[self._file.write(left) :]
+            if durable:
+                os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Closes the file."""
@@ -65,7 +67,7 @@ class RecordLog(LineLog):
         super().__init__(path)
 
     def append(self, event: str, facts: Mapping[str, Any], *, durable: bool = False) -> None:
-        """Appends one event and flushes it.
+        """Appends one event.
 
         Args:
             event: Its kind.
