@@ -25,7 +25,6 @@ from fedstrata.privacy.ledger_verification import (
     Line,
     canonical,
     hash_of_line,
-    parse,
 )
 from fedstrata.record.log import LineLog
 from fedstrata.wire import frame
@@ -134,36 +133,48 @@ class Ledger:
         return RecordedLine(line, lambda message, sent: self.append("message", message, sent))
 
     def _open(self) -> LineLog:
-        """Opens the file at its end; a line without one is cut off there, as nothing has left for it."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        begun = not self._path.exists()
-        self._log = LineLog(self._path)
-        if begun and self._durable:
-            keep_names(self._path.parent)
+        """Opens the file; a line that was never written to its end is cut off, as nothing has left for it."""
+        if begun := not self._path.exists():
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+        log = LineLog(self._path)
+        try:
+            if begun and self._durable:
+                keep_names(self._path.parent)
+            self._go_on()
+        except BaseException:
+            log.close()
+            raise
+        self._log = log
+        return log
+
+    def _go_on(self) -> None:
+        """Finds the end of the last whole line; what lies behind it is cut off."""
         with self._path.open("r+b") as file:
-            if file.seek(0, 2):
-                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-                    end = text.rfind(b"\n") + 1
-                    self._look_back(text, end)
+            if not file.seek(0, 2):
+                return
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+                end = text.rfind(b"\n") + 1
+                self._look_back(text, end)
+            if end < file.tell():
                 file.truncate(end)
-        return self._log
 
     def _look_back(self, text: mmap.mmap, end: int) -> None:
         """Learns where the chain is, and what of this round was sent already, from the last lines."""
         last = True
         while end:
             start = text.rfind(b"\n", 0, end - 1) + 1
-            line = parse(text[start : end - 1])
-            if line is None or line.keys() < {"number", "hash", "round"} or type(line["round"]) is not int:
+            try:
+                line = json.loads(text[start : end - 1])  # the whole of it is for whoever verifies
+                if last:
+                    self._number, self._before, last = int(line["number"]), str(line["hash"]), False
+                if line["round"] < self._turn.round:
+                    return
+                self._note(line)
+            except (ValueError, LookupError, TypeError, RecursionError):
                 message = (
-                    f"{self._path} is damaged: move it away, and see fedstrata ledger verify {self._path}"
+                    f"{self._path} is damaged: see fedstrata ledger verify {self._path}, and move it away"
                 )
-                raise ConfigurationError([Problem("", message)])
-            if last:
-                self._number, self._before, last = line["number"], line["hash"], False
-            if line["round"] < self._turn.round:
-                return
-            self._note(line)
+                raise ConfigurationError([Problem("", message)]) from None
             end = start
 
     def _note(self, line: Line) -> None:

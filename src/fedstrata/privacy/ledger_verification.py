@@ -25,6 +25,7 @@ NOTHING = 64 * "0"
 """In place of the hash of the line before the first."""
 LONGEST_LINE = 2**24
 """Bytes that a line may have."""
+_ENCODER = json.JSONEncoder(allow_nan=False, sort_keys=True, separators=(",", ":"))
 _HASH = re.compile(r"[0-9a-f]{64}")
 _LONGEST_NAME = 1024
 _MOST = 2**63
@@ -58,7 +59,7 @@ def canonical(line: Line) -> bytes:
     Raises:
         ValueError: It holds what is no JSON; NaN is not.
     """
-    return json.dumps(line, allow_nan=False, sort_keys=True, separators=(",", ":")).encode()
+    return _ENCODER.encode(line).encode()
 
 
 def hash_of_line(line: Line) -> str:
