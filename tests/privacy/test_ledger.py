@@ -191,7 +191,7 @@ def test_a_tail_that_was_cut_is_seen_against_the_head_that_others_know(
         {"tensors": {"w": ["F32", [-2], 8]}},
         {"tensors": []},
         {"values": None},
-        {"client": "x" * 5000},
+        {"client": "x" * 70_000},
         {"frame": "0" * 63},
         {"again": 1},
         {"again": 0},
@@ -256,6 +256,28 @@ def sent_until_killed(work: Callable[[Callable[[str], None]], object], number: i
         found = file.read().split()
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -signal.SIGKILL
     return found
+
+
+def test_a_disk_that_is_full_for_a_while_leaves_a_whole_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = Message({}, {"one": 1})
+    with Ledger(tmp_path, Turn("north"), durable=True) as ledger:
+
+        def say() -> None:
+            ledger.append("message", message, frame.encode(message))
+
+        def full(log: LineLog, line: bytes, *, durable: bool) -> None:
+            log._file.write(line[:40])
+            raise OSError(28, "No space left on device")
+
+        say()
+        with monkeypatch.context() as patched:
+            patched.setattr(LineLog, "write", full)
+            with pytest.raises(OSError, match="No space"):
+                say()
+        say()
+    assert [line["again"] for line in read_ledger(tmp_path / LEDGER)] == [None, 1]
 
 
 class Pipe:

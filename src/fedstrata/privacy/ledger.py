@@ -124,7 +124,11 @@ class Ledger:
         }
         line["again"] = self._sent.get(_key(line))
         line["hash"] = hash_of_line(line)
-        log.write(canonical(line), durable=self._durable)
+        try:
+            log.write(canonical(line), durable=self._durable)
+        except BaseException:  # half of it may be there, which is cut off when the file is opened again
+            self.__exit__()
+            raise
         self._note(line)
         self._number, self._before = line["number"], line["hash"]
 

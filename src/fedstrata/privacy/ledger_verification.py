@@ -27,7 +27,7 @@ LONGEST_LINE = 2**24
 """Bytes that a line may have."""
 _ENCODER = json.JSONEncoder(allow_nan=False, sort_keys=True, separators=(",", ":"))
 _HASH = re.compile(r"[0-9a-f]{64}")
-_LONGEST_NAME = 1024
+_LONGEST_NAME = 2**16
 _MOST = 2**63
 _WORDS = ("client", "handler", "protection", "what")
 _NUMBERS = ("bytes", "call", "number", "round")
