@@ -211,6 +211,14 @@ def test_what_is_no_line_is_refused(check: Callable[..., int | None], text: byte
     assert check([text + b"\n"]) == 1
 
 
+def test_a_line_is_written_in_one_way(written: list[bytes], check: Callable[..., int | None]) -> None:
+    """Else it could be changed, and what hashes cover would not."""
+    first = written[0]
+    for other in (first.replace(b'","', b'", "', 1), first.replace(b"{", b'{"call":7,', 1), b" " + first):
+        assert other != first
+        assert check([other, *written[1:]]) == 1
+
+
 def test_a_ledger_that_is_damaged_is_not_gone_on_with(tmp_path: Path) -> None:
     lines = whole(tmp_path)
     (tmp_path / LEDGER).write_bytes(b"".join([*lines[:-1], b"{}\n"]))
@@ -277,7 +285,8 @@ def test_a_disk_that_is_full_for_a_while_leaves_a_whole_ledger(
             with pytest.raises(OSError, match="No space"):
                 say()
         say()
-    assert [line["again"] for line in read_ledger(tmp_path / LEDGER)] == [None, 1]
+        say()
+    assert [line["again"] for line in read_ledger(tmp_path / LEDGER)] == [None, 1, 1]
 
 
 class Pipe:
