@@ -183,11 +183,9 @@ def _wrong_in(line: Line) -> str:
         return f"its {wrong[0]} is not what it can be"
     if sum(size for _, _, size in line["tensors"].values()) > line["bytes"]:
         return "its tensors have more bytes than all that was sent"
-    return (
-        ""
-        if line["hash"] == hash_of_line(line)
-        else "it was changed after it was written: its hash is another"
-    )
+    if line["hash"] != hash_of_line(line):
+        return "it was changed after it was written: its hash is another"
+    return ""
 
 
 def _wrong_after(line: Line, number: int, before: str, first: Line) -> str:
