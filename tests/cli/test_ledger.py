@@ -30,7 +30,7 @@ def test_show_tells_what_left(call: Call, run_once: RunTiny, tmp_path: Path) -> 
 def test_verify_takes_a_run_a_client_and_a_ledger(call: Call, run_once: RunTiny, tmp_path: Path) -> None:
     run = folder_of(run_once, tmp_path)
     whole = call("ledger", "verify", run)
-    assert (whole.status, whole.out.count("2 lines, as they were written; head ")) == (0, 3)
+    assert (whole.status, whole.out.count("2 lines, as written; head ")) == (0, 3)
     client = run / "clients" / "site-1"
     heads = [call("ledger", "verify", path).out for path in (client, client / "egress.jsonl")]
     assert heads[0] == heads[1] == whole.out.splitlines(keepends=True)[0]

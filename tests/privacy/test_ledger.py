@@ -40,6 +40,23 @@ LINES = 6
 METHOD = "method={name: layer_skipping, top: 1}"
 
 
+EDITS: list[dict[str, Any]] = [
+    {"bytes": 10**6},
+    {"call": 2},
+    {"client": "south"},
+    {"epsilon": 0.01},
+    {"frame": 64 * "a"},
+    {"handler": "upload"},
+    {"hash": 64 * "a"},
+    {"protection": "secure aggregation"},
+    {"round": 99},
+    {"run": None},
+    {"tensors": {}},
+    {"values": {}},
+    {"what": "scores"},
+]
+
+
 def sent(value: float) -> Update:
     return Update({"w": torch.tensor([value, 2.0])}, {"loss": value}, weight=3.0)
 
@@ -128,6 +145,16 @@ def test_an_edit_is_found_in_its_line(
     place = data.draw(st.integers(0, len(line) - 2))
     line[place] = data.draw(st.integers(0, 255).filter(lambda value: value != line[place]))
     assert check([*written[:edited], bytes(line), *written[edited + 1 :]]) == edited + 1
+
+
+@given(edited=st.integers(0, LINES - 1), changes=st.sampled_from(EDITS))
+@examples(50)
+def test_a_fact_that_was_changed_is_found_in_its_line(
+    written: list[bytes], check: Callable[..., int | None], edited: int, changes: dict[str, Any]
+) -> None:
+    """The last line's too, though nothing comes after it."""
+    line = canonical({**json.loads(written[edited]), **changes}) + b"\n"
+    assert check([*written[:edited], line, *written[edited + 1 :]]) == edited + 1
 
 
 @given(place=st.integers(0, LINES - 2), value=st.floats(allow_nan=False, allow_infinity=False))

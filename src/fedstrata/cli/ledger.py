@@ -59,6 +59,7 @@ def verify(
     Example: fedstrata ledger verify runs/first/clients/site-1
     """
     from fedstrata.privacy import ledger_verification  # noqa: PLC0415 - not for --help
+    from fedstrata.record.words import plural  # noqa: PLC0415
 
     ledgers, wrong = ledger_verification.ledgers_in(path), list[FedstrataError]()
     if head is not None and len(ledgers) > 1:
@@ -70,7 +71,7 @@ def verify(
         except ledger_verification.LedgerError as error:
             wrong.append(error)
         else:
-            typer.echo(f"{ledger}: {count:,} lines, as they were written; head {last}")
+            typer.echo(f"{ledger}: {plural(count, 'line')}, as written; head {last}")
     _end_with(wrong)
 
 
