@@ -40,21 +40,11 @@ LINES = 6
 METHOD = "method={name: layer_skipping, top: 1}"
 
 
-EDITS: list[dict[str, Any]] = [
-    {"bytes": 10**6},
-    {"call": 2},
-    {"client": "south"},
-    {"epsilon": 0.01},
-    {"frame": 64 * "a"},
-    {"handler": "upload"},
-    {"hash": 64 * "a"},
-    {"protection": "secure aggregation"},
-    {"round": 99},
-    {"run": None},
-    {"tensors": {}},
-    {"values": {}},
-    {"what": "scores"},
-]
+EDITS: dict[str, Any] = {
+    "bytes": 10**6, "call": 2, "client": "south", "epsilon": 0.01, "frame": 64 * "a", "handler": "upload",
+    "hash": 64 * "a", "protection": "secure aggregation", "round": 99, "run": None, "tensors": {}, "values": {},
+    "what": "scores",
+}  # fmt: skip
 
 
 def sent(value: float) -> Update:
@@ -147,13 +137,13 @@ def test_an_edit_is_found_in_its_line(
     assert check([*written[:edited], bytes(line), *written[edited + 1 :]]) == edited + 1
 
 
-@given(edited=st.integers(0, LINES - 1), changes=st.sampled_from(EDITS))
+@given(edited=st.integers(0, LINES - 1), field=st.sampled_from(sorted(EDITS)))
 @examples(50)
 def test_a_fact_that_was_changed_is_found_in_its_line(
-    written: list[bytes], check: Callable[..., int | None], edited: int, changes: dict[str, Any]
+    written: list[bytes], check: Callable[..., int | None], edited: int, field: str
 ) -> None:
     """The last line's too, though nothing comes after it."""
-    line = canonical({**json.loads(written[edited]), **changes}) + b"\n"
+    line = canonical({**json.loads(written[edited]), field: EDITS[field]}) + b"\n"
     assert check([*written[:edited], line, *written[edited + 1 :]]) == edited + 1
 
 
