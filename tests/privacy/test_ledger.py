@@ -42,8 +42,8 @@ METHOD = "method={name: layer_skipping, top: 1}"
 
 EDITS: dict[str, Any] = {
     "bytes": 10**6, "call": 2, "client": "south", "epsilon": 0.01, "frame": 64 * "a", "handler": "upload",
-    "hash": 64 * "a", "protection": "secure aggregation", "round": 99, "run": None, "tensors": {}, "values": {},
-    "what": "scores",
+    "hash": 64 * "a", "protection": "secure aggregation", "round": 99, "run": None, "tensors": {},
+    "values": {}, "what": "scores",
 }  # fmt: skip
 
 
