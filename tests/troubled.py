@@ -42,7 +42,7 @@ class Troubled(FedAvg):
         if self.trouble == "breaks":
             raise KeyError("a mistake in the program")
         if self.trouble == "has no room":  # the limit of a file's size is that of shared memory too
-            resource.setrlimit(resource.RLIMIT_FSIZE, (2**10, resource.RLIM_INFINITY))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2**14, resource.RLIM_INFINITY))
             return
         if self.trouble == "fails":
             raise TrainingError("diverged")

@@ -48,6 +48,7 @@ SCHEMA = {
         "caches_bytes",
         "models_bytes",
         "releases_bytes",
+        "ledgers_bytes",
         "record_bytes",
         "report_bytes",
         "free_bytes",

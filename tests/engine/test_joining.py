@@ -18,11 +18,13 @@ from fedstrata.core.types import JSON, Message, Plan
 from fedstrata.engine.agreeing import SCORE
 from fedstrata.engine.joining import RemoteClient
 from fedstrata.engine.prepare import Experiment, prepare_client
+from fedstrata.privacy.ledger_verification import LEDGER, read_ledger
 from fedstrata.transport.header import Header, Kind
 from fedstrata.transport.hub import Hub
 from fedstrata.transport.membership import Membership
 from fedstrata.transport.timing import Timing
 from fedstrata.wire import frame
+from fedstrata.wire.frame import Frame
 
 TIMING = Timing(answer=60.0, reconnect=30.0, keepalive=20.0)
 FIRST, SECOND = "0123456789abcdef", "fedcba9876543210"
@@ -148,6 +150,43 @@ def test_what_is_sent_twice_has_no_noise_in_common(tmp_path: Path, experiment: E
     assert sent[0].shape == sent[1].shape
     noise = (sent[1] - sent[0]).abs().mean() / 2**0.5  # of two independent draws
     assert noise.item() == pytest.approx(0.5, rel=0.05)
+
+
+def test_whatever_the_server_has_is_on_the_disk_of_the_client(
+    tmp_path: Path, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message, why a turn has failed, and before all else what the client says of itself."""
+    flushed: list[int] = []
+    monkeypatch.setattr("os.fsync", flushed.append)
+    remote = RemoteClient(experiment, "site-1", tmp_path, lambda event, facts: None)
+    (greeting,) = read_ledger(client_folder(tmp_path, "site-1") / LEDGER)
+    assert (greeting["what"], greeting["run"], greeting["round"]) == ("greeting", None, 0)
+    assert greeting["values"]["examples"] == remote.greeting["examples"]
+    ledger = client_folder(home_of(tmp_path, FIRST), "site-1") / LEDGER
+    with served(remote, {"counted": 0, "run": FIRST}) as (hub, membership):
+        thread = Thread(target=remote.serve, args=(membership,))
+        thread.start()
+        asked: list[tuple[str, dict[str, JSON]]] = [(SCORE, {"part": "test"}), ("nothing", {})]
+        for turn, (handler, values) in enumerate(asked, start=1):
+            hub.send("site-1", Header(Kind.PLAN, turn=turn, round=1, handler=handler, call=1), plan(values))
+            while (arrival := hub.receive(60)) is not None and arrival.header is not None:
+                if arrival.header.turn == turn:
+                    break
+            assert arrival is not None
+            assert arrival.frame is not None
+            line = list(read_ledger(ledger))[-1]
+            assert line["frame"] == arrival.frame.sha256()
+            assert (line["run"], line["handler"]) == (FIRST, handler)
+            assert line["what"] == ("message" if turn == 1 else "failure")
+            assert len(flushed) == 3 + turn, "the greeting, each line by itself, and both new folders"
+            hub.send("site-1", Header(Kind.FAILED, turn=turn), frame.encode(Message()))
+        hub.stop(1.0, complete=True)
+        thread.join()
+    assert "which no client of this method runs" in line["values"]["message"]
+
+
+def plan(values: dict[str, JSON]) -> Frame:
+    return frame.encode(Plan({}, values))
 
 
 @pytest.mark.parametrize("said", ["../..", "", 7, f"{FIRST}/.."])

@@ -23,10 +23,12 @@ from fedstrata.client.turn import Order
 from fedstrata.core.errors import ClientsLostError, ConfigurationError, FedstrataError
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Message
+from fedstrata.engine.agreeing import SCORE
 from fedstrata.engine.remote import RemoteEngine
 from fedstrata.engine.remote_turns import RemoteTurns
 from fedstrata.engine.run_folder import open_run
 from fedstrata.methods import METHODS
+from fedstrata.privacy.ledger_verification import LEDGER, read_ledger
 from fedstrata.transport.timing import Timing
 
 ENGINES = ("workers", "remote")
@@ -95,10 +97,33 @@ def run_by(run_tiny: RunTiny, tmp_path: Path, request: pytest.FixtureRequest) ->
     return run
 
 
+def home_of(run: Finished, client: str) -> Path:
+    """Returns where a client of a run has kept what is its own."""
+    (home,) = [*run.folder.parent.glob(f"home of {client}/run-*")] or [run.folder]
+    return client_folder(home, client)
+
+
 def kept_by(run: Finished, client: str) -> Message:
     """Returns what a client has kept in two rounds, wherever it was."""
-    (home,) = [*run.folder.parent.glob(f"home of {client}/run-*")] or [run.folder]
-    return ClientStore(client_folder(home, client), 2).read()
+    return ClientStore(home_of(run, client), 2).read()
+
+
+def assert_same_ledgers(one: Finished, other: Finished, *, served: bool) -> None:
+    """The same bytes left every client; the very same lines, where no line has the run's id or of scores."""
+    for client in one.of("round")[0]["exchanges"]:
+        paths = [home_of(run, client) / LEDGER for run in (one, other)]
+        if not served:
+            assert paths[0].read_bytes() == paths[1].read_bytes()
+        apart = {"before", "hash", "number", "run"}
+        trained = [
+            [
+                {key: line[key] for key in line.keys() - apart}
+                for line in read_ledger(path)
+                if line["handler"] != SCORE
+            ]
+            for path in paths
+        ]
+        assert trained[0] == trained[1]
 
 
 @pytest.fixture(autouse=True)
@@ -143,6 +168,7 @@ def test_it_is_the_local_one(
     own = "federation.score_everywhere=false"  # which needs all documents in one place
     local, other = run_once(*overrides, own, "threads=1"), run_by(engine, *overrides, own, "threads=1")
     assert_same(local, other, ends_there=overrides in DIVIDED)
+    assert_same_ledgers(local, other, served=engine == "remote")
 
 
 def test_a_resumed_run_may_have_another(run_tiny: RunTiny, run_once: RunTiny) -> None:

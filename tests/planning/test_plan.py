@@ -157,6 +157,8 @@ def test_any_run_is_planned_as_it_then_runs(
     cached = sum(event["bytes"] for event in run.of("cache"))  # removed at the end
     assert plan.disk["bytes"] == pytest.approx(held + cached, rel=0.1)
     assert plan.disk["caches_bytes"] == pytest.approx(cached, rel=0.1)
+    ledgers = sum(path.stat().st_size for path in run.folder.glob("clients/*/egress.jsonl"))
+    assert plan.disk["ledgers_bytes"] == pytest.approx(ledgers, rel=0.1)
 
 
 def test_drop_outs_and_abandoned_rounds_are_in_the_plan(run_tiny: RunTiny) -> None:

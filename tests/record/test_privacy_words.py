@@ -11,6 +11,7 @@ from markupsafe import Markup
 from support import RunTiny
 
 from fedstrata.privacy.accounting import Mechanism, epsilon_of
+from fedstrata.privacy.ledger_summary import sent_by_all
 from fedstrata.record.privacy import epsilon_rows, spent_by
 from fedstrata.record.privacy_statement import statement, write_statement
 from fedstrata.record.report import write_report
@@ -252,7 +253,9 @@ def summary_of(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 def test_a_run_leaves_its_statement_and_a_table_shows_its_epsilon(run_tiny: RunTiny) -> None:
     run = run_tiny(*PRIVATE, "privacy.noise=seeded")
     text = (run.folder / "privacy.md").read_text()
-    assert text == statement(run.events)
+    assert text == statement(run.events, sent_by_all(run.folder))
+    assert text != statement(run.events)
+    assert "| update (train) | 6 |" in text
     (told,) = run.of("privacy")
     assert told["clients"] == spent_by(run.events) == run.of("round")[-1]["privacy"]["clients"]
     start = run.of("run")[0]["privacy"]

@@ -221,7 +221,7 @@ def test_bytes_of_a_token_do_not_depend_on_the_text_before_it(
         line: Any = middle._line
 
         def sent() -> int:
-            return int(line._membership.bytes_sent + server.hub.bytes_sent("site-1"))
+            return int(line.line._membership.bytes_sent + server.hub.bytes_sent("site-1"))
 
         before = sent()
         found = extend(middle, session, states, past, kept)

@@ -11,6 +11,8 @@ from fedstrata.cli import (
     attack,
     compare,
     export,
+    keys,
+    ledger,
     methods,
     plan,
     predict,
@@ -59,6 +61,8 @@ app.command()(report.report)
 app.command()(synth.synth)
 app.add_typer(attack.app, name="attack")
 app.add_typer(split.app, name="split")
+app.add_typer(ledger.app, name="ledger")
+app.add_typer(keys.app, name="keys")
 
 
 def main() -> None:

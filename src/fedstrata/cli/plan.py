@@ -36,6 +36,7 @@ FILES = {
     "caches_bytes": "caches",
     "models_bytes": "saved models",
     "releases_bytes": "updates kept to be sent again",
+    "ledgers_bytes": "ledgers of what was sent",
 }
 
 

@@ -5,7 +5,6 @@ spends. A finished update is kept until a later one takes its place, and a repea
 it is one release, however often it is sent.
 """
 
-import hashlib
 from pathlib import Path
 
 from fedstrata.client.store import ClientStore
@@ -41,12 +40,7 @@ class Release:
 
     def __init__(self, folder: Path, turn: tuple[int, str, int], plan: Frame, allowed: int) -> None:
         self._folder, self._allowed = folder, allowed
-        digest = hashlib.sha256()
-        for piece in plan.buffers():
-            digest.update(piece)
-        self._facts = dict(zip(("round", "handler", "call"), turn, strict=True)) | {
-            "plan": digest.hexdigest()
-        }
+        self._facts = dict(zip(("round", "handler", "call"), turn, strict=True)) | {"plan": plan.sha256()}
         self._begun = False
 
     def begin(self) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.client.failures import is_client_failure, release_memory
-from fedstrata.client.releases import Release
+from fedstrata.client.releases import Release, turns_begun
 from fedstrata.client.site import Examples, Site
 from fedstrata.client.store import ClientStore, client_folder
 from fedstrata.core.client import Client, Line, PrefixCache
@@ -25,7 +25,9 @@ from fedstrata.core.settings.devices import Device
 from fedstrata.core.settings.training import TrainingSettings
 from fedstrata.core.types import Plan, Tensors, Update, Work
 from fedstrata.models.state import Model
+from fedstrata.privacy import ledger
 from fedstrata.privacy.clipping import UnitGradients
+from fedstrata.privacy.ledger import Ledger, Turn
 from fedstrata.privacy.mechanism import NO_PRIVACY, Privacy
 from fedstrata.privacy.randomness import randomness_of
 from fedstrata.record.log import Listener
@@ -120,6 +122,8 @@ class Workplace:
         score: Scores the model as it is on parts of everybody's documents; none where there is nothing to
             score.
         privacy: The mechanism under which clients train.
+        run: The id of the run; none in a simulation, and as long as nobody has said it.
+        apart: Whether it is a process of its own, so that what clients send leaves the machine.
     """
 
     method: Method
@@ -133,6 +137,8 @@ class Workplace:
     secret: Callable[[], int] | None = None
     score: Callable[[Sequence[str]], Mapping[str, Any] | None] = lambda parts: None
     privacy: Privacy = NO_PRIVACY
+    run: str | None = None
+    apart: bool = False
 
     @property
     def learnt(self) -> tuple[str, ...]:
@@ -162,6 +168,11 @@ class Workplace:
         self.model.load_known(store.read().tensors)
         return store
 
+    def ledger(self, client: str, number: int = 0, handler: str = "", call: int = 0) -> Ledger:
+        """Returns what takes down what a client sends in a turn, or in none."""
+        turn = Turn(client, self.run, number, handler, call)
+        return Ledger(client_folder(self.folder, client), turn, durable=self.apart)
+
     def compute(
         self,
         order: Order,
@@ -169,7 +180,7 @@ class Workplace:
         line: Line | None = None,
         handle: Callable[..., Update] | None = None,
     ) -> Done | Failed:
-        """Runs one turn; of one that fails nothing is left.
+        """Runs one turn; of one that fails nothing is left but what the client's ledger says of it.
 
         Args:
             order: What is to be done.
@@ -177,6 +188,17 @@ class Workplace:
             line: Its line to the server; none for a handler that no conversation runs.
             handle: What runs and keeps nothing; the method's handler of the order's name if none.
         """
+        with self.ledger(order.client, order.round, order.handler, order.call) as book:
+            return self._computed(order, site, line, handle, book)
+
+    def _computed(
+        self,
+        order: Order,
+        site: Site,
+        line: Line | None,
+        handle: Callable[..., Update] | None,
+        book: Ledger,
+    ) -> Done | Failed:
         rng = self.seed.child("round", order.round).child("client", order.client, order.handler, order.call)
         run = handle or getattr(self.method, order.handler)
         waited = getattr(line, "waited", 0.0)
@@ -187,7 +209,7 @@ class Workplace:
         try:
             examples = Examples(site)
             private = self._private(site, examples, rng, release)
-            client = self._client(order, site, examples, line, private)
+            client = self._client(order, site, examples, book.line(line) if line else None, private)
             started = time.perf_counter()
             try:
                 before = release.finished(store) if release else None
@@ -209,6 +231,7 @@ class Workplace:
                 clipped = private.clipped_share
             sent = frame.encode(update)
             took = time.perf_counter() - ended
+            book.append("scores" if handle else "update", update, sent, *self._protected(order, release))
             return Done(sent, seconds, numbers * learnt, client.work, scores, took, clipped)
         except Exception as error:
             if handle is None:
@@ -255,6 +278,14 @@ class Workplace:
             self.secret() if self.secret else None,
             private,
         )
+
+    def _protected(self, order: Order, release: Release | None) -> tuple[str, float | None]:
+        """Returns how an update is protected, and what its client has spent with it."""
+        if release is None or not self.privacy.sigma:
+            return ledger.UNPROTECTED, None
+        turns = turns_begun(client_folder(self.folder, order.client))
+        kind = ledger.SEEDED if self.privacy.settings.noise == "seeded" else ledger.LOCAL
+        return kind, self.privacy.epsilon(order.client, turns)
 
     def _release(self, order: Order) -> Release | None:
         """Returns what keeps the book of a turn's privacy; none where clients are not private."""

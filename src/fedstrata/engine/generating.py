@@ -32,6 +32,7 @@ from fedstrata.core.types import Message
 from fedstrata.engine.agreeing import ANSWERS, agreement_of, held
 from fedstrata.engine.check import divided_method
 from fedstrata.engine.prepare import Experiment
+from fedstrata.privacy.ledger import Ledger, Turn
 from fedstrata.split.ends import Ends
 from fedstrata.split.inference import RemoteMiddle
 from fedstrata.split.messages import Form
@@ -41,6 +42,7 @@ from fedstrata.tasks.instruction.prompts import PromptTokenizer
 from fedstrata.train.evaluate import answer, batches_by_length
 from fedstrata.train.local import autocast, to_device
 from fedstrata.transport.membership import GrpcLine, Membership
+from fedstrata.wire import frame
 
 Join = Callable[[], "Membership"]
 TURN = 0
@@ -113,11 +115,20 @@ class Generating:
             LineError: The server can no longer be reached.
             RefusedError: It does not take this client, or what it asks.
         """
-        with Lasting(join, self._method.wire, self._cut) as middle:
+        self._home.mkdir(mode=0o700, parents=True, exist_ok=True)  # what it keeps there is nobody else's
+        greeting = Message({}, {**self.greeting, "facts": dict(self.agreement.facts)})
+        with self._ledger(None) as ledger:
+            ledger.append("greeting", greeting, frame.encode(greeting))
+        with Lasting(join, self._method.wire, self._cut, self._ledger) as middle:
             self._take_over(middle)
             noise = self._method.noise_of(Seed(secrets.randbits(63)))
             with Ends(self._model, self._cut).connected(middle, "answers", noise):
                 return self._prompted() if self._prompts is not None else self._scored()
+
+    def _ledger(self, run: object) -> Ledger:
+        """Returns what takes down what is sent to the server of this run's model."""
+        folder = client_folder(home_of(self._home, run), self.id)
+        return Ledger(folder, Turn(self.id, run if isinstance(run, str) else None), durable=True)
 
     def _take_over(self, middle: Lasting) -> None:
         """Loads what was learnt of the ends: the client's own, or the run's."""
@@ -233,14 +244,15 @@ class Lasting(RemoteMiddle):
         join: Makes a session at the server.
         form: How hidden states travel.
         cut: Where the client's model is divided.
+        ledger_of: Returns what takes down what is sent, given the id of the run.
 
     Attributes:
         committed: The round of the run whose weights the server has.
         id: The id of the run; none if it has none.
     """
 
-    def __init__(self, join: Join, form: Form, cut: Cut) -> None:
-        self._join, self._form, self._cut = join, form, cut
+    def __init__(self, join: Join, form: Form, cut: Cut, ledger_of: Callable[[object], Ledger]) -> None:
+        self._join, self._form, self._cut, self._ledger_of = join, form, cut, ledger_of
         self._stack = ExitStack()
         self.committed: int = -1
         self.id: object = None
@@ -258,7 +270,8 @@ class Lasting(RemoteMiddle):
         if self.committed not in (-1, committed):
             raise LineError(f"the server now has round {committed} of the run, and not {self.committed}")
         self.committed, self.id = committed, membership.welcome.get("run")
-        self._line = GrpcLine(membership, TURN)
+        ledger = self._stack.enter_context(self._ledger_of(self.id))
+        self._line = ledger.line(GrpcLine(membership, TURN))
 
     def close(self, session: str) -> None:
         """Forgets a session, if there is one and a server."""

@@ -90,6 +90,7 @@ class RemoteClient:
             # Anew for every turn: from two that are sent with equal noise it could be subtracted.
             secret=lambda: secrets.randbits(63),
             privacy=experiment.privacy,
+            apart=True,
         )
         windows, documents = self._told_of_documents()
         most = max((count for counts in windows.values() for count in counts), default=1)
@@ -104,6 +105,7 @@ class RemoteClient:
             "windows": {part: sum(counts) for part, counts in windows.items()},
             **held(experiment),
         }
+        self._take_down("greeting", Message({}, {**self.greeting, "facts": dict(self.agreement.facts)}))
 
     def _told_of_documents(self) -> tuple[dict[str, list[int]], dict[str, int]]:
         """Returns the windows of examples, and how many documents there are, by part, as the server hears it.
@@ -144,6 +146,7 @@ class RemoteClient:
         """
         run = membership.welcome.get("run")
         folder = self._workplace.folder = home_of(self._home, run)
+        self._workplace.run = run if isinstance(run, str) else None
         self._caches = ClientCaches(folder, self._experiment.settings, self._listen)
         self._workplace.cache_of = self._caches.of
         self._keep_what_counts(membership.welcome)
@@ -210,7 +213,7 @@ class RemoteClient:
             if is_client_failure(error):
                 self._tell_failed(header, describe(error))
             failed = Header(Kind.FAILED, turn=header.turn, begun=self._begun)
-            membership.send(failed, frame.encode(told))
+            membership.send(failed, self._take_down("failure", told, header))
             if not is_client_failure(error):
                 raise
         else:
@@ -232,6 +235,14 @@ class RemoteClient:
         update, self._update = self._update, None
         if update is not None and self._done is not None and self._done.turn == header.turn:
             membership.send(Header(Kind.UPDATE, turn=header.turn), update)
+
+    def _take_down(self, what: str, told: Message, header: Header | None = None) -> Frame:
+        """Puts into the ledger what is said in a turn, or in none, and returns it as it is to be sent."""
+        sent = frame.encode(told)
+        turn = (header.round, header.handler, header.call) if header else ()
+        with self._workplace.ledger(self.id, *turn) as ledger:
+            ledger.append(what, told, sent)
+        return sent
 
     def _undo(self, header: Header) -> None:
         """Drops what was learnt in a turn; what was learnt before it in the round stays when scores fail."""

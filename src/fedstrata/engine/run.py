@@ -27,6 +27,7 @@ from fedstrata.engine.sites import drop_outs
 from fedstrata.metrics.cost import peak_memory
 from fedstrata.privacy.central import noised_mean
 from fedstrata.privacy.groups import epsilon_at_two
+from fedstrata.privacy.ledger_summary import sent_by_all
 from fedstrata.privacy.randomness import randomness_of
 from fedstrata.privacy.sampling import poisson
 from fedstrata.record.log import Listener, RecordLog, committed_rounds, read_events
@@ -295,7 +296,8 @@ class Run(Generic[EngineType]):
             local = privacy.mechanism == "local"
             both = epsilon_at_two(privacy, turns, pooled=pooled) if local else None
             self._emit("privacy", {"round": self.committed, "clients": spent, "at_two": both})
-            write_statement(read_events(self.folder / "record.jsonl"), self.folder / "privacy.md")
+            events, sent = read_events(self.folder / "record.jsonl"), sent_by_all(self.folder)
+            write_statement(events, self.folder / "privacy.md", sent)
         except Exception as error:  # the run's own end must not be hidden by this one
             reason = f"privacy.md could not be written ({type(error).__name__})"
             self._emit("warning", {"message": f"{reason}; what was spent is in record.jsonl"})

@@ -272,6 +272,9 @@ class Estimate:
             "caches_bytes": min(self.cache_bytes, int(self.training.cache_gigabytes * 1e9)),
             "models_bytes": measured.model_bytes * self._models,
             "releases_bytes": round(measured.release_bytes * len(self.turns) + measured.turn_bytes * turns),
+            "ledgers_bytes": round(
+                measured.ledger_bytes * turns + measured.ledger_bytes_said * self._trained_tokens
+            ),
             "record_bytes": round(record),
             "report_bytes": REPORT_BYTES + REPORT_BYTES_OF_CLIENT * clients,
         }

@@ -70,6 +70,8 @@ class Rehearsed:
         model_bytes: Size of one saved model.
         release_bytes: Size of what a client keeps of its last private turn, to send it again.
         turn_bytes: Size of what it takes down of each private turn.
+        ledger_bytes: Size of what its ledger says of each turn, but for what it says while it trains.
+        ledger_bytes_said: Size of what the ledger says of that, for each padded token.
         noise_seconds: What a step's noise takes longer where it is drawn from the operating system's secrets.
         event_bytes: Mean size of the record's events of each kind.
         peak_rss_bytes: Largest resident memory of this process so far.
@@ -89,6 +91,8 @@ class Rehearsed:
     model_bytes: int = 0
     release_bytes: int = 0
     turn_bytes: float = 0.0
+    ledger_bytes: float = 0.0
+    ledger_bytes_said: float = 0.0
     noise_seconds: float = 0.0
     event_bytes: dict[str, float] = field(default_factory=dict)
     peak_rss_bytes: int = 0

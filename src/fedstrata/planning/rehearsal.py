@@ -8,7 +8,7 @@ later ones are measured.
 import json
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from fedstrata.models.state import Model
 from fedstrata.planning.measurements import Rehearsed, RoundCost, Timed, Turn
 from fedstrata.planning.survey import BATCHES, Samples
 from fedstrata.planning.watched_task import WatchedTask
+from fedstrata.privacy.ledger_verification import LEDGER
 from fedstrata.privacy.mechanism import NO_PRIVACY, Privacy
 from fedstrata.privacy.randomness import SecureRandomness, SeededRandomness
 from fedstrata.record.log import read_events
@@ -297,7 +298,12 @@ class Rehearsal(Run[LocalEngine]):
         books = [path for path in files if path.name == RECORD]
         turns = max(1, len({(turn.round, turn.client) for turn in self.measured.turns}))
         self.measured.turn_bytes = _size(books) / turns
-        kept = {*stores, *releases, *books}
+        ledgers = [path for path in files if path.name == LEDGER]
+        said = sum(len(line) for line in _lines(ledgers) if json.loads(line)["what"] == "message")
+        self.measured.ledger_bytes = (_size(ledgers) - said) / turns
+        tokens = sum(step.tokens for turn in self.measured.turns for step in turn.steps)
+        self.measured.ledger_bytes_said = said / max(1, tokens)
+        kept = {*stores, *releases, *books, *ledgers}
         self.measured.cache_bytes = _size(path for path in files if path not in kept)
 
     def _measure_files(self, summary: Mapping[str, Any]) -> None:
@@ -325,6 +331,11 @@ def _noise_seconds(model: Model, trainable: Sequence[str]) -> float:
         source.normal(tried)
         seconds.append(time.perf_counter() - started)
     return max(0.0, seconds[1] - seconds[0]) * numbers / max(1, tried)
+
+
+def _lines(paths: Iterable[Path]) -> Iterator[bytes]:
+    for path in paths:
+        yield from path.read_bytes().splitlines(keepends=True)
 
 
 def _size(paths: Iterable[Path]) -> int:

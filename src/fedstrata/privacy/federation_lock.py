@@ -11,8 +11,8 @@ another channel. No message changes it: a server that could would put sites of i
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,7 +22,7 @@ from ruamel.yaml.error import YAMLError
 from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean, refuse
 from fedstrata.core.files import bytes_in, write_atomically
 from fedstrata.core.settings.yaml import plain_values, shortened, told
-from fedstrata.privacy.identity import PUBLIC_BYTES, fingerprint
+from fedstrata.privacy.identity import KIND, PUBLIC_BYTES, fingerprint, public_text
 
 SITE_PATTERN = r"^[^\x00-\x1f\x7f]{1,128}$"
 """Of a site's name: 1 to 128 characters, none of them a control character."""
@@ -30,9 +30,7 @@ MOST_SITES = 1024
 """That a lock may name; those of one sum are fewer."""
 _VERSION = 1
 _KEYS = ("version", "sites")
-_KIND = "ed25519:"
-"""Stands before the digits, which YAML would else read as a number where they are one."""
-_PUBLIC = re.compile(rf"{_KIND}[0-9a-f]{{{2 * PUBLIC_BYTES}}}")
+_PUBLIC = re.compile(rf"{KIND}[0-9a-f]{{{2 * PUBLIC_BYTES}}}")
 _HEAD = (
     "# Whom this site sums with. Written by the site itself; compare every fingerprint by another channel.\n"
 )
@@ -64,8 +62,27 @@ def read_lock(path: Path) -> Lock:
         problems.append(Problem("", f"{path}: version must be {_VERSION}, not {found}"))
     refuse([*problems, *_problems(values["sites"], str(path))])
     return MappingProxyType(
-        {site: bytes.fromhex(public.removeprefix(_KIND)) for site, public in values["sites"].items()}
+        {site: bytes.fromhex(public.removeprefix(KIND)) for site, public in values["sites"].items()}
     )
+
+
+def lock_of(named: Sequence[str]) -> Lock:
+    """Returns what a command line says of sites, each as `NAME=PUBLIC`.
+
+    Raises:
+        ConfigurationError: A site's name or public half is not what it has to be, or two have the same; with
+            all that is wrong.
+    """
+    pairs = [text.rpartition("=") for text in named]
+    problems = [Problem("NAME=PUBLIC", f"{shortened(text)} has no name") for text in named if "=" not in text]
+    texts = {site: public for site, equals, public in pairs if equals}
+    problems += [
+        Problem("NAME=PUBLIC", f"site {shortened(site)} is named {count} times; once is enough")
+        for site, count in Counter(site for site, equals, _ in pairs if equals).items()
+        if count > 1
+    ]
+    refuse([*problems, *_problems(texts, "NAME=PUBLIC")])
+    return {site: bytes.fromhex(public.removeprefix(KIND)) for site, public in texts.items()}
 
 
 def write_lock(path: Path, sites: Lock) -> None:
@@ -78,7 +95,7 @@ def write_lock(path: Path, sites: Lock) -> None:
     Raises:
         ConfigurationError: A site's name or public half is not what it has to be, or two have the same.
     """
-    texts = {site: _KIND + public.hex() for site, public in sites.items()}
+    texts = {site: public_text(public) for site, public in sites.items()}
     refuse(_problems(texts, str(path)))
     lines = [f"{_quoted(site)}: {text}  # {fingerprint(sites[site])}" for site, text in sorted(texts.items())]
     text = "".join([_HEAD, f"version: {_VERSION}\nsites:\n", *(f"  {line}\n" for line in lines)])
@@ -102,7 +119,7 @@ def _problems(sites: Mapping[Any, Any], path: str) -> list[Problem]:
         if not isinstance(public, str) or not _PUBLIC.fullmatch(public):
             told_of.append(
                 f"site {shortened(site)}: {shortened(public)} is no public half of an identity, which has "
-                f"{2 * PUBLIC_BYTES} hexadecimal digits after {_KIND}"
+                f"{2 * PUBLIC_BYTES} hexadecimal digits after {KIND}"
             )
         else:
             holders[public].append(site)

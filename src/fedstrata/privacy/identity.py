@@ -15,6 +15,8 @@ from fedstrata.core.files import secret_bytes, write_new_secret
 
 PUBLIC_BYTES = 32
 """Of a public half."""
+KIND = "ed25519:"
+"""Stands before its digits, which YAML would else read as a number where they are one."""
 _FINGERPRINT_CHARACTERS = 20
 """5 bits each: who wants another key with a given fingerprint has to try 2^100."""
 
@@ -77,6 +79,11 @@ def is_signed(public: bytes, signature: bytes, data: bytes) -> bool:
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+def public_text(public: bytes) -> str:
+    """Returns a public half as files and people write it."""
+    return KIND + public.hex()
 
 
 def fingerprint(public: bytes) -> str:

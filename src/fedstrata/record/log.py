@@ -11,13 +11,47 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedstrata.core.files import hold
+from fedstrata.core.files import errors_naming, hold
 
 Listener = Callable[[str, Mapping[str, Any]], None]
 """Told `(event, facts)` as a run goes on."""
 
 
-class RecordLog:
+class LineLog:
+    """A file to which whole lines are appended; no other process writes to it as long as it is open.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ConfigurationError: Another process writes to it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._file = path, path.open("ab", buffering=0)
+        hold(self._file, f"another process is at work on the run in {path.parent}")
+
+    def write(self, line: bytes, *, durable: bool) -> None:
+        """Appends a line.
+
+        Args:
+            line: Its bytes, without the line break.
+            durable: Whether they must be on disk, and not only with the operating system, before this
+                returns.
+        """
+        left = memoryview(line + b"\n")
+        with errors_naming(self._path, self._path):
+            while left:
+                left = left[self._file.write(left) :]
+            if durable:
+                os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+class RecordLog(LineLog):
     """Appends events to a JSONL file.
 
     Args:
@@ -30,11 +64,10 @@ class RecordLog:
 
     def __init__(self, path: Path) -> None:
         self._torn = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
-        self._file = path.open("a", encoding="utf-8")
-        hold(self._file, f"another process is at work on the run in {path.parent}")
+        super().__init__(path)
 
     def append(self, event: str, facts: Mapping[str, Any], *, durable: bool = False) -> None:
-        """Appends one event and flushes it.
+        """Appends one event.
 
         Args:
             event: Its kind.
@@ -45,15 +78,9 @@ class RecordLog:
             ValueError: A fact is not JSON; NaN is not.
         """
         line = {"event": event, "time": datetime.now(UTC).isoformat(timespec="milliseconds"), **facts}
-        self._file.write("\n" * self._torn + json.dumps(line, allow_nan=False) + "\n")
+        text = "\n" * self._torn + json.dumps(line, allow_nan=False)
+        self.write(text.encode(), durable=durable)
         self._torn = False
-        self._file.flush()
-        if durable:
-            os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:

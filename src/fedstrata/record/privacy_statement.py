@@ -1,7 +1,7 @@
 """`privacy.md` of a run directory: what a run with differential privacy claims, and what it does not.
 
 It answers the questions that NIST SP 800-226, "Guidelines for Evaluating Differential Privacy Guarantees",
-2025, asks of any such claim, from the record alone: the same record gives the same text.
+2025, asks of any such claim, from the record and the clients' ledgers alone: the same give the same text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,14 +15,20 @@ from fedstrata.core.files import write_atomically
 from fedstrata.record.history import start_of
 from fedstrata.record.log import committed_rounds
 from fedstrata.record.privacy import largest, spent_by
-from fedstrata.record.words import epsilon, plural, visible
+from fedstrata.record.words import epsilon, plural, size, visible
 
 NAMES = {"patient": "patient", "document": "document", "window": "window of a document", "client": "client"}
 """The units of privacy in words."""
 
 
-def statement(events: Sequence[Mapping[str, Any]]) -> str | None:
-    """Returns the statement of a run, whether it has ended or not; none for a run without a mechanism."""
+def statement(events: Sequence[Mapping[str, Any]], sent: Sequence[Any] = ()) -> str | None:
+    """Returns the statement of a run, whether it has ended or not; none for a run without a mechanism.
+
+    Args:
+        events: Its record.
+        sent: What clients have sent by their ledgers, by kind (`fedstrata.privacy.ledger_summary.Sent`);
+            nothing where they keep these themselves.
+    """
     start = start_of(events)
     facts = (start or {}).get("privacy")
     if start is None or facts is None:
@@ -45,13 +51,15 @@ def statement(events: Sequence[Mapping[str, Any]]) -> str | None:
         lost=any(event["event"] == "client_failed" for event in events),
         named=len(spent),
         scored=any("clients" in event for event in rounds),
+        sent=sent,
         epsilon=epsilon,
         plural=plural,
+        size=size,
     )
     return visible(filled) + "\n"
 
 
-def write_statement(events: Sequence[Mapping[str, Any]], path: Path) -> None:
+def write_statement(events: Sequence[Mapping[str, Any]], path: Path, sent: Sequence[Any] = ()) -> None:
     """Writes the statement of a run, if it has one; it appears complete or not at all."""
-    if (text := statement(events)) is not None:
+    if (text := statement(events, sent)) is not None:
         write_atomically(path, [text.encode()])

@@ -93,6 +93,13 @@ class Frame:
         yield self.head
         yield from self.bodies
 
+    def sha256(self) -> str:
+        """Returns the hash of the frame as it travels, as hexadecimal digits; nothing is copied."""
+        digest = hashlib.sha256()
+        for piece in self.buffers():
+            digest.update(piece)
+        return digest.hexdigest()
+
     def tobytes(self) -> bytes:
         """Returns the frame as one piece; copies the payload."""
         return b"".join(self.buffers())
@@ -236,6 +243,11 @@ def _packed(header: Mapping[str, Any]) -> bytes:
 def dtype_of(name: str) -> torch.dtype:
     """Returns the dtype that safetensors calls by this name."""
     return _DTYPE_OF[name]
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Returns what safetensors calls a dtype."""
+    return _NAME_OF[dtype]
 
 
 def decode(frame: Frame, kind: type[MessageType]) -> MessageType:

@@ -1,0 +1,89 @@
+"""`fedstrata keys`: a site's identity, and whom it sums with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedstrata.cli.options import Debug
+from fedstrata.core.errors import ConfigurationError, Problem
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+COMPARE = "compare every fingerprint with that site's people by another channel: by telephone, or on paper"
+
+app = typer.Typer(no_args_is_help=True, help="Make a site's identity, and its list of the sites it trusts.")
+
+
+@app.command()
+def new(
+    path: Annotated[Path, typer.Argument(help="The file to make; its private half never leaves the site.")],
+    debug: Debug = False,
+) -> None:
+    """Make this site's identity in a file that nobody else may read (mode 600); none is overwritten.
+
+    Example: fedstrata keys new north.identity
+    """
+    identity = _identity()
+    _tell(identity, identity.Identity.create(path).public)
+
+
+@app.command()
+def show(
+    path: Annotated[Path, typer.Argument(help="A file that `fedstrata keys new` has made.")],
+    debug: Debug = False,
+) -> None:
+    """Print the public half of an identity, for the other sites, and the fingerprint to compare.
+
+    Example: fedstrata keys show north.identity
+    """
+    identity = _identity()
+    _tell(identity, identity.Identity.read(path).public)
+
+
+@app.command()
+def lock(
+    file: Annotated[Path, typer.Argument(help="The lock to write, usually federation.lock.")],
+    sites: Annotated[
+        list[str],
+        typer.Argument(metavar="NAME=PUBLIC...", help="Each site's name and public half, this one's too."),
+    ],
+    debug: Debug = False,
+) -> None:
+    """Write this site's own list of the sites it sums with, from their public halves.
+
+    Example: fedstrata keys lock federation.lock north=ed25519:58... south=ed25519:a1... east=ed25519:3c...
+    """
+    identity = _identity()
+    from fedstrata.privacy.federation_lock import lock_of, write_lock  # noqa: PLC0415 - heavy
+
+    if file.exists():
+        message = f"{file} exists: whom a site trusts is not overwritten; name another file, or move it away"
+        raise ConfigurationError([Problem("", message)])
+    known = lock_of(sites)
+    write_lock(file, known)
+    for name, public in sorted(known.items()):
+        typer.echo(f"{identity.fingerprint(public)}  {name}")
+    typer.echo(f"{file} names {len(known)} sites; before it is used, {COMPARE}")
+
+
+def _identity() -> ModuleType:
+    """Returns the module of identities.
+
+    Raises:
+        ConfigurationError: What it needs is not installed.
+    """
+    try:
+        from fedstrata.privacy import identity  # noqa: PLC0415 - heavy
+    except ModuleNotFoundError as error:
+        message = f"{error.name} is not installed; install it with: pip install 'fedstrata[privacy]'"
+        raise ConfigurationError([Problem("", message)]) from None
+    return identity
+
+
+def _tell(identity: ModuleType, public: bytes) -> None:
+    typer.echo(f"public half: {identity.public_text(public)}")
+    typer.echo(f"fingerprint: {identity.fingerprint(public)}")

@@ -1,0 +1,97 @@
+"""`fedstrata ledger`, as whoever answers for a site's data uses it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+from support import REPOSITORY, Call, RunTiny
+
+METHOD = ("method={name: layer_skipping, top: 1}", "threads=1")
+
+
+def folder_of(run_once: RunTiny, tmp_path: Path) -> Path:
+    """Returns a run's folder that may be changed."""
+    return Path(shutil.copytree(run_once(*METHOD).folder, tmp_path / "runs"))
+
+
+def test_show_tells_what_left(call: Call, run_once: RunTiny, tmp_path: Path) -> None:
+    told = call("ledger", "show", folder_of(run_once, tmp_path))
+    assert told.status == 0, told.err
+    for site in (1, 2, 3):
+        assert f"site-{site} ({tmp_path}/runs/clients/site-{site}/egress.jsonl)" in told.out
+    found = re.findall(r"  round \d: update \(train\): 12 tensors, loss \S+, weight \d+; .* kB; ", told.out)
+    assert len(found) == 6
+    assert told.out.count("2 things left, 79.3 kB, 2 of them without protection; epsilon: none") == 3
+
+
+def test_verify_takes_a_run_a_client_and_a_ledger(call: Call, run_once: RunTiny, tmp_path: Path) -> None:
+    run = folder_of(run_once, tmp_path)
+    whole = call("ledger", "verify", run)
+    assert (whole.status, whole.out.count("2 lines, as written; head ")) == (0, 3)
+    client = run / "clients" / "site-1"
+    heads = [call("ledger", "verify", path).out for path in (client, client / "egress.jsonl")]
+    assert heads[0] == heads[1] == whole.out.splitlines(keepends=True)[0]
+
+
+def test_what_is_wrong_is_named_with_its_line(call: Call, run_once: RunTiny, tmp_path: Path) -> None:
+    run = folder_of(run_once, tmp_path)
+    one, other = (run / "clients" / f"site-{site}" / "egress.jsonl" for site in (1, 3))
+    first, second = one.read_bytes().splitlines(keepends=True)
+    one.write_bytes(first + second.replace(b'"bytes":3', b'"bytes":4'))
+    other.write_bytes(other.read_bytes().splitlines(keepends=True)[1])
+    for verb in ("verify", "show"):
+        told = call("ledger", verb, run)
+        assert told.status == 1
+        assert f"{one}, line 2: it was changed after it was written" in told.err
+        assert f"{other}, line 1: it was written as line 2" in told.err
+        assert "site-2" in told.out
+    assert "1 thing left" in told.out, "what comes before is shown"
+
+
+def test_a_head_finds_a_tail_that_was_cut_off(call: Call, run_once: RunTiny, tmp_path: Path) -> None:
+    run = folder_of(run_once, tmp_path)
+    ledger = run / "clients" / "site-2" / "egress.jsonl"
+    first, second = ledger.read_bytes().splitlines(keepends=True)
+    heads = [json.loads(line)["hash"] for line in (first, second)]
+    assert [call("ledger", "verify", ledger, "--head", head).status for head in heads] == [0, 0]
+    ledger.write_bytes(first)
+    assert call("ledger", "verify", ledger).status == 0
+    told = call("ledger", "verify", ledger, "--head", heads[1])
+    assert told.status == 1
+    assert f"{ledger}, line 2: no line has the hash {heads[1]}" in told.err
+    several = call("ledger", "verify", run, "--head", heads[0])
+    assert several.status == 2
+    assert "holds 3; name one" in several.err
+
+
+def test_where_there_is_no_ledger_is_said(call: Call, tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "missing"):
+        told = call("ledger", "show", path)
+        assert told.status == 2
+        assert f"{path} holds no ledger" in told.err
+
+
+def test_a_hostile_ledger_shows_no_control_characters(call: Call, tmp_path: Path) -> None:
+    from fedstrata.privacy.ledger_verification import LEDGER, NOTHING, canonical, hash_of_line
+
+    line = {
+        **{"version": 1, "number": 1, "before": NOTHING, "frame": NOTHING, "bytes": 2**62, "call": 0},
+        **{"client": "\x1b[2J", "run": None, "round": 0, "handler": "\x07", "what": "\n", "epsilon": 1e308},
+        **{"protection": "\x1b", "tensors": {}, "values": {"\x1b": "\x1b", **{str(n): n for n in range(99)}}},
+        "again": None,
+    }
+    (tmp_path / LEDGER).write_bytes(canonical({**line, "hash": hash_of_line(line)}) + b"\n")
+    told = call("ledger", "show", tmp_path)
+    assert told.status == 0, told.err
+    assert "92 more" in told.out
+    assert not re.search(r"[^\n\x20-\U0010ffff]", told.out)
+
+
+def test_the_page_has_the_fields_of_a_line(run_once: RunTiny) -> None:
+    page = (REPOSITORY / "docs" / "ledger.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?`) \|", page, flags=re.MULTILINE)
+    (line, _) = (run_once(*METHOD).folder / "clients" / "site-1" / "egress.jsonl").read_text().splitlines()
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(json.loads(line))
