@@ -35,6 +35,9 @@ from fedstrata.train.work import counted_passes
 from fedstrata.wire import frame
 from fedstrata.wire.frame import Frame
 
+EXCHANGE = "secure/"
+"""Before the name of a handler that every client has: an exchange of a masked sum."""
+
 
 @dataclass(frozen=True, slots=True)
 class Order:

@@ -21,11 +21,11 @@ from fedstrata.core.task import Task
 from fedstrata.data.partition import LABEL_OF
 from fedstrata.data.split import Split, every
 from fedstrata.engine.model import refusals, with_adapter
-from fedstrata.engine.privacy import settings_problems
+from fedstrata.engine.privacy import settings_problems, sum_problems
 from fedstrata.engine.sampling import sample_size
 from fedstrata.methods import METHODS
 from fedstrata.methods.divided import Divided
-from fedstrata.privacy.accounting import require_installed
+from fedstrata.privacy.accounting import require_ciphers, require_installed
 from fedstrata.record.trackers import require_trackers
 from fedstrata.tasks import TASKS
 from fedstrata.train.processor import warn_of_slow_bfloat16
@@ -233,6 +233,7 @@ def device_of(settings: RunSettings) -> torch.device:
 def machine_problems(settings: RunSettings) -> list[Problem]:
     """Returns the problems that the device is not there, and that what is asked for is not installed."""
     private = [require_installed] if settings.privacy.mechanism != "none" else []
+    private += [require_ciphers] if settings.privacy.secure_aggregation else []
     return refusals(lambda: device_of(settings), lambda: require_trackers(settings.report_to), *private)
 
 
@@ -282,7 +283,11 @@ def unfit_clients(
         sites: The documents of each site by split; one without training documents is no client.
     """
     clients = [name for name, own in sites.items() if own.train]
-    return [*unfit_participants(settings.federation, method, clients), *task.named_in_vain(every(sites))]
+    return [
+        *unfit_participants(settings.federation, method, clients),
+        *(sum_problems(settings, len(clients)) if method is None or not method.not_summed() else ()),
+        *task.named_in_vain(every(sites)),
+    ]
 
 
 def unfit_participants(
@@ -341,6 +346,10 @@ def unservable(settings: RunSettings, method: Method | None, *, joins: bool = Fa
         "data.split.server": (joins and data.split.server, "documents of the server's own lie at the server"),
         "report_to": (joins and settings.report_to, "the server reports"),
         "workers": (settings.workers != 1, "each computes its own turns, one at a time"),
+        "privacy.secure_aggregation": (
+            settings.privacy.secure_aggregation,
+            "it is not there yet between processes; fedstrata run has it",
+        ),
     }
     without = "has no meaning with clients that are processes of their own"
     return [Problem(path, f"{without}: {why}") for path, (value, why) in asked.items() if value]
