@@ -346,13 +346,13 @@ def unservable(settings: RunSettings, method: Method | None, *, joins: bool = Fa
         "data.split.server": (joins and data.split.server, "documents of the server's own lie at the server"),
         "report_to": (joins and settings.report_to, "the server reports"),
         "workers": (settings.workers != 1, "each computes its own turns, one at a time"),
-        "privacy.secure_aggregation": (
-            settings.privacy.secure_aggregation,
-            "it is not there yet between processes; fedstrata run has it",
-        ),
     }
     without = "has no meaning with clients that are processes of their own"
-    return [Problem(path, f"{without}: {why}") for path, (value, why) in asked.items() if value]
+    found = [Problem(path, f"{without}: {why}") for path, (value, why) in asked.items() if value]
+    if settings.privacy.secure_aggregation:
+        message = "is not there yet between processes; fedstrata run has it, as a simulation"
+        found.append(Problem("privacy.secure_aggregation", message))
+    return found
 
 
 def _sampling(federation: FederationSettings, clients: int) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.files import hash_of
 from fedstrata.core.model import Layout
 from fedstrata.core.types import Message
@@ -82,26 +81,6 @@ def sum_facts(privacy: Privacy) -> dict[str, Any] | None:
     if not settings.secure_aggregation:
         return None
     return {"range": settings.range, "survivors": settings.survivors}
-
-
-def require_same_sums(begun: Mapping[str, Any] | None, privacy: Privacy) -> None:
-    """Refuses to go on with other sums than a run began with, or without: what was hidden stays hidden.
-
-    Args:
-        begun: What the record says of them.
-        privacy: The run's, as it would go on.
-
-    Raises:
-        ConfigurationError: They are others.
-    """
-    now = sum_facts(privacy)
-    if (begun is None) != (now is None):
-        was, would = begun is not None, now is not None
-        message = f"was {str(was).lower()} and would be {str(would).lower()}; begin another run"
-        raise ConfigurationError([Problem("privacy.secure_aggregation", message)])
-    if begun is not None and now is not None and begun["survivors"] != now["survivors"]:
-        message = f"was {begun['survivors']} and would be {now['survivors']}; begin another run"
-        raise ConfigurationError([Problem("privacy.survivors", message)])
 
 
 def peaks(device: torch.device, others: Sequence[Mapping[str, int | None]]) -> dict[str, int | None]:

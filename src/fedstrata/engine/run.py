@@ -23,7 +23,6 @@ from fedstrata.engine.facts import (
     model_facts,
     peaks,
     privacy_facts,
-    require_same_sums,
     saved_weights,
     sum_facts,
 )
@@ -155,7 +154,6 @@ class Run(Generic[EngineType]):
         if begun:
             self.engine.require_same(begun[-1])
             self._require_same_noise(begun[-1].get("privacy"))
-            require_same_sums(begun[-1].get("secure_aggregation"), self.experiment.privacy)
         committed, wanted = len(committed_rounds(events)), self.experiment.settings.federation.rounds
         if wanted < committed:
             message = f"must be at least {committed}, the rounds already committed, not {wanted}"

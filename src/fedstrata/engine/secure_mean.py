@@ -149,8 +149,9 @@ class SecureAggregation:
         return found.mean
 
     def facts(self, book: Book) -> dict[str, Any]:
-        """Returns what the record says of a round's sum."""
-        return {**self._facts, "bytes_up": book.meter.said_up, "bytes_down": book.meter.said_down}
+        """Returns, once, what the record says of a round's sum."""
+        told, self._facts = self._facts, {}
+        return {**told, "bytes_up": book.meter.said_up, "bytes_down": book.meter.said_down}
 
     def load(self, committed: int, attempt: int) -> None:
         """Goes on after a round with the ranges that there were.
