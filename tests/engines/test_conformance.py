@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 from private_client import PRIVATE
-from remote_run import Clients, served
+from remote_run import CLIENTS, Clients, served
 from support import TINY, Finished, RunTiny, assert_same_tensors, finished, report_nothing
 from troubled import Troubled, TwoHandlers
 
@@ -27,6 +27,8 @@ from fedstrata.engine.remote import RemoteEngine
 from fedstrata.engine.remote_turns import RemoteTurns
 from fedstrata.engine.run_folder import open_run
 from fedstrata.methods import METHODS
+from fedstrata.privacy.federation_lock import write_lock
+from fedstrata.privacy.identity import Identity
 from fedstrata.transport.timing import Timing
 
 ENGINES = ("workers", "remote")
@@ -143,6 +145,24 @@ def test_it_is_the_local_one(
     own = "federation.score_everywhere=false"  # which needs all documents in one place
     local, other = run_once(*overrides, own, "threads=1"), run_by(engine, *overrides, own, "threads=1")
     assert_same(local, other, ends_there=overrides in DIVIDED)
+
+
+def test_a_secure_sum_between_processes_is_that_of_a_simulation(
+    run_by: RunBy, run_once: RunTiny, tmp_path: Path
+) -> None:
+    """Each site has an identity and a lock of its own, which no server has ever seen."""
+    secure = ("privacy.secure_aggregation=true", "method={name: layer_skipping, top: 1, head: local}")
+    own = ("privacy.scores=summed", "federation.score_everywhere=false", "threads=1")
+    local = run_once(*secure, *own)
+    publics = {}
+    for client in CLIENTS:
+        home = tmp_path / "served" / f"home of {client}"
+        home.mkdir(parents=True, mode=0o700)
+        publics[client] = Identity.create(home / "identity.pem").public
+    for client in CLIENTS:
+        write_lock(tmp_path / "served" / f"home of {client}" / "federation.lock", publics)
+    remote = run_by("remote", *secure, *own)
+    assert_same(local, remote)
 
 
 def test_a_resumed_run_may_have_another(run_tiny: RunTiny, run_once: RunTiny) -> None:

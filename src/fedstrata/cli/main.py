@@ -11,6 +11,7 @@ from fedstrata.cli import (
     attack,
     compare,
     export,
+    keys,
     methods,
     plan,
     predict,
@@ -58,6 +59,7 @@ app.command()(methods.methods)
 app.command()(report.report)
 app.command()(synth.synth)
 app.add_typer(attack.app, name="attack")
+app.add_typer(keys.app, name="keys")
 app.add_typer(split.app, name="split")
 
 

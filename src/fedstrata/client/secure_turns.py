@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel
@@ -17,8 +18,8 @@ from torch import Tensor
 from fedstrata.client.failures import is_client_failure, release_memory
 from fedstrata.client.site import Site
 from fedstrata.client.store import client_folder
-from fedstrata.client.turn import EXCHANGE, Done, Failed, Order, Workplace
-from fedstrata.core.errors import FrameError
+from fedstrata.client.turn import EXCHANGE, INPUT, Done, Failed, Order, Workplace
+from fedstrata.core.errors import ConfigurationError, FrameError, Problem
 from fedstrata.core.settings.privacy import LEAST_SITES
 from fedstrata.core.types import Message, Plan, Tensors, Update
 from fedstrata.privacy.federation_lock import Lock, read_lock
@@ -46,11 +47,9 @@ from fedstrata.privacy.secure_sum.messages import (
 from fedstrata.privacy.secure_sum.refusals import SessionLost, WrongSum
 from fedstrata.wire import frame
 
-KEYS, SHARES, INPUT, CONSISTENCY, UNMASK = (
-    EXCHANGE + name for name in ("keys", "shares", "input", "consistency", "unmask")
-)
-IDENTITY, LOCK, ATTEMPTS = "identity.pem", "federation.lock", "sums.sqlite"
-"""A client's own files: its key, whom it sums with, and what it has begun."""
+KEYS, SHARES, CONSISTENCY, UNMASK = (EXCHANGE + name for name in ("keys", "shares", "consistency", "unmask"))
+ATTEMPTS = "sums.sqlite"
+"""A file in a client's folder: what it has begun, and what it has released."""
 
 Said = TypeVar("Said", bound=BaseModel)
 
@@ -101,10 +100,11 @@ class SecureTurns:
 
     Args:
         workplace: Where they compute.
+        files_of: Returns where a client has its identity, and where its lock.
     """
 
-    def __init__(self, workplace: Workplace) -> None:
-        self._workplace = workplace
+    def __init__(self, workplace: Workplace, files_of: Callable[[str], tuple[Path, Path]]) -> None:
+        self._workplace, self._files_of = workplace, files_of
         self._model = ""
         self._pinned: dict[str, tuple[Identity, Lock]] = {}
         self._sessions: dict[str, _Session] = {}
@@ -127,14 +127,29 @@ class SecureTurns:
             release_memory(error)
             return Failed(error, time.perf_counter() - started)
 
+    def pinned(self, client: str) -> tuple[Identity, Lock]:
+        """Returns a client's identity and its lock, which are read once.
+
+        Raises:
+            ConfigurationError: They cannot be read, or the lock has another identity for the client.
+        """
+        if client not in self._pinned:
+            own, known = self._files_of(client)
+            identity, lock = Identity.read(own), read_lock(known)
+            if lock.get(client) != identity.public:
+                message = (
+                    f"{known} has not the identity in {own} under {client!r}; write its public half there"
+                )
+                raise ConfigurationError([Problem("", message)])
+            self._pinned[client] = identity, lock
+        return self._pinned[client]
+
     def _keys(self, order: Order, site: Site) -> Done:
         """Begins a mean."""
         started = time.perf_counter()
         terms = unpack(Message({}, frame.decode(order.plan, Plan).values), MeanTerms)
+        identity, lock = self.pinned(order.client)
         folder = client_folder(self._workplace.folder, order.client)
-        if order.client not in self._pinned:
-            self._pinned[order.client] = Identity.read(folder / IDENTITY), read_lock(folder / LOCK)
-        identity, lock = self._pinned[order.client]
         names, attempts = names_of(terms), SumAttempts(folder / ATTEMPTS)
         minimum = self._workplace.privacy.settings.survivors or LEAST_SITES
         clients = {

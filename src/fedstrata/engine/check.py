@@ -348,11 +348,7 @@ def unservable(settings: RunSettings, method: Method | None, *, joins: bool = Fa
         "workers": (settings.workers != 1, "each computes its own turns, one at a time"),
     }
     without = "has no meaning with clients that are processes of their own"
-    found = [Problem(path, f"{without}: {why}") for path, (value, why) in asked.items() if value]
-    if settings.privacy.secure_aggregation:
-        message = "is not there yet between processes; fedstrata run has it, as a simulation"
-        found.append(Problem("privacy.secure_aggregation", message))
-    return found
+    return [Problem(path, f"{without}: {why}") for path, (value, why) in asked.items() if value]
 
 
 def _sampling(federation: FederationSettings, clients: int) -> str:

@@ -81,10 +81,10 @@ class LocalEngine(Engine):
     def _secure_turns(self) -> SecureTurns:
         """Returns what answers the orders of masked sums; clients have their identities then."""
         from fedstrata.client.secure_turns import SecureTurns  # noqa: PLC0415 - optional
-        from fedstrata.engine.simulated_identities import simulated_identities  # noqa: PLC0415
+        from fedstrata.engine.simulated_identities import files_of, simulated_identities  # noqa: PLC0415
 
         self.sums = simulated_identities(self._folder, list(self._site))
-        return SecureTurns(self.workplace)
+        return SecureTurns(self.workplace, partial(files_of, self._folder))
 
     @property
     def whole(self) -> Model:

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedstrata.adapters.attach import plain_where_needed
 from fedstrata.client.failures import describe
-from fedstrata.client.turn import Failed, Order
+from fedstrata.client.turn import EXCHANGE, Failed, Order, only_says
 from fedstrata.core.cohort import Service
 from fedstrata.core.errors import LineError
 from fedstrata.core.types import JSON, ClientInfo, Plan, State, Tensors, Update
@@ -84,6 +84,7 @@ class RemoteEngine(Engine):
         begun = start_of(events) if committed_rounds(events) else None
         self.weights: Mapping[str, str] = begun.get("ends", {}) if begun else {}
         self.id: str | None = begun.get("id") if begun else secrets.token_hex(8)
+        self.sums = self.id or ""
         self._recorded: set[str] | None = set(begun["clients"]) if begun else None
         self._given_up: set[str] = set()
         self._hub: Hub | None = None
@@ -207,7 +208,7 @@ class RemoteEngine(Engine):
     def _turns(self, orders: Iterator[Order], service: Service, meter: Meter) -> Turns:
         if (first := next(orders, None)) is None:
             return
-        scoring = first.handler == SCORE
+        scoring = first.handler == SCORE or only_says(first.handler)
         if not scoring and first.round != self._under_way:
             self._under_way = first.round
             self._lost, self._delivered = set(), set()
@@ -243,6 +244,8 @@ class RemoteEngine(Engine):
         Raises:
             FrameError: It is not what the method expects.
         """
+        if order.handler.startswith(EXCHANGE):
+            return  # whoever makes the sum looks at it
         if order.handler != SCORE:
             method = self._method
             said: Any = self.hub.greeting(order.client)["trained"]  # compared when it joined

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel
 
-from fedstrata.client.secure_turns import CONSISTENCY, INPUT, KEYS, SHARES, UNMASK, read_said, said_of
+from fedstrata.client.secure_turns import CONSISTENCY, KEYS, SHARES, UNMASK, read_said, said_of
+from fedstrata.client.turn import INPUT
 from fedstrata.core.cohort import Mean
 from fedstrata.core.errors import FedstrataError, FrameError
 from fedstrata.core.files import write_atomically
@@ -246,13 +247,9 @@ class SecureAggregation:
 
         shapes = {which: subject.shapes for which, subject in subjects.items()}
         for info, update in cohort.inputs(INPUT, terms.sum.handler, plan_of):
-            try:
-                said = read_said(update.values, MaskedInput, update.tensors, shapes)
-            except FrameError as error:
-                cohort.reject(info.id, error)
-                continue
-            for which, server in servers.items():
-                server.add(said[which], update.tensors)
+            said = _heard(cohort, info.id, update, MaskedInput, servers, shapes)
+            for which, own in said.items():
+                servers[which].add(own, update.tensors)
         unmasking = {which: server.close(place / which) for which, server in servers.items()}
         survivors = {which: each.survivors for which, each in unmasking.items()}
         asked = survivors[CHANGES].sites
@@ -268,7 +265,9 @@ class SecureAggregation:
         assert unmasking.proof is not None  # noqa: S101 - it was made before
         signers = [each.site for each in unmasking.proof.signatures]
         proof = Plan(values=said_of({which: unmasking.proof}))
-        for own in self._said(cohort, terms, UNMASK, signers, lambda _: proof, ReleasedShares).values():
+        for own in self._said(
+            cohort, terms, UNMASK, signers, lambda _: proof, ReleasedShares, [which]
+        ).values():
             unmasking.take(own[which])
 
     def _said(
@@ -279,12 +278,13 @@ class SecureAggregation:
         clients: Sequence[str],
         message_of: Callable[[str], Plan],
         kind: type[Said],
+        sums: Collection[str] = (CHANGES, SATURATED),
     ) -> dict[str, dict[str, Said]]:
         """Returns what each client says of each sum in one exchange; who is lost is not among them."""
-        found = {}
-        counted = turn in (CONSISTENCY, UNMASK)
+        found, counted = {}, turn in (CONSISTENCY, UNMASK)
         for client, update in cohort.exchange(turn, terms.sum.call, clients, message_of, counted=counted):
-            found[client] = read_said(update.values, kind)
+            if said := _heard(cohort, client, update, kind, sums):
+                found[client] = said
         return found
 
     def _refuse(self, handler: str, terms: MeanTerms, error: SecureSumRefusal) -> None:
@@ -322,3 +322,22 @@ class SecureAggregation:
 def _of(which: str, said: Mapping[str, Mapping[str, Said]]) -> list[Said]:
     """Returns what all clients say of one of the sums."""
     return [own[which] for own in said.values()]
+
+
+def _heard(
+    cohort: Exchanging,
+    client: str,
+    update: Update,
+    kind: type[Said],
+    sums: Collection[str],
+    shapes: Mapping[str, Mapping[str, tuple[int, ...]]] | None = None,
+) -> dict[str, Said]:
+    """Returns what a client says of these sums; nothing of one that says something else, which is lost."""
+    try:
+        said = read_said(update.values, kind, update.tensors, shapes)
+        if set(said) != set(sums) or any(getattr(each, "site", client) != client for each in said.values()):
+            raise FrameError("what came is of other sums than were asked for, or of another site")
+    except FrameError as error:
+        cohort.reject(client, error)
+        return {}
+    return said

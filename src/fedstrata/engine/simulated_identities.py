@@ -9,10 +9,15 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedstrata.client.secure_turns import IDENTITY, LOCK
 from fedstrata.client.store import client_folder
 from fedstrata.privacy.federation_lock import write_lock
 from fedstrata.privacy.identity import Identity
+
+
+def files_of(run: Path, client: str) -> tuple[Path, Path]:
+    """Returns where a simulated client has its identity, and where its lock."""
+    folder = client_folder(run, client)
+    return folder / "identity.pem", folder / "federation.lock"
 
 
 def simulated_identities(run: Path, clients: Sequence[str]) -> str:
@@ -27,12 +32,11 @@ def simulated_identities(run: Path, clients: Sequence[str]) -> str:
     """
     publics = {}
     for client in clients:
-        folder = client_folder(run, client)
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / IDENTITY
+        path, _ = files_of(run, client)
+        path.parent.mkdir(parents=True, exist_ok=True)
         publics[client] = (Identity.read(path) if path.exists() else Identity.create(path)).public
     for client in clients:
-        path = client_folder(run, client) / LOCK
+        _, path = files_of(run, client)
         if not path.exists():
             write_lock(path, publics)
     return hashlib.sha256(b"".join(sorted(publics.values()))).hexdigest()[:16]

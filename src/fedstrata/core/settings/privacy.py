@@ -54,7 +54,8 @@ class PrivacySettings(Settings):
     scores: Literal["none", "summed"] = Field(
         default="none",
         description="What clients that are processes of their own tell of their validation and test "
-        "documents: nothing, or counts that add up. Epsilon does not cover them.",
+        "documents (mechanism local, secure_aggregation): nothing, or counts that add up. Epsilon does not "
+        "cover them, and no mask.",
     )
     noise: Literal["secure", "seeded"] = Field(
         default="secure",
@@ -96,6 +97,8 @@ class PrivacySettings(Settings):
         both = ("epsilon", "delta", "sigma", "clip", "spare_turns", "noise")
         local = ("unit", "units", "windows", "expected_batch", "steps", "scores")
         owners = {name: ["local", "central"] for name in both} | {name: ["local"] for name in local}
+        if self.secure_aggregation:
+            del owners["scores"]  # of a client that tells nothing else either
         for name, choices in idle_settings(self, self.mechanism, owners).items():
             yield f"{name} has no meaning with mechanism {self.mechanism!r}; it is for {' or '.join(choices)}"
         summed = {"range": ["True"], "survivors": ["True"]}
