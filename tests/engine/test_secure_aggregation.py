@@ -13,6 +13,7 @@ from support import TINY, Finished, RunTiny, assert_same_tensors
 
 from fedstrata.cli.display import Display
 from fedstrata.client import secure_turns
+from fedstrata.client.store import ClientStore, client_folder
 from fedstrata.client.turn import Order, Workplace
 from fedstrata.core.errors import ClientsLostError, ConfigurationError
 from fedstrata.core.settings.source import read_source
@@ -158,6 +159,15 @@ def test_values_beyond_the_range_are_never_unmasked_and_the_next_range_is_wider(
     assert made["range"] == pytest.approx(0.064)
     assert made["saturated"] == 0
     assert left == ["train/saturated"] * 8 + ["train"] * 4
+
+
+def test_of_a_refused_round_no_client_keeps_anything(run_tiny: RunTiny) -> None:
+    run = run_tiny(*SECURE, "method.head=local", "privacy.range=0.004")
+    assert [event["abandoned"] for event in run.of("round")] == [True, False]
+    for client in ("site-1", "site-2", "site-3", "site-4"):
+        folder = client_folder(run.folder, client)
+        assert ClientStore(folder, 1).version is None
+        assert ClientStore(folder, 2).version is not None
 
 
 class Killed(BaseException):

@@ -45,7 +45,7 @@ def test_a_site_that_names_them_is_asked_for_nothing_in_the_clear(tmp_path: Path
 
 
 def test_a_lock_with_another_identity_for_the_site_is_refused_before_it_joins(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="has not the identity in .* under 'site-1'"):
+    with pytest.raises(ConfigurationError, match=r"has not the identity in .* under 'site-1'"):
         site(tmp_path, SECURE, own="site-2")
 
 

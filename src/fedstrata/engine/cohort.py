@@ -186,6 +186,12 @@ class RoundCohort:
         self.trained_scores.pop(client, None)
         self.book.fail(client, error)
 
+    def take_back(self, error: FedstrataError) -> None:
+        """Has everybody who is left drop what the round has brought."""
+        for info in self.clients:
+            if info.id not in self.book.attendance.lost:
+                self.engine.undo(info.id, self.book.number, error)
+
     def _taken(
         self,
         handler: str,

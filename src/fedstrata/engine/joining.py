@@ -258,7 +258,7 @@ class RemoteClient:
 
     def _undo(self, header: Header) -> None:
         """Drops what was learnt in a turn; what was learnt before it in the round stays when scores fail."""
-        if _learns(header):
+        if header.handler != SCORE:
             self._workplace.undo(self.id, header.round)
 
     def _refused(self, header: Header, content: Frame) -> None:

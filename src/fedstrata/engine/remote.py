@@ -221,7 +221,7 @@ class RemoteEngine(Engine):
                 yield order
 
         def delivered(client: str, turn: int) -> None:
-            self._last[client] = (turn, scoring)
+            self._last[client] = (turn, first.handler == SCORE)
             if not scoring:
                 self._delivered.add(client)
                 self._at_work.discard(client)
@@ -265,6 +265,8 @@ class RemoteEngine(Engine):
 
     def undo(self, client: str, number: int, error: Exception) -> None:
         """Tells a client that its last turn does not count."""
+        if client not in self._last:  # nothing was asked of it
+            return
         turn, scoring = self._last.pop(client)
         tell_failed(self.hub, client, turn, describe(error))
         if not scoring:
@@ -357,9 +359,10 @@ class RemoteEngine(Engine):
 
 
 def _rounds_of(events: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:
-    """Returns the committed rounds of a run that each client has delivered in."""
+    """Returns the committed rounds of a run that each client has delivered in, but for abandoned ones."""
     found: dict[str, list[int]] = {}
-    failed = {event["round"]: set(event["failed"]) for event in committed_rounds(events)}
+    rounds = [event for event in committed_rounds(events) if not event.get("abandoned")]
+    failed = {event["round"]: set(event["failed"]) for event in rounds}
     for event in events:
         if event["event"] == "client" and event["client"] not in failed.get(
             event["round"], {event["client"]}

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from pydantic import BaseModel
 
@@ -93,6 +93,9 @@ class Exchanging(Protocol):
     def reject(self, client: str, error: FedstrataError) -> None:
         """Does without a client."""
 
+    def take_back(self, error: FedstrataError) -> None:
+        """Has everybody who is left drop what the round has brought."""
+
 
 @dataclass
 class SecureAggregation:
@@ -145,7 +148,7 @@ class SecureAggregation:
             total = unmasking[CHANGES].finish()
             found = mean_from(total, base, terms, survivors, self.settings.range)
         except SecureSumRefusal as error:
-            self._refuse(handler, terms, error)
+            self._refuse(cohort, handler, terms, error)
         self._take(cohort, handler, terms, found)
         return found.mean
 
@@ -287,12 +290,15 @@ class SecureAggregation:
                 found[client] = said
         return found
 
-    def _refuse(self, handler: str, terms: MeanTerms, error: SecureSumRefusal) -> None:
-        """Ends a round whose sum is not there.
+    def _refuse(
+        self, cohort: Exchanging, handler: str, terms: MeanTerms, error: SecureSumRefusal
+    ) -> NoReturn:
+        """Ends a round whose sum is not there; what clients have stored of it does not count either.
 
         Raises:
             RoundAbandonedError: Always.
         """
+        cohort.take_back(error)
         self._facts |= {"refused": type(error).__name__}
         if isinstance(error, TooManySaturated):
             self._bounds[handler] = {each.name: WIDER * each.bound for each in terms.tensors}
