@@ -144,7 +144,7 @@ def main(address: str, client: str, folder: str, behaviour: str, *overrides: str
     def listen(event: str, facts: Any) -> None:
         print(event, flush=True)
 
-    remote = RemoteClient(experiment, client, Path(folder), listen)
+    remote = RemoteClient(experiment, client, Path(folder), listen, **pinned(Path(folder)))
     timing = Timing(answer=60.0, reconnect=20.0, keepalive=2.0)
 
     def session_of(own: RemoteClient) -> Membership:
@@ -156,6 +156,12 @@ def main(address: str, client: str, folder: str, behaviour: str, *overrides: str
     with session_of(remote) as membership:
         print("joined", flush=True)
         remote.serve(membership)
+
+
+def pinned(home: Path) -> dict[str, Path]:
+    """The site's identity and lock, if a test has put them into its home."""
+    files = {"identity": home / "identity.pem", "lock": home / "federation.lock"}
+    return {name: path for name, path in files.items() if path.exists()}
 
 
 def answer_prompts(

@@ -57,6 +57,7 @@ SUMMARY_KEYS = {
     "memory": {"peak_rss_bytes", "peak_gpu_bytes", "device_mean_bytes", "device_peak_bytes"},
     "energy_joules": None,
     "saved": None,
+    "secure_aggregation": None,
     "privacy": {
         "mechanism",
         "unit",

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 from private_client import PRIVATE
-from remote_run import Clients, served
+from remote_run import CLIENTS, Clients, served
 from support import TINY, Finished, RunTiny, assert_same_tensors, finished, report_nothing
 from troubled import Troubled, TwoHandlers
 
@@ -29,6 +29,8 @@ from fedstrata.engine.remote_turns import RemoteTurns
 from fedstrata.engine.run_folder import open_run
 from fedstrata.methods import METHODS
 from fedstrata.privacy.ledger_verification import LEDGER, read_ledger
+from fedstrata.privacy.federation_lock import write_lock
+from fedstrata.privacy.identity import Identity
 from fedstrata.transport.timing import Timing
 
 ENGINES = ("workers", "remote")
@@ -169,6 +171,54 @@ def test_it_is_the_local_one(
     local, other = run_once(*overrides, own, "threads=1"), run_by(engine, *overrides, own, "threads=1")
     assert_same(local, other, ends_there=overrides in DIVIDED)
     assert_same_ledgers(local, other, served=engine == "remote")
+
+
+def give_identities(served: Path) -> None:
+    """Makes an identity and a lock in the home of each client."""
+    homes = {client: served / f"home of {client}" for client in CLIENTS}
+    for home in homes.values():
+        home.mkdir(parents=True, mode=0o700)
+    publics = {client: Identity.create(home / "identity.pem").public for client, home in homes.items()}
+    for home in homes.values():
+        write_lock(home / "federation.lock", publics)
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_loses_the_sessions_of_its_clients_alone(
+    run_tiny: RunTiny, tmp_path: Path
+) -> None:
+    """Two of six were at it, and five have to be left; the next round has all of them again."""
+    sites = ("data.synthetic.sites=6", "data.synthetic.notes=6", "privacy.secure_aggregation=true")
+    run = run_tiny(*troubled("is killed", tmp_path), *sites, "workers=3")
+    first, second = (event["secure_aggregation"] for event in run.of("round"))
+    lost = {event["client"]: event["error"] for event in run.of("client_failed")}
+    assert lost == {"site-2": "WorkerLostError", "site-5": "SessionLost"}
+    assert (first["refused"], second["refused"]) == ("TooFewSites", None)
+    assert len(second["survivors"]) == 6
+
+
+@pytest.mark.slow
+def test_a_site_that_is_killed_in_a_secure_sum_costs_the_rounds_that_need_it(
+    clients: Clients, tmp_path: Path
+) -> None:
+    give_identities(tmp_path / "served")
+    overrides = (*troubled("is killed", tmp_path), "privacy.secure_aggregation=true")
+    run = served(tmp_path / "served", clients, *overrides)
+    assert [event["secure_aggregation"]["refused"] for event in run.of("round")] == ["TooFewSites"] * 2
+    assert [event["abandoned"] for event in run.of("round")] == [True, True]
+    assert not kept_by(run, "site-1").tensors, "of a round that changes nothing nobody keeps anything"
+
+
+def test_a_secure_sum_between_processes_is_that_of_a_simulation(
+    run_by: RunBy, run_once: RunTiny, tmp_path: Path
+) -> None:
+    """Each site has an identity and a lock of its own, which no server has ever seen."""
+    secure = ("privacy.secure_aggregation=true", "method={name: layer_skipping, top: 1, head: local}")
+    own = ("privacy.scores=summed", "federation.score_everywhere=false", "threads=1")
+    local = run_once(*secure, *own)
+    give_identities(tmp_path / "served")
+    remote = run_by("remote", *secure, *own)
+    assert_same(local, remote)
 
 
 def test_a_resumed_run_may_have_another(run_tiny: RunTiny, run_once: RunTiny) -> None:

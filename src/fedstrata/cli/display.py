@@ -153,7 +153,8 @@ class Display(EventDisplay):
         if len(clients) < len(scores["clients"]):
             what = f"the {ENDS} lowest and {ENDS} highest of {len(scores['clients'])} clients"
             self.say(f"{what}; all are in summary.json")
-        for line in [*_cost(summary), *_privacy(summary.get("privacy") or {})]:
+        summed = _summed(summary.get("secure_aggregation") or {})
+        for line in [*_cost(summary), *_privacy(summary.get("privacy") or {}), *summed]:
             self.say(line)
         if (folder / "privacy.md").exists():
             self.say(f"what is protected, and what is not: {folder / 'privacy.md'}")
@@ -247,3 +248,15 @@ def _cost(summary: Mapping[str, Any]) -> list[str]:
             peak = decimal(round(summary["memory"]["device_peak_bytes"]))
             lines.append(f"training takes {decimal(round(memory))} of a device's memory, {peak} at the peak")
     return lines
+
+
+def _summed(facts: Mapping[str, Any]) -> list[str]:
+    """Says of a finished run's masked sums how few clients were in one, how exact it is, and their cost."""
+    if not facts:
+        return []
+    took = f"{decimal(facts['bytes_up'])} up and {decimal(facts['bytes_down'])} down beside the updates"
+    if not facts["rounds"]:
+        return [f"secure aggregation: no sum could be unmasked; {took}"]
+    rounds = plural(facts["rounds"], "round")
+    few = f"{facts['fewest_survivors']} clients or more in the sums of {rounds}"
+    return [f"secure aggregation: {few}, each mean within {facts['error']:.1g} of the exact one; {took}"]

@@ -60,9 +60,9 @@ app.command()(methods.methods)
 app.command()(report.report)
 app.command()(synth.synth)
 app.add_typer(attack.app, name="attack")
-app.add_typer(split.app, name="split")
-app.add_typer(ledger.app, name="ledger")
 app.add_typer(keys.app, name="keys")
+app.add_typer(ledger.app, name="ledger")
+app.add_typer(split.app, name="split")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`fedstrata methods`: every method, what travels, and whether it may be differentially private."""
+"""`fedstrata methods`: every method, what travels, and whether it may be private."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def methods(debug: Debug = False) -> None:
 
     from fedstrata.methods import METHODS  # noqa: PLC0415
 
-    table = Table("method", "what travels, and differential privacy", "settings")
+    table = Table("method", "what travels, differential privacy, secure aggregation", "settings")
     for name, card in METHODS.items():
         fields = card.model_fields.items()
         settings = [
@@ -26,13 +26,17 @@ def methods(debug: Debug = False) -> None:
             if key != "name"
         ]
         table.add_row(
-            name, f"{card.travels}\n{_privacy(card.model_validate({}))}", "\n".join(settings) or "-"
+            name, "\n".join([card.travels, *_privacy(card.model_validate({}))]), "\n".join(settings) or "-"
         )
     Console().print(table)
 
 
-def _privacy(method: Method) -> str:
-    """Says under which mechanisms a method may run as it is, or why under none."""
+def _privacy(method: Method) -> list[str]:
+    """Says under which mechanisms a method may run as it is, or why under none; and so of masked sums."""
     reasons = {mechanism: method.not_private(mechanism) for mechanism in ("local", "central")}
     able = [mechanism for mechanism, reason in reasons.items() if not reason]
-    return f"private: {' or '.join(able)}" if able else f"not private: {reasons['local']}"
+    reason = method.not_summed()
+    return [
+        f"private: {' or '.join(able)}" if able else f"not private: {reasons['local']}",
+        f"not summed under masks: {reason}" if reason else "summed under masks",
+    ]

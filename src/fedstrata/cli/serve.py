@@ -86,6 +86,10 @@ def join(
     home: Annotated[Path, typer.Option(help="The folder for what this client keeps between rounds.")] = Path(
         "fedstrata-client"
     ),
+    identity: Annotated[
+        Path | None, typer.Option(help="This site's identity (fedstrata keys new), for secure aggregation.")
+    ] = None,
+    lock: Annotated[Path | None, typer.Option(help="Whom this site sums with (fedstrata keys lock).")] = None,
     debug: Debug = False,
 ) -> None:
     """Take part in a federation that a server runs; texts and labels stay here.
@@ -104,7 +108,8 @@ def join(
     source = _site(*sort_arguments(arguments or []))
     typer.echo(f"asking {line.server} what is to be trained")
     source = with_shared(source, line.settings())
-    remote = RemoteClient(prepare_client(source, line.client), line.client, home, _tell)
+    experiment = prepare_client(source, line.client)
+    remote = RemoteClient(experiment, line.client, home, _tell, identity=identity, lock=lock)
     try:
         remote.take_part(session_of)
     except KeyboardInterrupt:

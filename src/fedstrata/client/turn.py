@@ -37,6 +37,16 @@ from fedstrata.train.work import counted_passes
 from fedstrata.wire import frame
 from fedstrata.wire.frame import Frame
 
+EXCHANGE = "secure/"
+"""Before the name of a handler that every client has: an exchange of a masked sum."""
+INPUT = EXCHANGE + "input"
+"""The one of them in which a client trains."""
+
+
+def only_says(handler: str) -> bool:
+    """Whether a handler is an exchange in which nothing is trained or kept."""
+    return handler.startswith(EXCHANGE) and handler != INPUT
+
 
 @dataclass(frozen=True, slots=True)
 class Order:

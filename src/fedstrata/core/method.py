@@ -39,6 +39,8 @@ class Method(Settings):
     """Whether its server half asks for the loss of every update (`Cohort.server_loss`)."""
     told_privately: ClassVar[tuple[str, ...]] = ()
     """The values of an update that leave a private client: made of what was noised, or of settings."""
+    sends_changes: ClassVar[bool] = False
+    """Whether its updates are changes of what came with the plan already, and not values."""
     begins_in_full: ClassVar[bool] = False
     """Whether a client is sent more until it has delivered once than from then on."""
 
@@ -108,6 +110,14 @@ class Method(Settings):
             mechanism: `local`, each client's patients, or `central`, each client as a whole.
         """
         return "it does not say what else it sends of a client's data"
+
+    def not_summed(self) -> str:
+        """Returns why it cannot run under secure aggregation, and what can; empty if it can.
+
+        A method that can sends all clients of a round the same plan, and its server half needs the mean of
+        their tensors and of their losses alone (`Cohort.mean`).
+        """
+        return "it does not say that the mean of its clients is all that it needs"
 
     def rehearsed(self) -> Self:
         """Returns the method as two clients can rehearse it."""

@@ -21,11 +21,11 @@ from fedstrata.core.task import Task
 from fedstrata.data.partition import LABEL_OF
 from fedstrata.data.split import Split, every
 from fedstrata.engine.model import refusals, with_adapter
-from fedstrata.engine.privacy import settings_problems
+from fedstrata.engine.privacy import settings_problems, sum_problems
 from fedstrata.engine.sampling import sample_size
 from fedstrata.methods import METHODS
 from fedstrata.methods.divided import Divided
-from fedstrata.privacy.accounting import require_installed
+from fedstrata.privacy.accounting import require_ciphers, require_installed
 from fedstrata.record.trackers import require_trackers
 from fedstrata.tasks import TASKS
 from fedstrata.train.processor import warn_of_slow_bfloat16
@@ -233,6 +233,7 @@ def device_of(settings: RunSettings) -> torch.device:
 def machine_problems(settings: RunSettings) -> list[Problem]:
     """Returns the problems that the device is not there, and that what is asked for is not installed."""
     private = [require_installed] if settings.privacy.mechanism != "none" else []
+    private += [require_ciphers] if settings.privacy.secure_aggregation else []
     return refusals(lambda: device_of(settings), lambda: require_trackers(settings.report_to), *private)
 
 
@@ -282,7 +283,11 @@ def unfit_clients(
         sites: The documents of each site by split; one without training documents is no client.
     """
     clients = [name for name, own in sites.items() if own.train]
-    return [*unfit_participants(settings.federation, method, clients), *task.named_in_vain(every(sites))]
+    return [
+        *unfit_participants(settings.federation, method, clients),
+        *(sum_problems(settings, len(clients)) if method is None or not method.not_summed() else ()),
+        *task.named_in_vain(every(sites)),
+    ]
 
 
 def unfit_participants(

@@ -4,16 +4,20 @@ It keeps the round's book: who is lost, what travelled, how long that took, and 
 Where clients compute, and how, is the engine's.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fedstrata.aggregate.mean import mean_of
+from fedstrata.client.failures import describe
 from fedstrata.client.turn import Done, Failed, Order
 from fedstrata.core.cohort import Mean, Service
 from fedstrata.core.cut import Cut
-from fedstrata.core.errors import FedstrataError
+from fedstrata.core.errors import ConfigurationError, FedstrataError, Problem
 from fedstrata.core.method import Method
 from fedstrata.core.settings.devices import Device
 from fedstrata.core.settings.training import TrainingSettings
@@ -21,11 +25,15 @@ from fedstrata.core.types import ClientInfo, Plan, Tensors, Update
 from fedstrata.engine.book import Book
 from fedstrata.engine.conversation import TimedService
 from fedstrata.engine.devices import RoundClock
+from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.protocol import Engine, Turns
 from fedstrata.engine.scoring import ServerDocuments
 from fedstrata.models.state import Model
 from fedstrata.split.divide import middle_of
 from fedstrata.wire import frame
+
+if TYPE_CHECKING:
+    from fedstrata.engine.secure_mean import SecureAggregation  # what it needs is optional
 
 
 @dataclass
@@ -48,6 +56,7 @@ class RoundCohort:
         trained_scores: Scores of what each client has trained, by part.
         score_seconds: Time spent in scoring within the round so far.
         noised: Folds what comes back of a plan to a mean that is private to whole clients; none without.
+        secure: Makes means of masked updates; none where updates are seen one by one.
         clipped: The share of each client's units whose gradient was clipped, in a simulation.
         waited_seconds: Time in which the round went on with turns, or with scoring, alone.
     """
@@ -67,6 +76,7 @@ class RoundCohort:
     trained_scores: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     score_seconds: float = 0.0
     noised: Callable[[Tensors, Iterable[tuple[ClientInfo, Update]]], Mean] | None = None
+    secure: SecureAggregation | None = None
     clipped: dict[str, float] = field(default_factory=dict)
     waited_seconds: float = 0.0
 
@@ -78,9 +88,12 @@ class RoundCohort:
 
     def mean(self, handler: str, plan_of: Callable[[ClientInfo], Plan]) -> Mean:
         """Folds every update into one running sum per tensor."""
-        if self.noised is None:
+        if self.secure is None and self.noised is None:
             return mean_of(self.each(handler, plan_of))
         plan = plan_of(ClientInfo("", 0))  # the same for everybody, and there though nobody takes part
+        if self.secure is not None:
+            return self.secure.mean(self, handler, plan)
+        assert self.noised is not None  # noqa: S101 - one of the two is there
         return self.noised(plan.tensors, self.each(handler, lambda _: plan))
 
     def each(
@@ -93,8 +106,47 @@ class RoundCohort:
         Raises:
             ClientsLostError: A client failed, and the round cannot do without it.
             RoundAbandonedError: Drop-outs leave too few; everybody got the plan, nobody has trained.
+            ConfigurationError: The run has secure aggregation, under which there are no single updates.
         """
+        if self.secure is not None:
+            message = f"{self.method.name} asks for single updates ({handler}), and there are none"
+            raise ConfigurationError([Problem("privacy.secure_aggregation", message)])
         return self._taken(handler, plan_of, self.engine.turns)
+
+    def inputs(
+        self, turn: str, handler: str, plan_of: Callable[[ClientInfo], Plan]
+    ) -> Iterator[tuple[ClientInfo, Update]]:
+        """Yields masked updates; see `secure_mean.Exchanging`, as for `exchange`."""
+        return self._taken(handler, plan_of, self.engine.turns, turn=turn)
+
+    def exchange(
+        self,
+        turn: str,
+        call: int,
+        clients: Sequence[str],
+        message_of: Callable[[str], Plan],
+        *,
+        counted: bool = False,
+    ) -> Iterator[tuple[str, Update]]:
+        """Yields what clients say to what each is sent; their bytes are the protocol's."""
+        meter, number = self.book.meter, self.book.number
+
+        def orders() -> Iterator[Order]:
+            for client in clients:
+                sent = frame.encode(message_of(client))
+                meter.count_said(client, sent, up=False)
+                self.book.begin(client, sent)
+                yield Order(client, number, turn, call, sent)
+
+        for order, result in self._awaited(self.engine.turns(orders())):
+            if isinstance(result, Done):
+                meter.count_said(order.client, result.update, up=True)
+                yield order.client, frame.decode(result.update, Update)
+            elif counted:
+                told = f"round {number}: {order.client} was lost after its update was summed, and counts"
+                self.book.listen("warning", {"message": f"{told} ({describe(result.error)})"})
+            else:
+                self.book.fail(order.client, result.error)
 
     def converse(
         self,
@@ -134,14 +186,21 @@ class RoundCohort:
         self.trained_scores.pop(client, None)
         self.book.fail(client, error)
 
+    def take_back(self, error: FedstrataError) -> None:
+        """Has everybody who is left drop what the round has brought."""
+        for info in self.clients:
+            if info.id not in self.book.attendance.lost:
+                self.engine.undo(info.id, self.book.number, error)
+
     def _taken(
         self,
         handler: str,
         plan_of: Callable[[ClientInfo], Plan],
         compute: Callable[[Iterator[Order]], Turns],
         cut_of: Callable[[ClientInfo], Cut] | None = None,
+        turn: str | None = None,
     ) -> Iterator[tuple[ClientInfo, Update]]:
-        """Has everybody take a turn, and yields the updates of those that were not lost."""
+        """Has everybody take a turn, of another name than the handler's if given; yields who was not lost."""
         begun: dict[str, ClientInfo] = {}
 
         def orders() -> Iterator[Order]:
@@ -151,7 +210,7 @@ class RoundCohort:
                 yield Order(
                     client=info.id,
                     round=self.book.number,
-                    handler=handler,
+                    handler=turn or handler,
                     call=self.book.calls[handler],
                     plan=sent,
                     cut=cut_of(info) if cut_of is not None else None,
@@ -204,3 +263,13 @@ class RoundCohort:
         self.stored_states[order.client] = done.work.stored_states
         size = sum(self.book.exchanged(order.client))
         return self.clock.count(order.client, order.device, done.work, size)
+
+
+def secure_aggregation_of(experiment: Experiment, engine: Engine, folder: Path) -> SecureAggregation | None:
+    """Returns what makes the masked sums of a run; none where it has none."""
+    settings = experiment.privacy.settings
+    if not settings.secure_aggregation:
+        return None
+    from fedstrata.engine.secure_mean import SecureAggregation  # noqa: PLC0415 - optional
+
+    return SecureAggregation(settings, engine.sums, folder, experiment.method, experiment.model)

@@ -1,7 +1,7 @@
 """What the record of a run says of its software, its method and its model, wherever the clients are."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from fedstrata.core.files import hash_of
 from fedstrata.core.model import Layout
 from fedstrata.core.types import Message
 from fedstrata.engine.prepare import Experiment
+from fedstrata.metrics.cost import peak_memory
 from fedstrata.models.state import Model
 from fedstrata.privacy.mechanism import ADJACENCY, Privacy
 from fedstrata.wire import frame
@@ -72,6 +73,26 @@ def privacy_facts(privacy: Privacy) -> dict[str, Any] | None:
         "spare_turns": settings.spare_turns,
         "scores": settings.scores if local else None,
     }
+
+
+def sum_facts(privacy: Privacy) -> dict[str, Any] | None:
+    """Returns what the record's `run` event says of secure aggregation; none without."""
+    settings = privacy.settings
+    if not settings.secure_aggregation:
+        return None
+    return {"range": settings.range, "survivors": settings.survivors}
+
+
+def peaks(device: torch.device, others: Sequence[Mapping[str, int | None]]) -> dict[str, int | None]:
+    """Returns the most memory that this process and those beside it have had.
+
+    Args:
+        device: Where this one's model is.
+        others: What each of the others says.
+    """
+    every = [peak_memory(device), *others]
+    columns = {name: [each[name] for each in every] for name in every[0]}
+    return {name: sum(map(int, filter(None, column))) or None for name, column in columns.items()}
 
 
 def saved_weights(folder: Path) -> dict[str, str]:

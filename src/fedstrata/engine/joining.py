@@ -19,7 +19,7 @@ from fedstrata.client.caches import ClientCaches
 from fedstrata.client.failures import describe, is_client_failure
 from fedstrata.client.releases import turns_begun
 from fedstrata.client.store import client_folder, home_of
-from fedstrata.client.turn import Failed, Order, Workplace
+from fedstrata.client.turn import EXCHANGE, Failed, Order, Workplace, only_says
 from fedstrata.core.client import Client
 from fedstrata.core.errors import (
     ConfigurationError,
@@ -38,6 +38,7 @@ from fedstrata.engine.check import divided_method
 from fedstrata.engine.facts import model_facts, saved_weights
 from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.run_folder import DOCUMENTS, SETTINGS, write_documents, write_settings
+from fedstrata.engine.site_identity import secure_turns_of
 from fedstrata.engine.sites import sites_of
 from fedstrata.metrics.cost import peak_memory
 from fedstrata.record.log import Listener, RecordLog, read_events
@@ -62,12 +63,24 @@ class RemoteClient:
         client: Its name, one of the experiment's clients.
         home: Where it keeps a store for each run.
         listen: Told of its progress.
+        identity: Where its identity lies, with secure aggregation.
+        lock: Where it says whom it sums with.
 
     Raises:
-        ConfigurationError: There is no client of this name in the data.
+        ConfigurationError: There is no client of this name in the data, or it has not what secure aggregation
+            needs, or has it in vain.
     """
 
-    def __init__(self, experiment: Experiment, client: str, home: Path, listen: Listener) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        client: str,
+        home: Path,
+        listen: Listener,
+        *,
+        identity: Path | None = None,
+        lock: Path | None = None,
+    ) -> None:
         self._experiment, self._home, self._listen = experiment, home, listen
         self._trained, self._failure = 0, ""
         self._done: Header | None = None  # the plan of the last turn, if it came to an update
@@ -92,6 +105,7 @@ class RemoteClient:
             privacy=experiment.privacy,
             apart=True,
         )
+        self._secure = secure_turns_of(experiment, self._workplace, client, identity, lock)
         windows, documents = self._told_of_documents()
         most = max((count for counts in windows.values() for count in counts), default=1)
         rows = most * max(training.batch_size, training.eval_batch_size)
@@ -112,12 +126,12 @@ class RemoteClient:
 
         Of private training that is what is declared; and of what is scored nothing, unless counts are told.
         """
-        site, scores = self._site, self._experiment.privacy.settings.scores
+        site = self._site
         documents = {part: len(getattr(site.documents, part)) for part in PARTS}
-        if not self._private:
-            return windows_of(site), documents
-        told = {part: count if scores == "summed" else 0 for part, count in documents.items()}
-        return {part: [] for part in PARTS}, {**told, PARTS[0]: site.declared}
+        told = {part: count if self._tells or part == PARTS[0] else 0 for part, count in documents.items()}
+        if self._private:
+            return {part: [] for part in PARTS}, {**told, PARTS[0]: site.declared}
+        return {part: own if told[part] else [] for part, own in windows_of(site).items()}, told
 
     def take_part(self, session_of: Callable[[RemoteClient], Membership]) -> None:
         """Runs turns until the run is complete, over as many sessions as that takes.
@@ -188,8 +202,11 @@ class RemoteClient:
             self._listen("turn", {"round": header.round, "handler": header.handler})
         order = Order(self.id, header.round, header.handler, header.call, content)
         try:
-            own = self._handler(header.handler)
-            result = self._workplace.compute(order, self._site, GrpcLine(membership, header.turn), own)
+            if self._secure is not None and order.handler.startswith(EXCHANGE):
+                result = self._secure.compute(order, self._site)
+            else:
+                own, line = self._handler(header.handler), GrpcLine(membership, header.turn)
+                result = self._workplace.compute(order, self._site, line, own)
             if isinstance(result, Failed):
                 raise result.error
             # How long a private turn took would tell how many of its units were drawn.
@@ -218,7 +235,13 @@ class RemoteClient:
                 raise
         else:
             self._done = header
-            self._trained += header.handler != SCORE
+            self._trained += _learns(header)
+
+    @property
+    def _tells(self) -> bool:
+        """Whether the server hears how its documents are answered."""
+        settings = self._experiment.privacy.settings
+        return settings.scores == "summed" or not (self._private or settings.secure_aggregation)
 
     @property
     def _private(self) -> bool:
@@ -260,7 +283,7 @@ class RemoteClient:
     def _take_back(self, plan: Header, why: str) -> None:
         """Does without what was learnt in a turn whose update was sent."""
         self._undo(plan)
-        self._trained -= plan.handler != SCORE
+        self._trained -= _learns(plan)
         self._tell_failed(plan, why)
 
     def _tell_failed(self, header: Header, message: str) -> None:
@@ -284,6 +307,8 @@ class RemoteClient:
         """
         if name == SCORE:
             return self._score
+        if self._secure is not None:
+            raise FrameError(f"the server asks for {name!r} in the clear, and this client sums under masks")
         found = None if name.startswith("_") else getattr(self._experiment.method, name, None)
         if not inspect.ismethod(found) or tuple(inspect.signature(found).parameters) != _HANDLER:
             raise FrameError(f"the server asks for {name!r}, which no client of this method runs")
@@ -303,7 +328,7 @@ class RemoteClient:
         if self._experiment.method.personal:  # what else a store holds is not what was learnt
             model.load_known(client.store.read().tensors)
         counted: dict[str, JSON] = {"tally": None}
-        scores, tells = None, not self._private or self._experiment.privacy.settings.scores == "summed"
+        scores, tells = None, self._tells
         if documents:
             with self._connected(client, rng):
                 answers = answer(model, task, documents, client.training)
@@ -363,3 +388,8 @@ class RemoteClient:
         write_settings(experiment.settings, folder / SETTINGS)  # by which a folder is one of a run
         write_summary(summarise(read_events(folder / "record.jsonl")), folder / "summary.json")
         self._listen("kept", {"folder": str(folder)})
+
+
+def _learns(header: Header) -> bool:
+    """Whether a plan is one by which a client trains."""
+    return header.handler != SCORE and not only_says(header.handler)

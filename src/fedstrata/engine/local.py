@@ -5,10 +5,12 @@ base weights, its store, and the plan it just received. Memory does not grow wit
 a client keeps between rounds lies on disk.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedstrata.adapters.attach import plain_where_needed
 from fedstrata.client.caches import ClientCaches
@@ -16,7 +18,7 @@ from fedstrata.client.failures import release_memory
 from fedstrata.client.releases import turns_begun
 from fedstrata.client.site import Site
 from fedstrata.client.store import client_folder
-from fedstrata.client.turn import Done, Failed, Order, Workplace
+from fedstrata.client.turn import EXCHANGE, Done, Failed, Order, Workplace
 from fedstrata.core.cohort import Service
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.types import ClientInfo, Message, State, Tensors
@@ -31,6 +33,9 @@ from fedstrata.models.state import Model
 from fedstrata.record.log import Listener
 from fedstrata.train.evaluate import Predictor, predict_batch
 from fedstrata.wire.meter import Meter
+
+if TYPE_CHECKING:
+    from fedstrata.client.secure_turns import SecureTurns
 
 
 class LocalEngine(Engine):
@@ -69,8 +74,17 @@ class LocalEngine(Engine):
             score=self._score_trained,
             privacy=experiment.privacy,
         )
+        self._secure = self._secure_turns() if experiment.privacy.settings.secure_aggregation else None
         several = experiment.workers > 1
         self._workers = Workers(experiment, folder, self._heard, LocalEngine) if several else None
+
+    def _secure_turns(self) -> SecureTurns:
+        """Returns what answers the orders of masked sums; clients have their identities then."""
+        from fedstrata.client.secure_turns import SecureTurns  # noqa: PLC0415 - optional
+        from fedstrata.engine.simulated_identities import files_of, simulated_identities  # noqa: PLC0415
+
+        self.sums = simulated_identities(self._folder, list(self._site))
+        return SecureTurns(self.workplace, partial(files_of, self._folder))
 
     @property
     def whole(self) -> Model:
@@ -134,6 +148,8 @@ class LocalEngine(Engine):
 
     def compute(self, order: Order) -> Done | Failed:
         """Computes one turn."""
+        if order.handler.startswith(EXCHANGE) and self._secure is not None:
+            return self._secure.compute(order, self._site[order.client])
         return self.workplace.compute(order, self._site[order.client])
 
     def converse(self, orders: Iterable[Order], service: Service, meter: Meter) -> Turns:

@@ -39,7 +39,7 @@ from fedstrata.engine.check import (
     without_validation,
 )
 from fedstrata.engine.model import check_model, load_model, refusals
-from fedstrata.engine.privacy import privacy_of, unit_problems
+from fedstrata.engine.privacy import privacy_of, sum_problems, unit_problems
 from fedstrata.engine.processors import idle_workers, threads_of, workers_of
 from fedstrata.methods.divided import Divided
 from fedstrata.models.load import read_tokenizer
@@ -188,6 +188,7 @@ def prepare_server(source: Source, clients: Sequence[str], *, trains: bool = Tru
     if trains:
         problems += source.located(unservable(checked.settings, method))
         problems += source.located(unfit_participants(checked.settings.federation, method, clients))
+        problems += source.located(sum_problems(checked.settings, len(clients)))
     if problems:
         raise ConfigurationError(problems)
     if checked.task.needs_documents or (method is not None and method.tries_updates):

@@ -7,12 +7,13 @@ from fedstrata.core.errors import Problem
 from fedstrata.core.method import Method
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.model import TrainedTokenizer
+from fedstrata.core.settings.privacy import LEAST_SITES, MOST_KNOWN_SITES, MOST_SITES
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.training import TrainingSettings
 from fedstrata.core.task import Task
 from fedstrata.data.split import Split, units_of
-from fedstrata.engine.sampling import sample
-from fedstrata.privacy.mechanism import EVERYBODY, NO_PRIVACY, Privacy, solved
+from fedstrata.engine.sampling import sample, sample_size
+from fedstrata.privacy.mechanism import EVERYBODY, Privacy, solved
 
 IDLE = {
     "epochs": "privacy.steps says how long a client trains",
@@ -27,9 +28,11 @@ IDLE = {
 def settings_problems(settings: RunSettings, task: Task, method: Method | None) -> list[Problem]:
     """Returns why a run cannot be private as it asks, whatever its data are."""
     privacy = settings.privacy
-    if privacy.mechanism == "none":
-        return []
     found = []
+    if method is not None and privacy.secure_aggregation and (reason := method.not_summed()):
+        found.append(Problem("privacy.secure_aggregation", f"does not go with {method.name}: {reason}"))
+    if privacy.mechanism == "none":
+        return found
     if method is not None and (reason := method.not_private(privacy.mechanism)):
         message = f"{privacy.mechanism!r} does not go with {method.name}: {reason}"
         found.append(Problem("privacy.mechanism", message))
@@ -63,6 +66,29 @@ def _of_local(settings: RunSettings, task: Task) -> Iterator[Problem]:
             f"an example of task {task.name} is a whole document; use 'document' or 'patient', not 'window'"
         )
         yield Problem("privacy.unit", message)
+
+
+def sum_problems(settings: RunSettings, clients: int) -> list[Problem]:
+    """Returns why so many clients cannot be hidden in a masked sum, if they cannot.
+
+    Args:
+        settings: The run's settings.
+        clients: How many there are.
+    """
+    privacy, share = settings.privacy, settings.federation.sample
+    if not privacy.secure_aggregation:
+        return []
+    asked, needed = sample_size(clients, share), privacy.survivors or LEAST_SITES
+    whose = f"{clients} clients, of which federation.sample takes {share:g}, are {asked} a round"
+    if clients > MOST_KNOWN_SITES:
+        message = f"{clients} clients; a site's federation.lock names at most {MOST_KNOWN_SITES}"
+        return [Problem("privacy.secure_aggregation", message)]
+    if needed <= asked <= MOST_SITES:
+        return []
+    least = LEAST_SITES if privacy.survivors is None or asked < LEAST_SITES else needed
+    why = "with fewer, each could subtract its own update; with more, the ring overflows"
+    path = "privacy.secure_aggregation" if least == LEAST_SITES else "privacy.survivors"
+    return [Problem(path, f"needs {least} to {MOST_SITES} clients a round, and {whose}: {why}")]
 
 
 def unit_problems(
@@ -108,7 +134,7 @@ def privacy_of(settings: RunSettings, method: Method) -> Privacy:
     """Returns the mechanism of a run with what follows from its settings, from declared numbers alone."""
     privacy, rounds = settings.privacy, settings.federation.rounds
     if privacy.mechanism == "none":
-        return NO_PRIVACY
+        return Privacy(privacy)
     if privacy.mechanism == "central":
         return solved(privacy, {EVERYBODY: settings.federation.sample}, rounds + privacy.spare_turns)
     assert privacy.units is not None and privacy.expected_batch is not None  # noqa: S101 - checked together

@@ -20,6 +20,8 @@ class Engine(Protocol):
 
     command: str
     """What runs it, for messages."""
+    sums: str = ""
+    """Tells the run's masked sums from those of every other run; empty without secure aggregation."""
 
     @property
     def whole(self) -> Model:

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedstrata.adapters.attach import plain_where_needed
 from fedstrata.client.failures import describe
-from fedstrata.client.turn import Failed, Order
+from fedstrata.client.turn import EXCHANGE, Failed, Order, only_says
 from fedstrata.core.cohort import Service
 from fedstrata.core.errors import LineError
 from fedstrata.core.types import JSON, ClientInfo, Plan, State, Tensors, Update
@@ -84,6 +84,7 @@ class RemoteEngine(Engine):
         begun = start_of(events) if committed_rounds(events) else None
         self.weights: Mapping[str, str] = begun.get("ends", {}) if begun else {}
         self.id: str | None = begun.get("id") if begun else secrets.token_hex(8)
+        self.sums = self.id or ""
         self._recorded: set[str] | None = set(begun["clients"]) if begun else None
         self._given_up: set[str] = set()
         self._hub: Hub | None = None
@@ -207,7 +208,7 @@ class RemoteEngine(Engine):
     def _turns(self, orders: Iterator[Order], service: Service, meter: Meter) -> Turns:
         if (first := next(orders, None)) is None:
             return
-        scoring = first.handler == SCORE
+        scoring = first.handler == SCORE or only_says(first.handler)
         if not scoring and first.round != self._under_way:
             self._under_way = first.round
             self._lost, self._delivered = set(), set()
@@ -220,7 +221,7 @@ class RemoteEngine(Engine):
                 yield order
 
         def delivered(client: str, turn: int) -> None:
-            self._last[client] = (turn, scoring)
+            self._last[client] = (turn, first.handler == SCORE)
             if not scoring:
                 self._delivered.add(client)
                 self._at_work.discard(client)
@@ -243,6 +244,8 @@ class RemoteEngine(Engine):
         Raises:
             FrameError: It is not what the method expects.
         """
+        if order.handler.startswith(EXCHANGE):
+            return  # whoever makes the sum looks at it
         if order.handler != SCORE:
             method = self._method
             said: Any = self.hub.greeting(order.client)["trained"]  # compared when it joined
@@ -262,6 +265,8 @@ class RemoteEngine(Engine):
 
     def undo(self, client: str, number: int, error: Exception) -> None:
         """Tells a client that its last turn does not count."""
+        if client not in self._last:  # nothing was asked of it
+            return
         turn, scoring = self._last.pop(client)
         tell_failed(self.hub, client, turn, describe(error))
         if not scoring:
@@ -354,9 +359,10 @@ class RemoteEngine(Engine):
 
 
 def _rounds_of(events: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:
-    """Returns the committed rounds of a run that each client has delivered in."""
+    """Returns the committed rounds of a run that each client has delivered in, but for abandoned ones."""
     found: dict[str, list[int]] = {}
-    failed = {event["round"]: set(event["failed"]) for event in committed_rounds(events)}
+    rounds = [event for event in committed_rounds(events) if not event.get("abandoned")]
+    failed = {event["round"]: set(event["failed"]) for event in rounds}
     for event in events:
         if event["event"] == "client" and event["client"] not in failed.get(
             event["round"], {event["client"]}

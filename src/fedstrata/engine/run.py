@@ -16,15 +16,21 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.types import State
 from fedstrata.engine.book import Attendance, Book, RoundAbandonedError
 from fedstrata.engine.checkpoint import Checkpoints, discard_uncommitted
-from fedstrata.engine.cohort import RoundCohort
+from fedstrata.engine.cohort import RoundCohort, secure_aggregation_of
 from fedstrata.engine.devices import fleet_of, last_stored_states
-from fedstrata.engine.facts import by_group, model_facts, privacy_facts, saved_weights
+from fedstrata.engine.facts import (
+    by_group,
+    model_facts,
+    peaks,
+    privacy_facts,
+    saved_weights,
+    sum_facts,
+)
 from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.protocol import Engine
 from fedstrata.engine.sampling import sample
-from fedstrata.engine.scoring import ServerDocuments, due_for_scoring
+from fedstrata.engine.scoring import ServerDocuments, due_for_scoring, scored_when_trained
 from fedstrata.engine.sites import drop_outs
-from fedstrata.metrics.cost import peak_memory
 from fedstrata.privacy.central import noised_mean
 from fedstrata.privacy.groups import epsilon_at_two
 from fedstrata.privacy.ledger_summary import sent_by_all
@@ -71,6 +77,7 @@ class Run(Generic[EngineType]):
         self._log = RecordLog(folder / "record.jsonl")
         self._checkpoints = Checkpoints(folder / "checkpoints")
         self.engine = engine_of(experiment, folder, self._emit)
+        self._sums = secure_aggregation_of(experiment, self.engine, folder)
         self._fleet = fleet_of(experiment, self.engine.clients())
         self._stored_states: dict[str, str | None] = {}
         self._server = ServerDocuments(
@@ -129,6 +136,8 @@ class Run(Generic[EngineType]):
             raise
         self._resumed = sum(event["event"] in {"run", "resumed"} for event in events)
         discard_uncommitted(self.folder, loaded[0] if loaded else 0)
+        if self._sums is not None:
+            self._sums.load(loaded[0] if loaded else 0, self._resumed)
         if loaded is None:
             return
         self.committed, self._state = loaded
@@ -191,7 +200,7 @@ class Run(Generic[EngineType]):
         self.engine.wait(settings.federation.min_clients)
         rng = self.experiment.seed.child("round", number)
         cohort = self._cohort(number, self._drawn(rng))
-        cohort.scored = self._scored_when_trained(number)
+        cohort.scored = scored_when_trained(number, settings.federation)
         self._emit(
             "round_started",
             {"round": number, "rounds": settings.federation.rounds, "clients": len(cohort.clients)},
@@ -199,12 +208,16 @@ class Run(Generic[EngineType]):
         abandoned = False
         try:
             state = method.round(state, cohort, rng.child("method"))
-        except RoundAbandonedError:
+        except RoundAbandonedError as error:
             abandoned = True  # the state stays what it was
+            if reason := str(error):
+                self._emit("warning", {"message": f"round {number} changes nothing: {reason}"})
         before_scoring = time.perf_counter()
         due = due_for_scoring(number, settings.federation)
         scores = self._score(number, state, "validation", final=False) if due else {}
         scoring_seconds = time.perf_counter() - before_scoring
+        if self._sums is not None:
+            self._sums.save(number)
         self._checkpoints.save(number, state)  # before the event, which commits the round
         book, layout = cohort.book, self.engine.whole.layout
         seconds = time.perf_counter() - started
@@ -217,6 +230,7 @@ class Run(Generic[EngineType]):
             "trainable_parameters": book.trained_parameters,
             **self._simulated(cohort),
             **self._privacy_spent(cohort),
+            **({"secure_aggregation": self._sums.facts(book)} if self._sums else {}),
             "failed": list(book.attendance.lost),
             "abandoned": abandoned,
             "exchanges": book.meter.exchanges(),
@@ -226,11 +240,15 @@ class Run(Generic[EngineType]):
             "serve_seconds": book.serve_seconds,
             "evaluate_seconds": scoring_seconds + cohort.score_seconds,
             "engine_overhead_seconds": seconds - scoring_seconds - cohort.worked_seconds,
-            **self._peaks(),  # in every round: a run may go through several processes
+            **peaks(
+                self.experiment.model.device, self.engine.memory()
+            ),  # in every round: a run may go through several processes
         }
         self._emit("round", facts)
         self.committed = number
         self.engine.committed(number, book.attendance.lost)
+        if self._sums is not None:
+            self._sums.committed(number)
         self._checkpoints.prune()
         return state
 
@@ -250,12 +268,6 @@ class Run(Generic[EngineType]):
             )
         chance = randomness_of(self.experiment.privacy.settings, rng.child("sample"))
         return [clients[index] for index in poisson(len(clients), share, chance)]
-
-    def _peaks(self) -> dict[str, int | None]:
-        """Returns the most memory that this process and those beside it have had."""
-        peaks = [peak_memory(self.experiment.model.device), *self.engine.memory()]
-        columns = {name: [each[name] for each in peaks] for name in peaks[0]}
-        return {name: sum(map(int, filter(None, column))) or None for name, column in columns.items()}
 
     def _simulated(self, cohort: RoundCohort) -> dict[str, Any]:
         """Returns what a round took on the emulated devices; nothing without any."""
@@ -313,7 +325,7 @@ class Run(Generic[EngineType]):
             **scores,
             "saved": saved_weights(self.folder),
             "seconds": time.perf_counter() - started,
-            **self._peaks(),
+            **peaks(self.experiment.model.device, self.engine.memory()),
         }
         self._emit("final", facts)
         self.engine.end()  # before the summary, with which a run counts as finished
@@ -336,14 +348,6 @@ class Run(Generic[EngineType]):
         except Exception as error:
             reason = f"the report could not be written ({type(error).__name__})"
             self._emit("warning", {"message": f"{reason}; try again with: fedstrata report {self.folder}"})
-
-    def _scored_when_trained(self, number: int) -> Sequence[str]:
-        """Returns the parts on which a client's just-trained model is scored in this round."""
-        federation = self.experiment.settings.federation
-        if not federation.score_clients:
-            return ()
-        due = {"validation": due_for_scoring(number, federation), "test": number == federation.rounds}
-        return [part for part, wanted in due.items() if wanted]
 
     def _cohort(self, number: int, clients: Sequence[str]) -> RoundCohort:
         experiment = self.experiment
@@ -370,6 +374,7 @@ class Run(Generic[EngineType]):
             stored_states=self._stored_states,
             server=self._server,
             noised=noised,
+            secure=self._sums,
         )
 
     def _facts(self) -> dict[str, Any]:
@@ -378,6 +383,7 @@ class Run(Generic[EngineType]):
             **model_facts(self.experiment, self.engine.whole),
             **self.engine.facts(),
             "privacy": privacy_facts(self.experiment.privacy),
+            "secure_aggregation": sum_facts(self.experiment.privacy),
             "devices": self._fleet.profiles if self._fleet else None,
         }
 

@@ -36,6 +36,14 @@ def due_for_scoring(number: int, settings: FederationSettings) -> bool:
     return number % settings.evaluate_every == 0 or number == settings.rounds
 
 
+def scored_when_trained(number: int, settings: FederationSettings) -> Sequence[str]:
+    """Returns the parts on which a client's just-trained model is scored in this round."""
+    if not settings.score_clients:
+        return ()
+    due = {"validation": due_for_scoring(number, settings), "test": number == settings.rounds}
+    return [part for part, wanted in due.items() if wanted]
+
+
 def scores_everywhere(experiment: Experiment) -> bool:
     """Whether clients' own models are at the end scored on all clients' documents."""
     asked = experiment.settings.federation.score_everywhere

@@ -6,7 +6,7 @@ They are forked from a server that has imported everything and computed nothing,
 of the libraries. Frames lie in shared memory; through a pipe one of 50 MB takes 0.3 s.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -21,7 +21,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 import torch
 
 from fedstrata.client.store import ClientStore, client_folder
-from fedstrata.client.turn import Failed, Order
+from fedstrata.client.turn import EXCHANGE, Failed, Order
 from fedstrata.core.errors import TrainingError
 from fedstrata.core.types import Message
 from fedstrata.engine.fork_server import fork_server
@@ -75,6 +75,11 @@ class _Job:
     def drop(self) -> None:
         """Hears that nobody takes what came of it."""
 
+    @property
+    def home(self) -> str | None:
+        """Whose it is, if it has to be computed where the last one of theirs was."""
+        return None
+
 
 @dataclass
 class _Turn(_Job):
@@ -93,9 +98,15 @@ class _Turn(_Job):
     def may_be_tried_again(self) -> bool:
         """What the lost process may have kept of the turn is dropped; over another version nothing is run."""
         again = super().may_be_tried_again() and self.version in {None, self.store.version}
+        again = again and self.home is None  # what it has begun of a sum is lost with the process
         if self.version is None or not again:  # a client that is lost keeps nothing of the whole round
             self.store.discard()
         return again
+
+    @property
+    def home(self) -> str | None:
+        """The client, if it is an exchange of a masked sum."""
+        return self.order.client if self.order.handler.startswith(EXCHANGE) else None
 
     def drop(self) -> None:
         """Drops what the turn has kept: one process would not have begun it."""
@@ -158,6 +169,7 @@ class Workers:
     _busy: dict[Future[Any], tuple[_Process, _Job]] = field(default_factory=dict)
     _peaks: dict[int, Mapping[str, int | None]] = field(default_factory=dict)
     _models: int = 0
+    _homes: dict[str, _Process] = field(default_factory=dict)  # of clients that have begun a masked sum
 
     @property
     def memory(self) -> list[Mapping[str, int | None]]:
@@ -230,9 +242,7 @@ class Workers:
     def _begin(self, job: _Job) -> None:
         """Gives a job to a process that is free, or to a new one; one may have ended while it was free."""
         while True:
-            at_work = [process for process, _ in self._busy.values()]
-            free = [process for process in self._processes if process not in at_work]
-            process = free[0] if free else self._new()
+            process = self._free() if job.home is None else self._home(job.home)
             try:
                 self._busy[process.submit(job)] = (process, job)
             except BrokenProcessPool:
@@ -240,6 +250,27 @@ class Workers:
             else:
                 job.tries += 1
                 return
+
+    def _free(self) -> _Process:
+        """Returns a process that is at nothing."""
+        at_work = [process for process, _ in self._busy.values()]
+        free = [process for process in self._processes if process not in at_work]
+        return free[0] if free else self._new()
+
+    def _home(self, client: str) -> _Process:
+        """Returns the process that has what a client has begun of a sum, once it is at nothing.
+
+        A client without one gets that of the fewest clients; what one has begun that has ended is lost.
+        """
+        if client not in self._homes:
+            few = len(self._processes) < self.experiment.workers
+            counts = Counter(id(process) for process in self._homes.values())
+            self._homes[client] = (
+                self._new() if few else min(self._processes, key=lambda process: counts[id(process)])
+            )
+        while any(process is self._homes.get(client) for process, _ in self._busy.values()):
+            self._wait()
+        return self._homes.get(client) or self._home(client)
 
     def _new(self) -> _Process:
         """Returns a process of its own, so that a crash costs one job."""
@@ -292,3 +323,4 @@ class Workers:
     def _end(self, process: _Process) -> None:
         process.kill()
         self._processes.remove(process)
+        self._homes = {client: home for client, home in self._homes.items() if home is not process}

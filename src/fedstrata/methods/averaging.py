@@ -34,6 +34,11 @@ class LocalTraining(Method):
         """Clients send what the one loop has trained; a server that is trusted needs their mean alone."""
         return "" if mechanism == "local" or self.robust_rule is None else "a robust rule needs every update"
 
+    def not_summed(self) -> str:
+        """The server needs the mean alone, unless a robust rule stands in its place."""
+        rule = self.robust_rule
+        return "" if rule is None else f"{rule} compares single updates; use method.aggregation: mean"
+
     def start(self, model: Model) -> State:
         """What trains and does not stay at its client, as it is before the first round."""
         private = set(self.private(model.layout))
@@ -88,6 +93,10 @@ class Probing(LocalTraining):
     def not_private(self, mechanism: str) -> str:
         """The probe reports norms of single clients' gradients."""
         return "its clients report the norms of their gradients"
+
+    def not_summed(self) -> str:
+        """How large a norm can be is not known before, so that none fits a sum for certain."""
+        return "its clients' norms of gradients have no range that is known before"
 
     def sends(
         self, handler: str, plan: Plan, values: Mapping[str, JSON], trained: Tensors, layout: Layout

@@ -25,3 +25,7 @@ class Centralized(LocalTraining):
     def not_private(self, mechanism: str) -> str:
         """There are no clients that could be told apart."""
         return "all data is one client's" if mechanism == "central" else ""
+
+    def not_summed(self) -> str:
+        """There is nothing to sum."""
+        return "all data is in one place; use fedavg"

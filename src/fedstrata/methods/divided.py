@@ -41,6 +41,10 @@ class Divided(Method):
         """More than weights leaves its clients."""
         return "hidden states and gradients of single texts leave its clients"
 
+    def not_summed(self) -> str:
+        """More than weights leaves its clients."""
+        return "hidden states and gradients of single texts go to the server; use fedlora"
+
     def problems(self, facts: Facts) -> list[Problem]:
         """What a client has trained is at no place a whole model that could be scored."""
         if facts.federation is None or not facts.federation.score_clients:

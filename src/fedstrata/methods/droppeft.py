@@ -107,6 +107,10 @@ class DropPEFT(SomeBlocksShared):
         rewards = "devices report rewards, their scores before and after; give method.rates a number"
         return rewards if self.validates else ""
 
+    def not_summed(self) -> str:
+        """The server must know which blocks a device has sent."""
+        return "each device shares blocks of its own choice; use fedlora or fedadapter"
+
     def start(self, model: Model) -> State:
         """The adapter, which changes nothing yet, and the head."""
         values = {**share.noted_blocks(model.layout), "_round": 0, "_personal": {}, "_bandits": {}}

@@ -68,6 +68,10 @@ class FedAdaOPT(Method):
         """Clients' scores decide how the adapters grow."""
         return "it goes by scores of clients' validation documents, which epsilon does not cover"
 
+    def not_summed(self) -> str:
+        """Clients' scores decide how the adapters grow."""
+        return "it goes by scores of single clients; use fedadapter"
+
     def trainable(self, layout: Layout) -> tuple[str, ...]:
         """The adapters of all blocks, which they may grow to, and the head.
 

@@ -65,6 +65,10 @@ class FedMedLoRAPlus(MedLoRA):
         """Its weights tell of every update how it does on the server's documents, which nothing protects."""
         return "it weighs every update by its loss on documents of the server, which epsilon does not cover"
 
+    def not_summed(self) -> str:
+        """Its weights are losses of single updates."""
+        return "it tries every update on the server's documents; use fedmedlora"
+
     def held_updates(self, updates: int, size: int) -> tuple[int, int]:
         """With a cap those of the heaviest sites, and else one."""
         return min(updates, room_for(self.cap)), 0

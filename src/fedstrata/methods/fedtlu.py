@@ -69,6 +69,7 @@ class FedTLU(Averaging):
     )
     width: Count = Field(default=1024, description="Numbers in the sketch of a tensor (selection: sketched).")
 
+    sends_changes: ClassVar[bool] = True
     travels: ClassVar[str] = (
         "every change up, the model down; sketched: sketches, then the merged blocks only"
     )
@@ -91,6 +92,12 @@ class FedTLU(Averaging):
         if self._schedule and self._chooses:
             return "its schedule goes by clients' losses; give method.portion a number"
         return super().not_private(mechanism)
+
+    def not_summed(self) -> str:
+        """Sketched, each client is sent what changed since it last took part."""
+        if self._sketched:
+            return "with method.selection sketched clients are sent different plans; use selection: exact"
+        return super().not_summed()
 
     def trainable(self, layout: Layout) -> tuple[str, ...]:
         """Every parameter: which ones are merged is decided after they were trained.

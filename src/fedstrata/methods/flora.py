@@ -86,6 +86,10 @@ class FLoRA(LocalTraining):
         """Clients train as in any method; the server stacks their adapters one by one."""
         return "its server half stacks every client's adapters" if mechanism == "central" else ""
 
+    def not_summed(self) -> str:
+        """What is stacked is not summed."""
+        return "its server half stacks every client's adapters; use fedlora"
+
     def held_updates(self, updates: int, size: int) -> tuple[int, int]:
         """All of a round, which are stacked."""
         return updates, 0

@@ -89,6 +89,10 @@ class HetLoRA(Method):
         """Of noised adapters a device's norm and the ranks that it gives up may be known."""
         return "its server half weighs every device's update by itself" if mechanism == "central" else ""
 
+    def not_summed(self) -> str:
+        """Norms and ranks are each device's."""
+        return "its server half weighs every device's update by itself; use fedlora"
+
     def start(self, model: Model) -> State:
         """The adapter at its largest rank, and the head."""
         tensors = model.snapshot(model.layout.all)

@@ -63,6 +63,12 @@ class LayerSkipping(Probing, Averaging):
         norms = "with method.top auto clients report the norms of their gradients; give a number"
         return norms if self._automatic else Averaging.not_private(self, mechanism)
 
+    def not_summed(self) -> str:
+        """With a number nothing is probed."""
+        if self._automatic:
+            return f"{super().not_summed()}; give method.top a number"
+        return Averaging.not_summed(self)
+
     @property
     def personal(self) -> bool:
         """With a local head every client has a model of its own."""

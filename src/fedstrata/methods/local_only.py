@@ -26,6 +26,10 @@ class LocalOnly(LocalTraining):
         """Nothing that could be noised comes to the server."""
         return "nothing of its clients is merged" if mechanism == "central" else ""
 
+    def not_summed(self) -> str:
+        """Nothing comes to the server but a loss."""
+        return "nothing of its clients is merged; leave privacy.secure_aggregation out"
+
     def private(self, layout: Layout) -> tuple[str, ...]:
         """All that trains."""
         return self.trainable(layout)

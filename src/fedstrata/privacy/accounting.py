@@ -20,7 +20,7 @@ would claim too much.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -83,10 +83,23 @@ def require_installed() -> None:
         ConfigurationError: One is missing; the message says how to install it.
     """
     needed = {"opacus": "opacus", "dp_accounting": "dp-accounting", "cryptography": "cryptography"}
+    _require(needed, "privacy.mechanism")
+
+
+def require_ciphers() -> None:
+    """Checks that the libraries of masked sums are installed.
+
+    Raises:
+        ConfigurationError: One is missing; the message says how to install it.
+    """
+    _require({"cryptography": "cryptography", "Crypto": "pycryptodome"}, "privacy.secure_aggregation")
+
+
+def _require(needed: Mapping[str, str], setting: str) -> None:
     missing = [package for module, package in needed.items() if find_spec(module) is None]
     if missing:
         message = f"{', '.join(missing)} is not installed; install it with: pip install 'fedstrata[privacy]'"
-        raise ConfigurationError([Problem("privacy.mechanism", message)])
+        raise ConfigurationError([Problem(setting, message)])
 
 
 def epsilon_of(mechanisms: Sequence[Mechanism], delta: float) -> float:

@@ -21,13 +21,12 @@ from ruamel.yaml.error import YAMLError
 
 from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean, refuse
 from fedstrata.core.files import bytes_in, write_atomically
+from fedstrata.core.settings.privacy import MOST_KNOWN_SITES
 from fedstrata.core.settings.yaml import plain_values, shortened, told
 from fedstrata.privacy.identity import KIND, PUBLIC_BYTES, fingerprint, public_text
 
 SITE_PATTERN = r"^[^\x00-\x1f\x7f]{1,128}$"
 """Of a site's name: 1 to 128 characters, none of them a control character."""
-MOST_SITES = 1024
-"""That a lock may name; those of one sum are fewer."""
 _VERSION = 1
 _KEYS = ("version", "sites")
 _PUBLIC = re.compile(rf"{KIND}[0-9a-f]{{{2 * PUBLIC_BYTES}}}")
@@ -110,8 +109,8 @@ def _quoted(site: str) -> str:
 def _problems(sites: Mapping[Any, Any], path: str) -> list[Problem]:
     """Returns all that is wrong with the sites of a lock."""
     told_of: list[str] = []
-    if len(sites) > MOST_SITES:
-        return [Problem("", f"{path} names {len(sites)} sites; at most {MOST_SITES} are read")]
+    if len(sites) > MOST_KNOWN_SITES:
+        return [Problem("", f"{path} names {len(sites)} sites; at most {MOST_KNOWN_SITES} are read")]
     holders: dict[str, list[str]] = defaultdict(list)
     for site, public in sites.items():
         if not re.fullmatch(SITE_PATTERN, site):

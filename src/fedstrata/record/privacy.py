@@ -25,6 +25,28 @@ def spent_by(events: Sequence[Mapping[str, Any]]) -> Mapping[str, Mapping[str, A
     return known
 
 
+def summed_rounds(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Returns what the committed rounds of a record say of their masked sums; none without any.
+
+    Returns:
+        `rows`, the facts of each round with its number; and over all of them `bytes_up`, `bytes_down`, and
+        the largest `error`, null if no sum was unmasked.
+    """
+    rows = [
+        {"round": event["round"], **event["secure_aggregation"]}
+        for event in rounds
+        if "secure_aggregation" in event
+    ]
+    if not rows:
+        return None
+    return {
+        "rows": rows,
+        "bytes_up": sum(row["bytes_up"] for row in rows),
+        "bytes_down": sum(row["bytes_down"] for row in rows),
+        "error": max((row["error"] for row in rows if "error" in row), default=None),
+    }
+
+
 def epsilon_rows(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Returns for each committed round what every client had spent by then, and what was clipped in it.
 

@@ -65,6 +65,7 @@ def summarise(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "energy_joules": total_of(rounds, "joules"),
         "saved": final.get("saved") or {},  # the hash of every file of weights
         "privacy": _privacy(start, rounds),
+        "secure_aggregation": _secure_aggregation(start, rounds),
     }
 
 
@@ -79,6 +80,25 @@ def _privacy(start: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> d
         **{name: facts[name] for name in names},
         "epsilon": max(spent.values()) if bounded else None,
         "clients": spent or None,
+    }
+
+
+def _secure_aggregation(
+    start: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]
+) -> dict[str, Any] | None:
+    """Returns who was in the masked sums and what they took; none of a run without."""
+    if not (asked := start.get("secure_aggregation")):
+        return None
+    sums = [event["secure_aggregation"] for event in rounds]
+    made = [each for each in sums if "error" in each]
+    return {
+        **asked,
+        "rounds": len(made),
+        "refused": dict(Counter(each["refused"] for each in sums if each.get("refused"))),
+        "fewest_survivors": min((len(each["survivors"]) for each in made), default=None),
+        "bytes_up": sum(each["bytes_up"] for each in sums),
+        "bytes_down": sum(each["bytes_down"] for each in sums),
+        "error": max((each["error"] for each in made), default=None),
     }
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from fedstrata.core.errors import TrainingError
 from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.privacy import MOST_SITES
 from fedstrata.privacy.randomness import SecureRandomness, SeededRandomness
-from fedstrata.privacy.secure_sum.messages import MOST_SITES
 from fedstrata.privacy.secure_sum.quantization import (
     LARGEST,
     LARGEST_WEIGHT,

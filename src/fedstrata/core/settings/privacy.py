@@ -7,6 +7,11 @@ from pydantic import Field
 
 from fedstrata.core.settings.base import Count, NotNegative, Positive, Settings, idle_settings
 
+LEAST_SITES, MOST_SITES = 3, 64
+"""Of one masked sum: with two, each could subtract its own; more than 64 would overflow the ring."""
+MOST_KNOWN_SITES = 1024
+"""That a site's federation lock may name; those of one sum are fewer."""
+
 
 class PrivacySettings(Settings):
     """Differential privacy: none, by patient at each client, or by client at the server."""
@@ -49,12 +54,28 @@ class PrivacySettings(Settings):
     scores: Literal["none", "summed"] = Field(
         default="none",
         description="What clients that are processes of their own tell of their validation and test "
-        "documents: nothing, or counts that add up. Epsilon does not cover them.",
+        "documents (mechanism local, secure_aggregation): nothing, or counts that add up. Epsilon does not "
+        "cover them, and no mask.",
     )
     noise: Literal["secure", "seeded"] = Field(
         default="secure",
         description="seeded: drawn from the run's seed, the same every time, which is an experiment and no "
         "protection.",
+    )
+    secure_aggregation: bool = Field(
+        default=False,
+        description="The server learns the sum of a round's updates and nothing of a single one. Goes with "
+        "mechanism none and local.",
+    )
+    range: Positive = Field(
+        default=1.0,
+        description="Largest change of a number in the first round that is summed (secure_aggregation); "
+        "later 64 times the root mean square of its tensor's last change, and at least this.",
+    )
+    survivors: Annotated[int, Field(ge=LEAST_SITES, le=MOST_SITES)] | None = Field(
+        default=None,
+        description="Clients whose updates must be in a sum (secure_aggregation), each of which insists on "
+        "it; none: more than two thirds of those that began, and 3.",
     )
 
     @property
@@ -76,8 +97,18 @@ class PrivacySettings(Settings):
         both = ("epsilon", "delta", "sigma", "clip", "spare_turns", "noise")
         local = ("unit", "units", "windows", "expected_batch", "steps", "scores")
         owners = {name: ["local", "central"] for name in both} | {name: ["local"] for name in local}
+        if self.secure_aggregation:
+            del owners["scores"]  # of a client that tells nothing else either
         for name, choices in idle_settings(self, self.mechanism, owners).items():
             yield f"{name} has no meaning with mechanism {self.mechanism!r}; it is for {' or '.join(choices)}"
+        summed = {"range": ["True"], "survivors": ["True"]}
+        for name in idle_settings(self, str(self.secure_aggregation), summed):
+            yield f"{name} has no meaning without secure_aggregation: true"
+        if self.secure_aggregation and self.mechanism == "central":
+            yield (
+                "secure_aggregation does not go with mechanism 'central', whose server clips single updates; "
+                "use mechanism 'local', or leave one of the two out"
+            )
 
     def _missing(self) -> Iterator[str]:
         """Yields what a mechanism cannot do without."""

@@ -16,13 +16,13 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from torch import Tensor
 
 from fedstrata.core.errors import FrameError
+from fedstrata.core.settings.privacy import LEAST_SITES
 from fedstrata.privacy.federation_lock import Lock
 from fedstrata.privacy.identity import Identity, is_signed
 from fedstrata.privacy.secure_sum.attempts import SumAttempts
 from fedstrata.privacy.secure_sum.keys import public_half
 from fedstrata.privacy.secure_sum.masks import MaskStream, pairwise, self_mask
 from fedstrata.privacy.secure_sum.messages import (
-    LEAST_SITES,
     RING,
     ConsistencyProof,
     ConsistencySignature,

@@ -17,11 +17,10 @@ import torch
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from fedstrata.core.errors import FrameError, printable
+from fedstrata.core.settings.privacy import LEAST_SITES, MOST_SITES
 from fedstrata.core.types import JSON, Message, Tensors
 from fedstrata.privacy.federation_lock import SITE_PATTERN
 
-LEAST_SITES, MOST_SITES = 3, 64
-"""Of one sum: with two, each could subtract its own; more than 64 would overflow the ring."""
 HEADER_LIMIT = 2**22
 """Bytes that the header of such a message's frame may have (`frame.split`)."""
 RING = torch.int32
@@ -95,6 +94,37 @@ class SumName(_Fields):
 
     def __str__(self) -> str:
         return f"run {self.run}, round {self.round}, {self.handler}, call {self.call}, attempt {self.attempt}"
+
+
+class SummedTensor(_Fields):
+    """A tensor of an update, as it is summed.
+
+    Attributes:
+        bound: What larger changes are cut to.
+    """
+
+    name: str
+    shape: tuple[Number, ...]
+    bound: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+
+
+class MeanTerms(_Fields):
+    """What a weighted mean is made of; every site's masks depend on all of it.
+
+    Attributes:
+        sum: The sum of the changes; that of the saturated values has a name made from it.
+        plan: SHA-256 of the plan that comes with the shares.
+        tensors: What an update holds.
+        scale: The largest weight that a site may have: a change is summed by its weight over this.
+        loss: Whether the training loss is summed as well.
+    """
+
+    kind: Literal["mean"] = "mean"
+    sum: SumName
+    plan: Bytes32
+    tensors: tuple[SummedTensor, ...]
+    scale: Annotated[int, Field(ge=1, le=_MOST_NUMBER)]
+    loss: bool
 
 
 class KeyBundle(_Fields):

@@ -69,3 +69,15 @@ class TooFewSignatures(SecureSumRefusal):
 
 class SharesDoNotFit(SecureSumRefusal):
     """Shares do not give the secret that a site has committed itself to."""
+
+
+class TooManySaturated(SecureSumRefusal):
+    """More values than a sum may lose were larger than its range."""
+
+
+class NotFinished(SecureSumRefusal):
+    """Shares of a sum have left, and too few to unmask it: its sites will never begin it again."""
+
+
+class SessionLost(SecureSumRefusal):
+    """A site's process no longer has what it began a sum with: it has dropped out."""

@@ -12,10 +12,9 @@ from pathlib import Path
 import torch
 
 from fedstrata.core.errors import FrameError
+from fedstrata.core.settings.privacy import LEAST_SITES, MOST_SITES
 from fedstrata.core.types import Tensors
 from fedstrata.privacy.secure_sum.messages import (
-    LEAST_SITES,
-    MOST_SITES,
     RING,
     DeliveredShares,
     KeyBundle,

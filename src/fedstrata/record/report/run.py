@@ -15,7 +15,7 @@ from fedstrata.record.history import (
     round_rows,
     time_parts,
 )
-from fedstrata.record.privacy import NOT_COVERED, OF_A_SIMULATION, epsilon_rows
+from fedstrata.record.privacy import NOT_COVERED, OF_A_SIMULATION, epsilon_rows, summed_rounds
 from fedstrata.record.report import plots
 from fedstrata.record.report.page import MEGABYTE, render, time_unit
 from fedstrata.record.scores import headings, score_tables
@@ -69,6 +69,7 @@ def run_page(history: History) -> str:
         figures=_figures(history, metric, clients),
         shown=plots.SHOWN,
         privacy=history.start.get("privacy"),
+        sums=summed_rounds(history.rounds),
         not_covered=NOT_COVERED,
         of_a_simulation=OF_A_SIMULATION,
         alike=all(len(set(row["epsilon"].values())) < 2 for row in epsilon_rows(history.rounds)),

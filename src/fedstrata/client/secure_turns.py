@@ -1,0 +1,230 @@
+"""The exchanges of masked sums at clients: handlers that each has, whatever the method.
+
+A mean is two sums (`privacy.secure_sum.mean`) that go through the exchanges together. What a client has begun
+lies in its process alone, so that one whose process is lost has dropped out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from pydantic import BaseModel
+from torch import Tensor
+
+from fedstrata.client.failures import is_client_failure, release_memory
+from fedstrata.client.site import Site
+from fedstrata.client.store import client_folder
+from fedstrata.client.turn import EXCHANGE, INPUT, Done, Failed, Order, Workplace
+from fedstrata.core.errors import ConfigurationError, FrameError, Problem
+from fedstrata.core.settings.privacy import LEAST_SITES
+from fedstrata.core.types import Message, Plan, Tensors, Update
+from fedstrata.privacy.federation_lock import Lock, read_lock
+from fedstrata.privacy.identity import Identity
+from fedstrata.privacy.randomness import SeededRandomness
+from fedstrata.privacy.secure_sum.attempts import SumAttempts
+from fedstrata.privacy.secure_sum.client import SumClient
+from fedstrata.privacy.secure_sum.mean import (
+    CHANGES,
+    SATURATED,
+    SummedUpdate,
+    hash_of_frame,
+    names_of,
+    subjects_of,
+)
+from fedstrata.privacy.secure_sum.messages import (
+    ConsistencyProof,
+    DeliveredShares,
+    MaskedInput,
+    MeanTerms,
+    Roster,
+    Survivors,
+    unpack,
+)
+from fedstrata.privacy.secure_sum.refusals import SessionLost, WrongSum
+from fedstrata.wire import frame
+
+KEYS, SHARES, CONSISTENCY, UNMASK = (EXCHANGE + name for name in ("keys", "shares", "consistency", "unmask"))
+ATTEMPTS = "sums.sqlite"
+"""A file in a client's folder: what it has begun, and what it has released."""
+
+Said = TypeVar("Said", bound=BaseModel)
+
+
+def said_of(said: Mapping[str, BaseModel]) -> dict[str, Any]:
+    """Returns what a message says of each sum, as the values of a plan or an update."""
+    return {"sums": {which: each.model_dump(mode="json") for which, each in said.items()}}
+
+
+def read_said(
+    values: Mapping[str, Any],
+    kind: type[Said],
+    tensors: Tensors | None = None,
+    shapes: Mapping[str, Mapping[str, tuple[int, ...]]] | None = None,
+) -> dict[str, Said]:
+    """Returns what a message says of each sum.
+
+    Args:
+        values: Of the plan or update that it came in.
+        kind: What it has to be.
+        tensors: What came with it.
+        shapes: Of those of each sum; nothing if none.
+
+    Raises:
+        FrameError: It is not that.
+    """
+    sums = values.get("sums")
+    if not isinstance(sums, Mapping) or not set(sums) <= {CHANGES, SATURATED} or not sums:
+        raise FrameError("a message of a mean says nothing of its two sums")
+    found = {}
+    for which, each in sums.items():
+        own = (shapes or {}).get(which)
+        parts = {name: tensor for name, tensor in (tensors or {}).items() if name in (own or {})}
+        found[which] = cast("Said", unpack(Message(parts, each), cast("Any", kind), own))
+    return found
+
+
+@dataclass(slots=True)
+class _Session:
+    """What a client has begun of one mean."""
+
+    terms: MeanTerms
+    clients: Mapping[str, SumClient]
+
+
+class SecureTurns:
+    """Answers the orders of masked sums for the clients of one process.
+
+    Args:
+        workplace: Where they compute.
+        files_of: Returns where a client has its identity, and where its lock.
+    """
+
+    def __init__(self, workplace: Workplace, files_of: Callable[[str], tuple[Path, Path]]) -> None:
+        self._workplace, self._files_of = workplace, files_of
+        self._model = ""
+        self._pinned: dict[str, tuple[Identity, Lock]] = {}
+        self._sessions: dict[str, _Session] = {}
+        self._answers: Mapping[str, Callable[[Order, Site], Done | Failed]] = {
+            KEYS: self._keys,
+            SHARES: lambda order, site: self._said(order, Roster, SumClient.shares),
+            INPUT: self._input,
+            CONSISTENCY: lambda order, site: self._said(order, Survivors, SumClient.sign),
+            UNMASK: lambda order, site: self._said(order, ConsistencyProof, SumClient.unmask),
+        }
+
+    def compute(self, order: Order, site: Site) -> Done | Failed:
+        """Runs one exchange of a client's; one that fails gives nothing away."""
+        started = time.perf_counter()
+        try:
+            return self._answers[order.handler](order, site)
+        except Exception as error:
+            if not is_client_failure(error):
+                raise
+            release_memory(error)
+            return Failed(error, time.perf_counter() - started)
+
+    def pinned(self, client: str) -> tuple[Identity, Lock]:
+        """Returns a client's identity and its lock, which are read once.
+
+        Raises:
+            ConfigurationError: They cannot be read, or the lock has another identity for the client.
+        """
+        if client not in self._pinned:
+            own, known = self._files_of(client)
+            identity, lock = Identity.read(own), read_lock(known)
+            if lock.get(client) != identity.public:
+                message = (
+                    f"{known} has not the identity in {own} under {client!r}; write its public half there"
+                )
+                raise ConfigurationError([Problem("", message)])
+            self._pinned[client] = identity, lock
+        return self._pinned[client]
+
+    def _keys(self, order: Order, site: Site) -> Done:
+        """Begins a mean."""
+        started = time.perf_counter()
+        terms = unpack(Message({}, frame.decode(order.plan, Plan).values), MeanTerms)
+        identity, lock = self.pinned(order.client)
+        folder = client_folder(self._workplace.folder, order.client)
+        names, attempts = names_of(terms), SumAttempts(folder / ATTEMPTS)
+        minimum = self._workplace.privacy.settings.survivors or LEAST_SITES
+        clients = {
+            which: SumClient(names[which], order.client, identity, lock, subject, attempts, minimum=minimum)
+            for which, subject in subjects_of(terms, self._hash()).items()
+        }
+        self._sessions[order.client] = _Session(terms, clients)
+        return _done(started, {which: each.keys() for which, each in clients.items()})
+
+    def _said(self, order: Order, kind: type[Said], answer: Callable[[SumClient, Said], BaseModel]) -> Done:
+        """Answers to what the server says of one of the sums, or of both."""
+        started = time.perf_counter()
+        clients = self._session(order).clients
+        said = read_said(frame.decode(order.plan, Plan).values, kind)
+        return _done(started, {which: answer(clients[which], each) for which, each in said.items()})
+
+    def _input(self, order: Order, site: Site) -> Done | Failed:
+        """Trains as the method does, and masks what comes of it, tensor by tensor, in its place."""
+        session, came = self._session(order), frame.decode(order.plan, Plan)
+        delivered = read_said(came.values, DeliveredShares)
+        plan = Plan(came.tensors, cast("Any", came.values["values"]))
+        sent, handler = frame.encode(plan), session.terms.sum.handler
+        if hash_of_frame(sent) != session.terms.plan:
+            raise WrongSum(f"the plan that came is not the one that {session.terms.sum} was begun with")
+        done = self._workplace.compute(replace(order, handler=handler, plan=sent), site)
+        if isinstance(done, Failed):
+            return done
+        started = time.perf_counter()
+        try:
+            masked = self._masked(order, handler, session, delivered, plan, done)
+        except Exception:
+            self._workplace.undo(order.client, order.round)
+            raise
+        said = {which: MaskedInput(sum=each.sum, site=order.client) for which, each in delivered.items()}
+        update = frame.encode(Update(masked, said_of(said)))
+        return replace(done, update=update, seconds=done.seconds + time.perf_counter() - started)
+
+    def _masked(
+        self,
+        order: Order,
+        handler: str,
+        session: _Session,
+        delivered: Mapping[str, DeliveredShares],
+        plan: Plan,
+        done: Done,
+    ) -> dict[str, Tensor]:
+        """Returns a client's two inputs under their masks."""
+        place = self._workplace
+        seed = place.seed.child("round", order.round).child("client", order.client, handler, order.call)
+        # The rounding hides nothing: what the masks leave is its sum over all. So it may be repeatable.
+        own = SummedUpdate(
+            frame.decode(done.update, Update),
+            {} if place.method.sends_changes else plan.tensors,
+            session.terms,
+            SeededRandomness(seed.child("rounding")),
+        )
+        masked = dict(session.clients[CHANGES].mask(delivered[CHANGES], own.elements()))
+        return masked | dict(session.clients[SATURATED].mask(delivered[SATURATED], own.cut()))
+
+    def _session(self, order: Order) -> _Session:
+        session = self._sessions.get(order.client)
+        if session is None or (session.terms.sum.round, session.terms.sum.call) != (order.round, order.call):
+            raise SessionLost(
+                f"the process of {order.client} has not begun this sum, or was lost since; it has dropped out"
+            )
+        return session
+
+    def _hash(self) -> str:
+        """Returns the hash of the model as all have it before anything is learnt."""
+        if not self._model:
+            model = self._workplace.model
+            model.restore()
+            self._model = model.fingerprint(model.names_outside(()))
+        return self._model
+
+
+def _done(started: float, said: Mapping[str, BaseModel]) -> Done:
+    return Done(frame.encode(Update({}, said_of(said))), time.perf_counter() - started)

@@ -1,0 +1,187 @@
+"""A weighted mean of updates as two masked sums: of the changes, and of how many of their values were cut.
+
+A site sends, of each tensor, round(n_k / scale (x_k - p) / step), p being the plan's tensor and step that of
+`quantization`; its weight n_k and its loss are elements more of the same sum, since weights that were summed
+before would no longer be those of the sites that are left. The mean is p + scale / (sum of n_k) times the
+sum. The count of cut values is unmasked first: a sum that lost much by cutting is never unmasked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedstrata.core.cohort import Mean
+from fedstrata.core.errors import FrameError, TrainingError
+from fedstrata.core.types import Tensors, Update
+from fedstrata.privacy.randomness import Randomness
+from fedstrata.privacy.secure_sum.messages import MeanTerms, SumName, canonical
+from fedstrata.privacy.secure_sum.quantization import (
+    MOST_SATURATED,
+    RoundingError,
+    bound_for,
+    count_elements,
+    counts_in,
+    dequantize_,
+    quantize_,
+    rounding_error,
+    weight_element,
+)
+from fedstrata.privacy.secure_sum.refusals import TooManySaturated
+from fedstrata.privacy.secure_sum.transcript import Subject
+from fedstrata.wire.frame import Frame
+
+CHANGES, SATURATED = "changes", "saturated"
+"""The two sums of a mean, in the order in which a site makes its inputs."""
+WEIGHT, LOSS, CUT = "secure/weight", "secure/loss", "secure/saturated"
+"""Names of what is summed beside the update's tensors."""
+LARGEST_LOSS = 64.0
+"""Of a training loss in a sum; a larger one is cut to it."""
+
+
+def hash_of_frame(sent: Frame) -> str:
+    """Returns the SHA-256 of a frame, hexadecimal."""
+    digest = hashlib.sha256()
+    for piece in sent.buffers():
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def names_of(terms: MeanTerms) -> dict[str, SumName]:
+    """Returns the name of each of the two sums."""
+    narrower = terms.sum.model_copy(update={"handler": f"{terms.sum.handler}/{SATURATED}"})
+    return {CHANGES: terms.sum, SATURATED: narrower}
+
+
+def subjects_of(terms: MeanTerms, model: str) -> dict[str, Subject]:
+    """Returns what each of the two sums is of.
+
+    Args:
+        terms: The mean's.
+        model: SHA-256 of the model that this side has.
+    """
+    plan = hashlib.sha256(canonical(terms.model_dump(mode="json"))).hexdigest()
+    shapes: dict[str, tuple[int, ...]] = {each.name: each.shape for each in terms.tensors}
+    shapes |= {WEIGHT: (1,)} | ({LOSS: (1,)} if terms.loss else {})
+    return {CHANGES: Subject(model, plan, shapes), SATURATED: Subject(model, plan, {CUT: (1,)})}
+
+
+class SummedUpdate:
+    """One site's update, turned into ring elements one tensor at a time, in its own memory.
+
+    Args:
+        update: What the site has trained; where its tensors are float32, contiguous and on the CPU they are
+            overwritten.
+        base: What it was sent, by name; what is not in it began with zeros.
+        terms: The mean's.
+        randomness: What the rounding is drawn from.
+
+    Raises:
+        FrameError: The update has other tensors than the terms say.
+        TrainingError: Its weight is no whole number from 1 to the terms' scale.
+    """
+
+    def __init__(self, update: Update, base: Tensors, terms: MeanTerms, randomness: Randomness) -> None:
+        expected = {each.name: each.shape for each in terms.tensors}
+        if {name: tuple(tensor.shape) for name, tensor in update.tensors.items()} != expected:
+            raise FrameError(
+                f"an update of {len(update.tensors)} tensors is not the one of {len(expected)} that is summed"
+            )
+        if not update.weight.is_integer() or not 1 <= update.weight <= terms.scale:
+            raise TrainingError(
+                f"an update weighs {update.weight:g}; in this sum it can be a whole number from 1 to "
+                f"{terms.scale}"
+            )
+        self._update, self._base, self._terms, self._randomness = update, base, terms, randomness
+        self._cut = 0
+
+    @torch.no_grad()
+    def elements(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields the ring elements of each tensor, then the weight, then the loss."""
+        share = self._update.weight / self._terms.scale
+        for each in self._terms.tensors:
+            change = self._update.tensors[each.name].to("cpu", torch.float32).contiguous()
+            if (base := self._base.get(each.name)) is not None:
+                change.sub_(base.float())
+            ring, cut = quantize_(change.mul_(share), each.bound, self._randomness)
+            self._cut += cut
+            yield each.name, ring
+        yield WEIGHT, weight_element(int(self._update.weight))
+        if self._terms.loss:
+            loss = self._update.values.get("loss")
+            own = torch.tensor([loss * share if isinstance(loss, float) else 0.0], dtype=torch.float32)
+            yield LOSS, quantize_(own, LARGEST_LOSS, self._randomness)[0]
+
+    def cut(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields how many values were cut, once all elements were made."""
+        yield CUT, count_elements([self._cut])
+
+
+@dataclass(frozen=True, slots=True)
+class SummedMean:
+    """What comes of a mean's sum.
+
+    Attributes:
+        mean: The mean.
+        bounds: Of each tensor's changes in the next sum.
+        error: The declared error of the tensor of which it is largest.
+    """
+
+    mean: Mean
+    bounds: dict[str, float]
+    error: RoundingError
+
+
+def require_unsaturated(total: Tensors, terms: MeanTerms, sites: int) -> int:
+    """Returns how many values were cut.
+
+    Args:
+        total: The sum of the counts.
+        terms: The mean's.
+        sites: How many are in the sum.
+
+    Raises:
+        TooManySaturated: So many that the sum would be wrong.
+    """
+    (cut,) = counts_in(total[CUT])
+    values = sites * sum(torch.Size(each.shape).numel() for each in terms.tensors)
+    if cut > MOST_SATURATED * values:
+        bounds = [each.bound for each in terms.tensors]
+        raise TooManySaturated(
+            f"{cut} of {values} changed values were larger than their range ({min(bounds):g} to "
+            f"{max(bounds):g}) and would have been cut; the sum was not unmasked. The next round has a "
+            "larger range; to lose none set privacy.range higher from the start"
+        )
+    return cut
+
+
+@torch.no_grad()
+def mean_from(
+    total: Mapping[str, Tensor], base: Tensors, terms: MeanTerms, survivors: tuple[str, ...], least: float
+) -> SummedMean:
+    """Turns the unmasked sum into the mean, in place.
+
+    Args:
+        total: The sum of the survivors' ring elements, int32 by name; overwritten.
+        base: What they were sent.
+        terms: The mean's.
+        survivors: Whose updates are in it.
+        least: The least bound of a change.
+    """
+    (weight,) = counts_in(total[WEIGHT])
+    factor, tensors, bounds = terms.scale / weight, {}, {}
+    for each in terms.tensors:
+        change = dequantize_(total[each.name], each.bound).mul_(factor)
+        bounds[each.name] = bound_for(change, least)
+        if (before := base.get(each.name)) is not None:
+            change.add_(before.float())
+        tensors[each.name] = change
+    values = {"loss": float(dequantize_(total[LOSS], LARGEST_LOSS)) * factor} if terms.loss else {}
+    worst = rounding_error(max(each.bound for each in terms.tensors), len(survivors))
+    error = RoundingError(worst.step * factor, worst.deviation * factor, worst.largest * factor)
+    weights, counts = dict.fromkeys(tensors, float(weight)), dict.fromkeys(tensors, len(survivors))
+    return SummedMean(Mean(tensors, weights, values, counts, survivors), bounds, error)

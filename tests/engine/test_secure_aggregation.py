@@ -1,0 +1,327 @@
+"""Runs with secure aggregation: who drops out when, what a refused sum costs, and what leaves a client."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from support import TINY, Finished, RunTiny, assert_same_tensors
+
+from fedstrata.cli.display import Display
+from fedstrata.client import secure_turns
+from fedstrata.client.store import ClientStore, client_folder
+from fedstrata.client.turn import Order, Workplace
+from fedstrata.core.errors import ClientsLostError, ConfigurationError
+from fedstrata.core.settings.source import read_source
+from fedstrata.core.types import Update
+from fedstrata.engine.check import check_settings
+from fedstrata.engine.prepare import prepare
+from fedstrata.engine.secure_mean import FOLDER, SecureAggregation
+from fedstrata.methods import METHODS
+from fedstrata.privacy.federation_lock import read_lock
+from fedstrata.privacy.identity import Identity
+from fedstrata.privacy.secure_sum.client import SumClient
+from fedstrata.privacy.secure_sum.unmasking import SumUnmasking
+from fedstrata.record.log import read_events
+from fedstrata.record.report import write_report
+from fedstrata.wire import frame
+
+SECURE = (
+    "privacy.secure_aggregation=true",
+    "method={name: layer_skipping, top: 1}",
+    "data.synthetic.sites=4",
+    "data.synthetic.notes=8",
+    "federation.min_clients=1",
+    "threads=1",
+)
+ONE = "federation.rounds=1"
+EXCHANGES = ("keys", "shares", "mask", "sign", "unmask")
+"""What a client answers with in each of the exchanges."""
+
+
+@pytest.fixture(autouse=True)
+def _no_report(no_report: None) -> None:
+    """Nothing here looks at one."""
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, exchange: str, *sites: str, handler: str = "") -> None:
+    """Lets an exchange of these sites fail, in every sum or in those of one name."""
+    answer = getattr(SumClient, exchange)
+
+    def fails(client: SumClient, *said: Any) -> Any:
+        if client._site in sites and handler in {"", client._name.handler}:
+            raise OSError(28, "No space left on device")
+        return answer(client, *said)
+
+    monkeypatch.setattr(SumClient, exchange, fails)
+
+
+def sums(run: Finished) -> list[dict[str, Any]]:
+    return [event["secure_aggregation"] for event in run.of("round")]
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_a_client_that_is_lost_before_its_update_is_summed_does_not_count(
+    run_tiny: RunTiny, run_once: RunTiny, monkeypatch: pytest.MonkeyPatch, exchange: str
+) -> None:
+    whole = run_once(*SECURE, ONE)
+    failing(monkeypatch, exchange, "site-2")
+    run = run_tiny(*SECURE, ONE)
+    (found,) = sums(run)
+    if exchange in ("sign", "unmask"):
+        assert found["survivors"] == ["site-1", "site-2", "site-3", "site-4"]
+        assert not run.of("client_failed")
+        assert_same_tensors(run.state.tensors, whole.state.tensors)
+    else:
+        assert found["survivors"] == ["site-1", "site-3", "site-4"]
+        assert [(event["client"], event["error"]) for event in run.of("client_failed")] == [
+            ("site-2", "OSError")
+        ]
+        assert not torch.equal(*(next(iter(own.state.tensors.values())) for own in (run, whole)))
+
+
+def test_the_mean_is_that_of_who_is_left_whenever_the_other_was_lost(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = []
+    for exchange in EXCHANGES[:3]:
+        with monkeypatch.context() as patched:
+            failing(patched, exchange, "site-2")
+            runs.append(run_tiny(*SECURE, ONE, out=exchange))
+    assert_same_tensors(runs[0].state.tensors, runs[1].state.tensors)
+    assert_same_tensors(runs[0].state.tensors, runs[2].state.tensors)
+
+
+def test_a_round_that_needs_everybody_ends_the_run_as_it_does_without(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, "shares", "site-2")
+    with pytest.raises(ClientsLostError, match="site-2: OSError"):
+        run_tiny(*SECURE, "federation.min_clients=null")
+
+
+def test_drop_outs_cost_keys_and_a_plan_and_too_many_of_them_the_round(
+    run_tiny: RunTiny, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_tiny(*SECURE, "federation.dropout=0.3", "federation.rounds=5", "federation.evaluate_every=5")
+    counts = [len(found["survivors"]) for found in sums(run)]
+    assert 0 in counts
+    assert {3, 4} & set(counts)
+    for event, found in zip(run.of("round"), sums(run), strict=True):
+        assert event["abandoned"] == (not found["survivors"]) == (found["refused"] == "TooFewSites")
+        if found["survivors"]:
+            assert {*found["survivors"], *event["failed"]} == set(event["exchanges"])
+        for client, sent in event["exchanges"].items():
+            assert (sent["bytes_up"] > 20_000) == (client not in event["failed"])
+            assert sent["bytes_up"] > 0, "its keys and shares"
+    facts = run.summary["secure_aggregation"]
+    assert facts["rounds"] == sum(map(bool, counts))
+    assert facts["refused"] == {"TooFewSites": counts.count(0)}
+    assert facts["fewest_survivors"] == min(filter(None, counts))
+    write_report([run.folder], run.folder / "report.html")
+    page = (run.folder / "report.html").read_text()
+    assert "<h2>Secure aggregation</h2>" in page
+    assert page.count("TooFewSites") >= counts.count(0)
+    Display(Console(width=200)).show(run.summary, run.folder, personal=False)
+    assert f"secure aggregation: {facts['fewest_survivors']} clients or more" in capsys.readouterr().out
+
+
+def test_a_sum_of_which_shares_have_left_and_too_few_costs_its_round_alone(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, "unmask", "site-1", "site-2", handler="train")
+    run = run_tiny(*SECURE)
+    assert [found["refused"] for found in sums(run)] == ["OutOfOrder", "OutOfOrder"]
+    assert [event["abandoned"] for event in run.of("round")] == [True, True]
+    start = prepare(read_source(None, [*TINY, *SECURE])).model.snapshot(run.state.tensors)
+    assert_same_tensors(run.state.tensors, start)
+    assert not [*(run.folder / FOLDER).glob("*-train-*")]
+
+
+def test_values_beyond_the_range_are_never_unmasked_and_the_next_range_is_wider(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[str] = []
+    unmask = SumClient.unmask
+
+    def watched(client: SumClient, proof: Any) -> Any:
+        left.append(client._name.handler)
+        return unmask(client, proof)
+
+    monkeypatch.setattr(SumClient, "unmask", watched)
+    run = run_tiny(*SECURE, "privacy.range=0.004")
+    refused, made = sums(run)
+    assert refused["refused"] == "TooManySaturated"
+    assert made["range"] == pytest.approx(0.064)
+    assert made["saturated"] == 0
+    assert left == ["train/saturated"] * 8 + ["train"] * 4
+
+
+def test_of_a_refused_round_no_client_keeps_anything(run_tiny: RunTiny) -> None:
+    run = run_tiny(*SECURE, "method.head=local", "privacy.range=0.004")
+    assert [event["abandoned"] for event in run.of("round")] == [True, False]
+    for client in ("site-1", "site-2", "site-3", "site-4"):
+        folder = client_folder(run.folder, client)
+        assert ClientStore(folder, 1).version is None
+        assert ClientStore(folder, 2).version is not None
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def killed_at(monkeypatch: pytest.MonkeyPatch, where: type, name: str, call: int) -> None:
+    """Ends a run before this call of a function."""
+    function: Callable[..., Any] = getattr(where, name)
+    calls = 0
+
+    def ends(*arguments: Any, **more: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise Killed
+        return function(*arguments, **more)
+
+    monkeypatch.setattr(where, name, ends)
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "call", "outcome"),
+    [
+        (SumUnmasking, "prove", 3, None),  # of the second round: no share has left
+        (SecureAggregation, "save", 2, None),  # all shares have, and are there
+        (SumClient, "unmask", 11, "NotFinished"),  # two shares have
+    ],
+)
+def test_a_killed_run_begins_a_sum_anew_or_finishes_it_or_does_without(
+    run_tiny: RunTiny,
+    run_once: RunTiny,
+    monkeypatch: pytest.MonkeyPatch,
+    where: type,
+    name: str,
+    call: int,
+    outcome: str | None,
+) -> None:
+    whole = run_once(*SECURE)
+    with monkeypatch.context() as patched:
+        killed_at(patched, where, name, call)
+        with pytest.raises(Killed):
+            run_tiny(*SECURE)
+    resumed = run_tiny(resume=True)
+    assert [found.get("refused") for found in sums(resumed)] == [None, outcome]
+    assert [event["abandoned"] for event in resumed.of("round")] == [False, outcome is not None]
+    if outcome is None:
+        assert_same_tensors(resumed.state.tensors, whole.state.tensors)
+
+
+def test_a_run_cannot_go_on_without_what_it_began_with(run_tiny: RunTiny) -> None:
+    run_tiny(*SECURE, ONE)
+    with pytest.raises(ConfigurationError, match=r"privacy.secure_aggregation: is False, the run has True"):
+        run_tiny("privacy.secure_aggregation=false", "federation.rounds=2", resume=True)
+
+
+def test_nothing_of_one_client_leaves_it_in_the_clear(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is sent is uniform in the ring, with no number beside it; the mean loss comes of the sum."""
+    trained: list[Update] = []
+    sent: list[Update] = []
+    compute = Workplace.compute
+
+    def watched(place: Workplace, order: Order, *more: Any) -> Any:
+        done = compute(place, order, *more)
+        trained.append(frame.decode(frame.split(done.update.tobytes()), Update))  # before it is overwritten
+        return done
+
+    monkeypatch.setattr(Workplace, "compute", watched)
+    masked = secure_turns.SecureTurns._masked
+
+    def taken(*arguments: Any) -> Any:
+        tensors = masked(*arguments)
+        sent.append(Update({name: tensor.clone() for name, tensor in tensors.items()}))
+        return tensors
+
+    monkeypatch.setattr(secure_turns.SecureTurns, "_masked", taken)
+    run = run_tiny(*SECURE, ONE)
+    assert len(sent) == len(trained) == 4
+    assert all("loss" in own.values for own in trained)
+    for own, seen in zip(trained, sent, strict=True):
+        assert all(tensor.dtype == torch.int32 for tensor in seen.tensors.values())
+        for name, tensor in own.tensors.items():
+            size = (seen.tensors[name].double() / 2.0**31).abs().mean()
+            assert tensor.numel() < 1000 or 0.45 < float(size) < 0.55, "uniform in the ring"
+    assert {event["loss"] for event in run.of("client")} == {None}
+    losses = [float(own.values["loss"]) for own in trained]  # type: ignore[arg-type]
+    weights = [own.weight for own in trained]
+    mean = sum(loss * weight for loss, weight in zip(losses, weights, strict=True)) / sum(weights)
+    assert run.of("round")[0]["loss"] == pytest.approx(mean, abs=1e-4)
+
+
+def test_every_client_has_an_identity_and_a_lock_of_its_own(run_tiny: RunTiny) -> None:
+    run = run_tiny(*SECURE, ONE)
+    publics = {}
+    for client in run.folder.glob("clients/*"):
+        assert stat.S_IMODE((client / "identity.pem").stat().st_mode) == 0o600
+        publics[client.name] = Identity.read(client / "identity.pem").public
+    assert len(set(publics.values())) == 4
+    assert all(read_lock(client / "federation.lock") == publics for client in run.folder.glob("clients/*"))
+    assert stat.S_IMODE((run.folder / FOLDER).stat().st_mode) == 0o700
+
+
+def problems_of(*overrides: str) -> dict[str, str]:
+    with pytest.raises(ConfigurationError) as refused:
+        prepare(read_source(None, [*TINY, *overrides]))
+    return {problem.path: problem.message for problem in refused.value.problems}
+
+
+def test_all_that_does_not_go_with_it_is_said_at_once() -> None:
+    found = problems_of(
+        *SECURE, "method={name: fedavg, aggregation: median}", "training.epochs=0", "data.synthetic.sites=3"
+    )
+    assert found.keys() >= {"privacy.secure_aggregation", "training.epochs"}
+    assert (
+        "median compares single updates; use method.aggregation: mean" in found["privacy.secure_aggregation"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "path", "message"),
+    [
+        (("federation.sample=0.5",), "privacy.secure_aggregation", "needs 3 to 64 clients a round, and 4"),
+        (("privacy.survivors=5",), "privacy.survivors", "needs 5 to 64 clients a round, and 4"),
+        (("privacy.secure_aggregation=false", "privacy.range=2"), "privacy", "range has no meaning without"),
+        (("privacy={mechanism: central, secure_aggregation: true}",), "privacy", "use mechanism 'local'"),
+        (("method={name: fedtlu, selection: sketched}",), "privacy.secure_aggregation", "selection: exact"),
+        (("method={name: layer_skipping, top: auto}",), "privacy.secure_aggregation", "method.top a number"),
+        (("method={name: local_only}",), "privacy.secure_aggregation", "nothing of its clients is merged"),
+        (("method={name: centralized}",), "privacy.secure_aggregation", "use fedavg"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused(overrides: tuple[str, ...], path: str, message: str) -> None:
+    assert message in problems_of(*SECURE, *overrides)[path]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_says_whether_it_can_be_summed_and_else_what_can(name: str) -> None:
+    checked = check_settings(read_source(None, [*TINY, *SECURE, f"method={{name: {name}}}"]))
+    assert checked.method is not None
+    reason = checked.method.not_summed()
+    told = [each.message for each in checked.problems if each.path == "privacy.secure_aggregation"]
+    assert told == ([f"does not go with {name}: {reason}"] if reason else [])
+    assert not reason or "use " in reason or "leave " in reason
+
+
+def test_the_protocol_counts_and_the_record_has_it(run_tiny: RunTiny, run_once: RunTiny) -> None:
+    run, plain = run_once(*SECURE, ONE), run_tiny(*SECURE[1:], ONE)
+    (found,), facts = sums(run), run.summary["secure_aggregation"]
+    assert facts["bytes_up"] == found["bytes_up"] > 0
+    for way in ("bytes_up", "bytes_down"):
+        more = run.summary["communication"][way] - plain.summary["communication"][way]
+        assert found[way] <= more <= found[way] + 4 * 3000, "the shares come with the plan"
+    assert plain.summary["secure_aggregation"] is None
+    (began,) = [event for event in read_events(run.folder / "record.jsonl") if event["event"] == "run"]
+    assert began["secure_aggregation"] == {"range": 1.0, "survivors": None}

@@ -1,0 +1,63 @@
+"""Sites in processes of their own with secure aggregation: what they refuse, and what they tell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support import TINY
+
+from fedstrata.core.errors import ConfigurationError, FrameError
+from fedstrata.core.settings.source import read_source
+from fedstrata.engine.joining import RemoteClient
+from fedstrata.engine.prepare import prepare_client, prepare_server
+from fedstrata.engine.simulated_identities import files_of, simulated_identities
+
+SECURE = "privacy.secure_aggregation=true"
+SITES = ("site-1", "site-2", "site-3")
+
+
+def site(folder: Path, *overrides: str, own: str = "site-1", named: bool = True) -> RemoteClient:
+    """Returns a site that has an identity and a lock, if it is to have them."""
+    simulated_identities(folder, SITES)
+    identity, lock = files_of(folder, own)
+    experiment = prepare_client(read_source(None, [*TINY, *overrides]), "site-1")
+    files = {"identity": identity, "lock": lock} if named else {}
+    return RemoteClient(experiment, "site-1", folder / "home", lambda event, facts: None, **files)
+
+
+def test_a_site_sends_no_update_in_the_clear(tmp_path: Path) -> None:
+    with pytest.raises(FrameError, match="asks for 'train' in the clear"):
+        site(tmp_path, SECURE)._handler("train")
+
+
+def test_a_site_needs_an_identity_and_a_lock_and_names_both_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        site(tmp_path, SECURE, named=False)
+    assert [problem.path for problem in refused.value.problems] == ["--identity", "--lock"]
+
+
+def test_a_site_that_names_them_is_asked_for_nothing_in_the_clear(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"--lock: is given, and the server says .*; nothing was sent"
+    ):
+        site(tmp_path)
+
+
+def test_a_lock_with_another_identity_for_the_site_is_refused_before_it_joins(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"has not the identity in .* under 'site-1'"):
+        site(tmp_path, SECURE, own="site-2")
+
+
+@pytest.mark.parametrize(("scores", "told"), [("none", False), ("summed", True)])
+def test_what_a_site_tells_of_its_scores_is_asked_for(tmp_path: Path, scores: str, told: bool) -> None:
+    greeting = site(tmp_path, SECURE, f"privacy.scores={scores}").greeting
+    documents = greeting["documents"]
+    assert isinstance(documents, dict)
+    assert documents["train"]
+    assert bool(documents["test"]) == told
+
+
+def test_a_server_asks_no_fewer_than_can_hide_each_other() -> None:
+    with pytest.raises(ConfigurationError, match="needs 3 to 64 clients a round, and 2 clients"):
+        prepare_server(read_source(None, [*TINY, SECURE]), SITES[:2])
