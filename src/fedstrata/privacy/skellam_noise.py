@@ -34,6 +34,8 @@ from fedstrata.privacy.randomness import Randomness
 LEAST_VARIANCE = 2.0**24
 """Of what is drawn; below, the expansion is not close enough."""
 
+_LARGEST_VARIANCE = 2.0**90
+"""Up to this, 13 deviations are whole numbers that float64 holds."""
 _CHI_SQUARED = 2.0**-98
 _DEVIATIONS = 13.0
 _COLUMNS = 512
@@ -68,9 +70,9 @@ class SkellamNoise:
     """
 
     def __init__(self, variance: float) -> None:
+        if not LEAST_VARIANCE <= variance <= _LARGEST_VARIANCE:
+            raise ValueError(f"noise is drawn for variances from 2^24 to 2^90, not {variance}")
         deviation = math.sqrt(variance)
-        if not (variance >= LEAST_VARIANCE and _DEVIATIONS * deviation < 2.0**50):
-            raise ValueError(f"noise is drawn for variances from {LEAST_VARIANCE:.0f}, not {variance}")
         self.variance = variance
         self.width = 2.0 ** math.floor(math.log2(deviation / 16.0))
         blocks = math.ceil(_DEVIATIONS * deviation / self.width)
@@ -137,8 +139,7 @@ class SkellamNoise:
         logarithms -= self._log_levels[blocks]
         accepted = randomness.uniform(count) < np.exp(logarithms, out=logarithms)
         np.negative(places, out=places, where=negative)
-        numbers: NDArray[np.int64] = places[accepted].astype(np.int64)
-        return numbers
+        return places[accepted].astype(np.int64)
 
 
 def distance_of(numbers: float) -> float:
@@ -154,7 +155,7 @@ def _weights(heights: NDArray[np.float64]) -> NDArray[np.int64]:
     """Returns whole numbers that sum to 2^53, almost as heights do, none of them 0, (blocks,)."""
     whole = 2**_RESOLUTION
     shares = heights * ((whole - 4 * len(heights)) / heights.sum())
-    weights = np.ceil(shares).astype(np.int64)
+    weights: NDArray[np.int64] = np.ceil(shares).astype(np.int64)
     weights[0] += whole - int(weights.sum())
     return weights
 
