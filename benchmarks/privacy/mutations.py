@@ -437,7 +437,7 @@ MUTANTS = [
     Mutant(
         "the L1 term of Skellam noise is dropped",
         [(SKELLAM, " + 6.0 * l1)", ")")],
-        [f"{OF_SKELLAM}::test_a_divergence_is_bounded"],
+        [f"{OF_SKELLAM}::test_the_bound_is_the_theorem_worked_by_hand"],
     ),
     Mutant(
         "the rate of Skellam noise is squared",

@@ -96,6 +96,23 @@ def test_a_divergence_is_bounded(variance: float, moved: int) -> None:
             assert bound < 1.05 * exact
 
 
+@pytest.mark.parametrize(
+    ("order", "variance", "squared", "l1", "bound"),
+    [
+        (2, 4.0, 9.0, 5.0, 18 / 8 + (27 + 30) / 64),
+        (32, 4.0, 9.0, 3.0, 288 / 8 + 9 / 8),
+        (3, 100.0, 50.0, 40.0, 150 / 200 + (250 + 240) / 40_000),
+    ],
+)
+def test_the_bound_is_the_theorem_worked_by_hand(
+    order: int, variance: float, squared: float, l1: float, bound: float
+) -> None:
+    """Exact divergences on one number are below the Gaussian's in all that was tried: they do not miss l1."""
+    sensitivity = Sensitivity(math.sqrt(squared), l1)
+    found = step_divergence(np.array([order]), math.sqrt(variance), sensitivity)
+    assert found == pytest.approx([bound], rel=1e-12)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     moved=st.lists(st.integers(-4, 4), min_size=1, max_size=12).filter(any),
