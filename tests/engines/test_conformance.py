@@ -28,9 +28,9 @@ from fedstrata.engine.remote import RemoteEngine
 from fedstrata.engine.remote_turns import RemoteTurns
 from fedstrata.engine.run_folder import open_run
 from fedstrata.methods import METHODS
-from fedstrata.privacy.ledger_verification import LEDGER, read_ledger
 from fedstrata.privacy.federation_lock import write_lock
 from fedstrata.privacy.identity import Identity
+from fedstrata.privacy.ledger_verification import LEDGER, read_ledger
 from fedstrata.transport.timing import Timing
 
 ENGINES = ("workers", "remote")
