@@ -12,9 +12,9 @@ from support import REPOSITORY, Call, RunTiny
 METHOD = ("method={name: layer_skipping, top: 1}", "threads=1")
 
 
-def folder_of(run_once: RunTiny, tmp_path: Path) -> Path:
+def folder_of(run_once: RunTiny, tmp_path: Path, *overrides: str) -> Path:
     """Returns a run's folder that may be changed."""
-    return Path(shutil.copytree(run_once(*METHOD).folder, tmp_path / "runs"))
+    return Path(shutil.copytree(run_once(*METHOD, *overrides).folder, tmp_path / "runs"))
 
 
 def test_show_tells_what_left(call: Call, run_once: RunTiny, tmp_path: Path) -> None:
@@ -95,3 +95,40 @@ def test_the_page_has_the_fields_of_a_line(run_once: RunTiny) -> None:
     rows = re.findall(r"^\| (`.*?`) \|", page, flags=re.MULTILINE)
     (line, _) = (run_once(*METHOD).folder / "clients" / "site-1" / "egress.jsonl").read_text().splitlines()
     assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(json.loads(line))
+
+
+def test_others_know_a_tail_that_was_cut_off(call: Call, run_once: RunTiny, tmp_path: Path) -> None:
+    """With the keys of a secure sum each site signs the head of its ledger, and the others keep it."""
+    run = folder_of(run_once, tmp_path, "privacy.secure_aggregation=true")
+    shown = call("ledger", "show", run)
+    assert "protection: secure aggregation\n" in shown.out
+    assert "protection: none" not in shown.out
+    ledger = run / "clients" / "site-2" / "egress.jsonl"
+    known = ("--witnessed", run / "clients" / "site-1" / "witnessed.jsonl")
+    told = call("ledger", "verify", ledger, *known, "--lock", run / "clients" / "site-1" / "federation.lock")
+    assert (told.status, told.err) == (0, "")
+    assert ", with 1 head that others know; head " in told.out
+    ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:-7]))
+    told = call("ledger", "verify", ledger, *known, "--lock", run / "clients" / "site-1" / "federation.lock")
+    assert told.status == 1
+    assert re.search(
+        r"line \d: no line has the hash \w+ \(run .*, round 2, train, .*: the ledger was cut", told.err
+    )
+
+
+def test_heads_that_the_site_has_not_signed_are_refused(
+    call: Call, run_once: RunTiny, tmp_path: Path
+) -> None:
+    run = folder_of(run_once, tmp_path, "privacy.secure_aggregation=true")
+    ledger, lock = run / "clients" / "site-2" / "egress.jsonl", run / "clients" / "site-1" / "federation.lock"
+    known = run / "clients" / "site-1" / "witnessed.jsonl"
+    alone = call("ledger", "verify", ledger, "--witnessed", known)
+    assert (alone.status, "--witnessed: says nothing without --lock" in alone.err) == (2, True)
+    texts = known.read_text().splitlines(keepends=True)
+    entries = [json.loads(text) for text in texts]
+    number = next(n for n, each in enumerate(entries, 1) if each["keys"]["site"] == "site-2")
+    entries[number - 1]["keys"]["ledger_head"] = 64 * "a"
+    known.write_text("".join(json.dumps(each) + "\n" for each in entries))
+    told = call("ledger", "verify", ledger, "--witnessed", known, "--lock", lock)
+    assert told.status == 2
+    assert f"entry {number} was not signed by the identity of 'site-2' in the lock" in told.err

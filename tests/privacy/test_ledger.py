@@ -78,7 +78,7 @@ def check(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., int | None]
     def named(lines: list[bytes], head: str | None = None) -> int | None:
         path.write_bytes(b"".join(lines))
         try:
-            verify(path, head)
+            verify(path, {head: "told"} if head else None)
         except LedgerError as error:
             return error.line
         return None

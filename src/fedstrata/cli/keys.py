@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fedstrata.cli.options import Debug
 from fedstrata.core.errors import ConfigurationError, Problem
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 COMPARE = "compare every fingerprint with that site's people by another channel: by telephone, or on paper"
 
@@ -27,8 +24,10 @@ def new(
 
     Example: fedstrata keys new north.identity
     """
-    identity = _identity()
-    _tell(identity, identity.Identity.create(path).public)
+    require_identities()
+    from fedstrata.privacy.identity import Identity  # noqa: PLC0415 - optional
+
+    _tell(Identity.create(path).public)
 
 
 @app.command()
@@ -40,8 +39,10 @@ def show(
 
     Example: fedstrata keys show north.identity
     """
-    identity = _identity()
-    _tell(identity, identity.Identity.read(path).public)
+    require_identities()
+    from fedstrata.privacy.identity import Identity  # noqa: PLC0415 - optional
+
+    _tell(Identity.read(path).public)
 
 
 @app.command()
@@ -57,8 +58,9 @@ def lock(
 
     Example: fedstrata keys lock federation.lock north=ed25519:58... south=ed25519:a1... east=ed25519:3c...
     """
-    identity = _identity()
-    from fedstrata.privacy.federation_lock import lock_of, write_lock  # noqa: PLC0415 - heavy
+    require_identities()
+    from fedstrata.privacy.federation_lock import lock_of, write_lock  # noqa: PLC0415 - optional
+    from fedstrata.privacy.identity import fingerprint  # noqa: PLC0415
 
     if file.exists():
         message = f"{file} exists: whom a site trusts is not overwritten; name another file, or move it away"
@@ -66,24 +68,23 @@ def lock(
     known = lock_of(sites)
     write_lock(file, known)
     for name, public in sorted(known.items()):
-        typer.echo(f"{identity.fingerprint(public)}  {name}")
+        typer.echo(f"{fingerprint(public)}  {name}")
     typer.echo(f"{file} names {len(known)} sites; before it is used, {COMPARE}")
 
 
-def _identity() -> ModuleType:
-    """Returns the module of identities.
+def require_identities() -> None:
+    """Checks that what identities need is installed.
 
     Raises:
-        ConfigurationError: What it needs is not installed.
+        ConfigurationError: It is not.
     """
-    try:
-        from fedstrata.privacy import identity  # noqa: PLC0415 - heavy
-    except ModuleNotFoundError as error:
-        message = f"{error.name} is not installed; install it with: pip install 'fedstrata[privacy]'"
-        raise ConfigurationError([Problem("", message)]) from None
-    return identity
+    from fedstrata.privacy.accounting import require_ciphers  # noqa: PLC0415 - heavy
+
+    require_ciphers("")
 
 
-def _tell(identity: ModuleType, public: bytes) -> None:
-    typer.echo(f"public half: {identity.public_text(public)}")
-    typer.echo(f"fingerprint: {identity.fingerprint(public)}")
+def _tell(public: bytes) -> None:
+    from fedstrata.privacy.identity import fingerprint, public_text  # noqa: PLC0415 - optional
+
+    typer.echo(f"public half: {public_text(public)}")
+    typer.echo(f"fingerprint: {fingerprint(public)}")

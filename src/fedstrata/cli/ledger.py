@@ -52,6 +52,14 @@ def verify(
         str | None,
         typer.Option(metavar="HASH", help="A head that others were told: the ledger must hold its line."),
     ] = None,
+    witnessed: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Another site's witnessed.jsonl; needs --lock."),
+    ] = None,
+    lock: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A federation.lock, with the identity that signed the heads."),
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Check ledgers, and name the first line of each that is not what its client wrote; exit status 1 then.
@@ -62,17 +70,40 @@ def verify(
     from fedstrata.record.words import plural  # noqa: PLC0415
 
     ledgers, wrong = ledger_verification.ledgers_in(path), list[FedstrataError]()
-    if head is not None and len(ledgers) > 1:
+    if (head or witnessed) and len(ledgers) > 1:
         message = f"is of one ledger, and {path} holds {len(ledgers)}; name one of them"
-        raise ConfigurationError([Problem("--head", message)])
+        raise ConfigurationError([Problem("--head" if head else "--witnessed", message)])
+    heads = {head: "--head"} if head else {}
+    if witnessed or lock:
+        heads |= _witnessed(ledgers[0], witnessed, lock)
     for ledger in ledgers:
         try:
-            count, last = ledger_verification.verify(ledger, head)
+            count, last = ledger_verification.verify(ledger, heads)
         except ledger_verification.LedgerError as error:
             wrong.append(error)
         else:
-            typer.echo(f"{ledger}: {plural(count, 'line')}, as written; head {last}")
+            held = f", with {plural(len(heads), 'head')} that others know" if heads else ""
+            typer.echo(f"{ledger}: {plural(count, 'line')}, as written{held}; head {last}")
     _end_with(wrong)
+
+
+def _witnessed(ledger: Path, witnessed: Path | None, lock: Path | None) -> dict[str, str]:
+    """Returns the heads of a ledger that another site has kept, and the sums that they came with."""
+    if witnessed is None or lock is None:
+        given, missing = ("--lock", "--witnessed") if witnessed is None else ("--witnessed", "--lock")
+        raise ConfigurationError([Problem(given, f"says nothing without {missing}")])
+    from fedstrata.cli.keys import require_identities  # noqa: PLC0415 - heavy
+    from fedstrata.privacy.ledger_verification import read_ledger  # noqa: PLC0415
+
+    require_identities()
+    from fedstrata.privacy.federation_lock import read_lock  # noqa: PLC0415 - optional
+    from fedstrata.privacy.ledger_witness import heads_witnessed  # noqa: PLC0415
+
+    first = next(read_ledger(ledger), None)
+    if first is None:
+        message = f"{ledger} has no line, and nobody's heads are looked for"
+        raise ConfigurationError([Problem("PATH", message)])
+    return heads_witnessed(witnessed, first["client"], read_lock(lock))
 
 
 def _sound(ledger: Path, wrong: list[FedstrataError]) -> Iterator[Line]:

@@ -24,6 +24,8 @@ from fedstrata.core.settings.privacy import LEAST_SITES
 from fedstrata.core.types import Message, Plan, Tensors, Update
 from fedstrata.privacy.federation_lock import Lock, read_lock
 from fedstrata.privacy.identity import Identity
+from fedstrata.privacy.ledger import EXCHANGED, Ledger
+from fedstrata.privacy.ledger_witness import witness
 from fedstrata.privacy.randomness import SeededRandomness
 from fedstrata.privacy.secure_sum.attempts import SumAttempts
 from fedstrata.privacy.secure_sum.client import SumClient
@@ -108,19 +110,24 @@ class SecureTurns:
         self._model = ""
         self._pinned: dict[str, tuple[Identity, Lock]] = {}
         self._sessions: dict[str, _Session] = {}
-        self._answers: Mapping[str, Callable[[Order, Site], Done | Failed]] = {
+        self._answers: Mapping[str, Callable[[Order], Mapping[str, BaseModel]]] = {
             KEYS: self._keys,
-            SHARES: lambda order, site: self._said(order, Roster, SumClient.shares),
-            INPUT: self._input,
-            CONSISTENCY: lambda order, site: self._said(order, Survivors, SumClient.sign),
-            UNMASK: lambda order, site: self._said(order, ConsistencyProof, SumClient.unmask),
+            SHARES: self._shares,
+            CONSISTENCY: lambda order: self._said(order, Survivors, SumClient.sign),
+            UNMASK: lambda order: self._said(order, ConsistencyProof, SumClient.unmask),
         }
 
     def compute(self, order: Order, site: Site) -> Done | Failed:
         """Runs one exchange of a client's; one that fails gives nothing away."""
         started = time.perf_counter()
         try:
-            return self._answers[order.handler](order, site)
+            if order.handler == INPUT:
+                return self._input(order, site)
+            said = Update({}, said_of(self._answers[order.handler](order)))
+            sent = frame.encode(said)
+            with self._ledger(order) as ledger:
+                ledger.append("exchange", said, sent, EXCHANGED)
+            return Done(sent, time.perf_counter() - started)
         except Exception as error:
             if not is_client_failure(error):
                 raise
@@ -144,27 +151,46 @@ class SecureTurns:
             self._pinned[client] = identity, lock
         return self._pinned[client]
 
-    def _keys(self, order: Order, site: Site) -> Done:
+    def _keys(self, order: Order) -> dict[str, BaseModel]:
         """Begins a mean."""
-        started = time.perf_counter()
         terms = unpack(Message({}, frame.decode(order.plan, Plan).values), MeanTerms)
         identity, lock = self.pinned(order.client)
         folder = client_folder(self._workplace.folder, order.client)
         names, attempts = names_of(terms), SumAttempts(folder / ATTEMPTS)
         minimum = self._workplace.privacy.settings.survivors or LEAST_SITES
+        with self._ledger(order) as ledger:
+            head = ledger.head()
         clients = {
-            which: SumClient(names[which], order.client, identity, lock, subject, attempts, minimum=minimum)
+            which: SumClient(
+                names[which],
+                order.client,
+                identity,
+                lock,
+                subject,
+                attempts,
+                minimum=minimum,
+                ledger_head=head,
+            )
             for which, subject in subjects_of(terms, self._hash()).items()
         }
         self._sessions[order.client] = _Session(terms, clients)
-        return _done(started, {which: each.keys() for which, each in clients.items()})
+        return {which: each.keys() for which, each in clients.items()}
 
-    def _said(self, order: Order, kind: type[Said], answer: Callable[[SumClient, Said], BaseModel]) -> Done:
+    def _shares(self, order: Order) -> dict[str, BaseModel]:
+        """Answers to the rosters of both sums, and keeps what the others have signed of their ledgers."""
+        answers = self._said(order, Roster, SumClient.shares)
+        roster = read_said(frame.decode(order.plan, Plan).values, Roster)[CHANGES]
+        others = [bundle for bundle in roster.bundles if bundle.site != order.client]
+        witness(client_folder(self._workplace.folder, order.client), others)
+        return answers
+
+    def _said(
+        self, order: Order, kind: type[Said], answer: Callable[[SumClient, Said], BaseModel]
+    ) -> dict[str, BaseModel]:
         """Answers to what the server says of one of the sums, or of both."""
-        started = time.perf_counter()
         clients = self._session(order).clients
         said = read_said(frame.decode(order.plan, Plan).values, kind)
-        return _done(started, {which: answer(clients[which], each) for which, each in said.items()})
+        return {which: answer(clients[which], each) for which, each in said.items()}
 
     def _input(self, order: Order, site: Site) -> Done | Failed:
         """Trains as the method does, and masks what comes of it, tensor by tensor, in its place."""
@@ -174,40 +200,36 @@ class SecureTurns:
         sent, handler = frame.encode(plan), session.terms.sum.handler
         if hash_of_frame(sent) != session.terms.plan:
             raise WrongSum(f"the plan that came is not the one that {session.terms.sum} was begun with")
-        done = self._workplace.compute(replace(order, handler=handler, plan=sent), site)
-        if isinstance(done, Failed):
-            return done
-        started = time.perf_counter()
-        try:
-            masked = self._masked(order, handler, session, delivered, plan, done)
-        except Exception:
-            self._workplace.undo(order.client, order.round)
-            raise
         said = {which: MaskedInput(sum=each.sum, site=order.client) for which, each in delivered.items()}
-        update = frame.encode(Update(masked, said_of(said)))
-        return replace(done, update=update, seconds=done.seconds + time.perf_counter() - started)
+
+        def mask(trained: Update) -> Update:
+            return Update(self._masked(order, session, delivered, plan, trained), said_of(said))
+
+        return self._workplace.compute(replace(order, handler=handler, plan=sent), site, mask=mask)
 
     def _masked(
         self,
         order: Order,
-        handler: str,
         session: _Session,
         delivered: Mapping[str, DeliveredShares],
         plan: Plan,
-        done: Done,
+        trained: Update,
     ) -> dict[str, Tensor]:
         """Returns a client's two inputs under their masks."""
-        place = self._workplace
+        place, handler = self._workplace, session.terms.sum.handler
         seed = place.seed.child("round", order.round).child("client", order.client, handler, order.call)
         # The rounding hides nothing: what the masks leave is its sum over all. So it may be repeatable.
         own = SummedUpdate(
-            frame.decode(done.update, Update),
+            trained,
             {} if place.method.sends_changes else plan.tensors,
             session.terms,
             SeededRandomness(seed.child("rounding")),
         )
         masked = dict(session.clients[CHANGES].mask(delivered[CHANGES], own.elements()))
         return masked | dict(session.clients[SATURATED].mask(delivered[SATURATED], own.cut()))
+
+    def _ledger(self, order: Order) -> Ledger:
+        return self._workplace.ledger(order.client, order.round, order.handler, order.call)
 
     def _session(self, order: Order) -> _Session:
         session = self._sessions.get(order.client)
@@ -224,7 +246,3 @@ class SecureTurns:
             model.restore()
             self._model = model.fingerprint(model.names_outside(()))
         return self._model
-
-
-def _done(started: float, said: Mapping[str, BaseModel]) -> Done:
-    return Done(frame.encode(Update({}, said_of(said))), time.perf_counter() - started)

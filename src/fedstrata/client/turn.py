@@ -82,7 +82,7 @@ class Done:
 
     Attributes:
         update: What the client sends; its tensors alias the model until that is used again.
-        seconds: How long its handler worked, without waiting for the server.
+        seconds: How long its handler worked, without waiting for the server, and what it gave was masked.
         trained: How many numbers it trained.
         work: What an emulated device has computed; none without emulation.
         scores: Scores of what was trained, by part; none where they were not asked for.
@@ -189,6 +189,7 @@ class Workplace:
         site: Site,
         line: Line | None = None,
         handle: Callable[..., Update] | None = None,
+        mask: Callable[[Update], Update] | None = None,
     ) -> Done | Failed:
         """Runs one turn; of one that fails nothing is left but what the client's ledger says of it.
 
@@ -197,9 +198,10 @@ class Workplace:
             site: The client's documents.
             line: Its line to the server; none for a handler that no conversation runs.
             handle: What runs and keeps nothing; the method's handler of the order's name if none.
+            mask: Makes of what the handler gives what leaves the client; that itself leaves if none.
         """
         with self.ledger(order.client, order.round, order.handler, order.call) as book:
-            return self._computed(order, site, line, handle, book)
+            return self._computed(order, site, line, handle, mask, book)
 
     def _computed(
         self,
@@ -207,6 +209,7 @@ class Workplace:
         site: Site,
         line: Line | None,
         handle: Callable[..., Update] | None,
+        mask: Callable[[Update], Update] | None,
         book: Ledger,
     ) -> Done | Failed:
         rng = self.seed.child("round", order.round).child("client", order.client, order.handler, order.call)
@@ -233,15 +236,23 @@ class Workplace:
             learnt = isinstance(update.values.get("loss"), float) or before is not None
             sound = learnt and client.corruption is None
             scores = self.score(order.scored) if order.scored and sound else None
-            clipped = None
+            took, clipped = time.perf_counter() - ended, None
             if release is not None and private is not None:
                 told = update.values.keys() & set(self.method.told_privately)  # nothing else may leave
                 update = replace(update, values={name: update.values[name] for name in sorted(told)})
                 release.finish(update, store)
                 clipped = private.clipped_share
+            update = mask(update) if mask else update
             sent = frame.encode(update)
-            took = time.perf_counter() - ended
-            book.append("scores" if handle else "update", update, sent, *self._protected(order, release))
+            protected, spent = self._protected(order, release)
+            book.append(
+                "scores" if handle else "update",
+                update,
+                sent,
+                ledger.masked(protected) if mask else protected,
+                spent,
+            )
+            seconds += time.perf_counter() - ended - took
             return Done(sent, seconds, numbers * learnt, client.work, scores, took, clipped)
         except Exception as error:
             if handle is None:

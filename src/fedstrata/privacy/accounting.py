@@ -86,13 +86,16 @@ def require_installed() -> None:
     _require(needed, "privacy.mechanism")
 
 
-def require_ciphers() -> None:
-    """Checks that the libraries of masked sums are installed.
+def require_ciphers(setting: str = "privacy.secure_aggregation") -> None:
+    """Checks that the libraries of identities and masked sums are installed.
+
+    Args:
+        setting: What asks for them; nothing for a command.
 
     Raises:
         ConfigurationError: One is missing; the message says how to install it.
     """
-    _require({"cryptography": "cryptography", "Crypto": "pycryptodome"}, "privacy.secure_aggregation")
+    _require({"cryptography": "cryptography", "Crypto": "pycryptodome"}, setting)
 
 
 def _require(needed: Mapping[str, str], setting: str) -> None:

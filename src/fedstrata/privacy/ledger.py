@@ -33,6 +33,8 @@ from fedstrata.wire.frame import Frame
 UNPROTECTED = "none"
 LOCAL = "local differential privacy"
 SEEDED = f"{UNPROTECTED}: noise from the run's seed, an experiment"
+MASKED = "secure aggregation"
+EXCHANGED = "keys, sealed shares or signatures of secure aggregation"
 """Kinds of protection; there may be others. What begins as the first protects nobody."""
 _LONGEST_VALUE = 200
 """Characters of a value that stands in a line as it is."""
@@ -55,6 +57,11 @@ class Turn:
     round: int = 0
     handler: str = ""
     call: int = 0
+
+
+def masked(protection: str) -> str:
+    """Returns the protection of what has masks over one that it has already."""
+    return MASKED if protection == UNPROTECTED else f"{MASKED}; {protection}"
 
 
 class Ledger:
@@ -131,6 +138,16 @@ class Ledger:
             raise
         self._note(line)
         self._number, self._before = line["number"], line["hash"]
+
+    def head(self) -> str:
+        """Returns the hash of the last line; zeros where there is none.
+
+        Raises:
+            ConfigurationError: The ledger cannot be gone on with, or another process writes to it.
+        """
+        if self._log is None and self._path.exists():
+            self._open()
+        return self._before
 
     def line(self, line: ClientLine) -> RecordedLine:
         """Returns a client's line to the server on which all that it says is taken down first."""

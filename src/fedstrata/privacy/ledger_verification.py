@@ -119,27 +119,27 @@ def read_ledger(path: Path) -> Iterator[Line]:
         yield line
 
 
-def verify(path: Path, head: str | None = None) -> tuple[int, str]:
+def verify(path: Path, heads: Mapping[str, str] | None = None) -> tuple[int, str]:
     """Checks a whole ledger.
 
     Args:
         path: The ledger.
-        head: The hash of a line that it must hold.
+        heads: The hashes of lines that it must hold, and where each is known from.
 
     Returns:
         How many lines it has, and the hash of the last.
 
     Raises:
         ConfigurationError: It cannot be read.
-        LedgerError: A line is wrong, or that of the head is missing.
+        LedgerError: A line is wrong, or that of a head is missing.
     """
-    count, last, found = 0, NOTHING, head is None
+    count, last, missing = 0, NOTHING, dict(heads or {})
     for line in read_ledger(path):
         count, last = line["number"], line["hash"]
-        found = found or last == head
-    if not found:
+        missing.pop(last, None)
+    for head, known in missing.items():
         raise LedgerError(
-            path, count + 1, f"no line has the hash {head}: the ledger was cut off, or replaced"
+            path, count + 1, f"no line has the hash {head} ({known}): the ledger was cut off, or replaced"
         )
     return count, last
 

@@ -1,0 +1,78 @@
+"""What sites know of each other's ledgers: the heads that came, signed, with the keys of each secure sum.
+
+A ledger whose tail was cut off is whole by itself. Each site's keys for a sum say what the last line of its
+ledger was, and every other site gets them in the roster; so whoever cuts a ledger is found by what the others
+have kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from fedstrata.core.errors import ConfigurationError, Problem, printable
+from fedstrata.privacy.federation_lock import Lock
+from fedstrata.privacy.identity import is_signed
+from fedstrata.privacy.ledger_verification import NOTHING
+from fedstrata.privacy.secure_sum.messages import KeyBundle
+from fedstrata.privacy.secure_sum.transcript import signed_keys
+from fedstrata.record.log import RecordLog, read_events
+
+WITNESSED = "witnessed.jsonl"
+"""A file in a client's folder: the keys of the others in each sum, as they were signed."""
+
+
+def witness(folder: Path, bundles: Iterable[KeyBundle]) -> None:
+    """Keeps what others have signed.
+
+    Args:
+        folder: Of the client that keeps it.
+        bundles: Their keys for a sum, whose signatures were checked.
+
+    Raises:
+        ConfigurationError: Another process writes to the file.
+    """
+    log = RecordLog(folder / WITNESSED)
+    try:
+        for bundle in bundles:
+            log.append("witnessed", {"keys": bundle.model_dump(mode="json")})
+    finally:
+        log.close()
+
+
+def heads_witnessed(path: Path, client: str, lock: Lock) -> dict[str, str]:
+    """Returns the heads of a client's ledger that a site has kept.
+
+    Args:
+        path: What the site has kept.
+        client: Whose ledger it is about.
+        lock: The identities that whoever asks knows.
+
+    Returns:
+        By head the sum that it came with, in words.
+
+    Raises:
+        ConfigurationError: The file cannot be read, the lock does not have the client, or the client has not
+            signed what stands there.
+    """
+    if client not in lock:
+        raise ConfigurationError([Problem("--lock", f"does not name client {printable(client)!r}")])
+    if not path.is_file():
+        raise ConfigurationError([Problem("--witnessed", f"there is no file {path}")])
+    found: dict[str, str] = {}
+    for number, event in enumerate(read_events(path), start=1):
+        try:
+            bundle = KeyBundle.model_validate(event.get("keys"))
+        except ValidationError:
+            message = f"{path}: entry {number} is not what a site signs with its keys for a sum"
+            raise ConfigurationError([Problem("--witnessed", message)]) from None
+        if bundle.site != client:
+            continue
+        if not is_signed(lock[client], bytes.fromhex(bundle.signature), signed_keys(bundle)):
+            message = f"{path}: entry {number} was not signed by the identity of {client!r} in the lock"
+            raise ConfigurationError([Problem("--witnessed", message)])
+        if bundle.ledger_head != NOTHING:
+            found.setdefault(bundle.ledger_head, str(bundle.sum))
+    return found
