@@ -149,6 +149,9 @@ MUTANTS = [
         "a threshold of half", [(SHARES, "return 2 * sites // 3 + 1", "return sites // 2 + 1")], [OF_SHARES]
     ),
     Mutant(
+        "t - 1 shares give a secret", [(SHARES, "threshold(sites) - 1", "threshold(sites) - 2")], [OF_SHARES]
+    ),
+    Mutant(
         "a share is not bound to its receiver",
         [
             (

@@ -87,12 +87,12 @@ def require_installed() -> None:
 
 
 def require_ciphers() -> None:
-    """Checks that the libraries of masked sums are installed.
+    """Checks that the library of masked sums is installed.
 
     Raises:
-        ConfigurationError: One is missing; the message says how to install it.
+        ConfigurationError: It is missing; the message says how to install it.
     """
-    _require({"cryptography": "cryptography", "Crypto": "pycryptodome"}, "privacy.secure_aggregation")
+    _require({"cryptography": "cryptography"}, "privacy.secure_aggregation")
 
 
 def _require(needed: Mapping[str, str], setting: str) -> None:
