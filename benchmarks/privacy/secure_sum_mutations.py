@@ -104,6 +104,11 @@ MUTANTS = [
         [(ATTEMPTS, '"PRAGMA synchronous = EXTRA"', '"PRAGMA synchronous = OFF"')],
         [OF_CRASHES],
     ),
+    Mutant(
+        "what begins together is taken down one by one",
+        [(ATTEMPTS, "if self._open is not None:", "if False:")],
+        [OF_CRASHES],
+    ),
     Mutant("masks do not depend on the model", [(TRANSCRIPT, "subject.model", '""')], [OF_MASKS]),
     Mutant("masks do not depend on the plan", [(TRANSCRIPT, "subject.plan", '""')], [OF_MASKS]),
     Mutant("masks do not depend on shapes", [(TRANSCRIPT, "[name, list(shape)]", "name")], [OF_MASKS]),

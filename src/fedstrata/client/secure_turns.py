@@ -156,8 +156,10 @@ class SecureTurns:
             which: SumClient(names[which], order.client, identity, lock, subject, attempts, minimum=minimum)
             for which, subject in subjects_of(terms, self._hash()).items()
         }
+        with attempts.together():
+            keys = {which: each.keys() for which, each in clients.items()}
         self._sessions[order.client] = _Session(terms, clients)
-        return _done(started, {which: each.keys() for which, each in clients.items()})
+        return _done(started, keys)
 
     def _said(self, order: Order, kind: type[Said], answer: Callable[[SumClient, Said], BaseModel]) -> Done:
         """Answers to what the server says of one of the sums, or of both."""
