@@ -251,7 +251,8 @@ def rounds(options: argparse.Namespace, secure: str) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "fedstrata", "run", *(each.format(**given) for each in TINY)]
         command += [f"privacy.secure_aggregation={secure}", "--out", f"{folder}/run"]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        threads = {"OMP_NUM_THREADS": str(options.threads)}  # two that wait for a busy core spin
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ | threads)
         lines = (Path(folder) / "run" / "record.jsonl").read_text(encoding="utf-8").splitlines()
     return [event["seconds"] for event in map(json.loads, lines) if event["event"] == "round"]
 
