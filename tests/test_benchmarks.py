@@ -91,6 +91,18 @@ SCRIPTS = [
         {"client_batch_over_sequential", "overlap_on_over_off", "parameter_share"},
         marks=pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of /proc/PID/status"),
     ),
+    pytest.param(
+        "secure_sum.py",
+        ["--sites", "7", "--numbers", "20000", "--clients", "0", "--repeats", "1"],
+        {
+            "overhead_over_plain_round",
+            "mask_gigabytes_per_second",
+            "extra_payloads",
+            "bytes_over_float32",
+            "error",
+        },
+        marks=pytest.mark.skipif(sys.platform != "linux", reason="resets the peak of /proc/self/status"),
+    ),
     pytest.param("engine_overhead.py", ["--rounds", "1"], {"overhead_fraction"}),
     pytest.param(
         "client_memory.py",

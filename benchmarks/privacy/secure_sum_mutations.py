@@ -104,6 +104,11 @@ MUTANTS = [
         [(ATTEMPTS, '"PRAGMA synchronous = EXTRA"', '"PRAGMA synchronous = OFF"')],
         [OF_CRASHES],
     ),
+    Mutant(
+        "what begins together is taken down one by one",
+        [(ATTEMPTS, "if self._open is not None:", "if False:")],
+        [OF_CRASHES],
+    ),
     Mutant("masks do not depend on the model", [(TRANSCRIPT, "subject.model", '""')], [OF_MASKS]),
     Mutant("masks do not depend on the plan", [(TRANSCRIPT, "subject.plan", '""')], [OF_MASKS]),
     Mutant("masks do not depend on shapes", [(TRANSCRIPT, "[name, list(shape)]", "name")], [OF_MASKS]),
@@ -147,6 +152,9 @@ MUTANTS = [
     ),
     Mutant(
         "a threshold of half", [(SHARES, "return 2 * sites // 3 + 1", "return sites // 2 + 1")], [OF_SHARES]
+    ),
+    Mutant(
+        "t - 1 shares give a secret", [(SHARES, "threshold(sites) - 1", "threshold(sites) - 2")], [OF_SHARES]
     ),
     Mutant(
         "a share is not bound to its receiver",

@@ -367,7 +367,7 @@ class Run(Generic[EngineType]):
             method=experiment.method,
             model=experiment.model,
             engine=self.engine,
-            # The largest begin first, so that at the end of a round no worker waits for a long turn of another.
+            # The largest begin first: at the end of a round no worker waits for a long turn of another.
             clients=sorted(map(self.engine.info, clients), key=lambda info: -info.examples),
             training=experiment.settings.training,
             book=Book(number, self.folder, self._emit, attendance, self.engine.command),

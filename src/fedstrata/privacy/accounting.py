@@ -87,15 +87,15 @@ def require_installed() -> None:
 
 
 def require_ciphers(setting: str = "privacy.secure_aggregation") -> None:
-    """Checks that the libraries of identities and masked sums are installed.
+    """Checks that the library of identities and masked sums is installed.
 
     Args:
-        setting: What asks for them; nothing for a command.
+        setting: What asks for it; nothing for a command.
 
     Raises:
-        ConfigurationError: One is missing; the message says how to install it.
+        ConfigurationError: It is missing; the message says how to install it.
     """
-    _require({"cryptography": "cryptography", "Crypto": "pycryptodome"}, setting)
+    _require({"cryptography": "cryptography"}, setting)
 
 
 def _require(needed: Mapping[str, str], setting: str) -> None:

@@ -168,6 +168,36 @@ def test_a_site_killed_at_any_statement_never_begins_an_attempt_twice(
         attempts.begin(NAME)
 
 
+@pytest.mark.parametrize("statements", range(10))
+def test_sums_that_begin_together_are_taken_down_all_or_none(
+    statements: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = SumAttempts(tmp_path / "sums.sqlite")
+    names = NAME, NAME.model_copy(update={"handler": "train/saturated"})
+
+    def begin() -> None:
+        with attempts.together():
+            for name in names:
+                attempts.begin(name)
+
+    if in_a_child(begin, statements, monkeypatch):
+        for name in names:
+            with pytest.raises(AttemptNotHigher):
+                attempts.begin(name)
+    else:
+        begin()
+
+
+def test_a_sum_that_may_not_begin_keeps_the_others_from_beginning(tmp_path: Path) -> None:
+    attempts = SumAttempts(tmp_path / "sums.sqlite")
+    other = NAME.model_copy(update={"handler": "train/saturated"})
+    attempts.begin(NAME)
+    with pytest.raises(AttemptNotHigher), attempts.together():
+        attempts.begin(other)
+        attempts.begin(NAME)
+    attempts.begin(other)
+
+
 def test_a_site_killed_before_its_shares_arrive_has_released_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

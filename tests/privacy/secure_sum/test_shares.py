@@ -37,6 +37,19 @@ def test_every_subset_of_t_gives_the_secret_and_none_of_t_minus_1(sites: int) ->
         assert half != secret[:16], "whoever goes round the check learns nothing"
 
 
+@settings(max_examples=10, deadline=None)
+@given(secret=st.binary(min_size=32, max_size=32), sites=st.integers(3, 64), data=st.data())
+def test_shares_are_those_of_another_library(secret: bytes, sites: int, data: st.DataObject) -> None:
+    needed = threshold(sites)
+    places = data.draw(st.permutations(range(sites)))[:needed]
+    shares, halves = split(secret, sites), (slice(16), slice(16, 32))
+    there = [Shamir.combine([(place + 1, shares[place][half]) for place in places]) for half in halves]
+    assert b"".join(there) == secret
+    split_there = [Shamir.split(needed, sites, secret[half]) for half in halves]
+    back = {place: split_there[0][place][1] + split_there[1][place][1] for place in places}
+    assert combine(back, sites) == secret
+
+
 def test_the_corner_of_64_sites() -> None:
     secret = os.urandom(32)
     shares = dict(enumerate(split(secret, 64)))

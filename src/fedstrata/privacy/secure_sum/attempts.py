@@ -30,6 +30,23 @@ class SumAttempts:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._open: sqlite3.Connection | None = None
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Takes down at once what begins in the block: all of it is on the disk after it, or nothing is.
+
+        A transaction has to wait for the disk five times, whatever is in it.
+
+        Raises:
+            AttemptsDamaged: The file cannot be read or written.
+        """
+        with self._transaction() as connection:
+            self._open = connection
+            try:
+                yield
+            finally:
+                self._open = None
 
     def begin(self, name: SumName) -> None:
         """Takes down that an attempt begins, durably.
@@ -77,7 +94,13 @@ class SumAttempts:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Yields a connection whose changes are all on the disk after the block, or none is."""
+        """Yields a connection whose changes are all on the disk after the block, or none is.
+
+        Within `together` that block is meant.
+        """
+        if self._open is not None:
+            yield self._open
+            return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with closing(sqlite3.connect(self._path, isolation_level=None)) as connection:

@@ -6,6 +6,7 @@ step = bound / (2^25 - 1): its expectation is x / step, and its error less than 
 integers of 26 bits; 64 of them sum to less than 2^31 in size, so that the ring of 2^32 never overflows.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -53,8 +54,11 @@ def bound_for(last_change: Tensor | None, least: float) -> float:
     """
     if last_change is None or not last_change.numel():
         return least
-    size: float = last_change.double().square().mean().sqrt().item()
-    return max(least, _SPREAD * size)
+    values, squares = last_change.reshape(-1).numpy(), 0.0
+    for start in range(0, len(values), _BLOCK):  # no copy of a whole tensor in float64
+        block = values[start : start + _BLOCK].astype(np.float64)
+        squares += float(np.square(block, out=block).sum())
+    return max(least, _SPREAD * math.sqrt(squares / len(values)))
 
 
 def rounding_error(bound: float, sites: int) -> RoundingError:

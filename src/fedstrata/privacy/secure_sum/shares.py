@@ -8,18 +8,18 @@ server a share is encrypted to its receiver.
 import os
 from collections.abc import Mapping
 
-from Crypto.Protocol.SecretSharing import Shamir
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from fedstrata.privacy.secure_sum.field import ELEMENT_BYTES, value_at, value_at_zero
 from fedstrata.privacy.secure_sum.keys import agree, derive
 from fedstrata.privacy.secure_sum.messages import SumName, canonical
 from fedstrata.privacy.secure_sum.refusals import ForgedShares
 
 SECRET_BYTES = 32
 """Of a secret, and of a share of it."""
-_HALF = SECRET_BYTES // 2
+_HALVES = slice(ELEMENT_BYTES), slice(ELEMENT_BYTES, SECRET_BYTES)
 _NONCE_BYTES = 12
 
 
@@ -42,8 +42,15 @@ def split(secret: bytes, sites: int) -> list[bytes]:
         secret: (32,) bytes.
         sites: n.
     """
-    halves = (Shamir.split(threshold(sites), sites, half) for half in (secret[:_HALF], secret[_HALF:]))
-    return [first + second for (_, first), (_, second) in zip(*halves, strict=True)]
+    higher = threshold(sites) - 1
+    polynomials = [
+        [*(int.from_bytes(os.urandom(ELEMENT_BYTES)) for _ in range(higher)), int.from_bytes(secret[half])]
+        for half in _HALVES
+    ]
+    return [
+        b"".join(value_at(polynomial, place).to_bytes(ELEMENT_BYTES) for polynomial in polynomials)
+        for place in range(1, sites + 1)
+    ]
 
 
 def combine(shares: Mapping[int, bytes], sites: int) -> bytes:
@@ -60,8 +67,9 @@ def combine(shares: Mapping[int, bytes], sites: int) -> bytes:
     if len(shares) < needed:
         raise ValueError(f"{len(shares)} shares, where {needed} of {sites} give a secret")
     first = sorted(shares.items())[:needed]
-    halves = (slice(_HALF), slice(_HALF, None))
-    return b"".join(Shamir.combine([(place + 1, share[half]) for place, share in first]) for half in halves)
+    points = tuple(place + 1 for place, _ in first)
+    found = (value_at_zero(points, [int.from_bytes(share[half]) for _, share in first]) for half in _HALVES)
+    return b"".join(each.to_bytes(ELEMENT_BYTES) for each in found)
 
 
 def seal(
