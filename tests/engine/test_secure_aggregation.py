@@ -134,7 +134,7 @@ def test_a_sum_of_which_shares_have_left_and_too_few_costs_its_round_alone(
 ) -> None:
     failing(monkeypatch, "unmask", "site-1", "site-2", handler="train")
     run = run_tiny(*SECURE)
-    assert [found["refused"] for found in sums(run)] == ["OutOfOrder", "OutOfOrder"]
+    assert [found["refused"] for found in sums(run)] == ["NotFinished", "NotFinished"]
     assert [event["abandoned"] for event in run.of("round")] == [True, True]
     start = prepare(read_source(None, [*TINY, *SECURE])).model.snapshot(run.state.tensors)
     assert_same_tensors(run.state.tensors, start)
