@@ -185,14 +185,14 @@ def test_a_server_that_is_killed_finishes_the_sum_with_the_sites_that_are_still_
     run_tiny: RunTiny, clients: Clients, tmp_path: Path
 ) -> None:
     """Before the signatures, in the first sum, between the two, in the second, and after both."""
-    rounds = "federation.rounds=5"
+    rounds = "federation.rounds=4"
     local = run_tiny(*SECURE, rounds)
     deaths = (
         "prove:1",  # of round 1, which is begun anew: no share has left
-        "take:10",  # of round 2 one share of the first sum has come
-        "take:12",  # 7 are left of round 2; of round 3 all of the first sum, and none of the second
-        "take:11",  # 4 are left of round 3; of round 4 two of the second sum
-        "save:2",  # round 4 is committed; of round 5 all shares are there
+        "take:2",  # of round 1, one share of the first sum has come
+        "take:12",  # 7 are left of round 1; of round 2 all of the first sum, and none of the second
+        "take:11",  # 4 are left of round 2; of round 3 two of the second sum
+        "save:2",  # round 3 is committed; of round 4 all shares are there
     )
     with federation(tmp_path / "served", clients, *SECURE, rounds) as own:
         sites = [own.site(client) for client in SITES]
@@ -200,9 +200,9 @@ def test_a_server_that_is_killed_finishes_the_sum_with_the_sites_that_are_still_
             assert own.server(moment) == -signal.SIGKILL
         assert own.server() == 0
         assert [site.wait() for site in sites] == [0] * 4
-        assert [each["refused"] for each in sums(own.rounds())] == [None] * 5
-        assert [each["survivors"] for each in sums(own.rounds())] == [list(SITES)] * 5
-        assert_same_as(local, own, 5)
+        assert [each["refused"] for each in sums(own.rounds())] == [None] * 4
+        assert [each["survivors"] for each in sums(own.rounds())] == [list(SITES)] * 4
+        assert_same_as(local, own, 4)
 
 
 def test_a_sum_is_given_up_if_too_few_sites_still_have_what_they_have_begun(

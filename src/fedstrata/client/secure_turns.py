@@ -186,8 +186,9 @@ class SecureTurns:
             )
             for which, subject in subjects_of(terms, self._hash()).items()
         }
-        self._sessions[order.client] = _Session(terms, clients)
-        return {which: each.keys() for which, each in clients.items()}
+        bundles: dict[str, BaseModel] = {which: each.keys() for which, each in clients.items()}
+        self._sessions[order.client] = _Session(terms, clients)  # one that is refused ends none before it
+        return bundles
 
     def _shares(self, order: Order) -> dict[str, BaseModel]:
         """Answers to the rosters of both sums, and keeps what the others have signed of their ledgers."""
