@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from deaths import live, serve, stall_before
 from support import TINY
 from troubled import Troubled, TwoHandlers
 
@@ -123,6 +124,10 @@ def misdeliver(behaviour: str) -> None:
 
 
 def main(address: str, client: str, folder: str, behaviour: str, *overrides: str) -> None:
+    stays = behaviour in {"stop", "stays"} or behaviour.startswith("dies before ")
+    if behaviour.startswith("dies before "):
+        live(behaviour.removeprefix("dies before ").split(", "))
+        behaviour = "good"
     from fedstrata.engine.joining import RemoteClient
     from fedstrata.engine.prepare import prepare_client
     from fedstrata.transport.membership import Membership
@@ -133,11 +138,16 @@ def main(address: str, client: str, folder: str, behaviour: str, *overrides: str
     if behaviour.startswith("generate "):
         answer_prompts(address, client, folder, *behaviour.split()[1:], *overrides)
         return
-    if behaviour in {"die", "stop", "nan", "shape", "turn"}:
+    if behaviour.startswith("serves"):
+        serve(address, Path(folder), behaviour.removeprefix("serves").strip(), *overrides)
+        return
+    if behaviour.startswith("stalls before "):
+        stall_before(behaviour.removeprefix("stalls before "), Path(folder, "stalls"))
+    elif behaviour in {"die", "stop", "nan", "shape", "turn"}:
         misbehave(behaviour)
     elif behaviour in {"endless", "asks"}:
         repeat(behaviour)
-    elif behaviour != "good":
+    elif behaviour not in {"good", "stays"}:
         misdeliver(behaviour)
     experiment = prepare_client(read_source(None, [*TINY, *overrides]), client)
 
@@ -150,7 +160,7 @@ def main(address: str, client: str, folder: str, behaviour: str, *overrides: str
     def session_of(own: RemoteClient) -> Membership:
         return Membership(address, client, own.agreement, greeting=own.greeting, timing=timing)
 
-    if behaviour == "stop":
+    if stays:
         remote.take_part(session_of)
         return
     with session_of(remote) as membership:

@@ -16,8 +16,9 @@ from typing import Any
 
 from support import REPOSITORY, TINY, Finished, finished
 
+from fedstrata.client.store import ClientStore, client_folder
 from fedstrata.core.settings.source import read_source
-from fedstrata.core.types import State
+from fedstrata.core.types import Message, State
 from fedstrata.engine.agreeing import Agreements
 from fedstrata.engine.book import Attendance, Book
 from fedstrata.engine.cohort import RoundCohort
@@ -25,6 +26,8 @@ from fedstrata.engine.prepare import Experiment, prepare_server
 from fedstrata.engine.remote import RemoteEngine
 from fedstrata.engine.run import Run
 from fedstrata.engine.run_folder import SETTINGS, write_settings
+from fedstrata.privacy.federation_lock import write_lock
+from fedstrata.privacy.identity import Identity
 from fedstrata.transport.hub import Hub
 from fedstrata.transport.timing import Timing
 
@@ -94,6 +97,8 @@ def served(
     *overrides: str,
     behaviour: Mapping[str, str] | None = None,
     timing: Timing = PATIENT,
+    names: Sequence[str] = CLIENTS,
+    patience: float = 0.0,
 ) -> Finished:
     """Runs a tiny federation whose clients are other processes, from its first round to its summary.
 
@@ -102,38 +107,62 @@ def served(
         clients: Where client processes come from.
         overrides: Settings, of the server and of all clients.
         behaviour: How clients behave that are not good, by name.
-        timing: How long the server waits; for who has left it does not.
+        timing: How long the server waits.
+        names: Of the clients.
+        patience: Seconds to wait for who has left, at the beginning of a round.
     """
-    experiment = prepare_server(read_source(None, [*TINY, *overrides]), CLIENTS)
+    experiment = prepare_server(read_source(None, [*TINY, *overrides]), names)
     (folder / "run").mkdir(parents=True)
     write_settings(experiment.settings, folder / "run" / SETTINGS)
-    engine_of = partial(RemoteEngine, names=CLIENTS, cache_bytes=2**30, patience=0.0)
+    engine_of = partial(RemoteEngine, names=names, cache_bytes=2**30, patience=patience)
     run = Run(experiment, folder / "run", lambda event, facts: None, engine_of)
     hub = Hub(
-        Agreements(experiment, CLIENTS, LARGEST),
+        Agreements(experiment, names, LARGEST),
         largest=LARGEST,
-        clients=CLIENTS,
+        clients=names,
         timing=timing,
         welcome=run.engine.welcome,
     )
     run.engine.connect(hub)
     address, started = hub.listen("127.0.0.1:0"), []
     try:
-        for client in CLIENTS:
+        for client in names:
             out, home = folder / f"{client}.txt", str(folder / f"home of {client}")
             arguments = [address, client, home, (behaviour or {}).get(client, "good"), *overrides]
             number = clients.order(start=arguments, out=str(out))
             started.append(ClientProcess(clients, number, out))
-        hub.wait_for(CLIENTS, 600)
+        hub.wait_for(names, 600)
         summary = run.execute()
         hub.stop(complete=True)
-        for process in started:
-            process.wait()
+        for client, process in zip(names, started, strict=True):
+            if not (behaviour or {}).get(client, "").startswith("stalls"):
+                process.wait()
     finally:
         hub.stop(0.1)
         for process in started:
             process.end()
     return finished(run.folder, summary)
+
+
+def give_identities(served: Path, names: Sequence[str] = CLIENTS) -> None:
+    """Makes an identity and a lock in the home of each client."""
+    homes = {client: served / f"home of {client}" for client in names}
+    for home in homes.values():
+        home.mkdir(parents=True, mode=0o700)
+    publics = {client: Identity.create(home / "identity.pem").public for client, home in homes.items()}
+    for home in homes.values():
+        write_lock(home / "federation.lock", publics)
+
+
+def home_of(run: Finished, client: str) -> Path:
+    """Returns where a client of a run has kept what is its own."""
+    (home,) = [*run.folder.parent.glob(f"home of {client}/run-*")] or [run.folder]
+    return client_folder(home, client)
+
+
+def kept_by(run: Finished, client: str, rounds: int = 2) -> Message:
+    """Returns what a client has kept in so many rounds, wherever it was."""
+    return ClientStore(home_of(run, client), rounds).read()
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from fedstrata.core.errors import ClientsLostError, ConfigurationError
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Update
 from fedstrata.engine.check import check_settings
+from fedstrata.engine.local import LocalEngine
 from fedstrata.engine.prepare import prepare
 from fedstrata.engine.secure_mean import FOLDER, SecureAggregation
 from fedstrata.methods import METHODS
@@ -134,7 +136,7 @@ def test_a_sum_of_which_shares_have_left_and_too_few_costs_its_round_alone(
 ) -> None:
     failing(monkeypatch, "unmask", "site-1", "site-2", handler="train")
     run = run_tiny(*SECURE)
-    assert [found["refused"] for found in sums(run)] == ["OutOfOrder", "OutOfOrder"]
+    assert [found["refused"] for found in sums(run)] == ["NotFinished", "NotFinished"]
     assert [event["abandoned"] for event in run.of("round")] == [True, True]
     start = prepare(read_source(None, [*TINY, *SECURE])).model.snapshot(run.state.tensors)
     assert_same_tensors(run.state.tensors, start)
@@ -215,6 +217,44 @@ def test_a_killed_run_begins_a_sum_anew_or_finishes_it_or_does_without(
     assert [event["abandoned"] for event in resumed.of("round")] == [False, outcome is not None]
     if outcome is None:
         assert_same_tensors(resumed.state.tensors, whole.state.tensors)
+
+
+def test_a_sum_that_is_finished_after_a_kill_is_of_those_who_began_it(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not of those who are there then; and what they keep to themselves of the round stays."""
+    method = (*SECURE, ONE, "method.head=local", "federation.evaluate_every=2")
+    whole = run_tiny(*method, out="whole")
+    with monkeypatch.context() as patched:
+        killed_at(patched, SecureAggregation, "save", 1)
+        with pytest.raises(Killed):
+            run_tiny(*method)
+    clients = LocalEngine.clients
+    most = max((event["examples"], event["client"]) for event in whole.of("client"))[1]
+    with monkeypatch.context() as patched:
+        left = [client for client in whole.of("run")[0]["clients"] if client != most]
+        patched.setattr(LocalEngine, "clients", lambda engine: [c for c in clients(engine) if c in left])
+        resumed = run_tiny(resume=True)
+    assert sums(resumed)[0]["survivors"] == [*sorted([*left, most])]
+    assert_same_tensors(resumed.state.tensors, whole.state.tensors)
+    for client in (*left, most):
+        stores = [ClientStore(client_folder(run.folder, client), 1) for run in (whole, resumed)]
+        assert stores[0].version
+        assert_same_tensors(*(store.read().tensors for store in stores))
+
+
+def test_a_damaged_sum_on_the_disk_costs_its_round_alone(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with monkeypatch.context() as patched:
+        killed_at(patched, SecureAggregation, "save", 1)
+        with pytest.raises(Killed):
+            run_tiny(*SECURE)
+    (stored,) = (tmp_path / "run" / FOLDER).glob("*/changes/masked-sum.safetensors")
+    stored.write_bytes(stored.read_bytes()[:-1])
+    resumed = run_tiny(resume=True)
+    assert [found["refused"] for found in sums(resumed)] == ["FrameError", None]
+    assert [event["abandoned"] for event in resumed.of("round")] == [True, False]
 
 
 def test_a_run_cannot_go_on_without_what_it_began_with(run_tiny: RunTiny) -> None:

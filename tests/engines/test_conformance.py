@@ -14,22 +14,18 @@ from typing import Any
 import psutil
 import pytest
 from private_client import PRIVATE
-from remote_run import CLIENTS, Clients, served
+from remote_run import Clients, give_identities, home_of, kept_by, served
 from support import TINY, Finished, RunTiny, assert_same_tensors, finished, report_nothing
 from troubled import Troubled, TwoHandlers
 
-from fedstrata.client.store import ClientStore, client_folder
 from fedstrata.client.turn import Order
 from fedstrata.core.errors import ClientsLostError, ConfigurationError, FedstrataError
 from fedstrata.core.settings.source import read_source
-from fedstrata.core.types import Message
 from fedstrata.engine.agreeing import SCORE
 from fedstrata.engine.remote import RemoteEngine
 from fedstrata.engine.remote_turns import RemoteTurns
 from fedstrata.engine.run_folder import open_run
 from fedstrata.methods import METHODS
-from fedstrata.privacy.federation_lock import write_lock
-from fedstrata.privacy.identity import Identity
 from fedstrata.privacy.ledger_verification import LEDGER, read_ledger
 from fedstrata.transport.timing import Timing
 
@@ -99,17 +95,6 @@ def run_by(run_tiny: RunTiny, tmp_path: Path, request: pytest.FixtureRequest) ->
     return run
 
 
-def home_of(run: Finished, client: str) -> Path:
-    """Returns where a client of a run has kept what is its own."""
-    (home,) = [*run.folder.parent.glob(f"home of {client}/run-*")] or [run.folder]
-    return client_folder(home, client)
-
-
-def kept_by(run: Finished, client: str) -> Message:
-    """Returns what a client has kept in two rounds, wherever it was."""
-    return ClientStore(home_of(run, client), 2).read()
-
-
 def assert_same_ledgers(one: Finished, other: Finished, *, served: bool) -> None:
     """The same bytes left every client; the very same lines, where no line has the run's id or of scores."""
     for client in one.of("round")[0]["exchanges"]:
@@ -173,16 +158,6 @@ def test_it_is_the_local_one(
     assert_same_ledgers(local, other, served=engine == "remote")
 
 
-def give_identities(served: Path) -> None:
-    """Makes an identity and a lock in the home of each client."""
-    homes = {client: served / f"home of {client}" for client in CLIENTS}
-    for home in homes.values():
-        home.mkdir(parents=True, mode=0o700)
-    publics = {client: Identity.create(home / "identity.pem").public for client, home in homes.items()}
-    for home in homes.values():
-        write_lock(home / "federation.lock", publics)
-
-
 @pytest.mark.slow
 def test_a_worker_that_is_killed_loses_the_sessions_of_its_clients_alone(
     run_tiny: RunTiny, tmp_path: Path
@@ -203,7 +178,8 @@ def test_a_site_that_is_killed_in_a_secure_sum_costs_the_rounds_that_need_it(
 ) -> None:
     give_identities(tmp_path / "served")
     overrides = (*troubled("is killed", tmp_path), "privacy.secure_aggregation=true")
-    run = served(tmp_path / "served", clients, *overrides)
+    brief = Timing(answer=300.0, reconnect=1.0, keepalive=20.0)
+    run = served(tmp_path / "served", clients, *overrides, timing=brief)
     assert [event["secure_aggregation"]["refused"] for event in run.of("round")] == ["TooFewSites"] * 2
     assert [event["abandoned"] for event in run.of("round")] == [True, True]
     assert not kept_by(run, "site-1").tensors, "of a round that changes nothing nobody keeps anything"

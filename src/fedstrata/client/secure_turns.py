@@ -18,7 +18,7 @@ from torch import Tensor
 from fedstrata.client.failures import is_client_failure, release_memory
 from fedstrata.client.site import Site
 from fedstrata.client.store import client_folder
-from fedstrata.client.turn import EXCHANGE, INPUT, Done, Failed, Order, Workplace
+from fedstrata.client.turn import EXCHANGE, INPUT, Done, Failed, Order, Workplace, is_handler
 from fedstrata.core.errors import ConfigurationError, FrameError, Problem
 from fedstrata.core.settings.privacy import LEAST_SITES
 from fedstrata.core.types import Message, Plan, Tensors, Update
@@ -42,6 +42,7 @@ from fedstrata.privacy.secure_sum.messages import (
     DeliveredShares,
     MaskedInput,
     MeanTerms,
+    ReleasedShares,
     Roster,
     Survivors,
     unpack,
@@ -52,6 +53,9 @@ from fedstrata.wire import frame
 KEYS, SHARES, CONSISTENCY, UNMASK = (EXCHANGE + name for name in ("keys", "shares", "consistency", "unmask"))
 ATTEMPTS = "sums.sqlite"
 """A file in a client's folder: what it has begun, and what it has released."""
+
+_OF_ONE = (ConsistencyProof, ReleasedShares)
+"""What may be said of one of the two sums: they are unmasked one after the other."""
 
 Said = TypeVar("Said", bound=BaseModel)
 
@@ -79,8 +83,11 @@ def read_said(
         FrameError: It is not that.
     """
     sums = values.get("sums")
-    if not isinstance(sums, Mapping) or not set(sums) <= {CHANGES, SATURATED} or not sums:
+    both = {CHANGES, SATURATED}
+    if not isinstance(sums, Mapping) or not sums or not sums.keys() <= both:
         raise FrameError("a message of a mean says nothing of its two sums")
+    if sums.keys() != both and kind not in _OF_ONE:
+        raise FrameError("a message of a mean says something of one of its two sums alone")
     found = {}
     for which, each in sums.items():
         own = (shapes or {}).get(which)
@@ -152,8 +159,14 @@ class SecureTurns:
         return self._pinned[client]
 
     def _keys(self, order: Order) -> dict[str, BaseModel]:
-        """Begins a mean."""
+        """Begins a mean, which has to be what the order says that it is: by its name it is released once."""
         terms = unpack(Message({}, frame.decode(order.plan, Plan).values), MeanTerms)
+        own = self._workplace.run or terms.sum.run, order.round, order.call
+        if not is_handler(self._workplace.method, terms.sum.handler) or own != _place_of(terms):
+            raise WrongSum(
+                f"a sum is to begin as {terms.sum}, and what is asked for is run {own[0]}, round {own[1]}, "
+                f"call {own[2]} of a handler of the method; nothing was begun"
+            )
         identity, lock = self.pinned(order.client)
         folder = client_folder(self._workplace.folder, order.client)
         names, attempts = names_of(terms), SumAttempts(folder / ATTEMPTS)
@@ -175,7 +188,7 @@ class SecureTurns:
         }
         with attempts.together():
             keys: dict[str, BaseModel] = {which: each.keys() for which, each in clients.items()}
-        self._sessions[order.client] = _Session(terms, clients)
+        self._sessions[order.client] = _Session(terms, clients)  # one that is refused ends none before it
         return keys
 
     def _shares(self, order: Order) -> dict[str, BaseModel]:
@@ -198,7 +211,8 @@ class SecureTurns:
         """Trains as the method does, and masks what comes of it, tensor by tensor, in its place."""
         session, came = self._session(order), frame.decode(order.plan, Plan)
         delivered = read_said(came.values, DeliveredShares)
-        plan = Plan(came.tensors, cast("Any", came.values["values"]))
+        values = came.values.get("values")
+        plan = Plan(came.tensors, values if isinstance(values, Mapping) else {})
         sent, handler = frame.encode(plan), session.terms.sum.handler
         if hash_of_frame(sent) != session.terms.plan:
             raise WrongSum(f"the plan that came is not the one that {session.terms.sum} was begun with")
@@ -235,9 +249,11 @@ class SecureTurns:
 
     def _session(self, order: Order) -> _Session:
         session = self._sessions.get(order.client)
-        if session is None or (session.terms.sum.round, session.terms.sum.call) != (order.round, order.call):
+        run = self._workplace.run or (session.terms.sum.run if session else "")
+        if session is None or _place_of(session.terms) != (run, order.round, order.call):
             raise SessionLost(
-                f"the process of {order.client} has not begun this sum, or was lost since; it has dropped out"
+                f"the process of {order.client} has nothing of this sum: it has begun none, or another one, "
+                "or was started again since; it has dropped out of it"
             )
         return session
 
@@ -248,3 +264,8 @@ class SecureTurns:
             model.restore()
             self._model = model.fingerprint(model.names_outside(()))
         return self._model
+
+
+def _place_of(terms: MeanTerms) -> tuple[str, int, int]:
+    """Returns the run, the round and the call of a mean."""
+    return terms.sum.run, terms.sum.round, terms.sum.call

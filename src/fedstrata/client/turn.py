@@ -7,6 +7,7 @@ comes from the run's seed and the turn's name, so that it is the same wherever i
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -41,11 +42,19 @@ EXCHANGE = "secure/"
 """Before the name of a handler that every client has: an exchange of a masked sum."""
 INPUT = EXCHANGE + "input"
 """The one of them in which a client trains."""
+_HANDLER = ("plan", "client", "rng")
+"""The arguments of a handler of a method."""
 
 
 def only_says(handler: str) -> bool:
     """Whether a handler is an exchange in which nothing is trained or kept."""
     return handler.startswith(EXCHANGE) and handler != INPUT
+
+
+def is_handler(method: Method, name: str) -> bool:
+    """Whether a server may name it: a handler of the method, and nothing else that the method has."""
+    found = None if name.startswith("_") else getattr(method, name, None)
+    return inspect.ismethod(found) and tuple(inspect.signature(found).parameters) == _HANDLER
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,10 @@ A round is committed when its event is in the record, which is after its checkpo
 """
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
-from fedstrata.client.store import KEEP, ClientStore, versions_in
+from fedstrata.client.store import KEEP, ClientStore, client_folder, versions_in
 from fedstrata.core.errors import FedstrataError, FrameError
 from fedstrata.core.files import TEMPORARY
 from fedstrata.core.types import State
@@ -65,9 +66,16 @@ class Checkpoints:
         return self._folder / f"round-{number:05d}.safetensors"
 
 
-def discard_uncommitted(run: Path, committed: int) -> None:
-    """Removes, before a run is resumed, what is later than its last committed round or half-written."""
+def discard_uncommitted(run: Path, committed: int, counted: Iterable[str] = ()) -> None:
+    """Removes, before a run is resumed, what is later than its last committed round or half-written.
+
+    Args:
+        run: The run directory.
+        committed: The round.
+        counted: Clients whose updates of the round after it count already.
+    """
+    ahead = {client_folder(run, client) for client in counted}
     for path in (*run.rglob(f".*{TEMPORARY}"), *run.rglob(".saving-*")):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     for folder in run.glob("clients/*"):
-        ClientStore(folder, committed).discard_after(committed)
+        ClientStore(folder, committed).discard_after(committed + (folder in ahead))

@@ -6,7 +6,6 @@ one line. At the end it keeps what was learnt. Of a divided model the middle is 
 
 from __future__ import annotations
 
-import inspect
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -19,7 +18,7 @@ from fedstrata.client.caches import ClientCaches
 from fedstrata.client.failures import describe, is_client_failure
 from fedstrata.client.releases import turns_begun
 from fedstrata.client.store import client_folder, home_of
-from fedstrata.client.turn import EXCHANGE, Failed, Order, Workplace, only_says
+from fedstrata.client.turn import EXCHANGE, Failed, Order, Workplace, is_handler, only_says
 from fedstrata.core.client import Client
 from fedstrata.core.errors import (
     ConfigurationError,
@@ -50,9 +49,6 @@ from fedstrata.transport.header import Header, Kind
 from fedstrata.transport.membership import GrpcLine, Membership, TurnOverError
 from fedstrata.wire import frame
 from fedstrata.wire.frame import Frame
-
-_HANDLER = ("plan", "client", "rng")
-"""The arguments of what a plan may name."""
 
 
 class RemoteClient:
@@ -197,7 +193,7 @@ class RemoteClient:
 
         With a whole model it says only that it is done; the update lies here until it is fetched.
         """
-        self._done, self._update = None, None
+        before, self._done, self._update = self._done, None, None
         if header.handler != SCORE:  # of which it tells the part of the split
             self._listen("turn", {"round": header.round, "handler": header.handler})
         order = Order(self.id, header.round, header.handler, header.call, content)
@@ -220,12 +216,12 @@ class RemoteClient:
             else:
                 membership.send(said, result.update)
         except LineError as error:
-            self._undo(header)
+            self._give_up(header, before)
             self._tell_failed(header, str(error))
             if not isinstance(error, TurnOverError):
                 raise
         except Exception as error:
-            self._undo(header)
+            self._give_up(header, before)
             told = Message({}, {"message": describe(error)})
             if is_client_failure(error):
                 self._tell_failed(header, describe(error))
@@ -266,6 +262,13 @@ class RemoteClient:
         with self._workplace.ledger(self.id, *turn) as ledger:
             ledger.append(what, told, sent)
         return sent
+
+    def _give_up(self, header: Header, before: Header | None) -> None:
+        """Drops what was learnt in a turn that has failed; what was sent under masks before it may count."""
+        if only_says(header.handler):
+            self._done = before
+        else:
+            self._undo(header)
 
     def _undo(self, header: Header) -> None:
         """Drops what was learnt in a turn; what was learnt before it in the round stays when scores fail."""
@@ -309,8 +312,7 @@ class RemoteClient:
             return self._score
         if self._secure is not None:
             raise FrameError(f"the server asks for {name!r} in the clear, and this client sums under masks")
-        found = None if name.startswith("_") else getattr(self._experiment.method, name, None)
-        if not inspect.ismethod(found) or tuple(inspect.signature(found).parameters) != _HANDLER:
+        if not is_handler(self._experiment.method, name):
             raise FrameError(f"the server asks for {name!r}, which no client of this method runs")
         return None
 

@@ -91,6 +91,10 @@ class Engine(Protocol):
         """Hears that a round is committed, and who was lost to it."""
         return
 
+    def delivered(self, number: int, clients: Iterable[str]) -> None:
+        """Hears, when a run goes on, whose updates of the round under way count already."""
+        return
+
     def score(self, number: int, state: State, part: str, *, final: bool) -> dict[str, Any]:
         """Scores what was learnt.
 

@@ -81,9 +81,11 @@ class RemoteEngine(Engine):
         self._divided = method if isinstance(method, Divided) else None
         self._names, self._cache_bytes, self._patience = tuple(names), cache_bytes, patience
         events = read_events(folder / "record.jsonl")
-        begun = start_of(events) if committed_rounds(events) else None
+        started = start_of(events)
+        begun = started if committed_rounds(events) else None
         self.weights: Mapping[str, str] = begun.get("ends", {}) if begun else {}
-        self.id: str | None = begun.get("id") if begun else secrets.token_hex(8)
+        # Though nothing was committed: what sites have released of a sum, or spent, was for this run.
+        self.id: str | None = started.get("id") if started else secrets.token_hex(8)
         self.sums = self.id or ""
         self._recorded: set[str] | None = set(begun["clients"]) if begun else None
         self._given_up: set[str] = set()
@@ -265,7 +267,8 @@ class RemoteEngine(Engine):
 
     def undo(self, client: str, number: int, error: Exception) -> None:
         """Tells a client that its last turn does not count."""
-        if client not in self._last:  # nothing was asked of it
+        if client not in self._last:  # nothing was asked of it, by this process
+            self._delivered.discard(client)
             return
         turn, scoring = self._last.pop(client)
         tell_failed(self.hub, client, turn, describe(error))
@@ -280,6 +283,10 @@ class RemoteEngine(Engine):
         self._committed = number
         self._under_way, self._delivered, self._lost = 0, set(), set(lost)
         self._at_work = set()
+
+    def delivered(self, number: int, clients: Iterable[str]) -> None:
+        """Notes what a client that comes back is told of the round under way."""
+        self._under_way, self._delivered = number, set(clients)
 
     def score(self, number: int, state: State, part: str, *, final: bool) -> dict[str, Any]:
         """Has every client score its documents, with what is shared; only counts come back.

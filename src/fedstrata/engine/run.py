@@ -135,15 +135,15 @@ class Run(Generic[EngineType]):
             self._close()
             raise
         self._resumed = sum(event["event"] in {"run", "resumed"} for event in events)
-        discard_uncommitted(self.folder, loaded[0] if loaded else 0)
-        if self._sums is not None:
-            self._sums.load(loaded[0] if loaded else 0, self._resumed)
-        if loaded is None:
-            return
-        self.committed, self._state = loaded
-        self._stored_states = last_stored_states(events, self.committed)
-        failed = {event["round"]: event["failed"] for event in rounds}
-        self.engine.committed(self.committed, failed[self.committed])
+        last = loaded[0] if loaded else 0
+        counted = self._sums.load(last, self._resumed) if self._sums else ()
+        discard_uncommitted(self.folder, last, counted)
+        if loaded is not None:
+            self.committed, self._state = loaded
+            self._stored_states = last_stored_states(events, self.committed)
+            failed = {event["round"]: event["failed"] for event in rounds}
+            self.engine.committed(self.committed, failed[self.committed])
+        self.engine.delivered(last + 1, counted)
 
     def _close(self) -> None:
         self.engine.close()

@@ -1,7 +1,8 @@
 """The server's half of a mean under secure aggregation: five exchanges over the turns of any engine.
 
 A sum that cannot be unmasked costs its round, which changes nothing, and the run goes on with the next: after
-a share has left no site ever begins the same sum again.
+a share has left no site ever begins the same sum again. A server that was killed in between goes on with what
+lies on its disk: it asks those sites for their shares whose processes still have what they have begun.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeVar
@@ -53,6 +55,8 @@ from fedstrata.wire import frame
 
 FOLDER = "secure_sums"
 """In the run directory: sums that are not committed yet, and the ranges of the next."""
+TERMS, PROOF = "terms.json", "proof.safetensors"
+"""Files of a sum: what it is made of, and in the folder of each of its two, what its sites have signed."""
 WIDER = 16.0
 """How much larger the ranges are after a round in which too many values were cut."""
 
@@ -136,18 +140,16 @@ class SecureAggregation:
         place = self.folder / FOLDER / f"{terms.sum.round:05d}-{handler}-{terms.sum.call}"
         place.parent.mkdir(mode=0o700, exist_ok=True)  # shares that were released lie there
         try:
-            unmasking = self._left(place) or self._begun(cohort, plan, terms, place)
+            left = self._left(place, terms)
+            terms, unmasking = left or (terms, self._begun(cohort, plan, terms, place))
             survivors = unmasking[CHANGES].survivors.sites
             self._facts |= {"survivors": list(survivors)}
-            if SATURATED in unmasking:
-                self._unmask(cohort, terms, unmasking[SATURATED], SATURATED)
-                total = unmasking[SATURATED].finish()
-                self._facts["saturated"] = require_unsaturated(total, terms, len(survivors))
-                self._unmask(cohort, terms, unmasking[CHANGES], CHANGES)
+            counted = self._unmasked(cohort, terms, unmasking[SATURATED], SATURATED)
+            self._facts["saturated"] = require_unsaturated(counted, terms, len(survivors))
+            total = self._unmasked(cohort, terms, unmasking[CHANGES], CHANGES)
             base = {} if self.method.sends_changes else plan.tensors
-            total = unmasking[CHANGES].finish()
             found = mean_from(total, base, terms, survivors, self.settings.range)
-        except SecureSumRefusal as error:
+        except (SecureSumRefusal, FrameError) as error:  # a file that is damaged, or shares that are none
             self._refuse(cohort, handler, terms, error)
         self._take(cohort, handler, terms, found)
         return found.mean
@@ -157,16 +159,24 @@ class SecureAggregation:
         told, self._facts = self._facts, {}
         return {**told, "bytes_up": book.meter.said_up, "bytes_down": book.meter.said_down}
 
-    def load(self, committed: int, attempt: int) -> None:
+    def load(self, committed: int, attempt: int) -> set[str]:
         """Goes on after a round with the ranges that there were.
 
         Args:
             committed: The round.
             attempt: How often the run has gone on.
+
+        Returns:
+            Whose updates of the next round are in a sum that can still be finished, so that they count.
         """
         self.attempt = attempt
         path = self._path(committed)
         self._bounds = json.loads(path.read_text()) if path.exists() else {}
+        counted = set[str]()
+        for place in filter(_signed, (self.folder / FOLDER).glob(f"{committed + 1:05d}-*")):
+            with suppress(FrameError):  # which the round will say
+                counted.update(SumUnmasking.resume(place / CHANGES).survivors.sites)
+        return counted
 
     def save(self, number: int) -> None:
         """Keeps the ranges of the next round, before this one is committed."""
@@ -208,25 +218,27 @@ class SecureAggregation:
             loss=self.settings.mechanism == "none",  # under differential privacy none leaves its client
         )
 
-    def _left(self, place: Path) -> Mapping[str, SumUnmasking] | None:
-        """Returns the sum that a killed server has left, with all that unmasks it; none if there is none.
+    def _left(self, place: Path, terms: MeanTerms) -> tuple[MeanTerms, Mapping[str, SumUnmasking]] | None:
+        """Returns the sum that a killed server has left, and its terms; none if it may be begun anew.
+
+        Its terms are of those who were there when it began, whoever is here now.
 
         Raises:
-            NotFinished: Shares have left, and not enough: the sites' sessions were lost with their processes.
+            NotFinished: It is of another plan than the round has now.
+            FrameError: A file is damaged; the message names it.
         """
         if not place.exists():
             return None
-        if not any(place.glob("*/proof.safetensors")):  # no share can have left
-            shutil.rmtree(place)
+        if not _signed(place):
+            shutil.rmtree(place)  # nobody was asked for a share before
             return None
-        if (place / CHANGES / "proof.safetensors").exists():
-            unmasking = SumUnmasking.resume(place / CHANGES)
-            if unmasking.ready:
-                return {CHANGES: unmasking}
-        raise NotFinished(
-            "the run was interrupted while a sum was unmasked: shares have left, and too few to finish. No "
-            "site begins it again, since two sums could be subtracted from each other"
-        )
+        left = MeanTerms.model_validate_json((place / TERMS).read_bytes())
+        if left.plan != terms.plan:
+            raise NotFinished(
+                f"the masked sum in {place} was begun with another plan than the round has now; no client "
+                "begins it again, since two sums could be subtracted from each other"
+            )
+        return left, {which: SumUnmasking.resume(place / which) for which in names_of(left)}
 
     def _begun(
         self, cohort: Exchanging, plan: Plan, terms: MeanTerms, place: Path
@@ -253,6 +265,8 @@ class SecureAggregation:
             said = _heard(cohort, info.id, update, MaskedInput, servers, shapes)
             for which, own in said.items():
                 servers[which].add(own, update.tensors)
+        place.mkdir(exist_ok=True)
+        write_atomically(place / TERMS, [terms.model_dump_json().encode()])
         unmasking = {which: server.close(place / which) for which, server in servers.items()}
         survivors = {which: each.survivors for which, each in unmasking.items()}
         asked = survivors[CHANGES].sites
@@ -263,15 +277,29 @@ class SecureAggregation:
             each.prove(_of(which, signed))
         return unmasking
 
-    def _unmask(self, cohort: Exchanging, terms: MeanTerms, unmasking: SumUnmasking, which: str) -> None:
-        """Asks for the shares of one of the sums."""
+    def _unmasked(self, cohort: Exchanging, terms: MeanTerms, unmasking: SumUnmasking, which: str) -> Tensors:
+        """Asks those who have signed for what is not there yet of the shares of one of the sums.
+
+        Raises:
+            NotFinished: Too few are there then.
+        """
         assert unmasking.proof is not None  # noqa: S101 - it was made before
-        signers = [each.site for each in unmasking.proof.signatures]
-        proof = Plan(values=said_of({which: unmasking.proof}))
-        for own in self._said(
-            cohort, terms, UNMASK, signers, lambda _: proof, ReleasedShares, [which]
-        ).values():
-            unmasking.take(own[which])
+        if not unmasking.ready:
+            waiting = set(unmasking.waiting)
+            signers = [each.site for each in unmasking.proof.signatures if each.site in waiting]
+            proof = Plan(values=said_of({which: unmasking.proof}))
+            for own in self._said(
+                cohort, terms, UNMASK, signers, lambda _: proof, ReleasedShares, [which]
+            ).values():
+                unmasking.take(own[which])
+        if not unmasking.ready:
+            sites = len(unmasking.survivors.sites)
+            raise NotFinished(
+                f"the sum of {sites} clients cannot be unmasked: {sites - len(unmasking.waiting)} have "
+                "released their shares, and that is too few. No client begins it again, since two sums could "
+                "be subtracted from each other"
+            )
+        return unmasking.finish()
 
     def _said(
         self,
@@ -290,9 +318,7 @@ class SecureAggregation:
                 found[client] = said
         return found
 
-    def _refuse(
-        self, cohort: Exchanging, handler: str, terms: MeanTerms, error: SecureSumRefusal
-    ) -> NoReturn:
+    def _refuse(self, cohort: Exchanging, handler: str, terms: MeanTerms, error: FedstrataError) -> NoReturn:
         """Ends a round whose sum is not there; what clients have stored of it does not count either.
 
         Raises:
@@ -323,6 +349,11 @@ class SecureAggregation:
             self.model.restore()
             self._hash = self.model.fingerprint(self.model.names_outside(()))
         return self._hash
+
+
+def _signed(place: Path) -> bool:
+    """Whether a sum has all signatures, so that shares of it may have left."""
+    return all((place / which / PROOF).exists() for which in (CHANGES, SATURATED))
 
 
 def _of(which: str, said: Mapping[str, Mapping[str, Said]]) -> list[Said]:

@@ -108,6 +108,13 @@ class SummedTensor(_Fields):
     bound: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
+def _each_once(tensors: tuple[SummedTensor, ...]) -> tuple[SummedTensor, ...]:
+    names = {each.name for each in tensors}
+    if len(names) != len(tensors) or any(name.startswith("secure/") for name in names):
+        raise ValueError("tensors must have names of their own")
+    return tensors
+
+
 class MeanTerms(_Fields):
     """What a weighted mean is made of; every site's masks depend on all of it.
 
@@ -122,7 +129,7 @@ class MeanTerms(_Fields):
     kind: Literal["mean"] = "mean"
     sum: SumName
     plan: Bytes32
-    tensors: tuple[SummedTensor, ...]
+    tensors: Annotated[tuple[SummedTensor, ...], AfterValidator(_each_once)]
     scale: Annotated[int, Field(ge=1, le=_MOST_NUMBER)]
     loss: bool
 

@@ -1,0 +1,265 @@
+"""What a site refuses a server that asks in its own way, and what of a sum's secrets lies on a disk."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from support import TINY, RunTiny
+
+from fedstrata.client.secure_turns import CONSISTENCY, KEYS, SHARES, UNMASK
+from fedstrata.client.turn import INPUT, Done, Failed, Order
+from fedstrata.core.settings.source import read_source
+from fedstrata.core.types import JSON, Plan, Update
+from fedstrata.engine.cohort import RoundCohort
+from fedstrata.engine.joining import RemoteClient
+from fedstrata.engine.prepare import prepare_client
+from fedstrata.engine.secure_mean import FOLDER, SecureAggregation
+from fedstrata.engine.simulated_identities import files_of, simulated_identities
+from fedstrata.privacy.ledger_witness import WITNESSED
+from fedstrata.privacy.secure_sum import client as secure_client
+from fedstrata.privacy.secure_sum.mean import CHANGES, SATURATED
+from fedstrata.privacy.secure_sum.messages import Roster, SentShares
+from fedstrata.wire import frame
+
+SECURE = (
+    "privacy.secure_aggregation=true",
+    "method={name: layer_skipping, top: 1}",
+    "data.synthetic.sites=4",
+    "data.synthetic.notes=8",
+    "federation.rounds=1",
+    "threads=1",
+)
+SITES = ("site-1", "site-2", "site-3", "site-4")
+RUN = "0123456789abcdef"
+NAME: Mapping[str, JSON] = {"run": RUN, "round": 1, "handler": "train", "call": 1, "attempt": 0}
+TENSOR: Mapping[str, JSON] = {"name": "w", "shape": [2], "bound": 1.0}
+
+
+@pytest.fixture(autouse=True)
+def _no_report(no_report: None) -> None:
+    """Nothing here looks at one."""
+
+
+Asked = Callable[..., Done | Failed]
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Asked:
+    """Asks a site of a served run for an exchange."""
+    folder = tmp_path_factory.mktemp("site")
+    simulated_identities(folder, SITES)
+    identity, lock = files_of(folder, "site-1")
+    experiment = prepare_client(read_source(None, [*TINY, *SECURE]), "site-1")
+    site = RemoteClient(
+        experiment, "site-1", folder / "home", lambda event, facts: None, identity=identity, lock=lock
+    )
+    site._workplace.run = RUN
+
+    def ask(turn: str, values: Mapping[str, JSON]) -> Done | Failed:
+        assert site._secure is not None
+        return site._secure.compute(
+            Order("site-1", 1, turn, 1, frame.encode(Plan({}, dict(values)))), site._site
+        )
+
+    return ask
+
+
+def terms(*tensors: Mapping[str, JSON], scale: int = 8, **name: JSON) -> dict[str, JSON]:
+    return {
+        "kind": "mean",
+        "sum": {**NAME, **name},
+        "plan": "ab" * 32,
+        "tensors": [dict(each) for each in tensors or (TENSOR,)],
+        "scale": scale,
+        "loss": True,
+    }
+
+
+def refusal(found: Done | Failed) -> str:
+    return f"{type(found.error).__name__}: {found.error}" if isinstance(found, Failed) else ""
+
+
+@pytest.mark.parametrize(
+    ("hostile", "told"),
+    [
+        (terms(TENSOR, TENSOR), "FrameError: .* tensors must have names of their own"),
+        (terms({**TENSOR, "name": "secure/weight"}), "FrameError: .* tensors must have names of their own"),
+        (terms({**TENSOR, "bound": 0.0}), "FrameError"),
+        (terms({**TENSOR, "bound": "nan"}), "FrameError"),
+        (terms({**TENSOR, "shape": [2**62]}), "FrameError"),
+        (terms({**TENSOR, "shape": [-1]}), "FrameError"),
+        (terms(scale=2**40), "FrameError"),
+        (terms(scale=0), "FrameError"),
+        (terms(handler="round"), "WrongSum: a sum is to begin as"),
+        (terms(handler="__class__"), "WrongSum: a sum is to begin as"),
+        (terms(handler="train/saturated"), "WrongSum: a sum is to begin as"),
+        (terms(run="fedcba9876543210"), "WrongSum: a sum is to begin as"),
+        (terms(round=2), "WrongSum: a sum is to begin as"),
+        (terms(call=2), "WrongSum: a sum is to begin as"),
+    ],
+)
+def test_a_sum_that_is_none_of_the_method_does_not_begin(
+    asked: Asked, hostile: dict[str, JSON], told: str
+) -> None:
+    """Under another name than that of the turn a sum that is released could be asked for again."""
+    assert re.match(told, refusal(asked(KEYS, hostile)))
+
+
+def test_whatever_is_asked_for_a_site_is_there_for_the_next_sum(asked: Asked) -> None:
+    """Nothing is made of sizes that a server says, and no damaged message ends the process."""
+    many = [{**TENSOR, "name": f"w{index}", "shape": [2**31 - 1] * 4} for index in range(5000)]
+    assert isinstance(asked(KEYS, terms(*many)), Done)
+    for turn in (SHARES, INPUT, CONSISTENCY, UNMASK):
+        for values in ({}, {"sums": {}}, {"sums": {SATURATED: {}}}, {"sums": 5}, {"sums": {"other": {}}}):
+            assert refusal(asked(turn, values)).startswith("FrameError")
+    assert isinstance(asked(KEYS, terms(attempt=1)), Done)
+    assert refusal(asked(KEYS, terms(attempt=1))).startswith("AttemptNotHigher")
+
+
+def test_a_server_that_comes_again_gets_the_same_shares_and_nothing_else(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it has crashed, or says so: the sessions of its sites are what they were."""
+    exchange, messages, found = RoundCohort.exchange, dict[str, Plan](), dict[str, Any]()
+
+    def asking(
+        cohort: RoundCohort, turn: str, call: int, clients: Any, message_of: Any, **more: Any
+    ) -> Iterator[tuple[str, Update]]:
+        def ask(turn: str, values: Any) -> Done | Failed:
+            order = Order("site-1", 1, turn, call, frame.encode(Plan({}, values)))
+            return next(iter(cohort.engine.turns([order])))[1]
+
+        messages.setdefault(turn, message_of(clients[0]))
+        for client, update in exchange(cohort, turn, call, clients, message_of, **more):
+            if turn == UNMASK and client == "site-1" and not found:
+                found.update(hostile(ask, messages, update))
+            yield client, update
+
+    def hostile(ask: Asked, said: Mapping[str, Plan], update: Update) -> Iterator[tuple[str, Any]]:
+        begin, proof, survivors = (said[turn].values for turn in (KEYS, UNMASK, CONSISTENCY))
+        signatures = proof["sums"][SATURATED]["signatures"]  # type: ignore[index,call-overload]
+        both = survivors["sums"]
+        again = ask(UNMASK, proof)
+        yield "again", isinstance(again, Done) and frame.decode(again.update, Update).values == update.values
+        for what, signed in (("fewer signatures", signatures[:3]), ("too few", signatures[:2])):
+            yield what, refusal(ask(UNMASK, with_changed(proof, SATURATED, signatures=signed)))
+        forged = [{**each, "transcript": "00" * 32, "signature": "00" * 64} for each in signatures]
+        yield "forged", refusal(ask(UNMASK, with_changed(proof, SATURATED, signatures=forged)))
+        yield "mixed", refusal(ask(UNMASK, {"sums": {CHANGES: proof["sums"][SATURATED]}}))  # type: ignore[index,call-overload]
+        left_out = {which: {**each, "sites": each["sites"][:3]} for which, each in both.items()}  # type: ignore[union-attr,index,call-overload]
+        yield "survivors", refusal(ask(CONSISTENCY, {"sums": left_out}))
+        for attempt in (0, 7):
+            name = {**begin["sum"], "attempt": attempt}  # type: ignore[dict-item]
+            yield f"attempt {attempt}", refusal(ask(KEYS, {**begin, "sum": name}))
+
+    monkeypatch.setattr(RoundCohort, "exchange", asking)
+    run = run_tiny(*SECURE)
+    expected = {
+        "fewer signatures": "",
+        "too few": "TooFewSignatures",
+        "forged": "TranscriptMismatch",
+        "mixed": "WrongSum",
+        "survivors": "BothShares",
+        "attempt 0": "AttemptNotHigher",
+        "attempt 7": "AlreadyReleased",
+    }
+    assert found.pop("again")
+    assert {what: told.partition(":")[0] for what, told in found.items()} == expected
+    assert run.of("round")[0]["secure_aggregation"]["refused"] is None, "its session goes on"
+
+
+def with_changed(values: Any, which: str, **changed: Any) -> dict[str, Any]:
+    return {"sums": {which: {**values["sums"][which], **changed}}}
+
+
+def test_who_cannot_keep_what_others_have_signed_drops_out(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its disk is its own: the others go on."""
+
+    def with_disk(run: Path, clients: Sequence[str]) -> str:
+        (run / "clients" / "site-2" / WITNESSED).mkdir(parents=True)
+        return simulated_identities(run, clients)
+
+    monkeypatch.setattr("fedstrata.engine.simulated_identities.simulated_identities", with_disk)
+    run = run_tiny(*SECURE, "federation.min_clients=1")
+    assert run.of("round")[0]["secure_aggregation"]["survivors"] == ["site-1", "site-3", "site-4"]
+    assert [(event["client"], event["error"]) for event in run.of("client_failed")] == [
+        ("site-2", "IsADirectoryError")
+    ]
+
+
+def test_shares_that_are_none_cost_the_round_and_not_the_run(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares = secure_client.SumClient.shares
+
+    def one_too_few(client: secure_client.SumClient, roster: Roster) -> SentShares:
+        sent = shares(client, roster)
+        lies = (client._site, client._name.round) == ("site-2", 1)
+        return sent.model_copy(update={"shares": sent.shares[:-1]}) if lies else sent
+
+    monkeypatch.setattr(secure_client.SumClient, "shares", one_too_few)
+    run = run_tiny(*SECURE, "federation.rounds=2")
+    refused = [event["secure_aggregation"]["refused"] for event in run.of("round")]
+    assert refused == ["FrameError", None]
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def test_no_secret_of_a_sum_is_ever_written(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of a sum that is unmasked and not yet committed the server has shares, and those of masks alone."""
+    secrets: list[bytes] = []
+    urandom, split, drawn = os.urandom, secure_client.split, [0]
+
+    def noted(size: int) -> bytes:
+        found = urandom(size)
+        if size == secure_client.SECRET_BYTES:
+            secrets.append(found)
+        return found
+
+    class Keys:
+        """Makes mask keys and keys for shares."""
+
+        @staticmethod
+        def generate() -> X25519PrivateKey:
+            key = X25519PrivateKey.generate()
+            secrets.append(key.private_bytes_raw())
+            return key
+
+    def shared(secret: bytes, sites: int) -> list[bytes]:
+        shares = split(secret, sites)
+        drawn[0] += 1
+        if drawn[0] % 2 == 0:  # of the mask key, which nobody needs who has sent its update
+            secrets.extend(shares)
+        return shares
+
+    def killed(*_: Any) -> None:
+        raise Killed
+
+    monkeypatch.setattr(os, "urandom", noted)
+    monkeypatch.setattr(secure_client, "X25519PrivateKey", Keys)
+    monkeypatch.setattr(secure_client, "split", shared)
+    monkeypatch.setattr(SecureAggregation, "save", killed)
+    with pytest.raises(Killed):
+        run_tiny(*SECURE)
+    assert len(secrets) >= 2 * 4 * (3 + 4)
+    sums = tmp_path / "run" / FOLDER
+    assert list(sums.rglob("shares-*")), "that is what would lie there"
+    for path in filter(Path.is_file, (tmp_path / "run").rglob("*")):
+        content = path.read_bytes()
+        assert not any(secret in content or secret.hex().encode() in content for secret in secrets), path
+    assert stat.S_IMODE(sums.stat().st_mode) == 0o700
+    for own in (tmp_path / "run" / "clients").glob("*/identity.pem"):
+        assert stat.S_IMODE(own.stat().st_mode) == 0o600

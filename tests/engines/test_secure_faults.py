@@ -1,0 +1,221 @@
+"""Secure aggregation between processes that are killed or stall: what is summed, refused, and finished."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deaths import SITES
+from remote_run import PATIENT, ClientProcess, Clients, give_identities, kept_by, served
+from support import Finished, RunTiny, assert_same_tensors
+
+from fedstrata.engine.checkpoint import Checkpoints
+from fedstrata.privacy.secure_sum.client import SumClient
+from fedstrata.record.log import read_events
+from fedstrata.transport.hub import Hub
+from fedstrata.transport.members import Arrival
+
+pytestmark = pytest.mark.slow
+
+SECURE = (
+    "privacy.secure_aggregation=true",
+    "method={name: layer_skipping, top: 1, head: local}",
+    "data.synthetic.sites=4",
+    "data.synthetic.notes=8",
+    "federation.min_clients=1",
+    "federation.score_everywhere=false",
+    "federation.evaluate_every=9",
+    "threads=1",
+)
+MOMENTS = {
+    "secure/keys": "keys",
+    "secure/shares": "shares",
+    "secure/input": "mask",
+    "secure/consistency": "sign",
+    "secure/unmask": "unmask",
+    "secure/unmask:2": "unmask",
+}
+"""Before which exchange of a round a site is killed, and what answers to it."""
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, site: str) -> None:
+    """Lets a simulated client fail in the exchanges in which one between processes is killed, by round."""
+    for number, (moment, exchange) in enumerate(MOMENTS.items(), start=1):
+        answer, sum_ = getattr(SumClient, exchange), "" if moment.endswith(":2") else "/saturated"
+
+        def fails(
+            client: SumClient, *said: Any, answer: Any = answer, number: int = number, own: str = sum_
+        ) -> Any:
+            both = exchange_of(answer) != "unmask" or client._name.handler == f"train{own}"
+            if (client._site, client._name.round) == (site, number) and both:
+                raise OSError(5, "gone")
+            return answer(client, *said)
+
+        fails.__name__ = exchange
+        monkeypatch.setattr(SumClient, exchange, fails)
+
+
+def exchange_of(answer: Any) -> str:
+    return str(answer.__name__)
+
+
+def sums(events: Any) -> list[Any]:
+    return [event["secure_aggregation"] for event in events]
+
+
+def test_a_site_that_is_killed_in_any_exchange_is_lost_to_it_and_comes_again(
+    run_tiny: RunTiny, clients: Clients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others sum what they do in a simulation; what has lost its session counts if it has sent."""
+    rounds = f"federation.rounds={len(MOMENTS) + 1}"
+    with monkeypatch.context() as patched:
+        failing(patched, "site-2")
+        local = run_tiny(*SECURE, rounds)
+    give_identities(tmp_path / "served", SITES)
+    run = served(
+        tmp_path / "served",
+        clients,
+        *SECURE,
+        rounds,
+        behaviour={"site-2": f"dies before {', '.join(MOMENTS)}"},
+        timing=replace(PATIENT, reconnect=1.0),
+        names=SITES,
+        patience=300.0,
+    )
+    others = ["site-1", "site-3", "site-4"]
+    survivors = [each["survivors"] for each in sums(run.of("round"))]
+    assert survivors == [others] * 3 + [list(SITES)] * 4
+    assert survivors == [each["survivors"] for each in sums(local.of("round"))]
+    assert_same_tensors(local.state.tensors, run.state.tensors)
+    for client in SITES:
+        one, other = (kept_by(own, client, len(MOMENTS) + 1).tensors for own in (local, run))
+        assert one
+        assert_same_tensors(one, other)
+
+
+def test_a_site_that_stalls_after_its_keys_is_done_without(
+    clients: Clients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every exchange has the time of a turn; the server loses patience once it waits for this one alone."""
+    receive, mark = Hub.receive, tmp_path / "served" / "home of site-2" / "stalls"
+
+    def impatient(hub: Hub, seconds: float, **unless: Any) -> Arrival | None:
+        asked = [client for client, member in hub._members.items() if member.asked is not None]
+        waits = mark.exists() and asked == ["site-2"]
+        hub.timing = replace(PATIENT, answer=0.1) if waits else PATIENT
+        return receive(hub, hub.timing.answer if waits else seconds, **unless)
+
+    monkeypatch.setattr(Hub, "receive", impatient)
+    give_identities(tmp_path / "served", SITES)
+    run = served(
+        tmp_path / "served",
+        clients,
+        *SECURE,
+        "federation.rounds=1",
+        behaviour={"site-2": "stalls before secure/shares"},
+        names=SITES,
+    )
+    assert sums(run.of("round"))[0]["survivors"] == ["site-1", "site-3", "site-4"]
+    lost = [event for event in run.of("client_failed") if "part" not in event]
+    assert [(event["client"], event["message"]) for event in lost] == [
+        ("site-2", "client 'site-2' has not answered for 0.1 s")
+    ]
+
+
+class Federation:
+    """Sites and a server, all of them processes that can be killed and started again."""
+
+    def __init__(self, folder: Path, clients: Clients, *overrides: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.folder, self._clients, self._overrides = folder, clients, overrides
+        self.started: list[ClientProcess] = []
+        give_identities(folder, SITES)
+
+    def site(self, client: str) -> ClientProcess:
+        """Starts a site, which joins whatever server there is, and again if that is another one."""
+        return self._start(client, str(self.folder / f"home of {client}"), "stays")
+
+    def server(self, moment: str = "") -> int:
+        """Runs a server until it is killed or done; returns its exit status."""
+        return self._start("server", str(self.folder / "run"), f"serves {moment}").wait()
+
+    def _start(self, name: str, folder: str, behaviour: str) -> ClientProcess:
+        out = self.folder / f"{name}.txt"
+        arguments = [self.address, name, folder, behaviour, *self._overrides]
+        number = self._clients.order(start=arguments, out=str(out))
+        self.started.append(ClientProcess(self._clients, number, out))
+        return self.started[-1]
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """What the record says of the rounds."""
+        events = read_events(self.folder / "run" / "record.jsonl")
+        return [event for event in events if event["event"] == "round"]
+
+
+@contextmanager
+def federation(folder: Path, clients: Clients, *overrides: str) -> Iterator[Federation]:
+    """Ends all processes at last."""
+    own = Federation(folder, clients, *overrides)
+    try:
+        yield own
+    finally:
+        for process in own.started:
+            process.end()
+
+
+def assert_same_as(local: Finished, own: Federation, rounds: int) -> None:
+    """The same was learnt, by all together and by each."""
+    _, state = Checkpoints(own.folder / "run" / "checkpoints").load(rounds)
+    assert_same_tensors(local.state.tensors, state.tensors)
+    run = replace(local, folder=own.folder / "run")
+    for client in SITES:
+        one, other = (kept_by(each, client, rounds).tensors for each in (local, run))
+        assert one
+        assert_same_tensors(one, other)
+
+
+def test_a_server_that_is_killed_finishes_the_sum_with_the_sites_that_are_still_there(
+    run_tiny: RunTiny, clients: Clients, tmp_path: Path
+) -> None:
+    """Before the signatures, in the first sum, between the two, in the second, and after both."""
+    rounds = "federation.rounds=4"
+    local = run_tiny(*SECURE, rounds)
+    deaths = (
+        "prove:1",  # of round 1, which is begun anew: no share has left
+        "take:2",  # of round 1, one share of the first sum has come
+        "take:12",  # 7 are left of round 1; of round 2 all of the first sum, and none of the second
+        "take:11",  # 4 are left of round 2; of round 3 two of the second sum
+        "save:2",  # round 3 is committed; of round 4 all shares are there
+    )
+    with federation(tmp_path / "served", clients, *SECURE, rounds) as own:
+        sites = [own.site(client) for client in SITES]
+        for moment in deaths:
+            assert own.server(moment) == -signal.SIGKILL
+        assert own.server() == 0
+        assert [site.wait() for site in sites] == [0] * 4
+        assert [each["refused"] for each in sums(own.rounds())] == [None] * 4
+        assert [each["survivors"] for each in sums(own.rounds())] == [list(SITES)] * 4
+        assert_same_as(local, own, 4)
+
+
+def test_a_sum_is_given_up_if_too_few_sites_still_have_what_they_have_begun(
+    clients: Clients, tmp_path: Path
+) -> None:
+    with federation(tmp_path / "served", clients, *SECURE) as own:
+        sites = {client: own.site(client) for client in SITES}
+        assert own.server("take:2") == -signal.SIGKILL
+        for client in SITES[2:]:
+            sites[client].end()
+            own.site(client)
+        assert own.server() == 0
+        given_up, made = own.rounds()
+        assert (given_up["abandoned"], made["abandoned"]) == (True, False)
+        assert [each["refused"] for each in sums(own.rounds())] == ["NotFinished", None]
+        assert sums(own.rounds())[1]["survivors"] == list(SITES)
