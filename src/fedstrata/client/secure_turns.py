@@ -22,8 +22,11 @@ from fedstrata.client.turn import EXCHANGE, INPUT, Done, Failed, Order, Workplac
 from fedstrata.core.errors import ConfigurationError, FrameError, Problem
 from fedstrata.core.settings.privacy import LEAST_SITES
 from fedstrata.core.types import Message, Plan, Tensors, Update
+from fedstrata.privacy.clipping import UnitGradients
 from fedstrata.privacy.federation_lock import Lock, read_lock
 from fedstrata.privacy.identity import Identity
+from fedstrata.privacy.joint_gradients import JointGradients
+from fedstrata.privacy.joint_terms import joint_elements, require_carriers, require_own_terms
 from fedstrata.privacy.ledger import EXCHANGED, Ledger
 from fedstrata.privacy.ledger_witness import witness
 from fedstrata.privacy.randomness import SeededRandomness
@@ -95,6 +98,7 @@ class _Session:
 
     terms: MeanTerms
     clients: Mapping[str, SumClient]
+    roster: Roster | None = None
 
 
 class SecureTurns:
@@ -154,6 +158,7 @@ class SecureTurns:
     def _keys(self, order: Order) -> dict[str, BaseModel]:
         """Begins a mean."""
         terms = unpack(Message({}, frame.decode(order.plan, Plan).values), MeanTerms)
+        require_own_terms(terms, self._workplace.privacy)
         identity, lock = self.pinned(order.client)
         folder = client_folder(self._workplace.folder, order.client)
         names, attempts = names_of(terms), SumAttempts(folder / ATTEMPTS)
@@ -178,8 +183,11 @@ class SecureTurns:
 
     def _shares(self, order: Order) -> dict[str, BaseModel]:
         """Answers to the rosters of both sums, and keeps what the others have signed of their ledgers."""
-        answers = self._said(order, Roster, SumClient.shares)
         roster = read_said(frame.decode(order.plan, Plan).values, Roster)[CHANGES]
+        if (noise := self._workplace.privacy.joint) is not None:
+            require_carriers(roster, noise)
+        answers = self._said(order, Roster, SumClient.shares)
+        self._session(order).roster = roster
         others = [bundle for bundle in roster.bundles if bundle.site != order.client]
         witness(client_folder(self._workplace.folder, order.client), others)
         return answers
@@ -202,8 +210,12 @@ class SecureTurns:
             raise WrongSum(f"the plan that came is not the one that {session.terms.sum} was begun with")
         said = {which: MaskedInput(sum=each.sum, site=order.client) for which, each in delivered.items()}
 
-        def mask(trained: Update) -> Update:
-            return Update(self._masked(order, session, delivered, plan, trained), said_of(said))
+        def mask(trained: Update, private: UnitGradients | None) -> Update:
+            if isinstance(private, JointGradients):
+                masked = self._noised(session, delivered, private)
+            else:
+                masked = self._masked(order, session, delivered, plan, trained)
+            return Update(masked, said_of(said))
 
         return self._workplace.compute(replace(order, handler=handler, plan=sent), site, mask=mask)
 
@@ -227,6 +239,14 @@ class SecureTurns:
         )
         masked = dict(session.clients[CHANGES].mask(delivered[CHANGES], own.elements()))
         return masked | dict(session.clients[SATURATED].mask(delivered[SATURATED], own.cut()))
+
+    def _noised(
+        self, session: _Session, delivered: Mapping[str, DeliveredShares], private: JointGradients
+    ) -> dict[str, Tensor]:
+        """Returns a client's sum of gradients with its share of the noise, under its mask."""
+        assert session.roster is not None  # noqa: S101 - a session that is asked for its input has one
+        elements = joint_elements(private, self._workplace.model, session.terms, session.roster)
+        return dict(session.clients[CHANGES].mask(delivered[CHANGES], elements))
 
     def _ledger(self, order: Order) -> Ledger:
         return self._workplace.ledger(order.client, order.round, order.handler, order.call)

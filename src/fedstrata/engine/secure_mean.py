@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -21,11 +21,13 @@ from fedstrata.core.cohort import Mean
 from fedstrata.core.errors import FedstrataError, FrameError
 from fedstrata.core.files import write_atomically
 from fedstrata.core.method import Method
-from fedstrata.core.settings.privacy import LEAST_SITES, PrivacySettings
+from fedstrata.core.settings.privacy import LEAST_SITES
 from fedstrata.core.types import ClientInfo, Plan, Tensors, Update
 from fedstrata.engine.book import Book, RoundAbandonedError
+from fedstrata.engine.server_steps import ServerSteps
 from fedstrata.models.state import Model
-from fedstrata.privacy.mechanism import EVERYBODY
+from fedstrata.privacy.joint_terms import bound_of, noise_terms, require_carriers
+from fedstrata.privacy.mechanism import EVERYBODY, Privacy
 from fedstrata.privacy.secure_sum.mean import (
     CHANGES,
     SATURATED,
@@ -53,6 +55,8 @@ from fedstrata.wire import frame
 
 FOLDER = "secure_sums"
 """In the run directory: sums that are not committed yet, and the ranges of the next."""
+STEPS = ".safetensors"
+"""The ending of what the optimiser keeps, beside the ranges."""
 WIDER = 16.0
 """How much larger the ranges are after a round in which too many values were cut."""
 
@@ -102,19 +106,21 @@ class SecureAggregation:
     """The masked sums of a run.
 
     Attributes:
-        settings: The run's privacy.
+        privacy: The run's.
         run: Its id, which all sums are named by.
         folder: The run directory.
         method: The method.
         model: The server's model.
+        steps: Takes the step of a round whose clients send gradients, with joint noise; none without.
         attempt: How often the run has gone on: a sum that was begun before is begun under a higher number.
     """
 
-    settings: PrivacySettings
+    privacy: Privacy
     run: str
     folder: Path
     method: Method
     model: Model
+    steps: ServerSteps | None = None
     attempt: int = 0
     _facts: dict[str, Any] = field(default_factory=dict)
     _bounds: dict[str, dict[str, float]] = field(default_factory=dict)  # by handler and tensor
@@ -143,13 +149,17 @@ class SecureAggregation:
                 self._unmask(cohort, terms, unmasking[SATURATED], SATURATED)
                 total = unmasking[SATURATED].finish()
                 self._facts["saturated"] = require_unsaturated(total, terms, len(survivors))
+            if not unmasking[CHANGES].ready:
                 self._unmask(cohort, terms, unmasking[CHANGES], CHANGES)
-            base = {} if self.method.sends_changes else plan.tensors
+            base = {} if self.method.sends_changes or self.steps else plan.tensors
             total = unmasking[CHANGES].finish()
-            found = mean_from(total, base, terms, survivors, self.settings.range)
+            found = mean_from(total, base, terms, survivors, self.privacy.settings.range)
         except SecureSumRefusal as error:
             self._refuse(cohort, handler, terms, error)
         self._take(cohort, handler, terms, found)
+        if self.steps is not None:
+            stepped = self.steps.step(terms.sum.round, plan.tensors, found.mean.tensors)
+            return replace(found.mean, tensors=stepped)
         return found.mean
 
     def facts(self, book: Book) -> dict[str, Any]:
@@ -167,18 +177,23 @@ class SecureAggregation:
         self.attempt = attempt
         path = self._path(committed)
         self._bounds = json.loads(path.read_text()) if path.exists() else {}
+        if self.steps is not None:
+            self.steps.load(path.with_suffix(STEPS))
 
     def save(self, number: int) -> None:
         """Keeps the ranges of the next round, before this one is committed."""
         (self.folder / FOLDER).mkdir(mode=0o700, exist_ok=True)
+        if self.steps is not None:
+            self.steps.save(self._path(number).with_suffix(STEPS))
         write_atomically(self._path(number), [json.dumps(self._bounds).encode()])
 
     def committed(self, number: int) -> None:
         """Removes what only a round that is not committed needs: with the shares goes what could unmask."""
         for path in (self.folder / FOLDER).glob(f"{number:05d}-*"):
             shutil.rmtree(path)
-        for path in (self.folder / FOLDER).glob("ranges-*.json"):
-            if path not in (self._path(number), self._path(number - 1)):
+        kept = {self._path(number).stem, self._path(number - 1).stem}
+        for path in (self.folder / FOLDER).glob("ranges-*"):
+            if path.stem not in kept:
                 path.unlink()
 
     def _path(self, number: int) -> Path:
@@ -190,7 +205,8 @@ class SecureAggregation:
         names = self.method.trainable(layout)
         trained = {name: tensor.to("meta") for name, tensor in self.model.tensors(names).items()}
         sent: Tensors = self.method.sends(handler, plan, {"loss": 0.0}, trained, layout)
-        bounds = self._bounds.get(handler, {})
+        bounds, noise, least = self._bounds.get(handler, {}), noise_terms(self.privacy), self._range
+        weights = [int(self.method.weighs(info)) for info in cohort.clients] if noise is None else [1]
         return MeanTerms(
             sum=SumName(
                 run=self.run,
@@ -201,12 +217,19 @@ class SecureAggregation:
             ),
             plan=hash_of_frame(frame.encode(plan)),
             tensors=tuple(
-                SummedTensor(name=name, shape=tuple(each.shape), bound=bounds.get(name, self.settings.range))
+                SummedTensor(name=name, shape=tuple(each.shape), bound=bounds.get(name, least))
                 for name, each in sent.items()
             ),
-            scale=max(int(self.method.weighs(info)) for info in cohort.clients),
-            loss=self.settings.mechanism == "none",  # under differential privacy none leaves its client
+            scale=max(weights),
+            loss=self.privacy.mechanism == "none",  # under differential privacy none leaves its client
+            noise=noise,
         )
+
+    @property
+    def _range(self) -> float:
+        """What bounds a change of which nothing is known, and what makes integers of gradients."""
+        noise = noise_terms(self.privacy)
+        return self.privacy.settings.range if noise is None else bound_of(noise)
 
     def _left(self, place: Path) -> Mapping[str, SumUnmasking] | None:
         """Returns the sum that a killed server has left, with all that unmasks it; none if there is none.
@@ -232,7 +255,7 @@ class SecureAggregation:
         self, cohort: Exchanging, plan: Plan, terms: MeanTerms, place: Path
     ) -> Mapping[str, SumUnmasking]:
         """Runs the exchanges up to the signatures; returns the two masked sums, which lie on the disk."""
-        minimum, names = self.settings.survivors or LEAST_SITES, names_of(terms)
+        minimum, names = self.privacy.settings.survivors or LEAST_SITES, names_of(terms)
         subjects = subjects_of(terms, self._model_hash())
         servers = {which: SumServer(names[which], subjects[which], minimum=minimum) for which in names}
         lost = cohort.book.attendance.lost
@@ -240,6 +263,8 @@ class SecureAggregation:
         begin = Plan(values=terms.model_dump(mode="json"))
         bundles = self._said(cohort, terms, KEYS, present, lambda _: begin, KeyBundle)
         roster = {which: each.roster(_of(which, bundles)) for which, each in servers.items()}
+        if (noise := self.privacy.joint) is not None:
+            require_carriers(roster[CHANGES], noise)  # each site would refuse it too, and be lost
         agree = Plan(values=said_of(roster))
         sent = self._said(cohort, terms, SHARES, list(bundles), lambda _: agree, SentShares)
         boxes = {which: each.deliver(_of(which, sent)) for which, each in servers.items()}
@@ -281,10 +306,10 @@ class SecureAggregation:
         clients: Sequence[str],
         message_of: Callable[[str], Plan],
         kind: type[Said],
-        sums: Collection[str] = (CHANGES, SATURATED),
+        sums: Collection[str] | None = None,
     ) -> dict[str, dict[str, Said]]:
         """Returns what each client says of each sum in one exchange; who is lost is not among them."""
-        found, counted = {}, turn in (CONSISTENCY, UNMASK)
+        found, counted, sums = {}, turn in (CONSISTENCY, UNMASK), sums or names_of(terms)
         for client, update in cohort.exchange(turn, terms.sum.call, clients, message_of, counted=counted):
             if said := _heard(cohort, client, update, kind, sums):
                 found[client] = said
@@ -306,12 +331,15 @@ class SecureAggregation:
 
     def _take(self, cohort: Exchanging, handler: str, terms: MeanTerms, found: SummedMean) -> None:
         """Takes down what a sum has brought."""
-        self._bounds[handler] = found.bounds
-        self._facts |= {
-            "range": max(each.bound for each in terms.tensors),
-            "error": found.error.largest,
-            "deviation": found.error.deviation,
-        }
+        error = found.error
+        if (noise := self.privacy.joint) is None:
+            self._bounds[handler] = found.bounds
+            self._facts |= {"range": max(each.bound for each in terms.tensors)}
+        else:
+            settings, sites = self.privacy.settings, found.mean.clients
+            most = sum(settings.declared(site) for site in sites)
+            error = noise.error(len(sites) * (settings.expected_batch or 1), most)
+        self._facts |= {"error": error.largest, "deviation": error.deviation}
         cohort.book.calls[handler] = terms.sum.call  # one that a crash has left was asked for before
         if "loss" in found.mean.values:
             weight = next(iter(found.mean.weights.values()))

@@ -91,7 +91,7 @@ def _rehearsed_privacy(experiment: Experiment) -> Privacy:
     Its noise is drawn from the seed, so that a rehearsal comes out the same every time; nothing of it is
     kept or sent. Of noise at the server, once a round and soon drawn, nothing is rehearsed.
     """
-    if experiment.privacy.mechanism != "local":
+    if not experiment.privacy.settings.by_unit:
         return NO_PRIVACY
     settings, rates = experiment.privacy.settings, experiment.privacy.rates
     assert rates is not None and settings.expected_batch is not None  # noqa: S101 - private runs have them
