@@ -92,8 +92,7 @@ MUTANTS = [
         [
             (
                 CLIPPING,
-                "torch._foreach_add_(totals, gradients, alpha=scale *"
-                " min(1.0, self._clip / max(norm, SHORTEST)))",
+                "self._add(totals, gradients, scale * min(1.0, self._clip / max(norm, SHORTEST)))",
                 "[\n"
                 "            t.add_(g, alpha=scale * min(1.0, self._clip / max(scale * float(n), 1e-38)))\n"
                 "            for t, g, n in zip(totals, gradients, norms, strict=True)\n"

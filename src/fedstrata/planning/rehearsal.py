@@ -98,7 +98,9 @@ def _rehearsed_privacy(experiment: Experiment) -> Privacy:
     changed: dict[str, Any] = {
         "steps": PRIVATE_STEPS,
         "noise": "seeded",
+        "mechanism": "local",  # with joint noise units are clipped and rounded as in the run, and not summed:
         "secure_aggregation": False,  # two clients cannot hide each other
+        "colluders": None,
         "epsilon": None,
         "sigma": experiment.privacy.sigma,
     }
