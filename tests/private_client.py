@@ -25,6 +25,12 @@ PRIVATE = (
     "sigma: 1.0, expected_batch: 2, steps: 3, noise: seeded}",
 )
 """Of a run of `support.TINY`: private, and the same every time."""
+JOINT = (
+    PRIVATE[0],
+    "privacy={mechanism: joint, secure_aggregation: true, unit: document, units: {site-1: 8, site-2: 8, "
+    "site-3: 8}, delta: 0.01, sigma: 1.0, expected_batch: 2, noise: seeded}",
+)
+"""The same with joint noise."""
 
 
 class NoStore:

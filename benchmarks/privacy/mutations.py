@@ -92,8 +92,7 @@ MUTANTS = [
         [
             (
                 CLIPPING,
-                "torch._foreach_add_(totals, gradients, alpha=scale *"
-                " min(1.0, self._clip / max(norm, SHORTEST)))",
+                "self._add(totals, gradients, scale * min(1.0, self._clip / max(norm, SHORTEST)))",
                 "[\n"
                 "            t.add_(g, alpha=scale * min(1.0, self._clip / max(scale * float(n), 1e-38)))\n"
                 "            for t, g, n in zip(totals, gradients, norms, strict=True)\n"
@@ -274,7 +273,7 @@ MUTANTS = [
     ),
     Mutant(
         "a repeated order is computed anew",
-        [(TURN, "before = release.finished(store) if release else None", "before = None")],
+        [(TURN, "before = release.finished(store) if release and keeps else None", "before = None")],
         [f"{OF_TURNS}::test_a_repeated_order_is_one_release_and_a_killed_one_is_spent"],
     ),
     Mutant(
@@ -357,7 +356,7 @@ MUTANTS = [
     ),
     Mutant(
         "sigma is solved for half of the rate",
-        [(MECHANISM, "max(rates.values())", "max(rates.values()) / 2")],
+        [(MECHANISM, "max(rates.values()), steps)", "max(rates.values()) / 2, steps)")],
         [f"{OF_TURNS}::test_sigma_is_solved_for_all_steps_of_all_turns_and_spare_ones"],
     ),
     Mutant(
@@ -372,12 +371,12 @@ MUTANTS = [
     ),
     Mutant(
         "sigma is solved for the least of the sites",
-        [(MECHANISM, "max(rates.values())", "min(rates.values())")],
+        [(MECHANISM, "max(rates.values()), steps)", "min(rates.values()), steps)")],
         [f"{OF_TURNS}::test_sigma_is_solved_for_the_site_with_the_fewest_units"],
     ),
     Mutant(
         "spare turns are free",
-        [("engine/privacy.py", "turns + privacy.spare_turns)", "turns)")],
+        [("engine/privacy.py", "turns += privacy.spare_turns", "turns += 0")],
         [f"{OF_TURNS}::test_sigma_is_solved_for_all_steps_of_all_turns_and_spare_ones"],
     ),
     Mutant(

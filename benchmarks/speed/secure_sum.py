@@ -207,7 +207,7 @@ def summed(
         )
         with clock("adding"):
             came = frame.decode(sent, Update)
-            for which, each in read_said(came.values, MaskedInput, came.tensors, shapes).items():
+            for which, each in read_said(came.values, MaskedInput, shapes, came.tensors, shapes).items():
                 servers[which].add(each, came.tensors)
     with clock("storing the sum"):
         return {which: each.close(folder / which) for which, each in servers.items()}

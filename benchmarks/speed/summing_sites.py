@@ -102,7 +102,7 @@ class Federation:
 
     def answer(self, site: str, order: frame.Frame, kind: type[BaseModel], how: Any) -> frame.Frame:
         """Returns what a site answers to what the server says of one sum, or of both."""
-        said: Said = read_said(frame.decode(order, Plan).values, kind)
+        said: Said = read_said(frame.decode(order, Plan).values, kind, self.clients[site])
         return spoken({which: how(self.clients[site][which], each) for which, each in said.items()})
 
     def keys(self, site: str) -> frame.Frame:
@@ -116,7 +116,7 @@ class Federation:
     ) -> frame.Frame:
         """Returns a site's masked inputs, as `client.secure_turns` makes them."""
         assert hash_of_frame(frame.encode(Plan(base))) == self.terms.plan  # noqa: S101 - a site looks, too
-        delivered = read_said(frame.decode(order, Plan).values, DeliveredShares)
+        delivered = read_said(frame.decode(order, Plan).values, DeliveredShares, self.clients[site])
         number = self.sites.index(site)
         own = Update(update, {"loss": 1.0}, weight=weight_of(number))
         summed = SummedUpdate(own, base, self.terms, SeededRandomness(Seed(number)))
@@ -142,7 +142,7 @@ def ordered(said: Said) -> frame.Frame:
 
 def heard(sent: Sequence[frame.Frame], kind: type[BaseModel]) -> dict[str, list[Any]]:
     """Returns what sites say, by sum."""
-    read = [read_said(frame.decode(each, Update).values, kind) for each in sent]
+    read = [read_said(frame.decode(each, Update).values, kind, (CHANGES, SATURATED)) for each in sent]
     return {which: [said[which] for said in read] for which in read[0]}
 
 

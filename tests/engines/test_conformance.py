@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from private_client import PRIVATE
+from private_client import JOINT, PRIVATE
 from remote_run import Clients, give_identities, home_of, kept_by, served
 from support import TINY, Finished, RunTiny, assert_same_tensors, finished, report_nothing
 from troubled import Troubled, TwoHandlers
@@ -185,15 +185,22 @@ def test_a_site_that_is_killed_in_a_secure_sum_costs_the_rounds_that_need_it(
     assert not kept_by(run, "site-1").tensors, "of a round that changes nothing nobody keeps anything"
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("privacy.secure_aggregation=true", "method={name: layer_skipping, top: 1, head: local}"),
+        pytest.param((*JOINT, "method={name: layer_skipping, top: 1}"), marks=pytest.mark.slow),
+    ],
+    ids=["plain", "joint"],
+)
 def test_a_secure_sum_between_processes_is_that_of_a_simulation(
-    run_by: RunBy, run_once: RunTiny, tmp_path: Path
+    run_by: RunBy, run_once: RunTiny, tmp_path: Path, overrides: tuple[str, ...]
 ) -> None:
     """Each site has an identity and a lock of its own, which no server has ever seen."""
-    secure = ("privacy.secure_aggregation=true", "method={name: layer_skipping, top: 1, head: local}")
     own = ("privacy.scores=summed", "federation.score_everywhere=false", "threads=1")
-    local = run_once(*secure, *own)
+    local = run_once(*overrides, *own)
     give_identities(tmp_path / "served")
-    remote = run_by("remote", *secure, *own)
+    remote = run_by("remote", *overrides, *own)
     assert_same(local, remote)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from private_client import PRIVATE
+from private_client import JOINT, PRIVATE
 from support import Finished, RunTiny, assert_same_tensors
 from torch import Tensor
 
@@ -88,7 +88,9 @@ def test_the_unmasked_integers_are_the_plain_sum_of_what_clients_have_rounded(
 
 
 @pytest.mark.parametrize(
-    "overrides", [LAYERS, pytest.param((*LAYERS, *PRIVATE), marks=pytest.mark.slow)], ids=["plain", "private"]
+    "overrides",
+    [LAYERS, (*LAYERS, *JOINT), pytest.param((*LAYERS, *PRIVATE), marks=pytest.mark.slow)],
+    ids=["plain", "joint", "private"],
 )
 def test_workers_give_the_same_bits(run_tiny: RunTiny, overrides: tuple[str, ...]) -> None:
     local = run_tiny(*overrides, SECURE, "threads=1", out="local")

@@ -226,3 +226,18 @@ def test_several_units_in_every_step_are_one_gaussian() -> None:
     assert several == epsilon_of([Mechanism(2.0, 1.0, 5)], 1e-5)
     nearly = epsilon_of_group(Mechanism(6.0, 0.9999, 5), 3, 1e-5)
     assert nearly == pytest.approx(several, rel=0.02)
+
+
+def test_a_plan_says_how_joint_noise_is_shared_and_what_is_on_the_mean() -> None:
+    units = ", ".join(f"site-{number}: 12" for number in range(1, 4))
+    joint = (
+        f"privacy={{mechanism: joint, secure_aggregation: true, unit: document, units: {{{units}}}, "
+        "sigma: 2, delta: 0.001, expected_batch: 4}"
+    )
+    made = plan_private(joint)
+    assert made.privacy is not None
+    assert made.privacy.joint is not None
+    assert (made.privacy.joint["carriers"], made.privacy.joint["cost"]) == (3, 1.0)
+    assert made.privacy.noise_on_mean == pytest.approx(2 / (3 * 4), rel=0.02)
+    assert made.privacy.epsilon is not None
+    assert any("needs all of them" in warning for warning in made.warnings)

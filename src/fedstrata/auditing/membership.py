@@ -190,7 +190,9 @@ def _with_room(experiment: Experiment, canaries: Canaries, raised: bool) -> tupl
         raise ConfigurationError([Problem("privacy.delta", f"{message}, not {settings.delta:g}")])
     more = {"units": units, "expected_batch": factor * settings.expected_batch}
     own = experiment.settings.model_copy(update={"privacy": settings.model_copy(update=more)})
-    return replace(added, settings=own, privacy=privacy_of(own, experiment.method)), factor
+    return replace(
+        added, settings=own, privacy=privacy_of(own, experiment.method, experiment.model.layout)
+    ), factor
 
 
 def _needed(site: Site, canaries: Canaries) -> int:

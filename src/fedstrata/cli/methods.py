@@ -36,7 +36,8 @@ def _privacy(method: Method) -> list[str]:
     reasons = {mechanism: method.not_private(mechanism) for mechanism in ("local", "central")}
     able = [mechanism for mechanism, reason in reasons.items() if not reason]
     reason = method.not_summed()
+    able += ["joint"] if not (reasons["local"] or reason or method.not_joint()) else []
     return [
-        f"private: {' or '.join(able)}" if able else f"not private: {reasons['local']}",
+        f"private: {', '.join(able)}" if able else f"not private: {reasons['local']}",
         f"not summed under masks: {reason}" if reason else "summed under masks",
     ]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -145,22 +145,38 @@ def _units(made: PrivacyPlan) -> Table:
 
 def _privacy(made: PrivacyPlan) -> Iterator[str]:
     """Says in a line each what is protected, by how much noise, and for how many turns."""
-    whose = f"a {made.unit}" if made.mechanism == "local" else "a client as a whole, from all but the server"
+    by_unit = made.mechanism != "central"
+    whose = f"a {made.unit}" if by_unit else "a client as a whole, from all but the server"
     most = epsilon(made.epsilon)
     yield (
         f"privacy  {made.mechanism}: epsilon at most {most} at delta {made.delta:g} for {whose}, "
         f"{made.adjacency} adjacency"
     )
-    many = "units of a step" if made.mechanism == "local" else "clients of a round"
+    many = "units of a step" if by_unit else "clients of a round"
     over = f"{made.expected:g} expected {many}"
     yield (
         f"         sigma {made.sigma:g} of the clipping norm {made.clip:g}, over {over}: noise of "
         f"{made.noise_on_mean:.3g} of it on the mean, {made.ratio:.3g} times the most that can be learnt"
     )
+    if (joint := made.joint) is not None:
+        yield from _joint(joint, made.clip)
     spare = f", of these {made.spare_turns} to be taken again"
     steps = f" of {plural(made.steps, 'step')}" if made.steps is not None else ""
-    noun = "turn" if made.mechanism == "local" else "round"
+    noun = "turn" if by_unit else "round"
     yield f"         the noise allows for {plural(made.turns, noun)}{steps}{spare}"
+
+
+def _joint(joint: Mapping[str, Any], clip: float) -> Iterator[str]:
+    """Says how clients share the noise, and what that costs."""
+    among = f"threshold {joint['threshold']}, {joint['colluders']} colluders"
+    yield (
+        f"         {joint['sites']} clients share it, any {joint['carriers']} of them enough ({among}): a "
+        f"share is {joint['share'] / (joint['scale'] * clip):.3g} of the clipping norm"
+    )
+    yield (
+        f"         all together are {joint['cost']:.3g} times the noise of a trusted server, where local "
+        f"noise is {joint['sites'] ** 0.5:.3g} times"
+    )
 
 
 def _costs(made: RunPlan) -> Iterator[str]:

@@ -7,7 +7,7 @@ lies in its process alone, so that one whose process is lost has dropped out.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -22,8 +22,11 @@ from fedstrata.client.turn import EXCHANGE, INPUT, Done, Failed, Order, Workplac
 from fedstrata.core.errors import ConfigurationError, FrameError, Problem
 from fedstrata.core.settings.privacy import LEAST_SITES
 from fedstrata.core.types import Message, Plan, Tensors, Update
+from fedstrata.privacy.clipping import UnitGradients
 from fedstrata.privacy.federation_lock import Lock, read_lock
 from fedstrata.privacy.identity import Identity
+from fedstrata.privacy.joint_gradients import JointGradients
+from fedstrata.privacy.joint_terms import joint_elements, require_carriers, require_own_terms
 from fedstrata.privacy.ledger import EXCHANGED, Ledger
 from fedstrata.privacy.ledger_witness import witness
 from fedstrata.privacy.randomness import SeededRandomness
@@ -68,6 +71,7 @@ def said_of(said: Mapping[str, BaseModel]) -> dict[str, Any]:
 def read_said(
     values: Mapping[str, Any],
     kind: type[Said],
+    sums: Collection[str],
     tensors: Tensors | None = None,
     shapes: Mapping[str, Mapping[str, tuple[int, ...]]] | None = None,
 ) -> dict[str, Said]:
@@ -76,20 +80,20 @@ def read_said(
     Args:
         values: Of the plan or update that it came in.
         kind: What it has to be.
+        sums: Of which sums it may be, and has to be unless they are unmasked one after the other.
         tensors: What came with it.
         shapes: Of those of each sum; nothing if none.
 
     Raises:
         FrameError: It is not that.
     """
-    sums = values.get("sums")
-    both = {CHANGES, SATURATED}
-    if not isinstance(sums, Mapping) or not sums or not sums.keys() <= both:
-        raise FrameError("a message of a mean says nothing of its two sums")
-    if sums.keys() != both and kind not in _OF_ONE:
+    said = values.get("sums")
+    if not isinstance(said, Mapping) or not said or not said.keys() <= set(sums):
+        raise FrameError("a message of a mean says nothing of its sums")
+    if said.keys() != set(sums) and kind not in _OF_ONE:
         raise FrameError("a message of a mean says something of one of its two sums alone")
     found = {}
-    for which, each in sums.items():
+    for which, each in said.items():
         own = (shapes or {}).get(which)
         parts = {name: tensor for name, tensor in (tensors or {}).items() if name in (own or {})}
         found[which] = cast("Said", unpack(Message(parts, each), cast("Any", kind), own))
@@ -102,6 +106,7 @@ class _Session:
 
     terms: MeanTerms
     clients: Mapping[str, SumClient]
+    roster: Roster | None = None
 
 
 class SecureTurns:
@@ -167,6 +172,7 @@ class SecureTurns:
                 f"a sum is to begin as {terms.sum}, and what is asked for is run {own[0]}, round {own[1]}, "
                 f"call {own[2]} of a handler of the method; nothing was begun"
             )
+        require_own_terms(terms, self._workplace.privacy)
         identity, lock = self.pinned(order.client)
         folder = client_folder(self._workplace.folder, order.client)
         names, attempts = names_of(terms), SumAttempts(folder / ATTEMPTS)
@@ -193,8 +199,12 @@ class SecureTurns:
 
     def _shares(self, order: Order) -> dict[str, BaseModel]:
         """Answers to the rosters of both sums, and keeps what the others have signed of their ledgers."""
+        session, values = self._session(order), frame.decode(order.plan, Plan).values
+        roster = read_said(values, Roster, session.clients)[CHANGES]
+        if (noise := self._workplace.privacy.joint) is not None:
+            require_carriers(roster, noise)
         answers = self._said(order, Roster, SumClient.shares)
-        roster = read_said(frame.decode(order.plan, Plan).values, Roster)[CHANGES]
+        session.roster = roster
         others = [bundle for bundle in roster.bundles if bundle.site != order.client]
         witness(client_folder(self._workplace.folder, order.client), others)
         return answers
@@ -204,13 +214,13 @@ class SecureTurns:
     ) -> dict[str, BaseModel]:
         """Answers to what the server says of one of the sums, or of both."""
         clients = self._session(order).clients
-        said = read_said(frame.decode(order.plan, Plan).values, kind)
+        said = read_said(frame.decode(order.plan, Plan).values, kind, clients)
         return {which: answer(clients[which], each) for which, each in said.items()}
 
     def _input(self, order: Order, site: Site) -> Done | Failed:
         """Trains as the method does, and masks what comes of it, tensor by tensor, in its place."""
         session, came = self._session(order), frame.decode(order.plan, Plan)
-        delivered = read_said(came.values, DeliveredShares)
+        delivered = read_said(came.values, DeliveredShares, session.clients)
         values = came.values.get("values")
         plan = Plan(came.tensors, values if isinstance(values, Mapping) else {})
         sent, handler = frame.encode(plan), session.terms.sum.handler
@@ -218,8 +228,12 @@ class SecureTurns:
             raise WrongSum(f"the plan that came is not the one that {session.terms.sum} was begun with")
         said = {which: MaskedInput(sum=each.sum, site=order.client) for which, each in delivered.items()}
 
-        def mask(trained: Update) -> Update:
-            return Update(self._masked(order, session, delivered, plan, trained), said_of(said))
+        def mask(trained: Update, private: UnitGradients | None) -> Update:
+            if isinstance(private, JointGradients):
+                masked = self._noised(session, delivered, private)
+            else:
+                masked = self._masked(order, session, delivered, plan, trained)
+            return Update(masked, said_of(said))
 
         return self._workplace.compute(replace(order, handler=handler, plan=sent), site, mask=mask)
 
@@ -243,6 +257,14 @@ class SecureTurns:
         )
         masked = dict(session.clients[CHANGES].mask(delivered[CHANGES], own.elements()))
         return masked | dict(session.clients[SATURATED].mask(delivered[SATURATED], own.cut()))
+
+    def _noised(
+        self, session: _Session, delivered: Mapping[str, DeliveredShares], private: JointGradients
+    ) -> dict[str, Tensor]:
+        """Returns a client's sum of gradients with its share of the noise, under its mask."""
+        assert session.roster is not None  # noqa: S101 - a session that is asked for its input has one
+        elements = joint_elements(private, self._workplace.model, session.terms, session.roster)
+        return dict(session.clients[CHANGES].mask(delivered[CHANGES], elements))
 
     def _ledger(self, order: Order) -> Ledger:
         return self._workplace.ledger(order.client, order.round, order.handler, order.call)

@@ -198,7 +198,7 @@ class Workplace:
         site: Site,
         line: Line | None = None,
         handle: Callable[..., Update] | None = None,
-        mask: Callable[[Update], Update] | None = None,
+        mask: Callable[[Update, UnitGradients | None], Update] | None = None,
     ) -> Done | Failed:
         """Runs one turn; of one that fails nothing is left but what the client's ledger says of it.
 
@@ -207,7 +207,8 @@ class Workplace:
             site: The client's documents.
             line: Its line to the server; none for a handler that no conversation runs.
             handle: What runs and keeps nothing; the method's handler of the order's name if none.
-            mask: Makes of what the handler gives what leaves the client; that itself leaves if none.
+            mask: Makes of what the handler gives, and of how it trained if privately, what leaves the client;
+                what it gives itself leaves if none.
         """
         with self.ledger(order.client, order.round, order.handler, order.call) as book:
             return self._computed(order, site, line, handle, mask, book)
@@ -218,7 +219,7 @@ class Workplace:
         site: Site,
         line: Line | None,
         handle: Callable[..., Update] | None,
-        mask: Callable[[Update], Update] | None,
+        mask: Callable[[Update, UnitGradients | None], Update] | None,
         book: Ledger,
     ) -> Done | Failed:
         rng = self.seed.child("round", order.round).child("client", order.client, order.handler, order.call)
@@ -234,7 +235,9 @@ class Workplace:
             client = self._client(order, site, examples, book.line(line) if line else None, private)
             started = time.perf_counter()
             try:
-                before = release.finished(store) if release else None
+                # A share of joint noise is drawn for one roster, so that a sum is never sent again.
+                keeps = release is not None and self.privacy.joint is None
+                before = release.finished(store) if release and keeps else None
                 update = before or run(frame.decode(order.plan, Plan), client, rng)
             finally:
                 seconds = time.perf_counter() - started - (getattr(line, "waited", 0.0) - waited)
@@ -249,9 +252,10 @@ class Workplace:
             if release is not None and private is not None:
                 told = update.values.keys() & set(self.method.told_privately)  # nothing else may leave
                 update = replace(update, values={name: update.values[name] for name in sorted(told)})
-                release.finish(update, store)
+                if keeps:
+                    release.finish(update, store)
                 clipped = private.clipped_share
-            update = mask(update) if mask else update
+            update = mask(update, private) if mask else update
             sent = frame.encode(update)
             protected, spent = self._protected(order, release)
             book.append(
@@ -314,12 +318,13 @@ class Workplace:
         if release is None or not self.privacy.sigma:
             return ledger.UNPROTECTED, None
         turns = turns_begun(client_folder(self.folder, order.client))
-        kind = ledger.SEEDED if self.privacy.settings.noise == "seeded" else ledger.LOCAL
+        kind = ledger.JOINT if self.privacy.joint else ledger.LOCAL
+        kind = ledger.SEEDED if self.privacy.settings.noise == "seeded" else kind
         return kind, self.privacy.epsilon(order.client, turns)
 
     def _release(self, order: Order) -> Release | None:
         """Returns what keeps the book of a turn's privacy; none where clients are not private."""
-        if self.privacy.settings.mechanism != "local":
+        if not self.privacy.settings.by_unit:
             return None
         turn = order.round, order.handler, order.call
         return Release(client_folder(self.folder, order.client), turn, order.plan, self.privacy.turns)
@@ -331,7 +336,8 @@ class Workplace:
         if release is None:
             return None
         drawn = randomness_of(self.privacy.settings, rng.child("privacy"))
-        return UnitGradients(self.privacy, site.declared, drawn, lambda: examples.units, release.begin)
+        kind = UnitGradients if self.privacy.joint is None else _joint_gradients()
+        return kind(self.privacy, site.declared, drawn, lambda: examples.units, release.begin)
 
     def _validate(self, site: Site, work: Work | None) -> float | None:
         """Scores the model as it is on a client's validation documents; more is better.
@@ -346,3 +352,10 @@ class Workplace:
         metric = self.metric or site.task.metric
         score = site.task.score(documents, answers).get(metric)  # a label may have no examples here
         return -score if score is not None and metric in site.task.lower_is_better else score
+
+
+def _joint_gradients() -> type[UnitGradients]:
+    """Returns the gradients of joint noise, whose masks need what is optional."""
+    from fedstrata.privacy.joint_gradients import JointGradients  # noqa: PLC0415 - optional
+
+    return JointGradients

@@ -119,6 +119,14 @@ class Method(Settings):
         """
         return "it does not say that the mean of its clients is all that it needs"
 
+    def not_joint(self) -> str:
+        """Returns why it cannot run with joint noise, where it can with noise at clients; empty if it can.
+
+        Clients then send one clipped gradient a round in place of what they have trained, of which their sum
+        alone is seen, and the mean of a handler (`Cohort.mean`) is the plan after a step of the server's.
+        """
+        return "it does not say that one step with the mean gradient of its clients can be its round"
+
     def rehearsed(self) -> Self:
         """Returns the method as two clients can rehearse it."""
         return self

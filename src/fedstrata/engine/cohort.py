@@ -116,7 +116,7 @@ class RoundCohort:
     def inputs(
         self, turn: str, handler: str, plan_of: Callable[[ClientInfo], Plan]
     ) -> Iterator[tuple[ClientInfo, Update]]:
-        """Yields masked updates; see `secure_mean.Exchanging`, as for `exchange`."""
+        """Yields masked updates; see `protocol.Exchanging`, as for `exchange`."""
         return self._taken(handler, plan_of, self.engine.turns, turn=turn)
 
     def exchange(
@@ -267,9 +267,11 @@ class RoundCohort:
 
 def secure_aggregation_of(experiment: Experiment, engine: Engine, folder: Path) -> SecureAggregation | None:
     """Returns what makes the masked sums of a run; none where it has none."""
-    settings = experiment.privacy.settings
-    if not settings.secure_aggregation:
+    privacy, settings = experiment.privacy, experiment.settings
+    if not privacy.settings.secure_aggregation:
         return None
     from fedstrata.engine.secure_mean import SecureAggregation  # noqa: PLC0415 - optional
+    from fedstrata.engine.server_steps import ServerSteps  # noqa: PLC0415 - not needed before
 
-    return SecureAggregation(settings, engine.sums, folder, experiment.method, experiment.model)
+    steps = ServerSteps(settings.training, settings.federation.rounds) if privacy.joint else None
+    return SecureAggregation(privacy, engine.sums, folder, experiment.method, experiment.model, steps)

@@ -1,10 +1,13 @@
 """What the record of a run says of its software, its method and its model, wherever the clients are."""
 
+from __future__ import annotations
+
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,6 +19,9 @@ from fedstrata.metrics.cost import peak_memory
 from fedstrata.models.state import Model
 from fedstrata.privacy.mechanism import ADJACENCY, Privacy
 from fedstrata.wire import frame
+
+if TYPE_CHECKING:
+    from fedstrata.privacy.joint import JointNoise  # what it needs is optional
 
 OTHER = "other"
 """Tensor group of what travels and is no parameter of the model."""
@@ -54,7 +60,7 @@ def privacy_facts(privacy: Privacy) -> dict[str, Any] | None:
     """Returns what the record's `run` event says of differential privacy; none without."""
     if privacy.mechanism == "none":
         return None
-    settings, local = privacy.settings, privacy.mechanism == "local"
+    settings, local, joint = privacy.settings, privacy.settings.by_unit, privacy.joint
     return {
         "mechanism": privacy.mechanism,
         "unit": settings.unit if local else "client",
@@ -68,10 +74,33 @@ def privacy_facts(privacy: Privacy) -> dict[str, Any] | None:
         "rates": dict(privacy.rates or {}),
         "windows": settings.windows if local else None,
         "expected_batch": settings.expected_batch,
-        "steps": settings.steps,
+        "steps": privacy.steps if local else None,
         "turns": privacy.turns,
         "spare_turns": settings.spare_turns,
         "scores": settings.scores if local else None,
+        "joint": joint_facts(joint) if joint else None,
+    }
+
+
+def joint_facts(noise: JointNoise) -> dict[str, Any]:
+    """Returns what the record, and a plan, say of joint noise beside its sigma.
+
+    Returns:
+        `sites` of a round, `threshold`, `colluders`, `carriers` (t - c), `cost` (how many times the noise of
+        a trusted server), `scale` (integers in one unit of a gradient), `l2` and `l1` (of a rounded gradient,
+        in integers), `share` (deviation of a share, in integers).
+    """
+    sharing, rounding = noise.sharing, noise.rounding
+    return {
+        "sites": sharing.sites,
+        "threshold": sharing.carriers + sharing.colluders,
+        "colluders": sharing.colluders,
+        "carriers": sharing.carriers,
+        "cost": sharing.cost,
+        "scale": rounding.scale,
+        "l2": rounding.sensitivity.l2,
+        "l1": rounding.sensitivity.l1,
+        "share": math.sqrt(noise.share_variance),
     }
 
 
@@ -80,7 +109,8 @@ def sum_facts(privacy: Privacy) -> dict[str, Any] | None:
     settings = privacy.settings
     if not settings.secure_aggregation:
         return None
-    return {"range": settings.range, "survivors": settings.survivors}
+    reach = None if privacy.joint else settings.range  # clipping bounds what is summed with joint noise
+    return {"range": reach, "survivors": settings.survivors}
 
 
 def peaks(device: torch.device, others: Sequence[Mapping[str, int | None]]) -> dict[str, int | None]:

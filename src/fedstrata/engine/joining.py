@@ -242,7 +242,7 @@ class RemoteClient:
     @property
     def _private(self) -> bool:
         """Whether it trains under differential privacy, so that little is told of its documents."""
-        return self._experiment.privacy.mechanism == "local"
+        return self._experiment.privacy.settings.by_unit
 
     @property
     def _begun(self) -> int:

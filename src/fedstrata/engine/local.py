@@ -104,7 +104,7 @@ class LocalEngine(Engine):
 
     def _fingerprint(self) -> str:
         settings = self._experiment.settings
-        private = settings.privacy.mechanism == "local" and settings.privacy.unit == "patient"
+        private = settings.privacy.by_unit and settings.privacy.unit == "patient"
         named = settings.data.patients is not None or private
         return fingerprint(self._sites, self._experiment.server, patients=named)
 

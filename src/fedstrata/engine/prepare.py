@@ -144,7 +144,7 @@ def prepare(
             model, seed = model.to(device_of(resolved)), Seed(resolved.seed)
             workers = workers_of(resolved, method, model, clients)
             resolved = _with_threads(resolved, threads_of(resolved, workers))
-            privacy = privacy_of(resolved, method)
+            privacy = privacy_of(resolved, method, model.layout)
             asked = settings.task
             return Experiment(resolved, method, task, model, clients, seed, server, asked, workers, privacy)
     raise ConfigurationError(problems)
@@ -256,8 +256,10 @@ def _without_documents(checked: Checked, without_of: Without, problems: list[Pro
     settings = _with_threads(settings, settings.threads)
     task = checked.task.as_named()
     model = load_model(settings, task, method, None, without=without_of(method))
-    seed, privacy = Seed(settings.seed), privacy_of(settings, method)
-    return Experiment(settings, method, task, model.to(device_of(settings)), {}, seed, privacy=privacy)
+    with collecting(problems, source):
+        seed, privacy = Seed(settings.seed), privacy_of(settings, method, model.layout)
+        return Experiment(settings, method, task, model.to(device_of(settings)), {}, seed, privacy=privacy)
+    raise ConfigurationError(problems)
 
 
 def _with_threads(settings: RunSettings, threads: int | None) -> RunSettings:

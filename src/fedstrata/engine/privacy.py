@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from fedstrata.core.errors import Problem
 from fedstrata.core.method import Method
+from fedstrata.core.model import Layout
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.model import TrainedTokenizer
 from fedstrata.core.settings.privacy import LEAST_SITES, MOST_KNOWN_SITES, MOST_SITES
@@ -13,7 +14,7 @@ from fedstrata.core.settings.training import TrainingSettings
 from fedstrata.core.task import Task
 from fedstrata.data.split import Split, units_of
 from fedstrata.engine.sampling import sample, sample_size
-from fedstrata.privacy.mechanism import EVERYBODY, Privacy, solved
+from fedstrata.privacy.mechanism import EVERYBODY, Privacy, solved, solved_jointly
 
 IDLE = {
     "epochs": "privacy.steps says how long a client trains",
@@ -33,10 +34,10 @@ def settings_problems(settings: RunSettings, task: Task, method: Method | None) 
         found.append(Problem("privacy.secure_aggregation", f"does not go with {method.name}: {reason}"))
     if privacy.mechanism == "none":
         return found
-    if method is not None and (reason := method.not_private(privacy.mechanism)):
+    if method is not None and (reason := _not_private(method, privacy.mechanism)):
         message = f"{privacy.mechanism!r} does not go with {method.name}: {reason}"
         found.append(Problem("privacy.mechanism", message))
-    if privacy.mechanism == "local":
+    if privacy.by_unit:
         return [*found, *_of_local(settings, task)]
     if settings.federation.min_clients is not None and settings.federation.sample < 1:
         message = (
@@ -46,20 +47,27 @@ def settings_problems(settings: RunSettings, task: Task, method: Method | None) 
     return found
 
 
+def _not_private(method: Method, mechanism: str) -> str:
+    """Returns why a method cannot run under a mechanism; empty if it can."""
+    if mechanism == "joint":  # what private clients may not tell they may not tell here either
+        return method.not_private("local") or method.not_joint()
+    return method.not_private(mechanism)
+
+
 def _of_local(settings: RunSettings, task: Task) -> Iterator[Problem]:
-    """Yields what does not go with private training at clients."""
-    usual = TrainingSettings()
+    """Yields what does not go with private training at clients, with noise of their own or joint."""
+    usual, mechanism = TrainingSettings(), f"privacy.mechanism {settings.privacy.mechanism!r}"
     for name, why in IDLE.items():
         if (value := getattr(settings.training, name)) != getattr(usual, name):
-            yield Problem(f"training.{name}", f"{value} has no effect with privacy.mechanism 'local': {why}")
+            yield Problem(f"training.{name}", f"{value} has no effect with {mechanism}: {why}")
     if settings.federation.corrupt.share:
-        yield Problem("federation.corrupt", "corrupt clients and privacy.mechanism 'local' are not combined")
+        yield Problem("federation.corrupt", f"corrupt clients and {mechanism} are not combined")
     for name in task.naming:
         if getattr(task, name) == "auto":
             message = f"task.{name} 'auto' reads them from the documents that are to be protected; name them"
             yield Problem("privacy.mechanism", message)
     if isinstance(settings.model.tokenizer, TrainedTokenizer):
-        message = "one that is built from texts tells of them; with privacy.mechanism 'local' name one"
+        message = f"one that is built from texts tells of them; with {mechanism} name one"
         yield Problem("model.tokenizer", message)
     if settings.privacy.unit == "window" and task.whole_documents:
         message = (
@@ -102,7 +110,7 @@ def unit_problems(
         apart: Whether there are other clients elsewhere.
     """
     privacy = settings.privacy
-    if privacy.mechanism != "local" or privacy.units is None:
+    if not privacy.by_unit or privacy.units is None:
         return []
     trains = {name: own.train for name, own in clients.items() if own.train}
     problems = []
@@ -130,8 +138,17 @@ def unit_problems(
     return problems
 
 
-def privacy_of(settings: RunSettings, method: Method) -> Privacy:
-    """Returns the mechanism of a run with what follows from its settings, from declared numbers alone."""
+def privacy_of(settings: RunSettings, method: Method, layout: Layout | None = None) -> Privacy:
+    """Returns the mechanism of a run with what follows from its settings, from declared numbers alone.
+
+    Args:
+        settings: The run's.
+        method: Its method.
+        layout: Of the whole model; only joint noise depends on it, on how many numbers train.
+
+    Raises:
+        ConfigurationError: Joint noise does not go with so many sites or numbers.
+    """
     privacy, rounds = settings.privacy, settings.federation.rounds
     if privacy.mechanism == "none":
         return Privacy(privacy)
@@ -141,7 +158,13 @@ def privacy_of(settings: RunSettings, method: Method) -> Privacy:
     units: Mapping[str, int] = {"pooled": sum(privacy.units.values())} if method.pooled else privacy.units
     rates = {name: privacy.expected_batch / count for name, count in units.items()}
     turns = most_turns(list(units), settings.federation.sample, Seed(settings.seed), rounds)
-    return solved(privacy, rates, turns + privacy.spare_turns)
+    turns += privacy.spare_turns
+    if privacy.mechanism == "local":
+        return solved(privacy, rates, turns)
+    assert layout is not None  # noqa: S101 - whoever has no model has no joint noise
+    sites = sample_size(len(units), settings.federation.sample)
+    numbers = sum(layout.sizes[name] for name in method.trainable(layout))
+    return solved_jointly(privacy, rates, turns, sites=sites, numbers=numbers)
 
 
 def most_turns(clients: Sequence[str], share: float, seed: Seed, rounds: int) -> int:

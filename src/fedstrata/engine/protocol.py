@@ -3,12 +3,14 @@
 Where an engine has nothing to do, what is here does it.
 """
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from fedstrata.client.turn import Done, Failed, Order
 from fedstrata.core.cohort import Service
-from fedstrata.core.types import ClientInfo, State
+from fedstrata.core.errors import FedstrataError
+from fedstrata.core.types import ClientInfo, Plan, State, Update
+from fedstrata.engine.book import Book
 from fedstrata.models.state import Model
 from fedstrata.wire.meter import Meter
 
@@ -123,3 +125,41 @@ class Engine(Protocol):
     def close(self) -> None:
         """Hears that the run is over, complete or not."""
         return
+
+
+class Exchanging(Protocol):
+    """The clients of a round, as the server's half of a sum asks them."""
+
+    clients: Sequence[ClientInfo]
+    book: Book
+
+    def exchange(
+        self,
+        turn: str,
+        call: int,
+        clients: Sequence[str],
+        message_of: Callable[[str], Plan],
+        *,
+        counted: bool = False,
+    ) -> Iterator[tuple[str, Update]]:
+        """Runs an exchange at these clients, and yields what they say.
+
+        Args:
+            turn: The built-in handler.
+            call: How often the handler that is summed was called, this time included.
+            clients: Who is asked.
+            message_of: What each is sent.
+            counted: Whether their updates are summed already, so that who is lost now is not lost to the
+                round.
+        """
+
+    def inputs(
+        self, turn: str, handler: str, plan_of: Callable[[ClientInfo], Plan]
+    ) -> Iterator[tuple[ClientInfo, Update]]:
+        """Has everybody train and mask, and yields the masked updates."""
+
+    def reject(self, client: str, error: FedstrataError) -> None:
+        """Does without a client."""
+
+    def take_back(self, error: FedstrataError) -> None:
+        """Has everybody who is left drop what the round has brought."""

@@ -163,7 +163,7 @@ class Run(Generic[EngineType]):
     def _require_same_noise(self, begun: Mapping[str, Any] | None) -> None:
         """Refuses to go on with other noise: what was spent was spent with the noise that there was."""
         now = privacy_facts(self.experiment.privacy)
-        for name in (begun or now or {}).keys() & {"mechanism", "unit", "sigma", "clip", "noise"}:
+        for name in (begun or now or {}).keys() & {"mechanism", "unit", "sigma", "clip", "noise", "joint"}:
             before, wanted = (begun or {}).get(name), (now or {}).get(name)
             if before != wanted:
                 why = "noise is for as many rounds as the run began with"
@@ -305,8 +305,7 @@ class Run(Generic[EngineType]):
             spent = self._spent(self.committed)
             turns = {client: own["turns"] for client, own in spent.items()}
             pooled = self.experiment.method.pooled
-            local = privacy.mechanism == "local"
-            both = epsilon_at_two(privacy, turns, pooled=pooled) if local else None
+            both = epsilon_at_two(privacy, turns, pooled=pooled) if privacy.settings.by_unit else None
             self._emit("privacy", {"round": self.committed, "clients": spent, "at_two": both})
             events, sent = read_events(self.folder / "record.jsonl"), sent_by_all(self.folder)
             write_statement(events, self.folder / "privacy.md", sent)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel
 
@@ -23,11 +23,14 @@ from fedstrata.core.cohort import Mean
 from fedstrata.core.errors import FedstrataError, FrameError
 from fedstrata.core.files import write_atomically
 from fedstrata.core.method import Method
-from fedstrata.core.settings.privacy import LEAST_SITES, PrivacySettings
+from fedstrata.core.settings.privacy import LEAST_SITES
 from fedstrata.core.types import ClientInfo, Plan, Tensors, Update
 from fedstrata.engine.book import Book, RoundAbandonedError
+from fedstrata.engine.protocol import Exchanging
+from fedstrata.engine.server_steps import ServerSteps
 from fedstrata.models.state import Model
-from fedstrata.privacy.mechanism import EVERYBODY
+from fedstrata.privacy.joint_terms import bound_of, noise_terms, require_carriers
+from fedstrata.privacy.mechanism import EVERYBODY, Privacy
 from fedstrata.privacy.secure_sum.mean import (
     CHANGES,
     SATURATED,
@@ -57,48 +60,12 @@ FOLDER = "secure_sums"
 """In the run directory: sums that are not committed yet, and the ranges of the next."""
 TERMS, PROOF = "terms.json", "proof.safetensors"
 """Files of a sum: what it is made of, and in the folder of each of its two, what its sites have signed."""
+STEPS = ".safetensors"
+"""The ending of what the optimiser keeps, beside the ranges."""
 WIDER = 16.0
 """How much larger the ranges are after a round in which too many values were cut."""
 
 Said = TypeVar("Said", bound=BaseModel)
-
-
-class Exchanging(Protocol):
-    """The clients of a round, as the server's half of a sum asks them."""
-
-    clients: Sequence[ClientInfo]
-    book: Book
-
-    def exchange(
-        self,
-        turn: str,
-        call: int,
-        clients: Sequence[str],
-        message_of: Callable[[str], Plan],
-        *,
-        counted: bool = False,
-    ) -> Iterator[tuple[str, Update]]:
-        """Runs an exchange at these clients, and yields what they say.
-
-        Args:
-            turn: The built-in handler.
-            call: How often the handler that is summed was called, this time included.
-            clients: Who is asked.
-            message_of: What each is sent.
-            counted: Whether their updates are summed already, so that who is lost now is not lost to the
-                round.
-        """
-
-    def inputs(
-        self, turn: str, handler: str, plan_of: Callable[[ClientInfo], Plan]
-    ) -> Iterator[tuple[ClientInfo, Update]]:
-        """Has everybody train and mask, and yields the masked updates."""
-
-    def reject(self, client: str, error: FedstrataError) -> None:
-        """Does without a client."""
-
-    def take_back(self, error: FedstrataError) -> None:
-        """Has everybody who is left drop what the round has brought."""
 
 
 @dataclass
@@ -106,19 +73,21 @@ class SecureAggregation:
     """The masked sums of a run.
 
     Attributes:
-        settings: The run's privacy.
+        privacy: The run's.
         run: Its id, which all sums are named by.
         folder: The run directory.
         method: The method.
         model: The server's model.
+        steps: Takes the step of a round whose clients send gradients, with joint noise; none without.
         attempt: How often the run has gone on: a sum that was begun before is begun under a higher number.
     """
 
-    settings: PrivacySettings
+    privacy: Privacy
     run: str
     folder: Path
     method: Method
     model: Model
+    steps: ServerSteps | None = None
     attempt: int = 0
     _facts: dict[str, Any] = field(default_factory=dict)
     _bounds: dict[str, dict[str, float]] = field(default_factory=dict)  # by handler and tensor
@@ -144,14 +113,18 @@ class SecureAggregation:
             terms, unmasking = left or (terms, self._begun(cohort, plan, terms, place))
             survivors = unmasking[CHANGES].survivors.sites
             self._facts |= {"survivors": list(survivors)}
-            counted = self._unmasked(cohort, terms, unmasking[SATURATED], SATURATED)
-            self._facts["saturated"] = require_unsaturated(counted, terms, len(survivors))
+            if SATURATED in unmasking:
+                counted = self._unmasked(cohort, terms, unmasking[SATURATED], SATURATED)
+                self._facts["saturated"] = require_unsaturated(counted, terms, len(survivors))
             total = self._unmasked(cohort, terms, unmasking[CHANGES], CHANGES)
-            base = {} if self.method.sends_changes else plan.tensors
-            found = mean_from(total, base, terms, survivors, self.settings.range)
+            base = {} if self.method.sends_changes or self.steps else plan.tensors
+            found = mean_from(total, base, terms, survivors, self.privacy.settings.range)
         except (SecureSumRefusal, FrameError) as error:  # a file that is damaged, or shares that are none
             self._refuse(cohort, handler, terms, error)
         self._take(cohort, handler, terms, found)
+        if self.steps is not None:
+            stepped = self.steps.step(terms.sum.round, plan.tensors, found.mean.tensors)
+            return replace(found.mean, tensors=stepped)
         return found.mean
 
     def facts(self, book: Book) -> dict[str, Any]:
@@ -172,6 +145,8 @@ class SecureAggregation:
         self.attempt = attempt
         path = self._path(committed)
         self._bounds = json.loads(path.read_text()) if path.exists() else {}
+        if self.steps is not None:
+            self.steps.load(path.with_suffix(STEPS))
         counted = set[str]()
         for place in filter(_signed, (self.folder / FOLDER).glob(f"{committed + 1:05d}-*")):
             with suppress(FrameError):  # which the round will say
@@ -181,14 +156,17 @@ class SecureAggregation:
     def save(self, number: int) -> None:
         """Keeps the ranges of the next round, before this one is committed."""
         (self.folder / FOLDER).mkdir(mode=0o700, exist_ok=True)
+        if self.steps is not None:
+            self.steps.save(self._path(number).with_suffix(STEPS))
         write_atomically(self._path(number), [json.dumps(self._bounds).encode()])
 
     def committed(self, number: int) -> None:
         """Removes what only a round that is not committed needs: with the shares goes what could unmask."""
         for path in (self.folder / FOLDER).glob(f"{number:05d}-*"):
             shutil.rmtree(path)
-        for path in (self.folder / FOLDER).glob("ranges-*.json"):
-            if path not in (self._path(number), self._path(number - 1)):
+        kept = {self._path(number).stem, self._path(number - 1).stem}
+        for path in (self.folder / FOLDER).glob("ranges-*"):
+            if path.stem not in kept:
                 path.unlink()
 
     def _path(self, number: int) -> Path:
@@ -200,7 +178,8 @@ class SecureAggregation:
         names = self.method.trainable(layout)
         trained = {name: tensor.to("meta") for name, tensor in self.model.tensors(names).items()}
         sent: Tensors = self.method.sends(handler, plan, {"loss": 0.0}, trained, layout)
-        bounds = self._bounds.get(handler, {})
+        bounds, noise, least = self._bounds.get(handler, {}), noise_terms(self.privacy), self._range
+        weights = [int(self.method.weighs(info)) for info in cohort.clients] if noise is None else [1]
         return MeanTerms(
             sum=SumName(
                 run=self.run,
@@ -211,12 +190,19 @@ class SecureAggregation:
             ),
             plan=hash_of_frame(frame.encode(plan)),
             tensors=tuple(
-                SummedTensor(name=name, shape=tuple(each.shape), bound=bounds.get(name, self.settings.range))
+                SummedTensor(name=name, shape=tuple(each.shape), bound=bounds.get(name, least))
                 for name, each in sent.items()
             ),
-            scale=max(int(self.method.weighs(info)) for info in cohort.clients),
-            loss=self.settings.mechanism == "none",  # under differential privacy none leaves its client
+            scale=max(weights),
+            loss=self.privacy.mechanism == "none",  # under differential privacy none leaves its client
+            noise=noise,
         )
+
+    @property
+    def _range(self) -> float:
+        """What bounds a change of which nothing is known, and what makes integers of gradients."""
+        noise = noise_terms(self.privacy)
+        return self.privacy.settings.range if noise is None else bound_of(noise)
 
     def _left(self, place: Path, terms: MeanTerms) -> tuple[MeanTerms, Mapping[str, SumUnmasking]] | None:
         """Returns the sum that a killed server has left, and its terms; none if it may be begun anew.
@@ -232,7 +218,7 @@ class SecureAggregation:
         if not _signed(place):
             shutil.rmtree(place)  # nobody was asked for a share before
             return None
-        left = MeanTerms.model_validate_json((place / TERMS).read_bytes())
+        left = _terms_in(place / TERMS)
         if left.plan != terms.plan:
             raise NotFinished(
                 f"the masked sum in {place} was begun with another plan than the round has now; no client "
@@ -244,7 +230,7 @@ class SecureAggregation:
         self, cohort: Exchanging, plan: Plan, terms: MeanTerms, place: Path
     ) -> Mapping[str, SumUnmasking]:
         """Runs the exchanges up to the signatures; returns the two masked sums, which lie on the disk."""
-        minimum, names = self.settings.survivors or LEAST_SITES, names_of(terms)
+        minimum, names = self.privacy.settings.survivors or LEAST_SITES, names_of(terms)
         subjects = subjects_of(terms, self._model_hash())
         servers = {which: SumServer(names[which], subjects[which], minimum=minimum) for which in names}
         lost = cohort.book.attendance.lost
@@ -252,6 +238,8 @@ class SecureAggregation:
         begin = Plan(values=terms.model_dump(mode="json"))
         bundles = self._said(cohort, terms, KEYS, present, lambda _: begin, KeyBundle)
         roster = {which: each.roster(_of(which, bundles)) for which, each in servers.items()}
+        if (noise := self.privacy.joint) is not None:
+            require_carriers(roster[CHANGES], noise)  # each site would refuse it too, and be lost
         agree = Plan(values=said_of(roster))
         sent = self._said(cohort, terms, SHARES, list(bundles), lambda _: agree, SentShares)
         boxes = {which: each.deliver(_of(which, sent)) for which, each in servers.items()}
@@ -309,10 +297,10 @@ class SecureAggregation:
         clients: Sequence[str],
         message_of: Callable[[str], Plan],
         kind: type[Said],
-        sums: Collection[str] = (CHANGES, SATURATED),
+        sums: Collection[str] | None = None,
     ) -> dict[str, dict[str, Said]]:
         """Returns what each client says of each sum in one exchange; who is lost is not among them."""
-        found, counted = {}, turn in (CONSISTENCY, UNMASK)
+        found, counted, sums = {}, turn in (CONSISTENCY, UNMASK), sums or names_of(terms)
         for client, update in cohort.exchange(turn, terms.sum.call, clients, message_of, counted=counted):
             if said := _heard(cohort, client, update, kind, sums):
                 found[client] = said
@@ -332,12 +320,15 @@ class SecureAggregation:
 
     def _take(self, cohort: Exchanging, handler: str, terms: MeanTerms, found: SummedMean) -> None:
         """Takes down what a sum has brought."""
-        self._bounds[handler] = found.bounds
-        self._facts |= {
-            "range": max(each.bound for each in terms.tensors),
-            "error": found.error.largest,
-            "deviation": found.error.deviation,
-        }
+        error = found.error
+        if (noise := self.privacy.joint) is None:
+            self._bounds[handler] = found.bounds
+            self._facts |= {"range": max(each.bound for each in terms.tensors)}
+        else:
+            settings, sites = self.privacy.settings, found.mean.clients
+            most = sum(settings.declared(site) for site in sites)
+            error = noise.error(len(sites) * (settings.expected_batch or 1), most)
+        self._facts |= {"error": error.largest, "deviation": error.deviation}
         cohort.book.calls[handler] = terms.sum.call  # one that a crash has left was asked for before
         if "loss" in found.mean.values:
             weight = next(iter(found.mean.weights.values()))
@@ -352,8 +343,13 @@ class SecureAggregation:
 
 
 def _signed(place: Path) -> bool:
-    """Whether a sum has all signatures, so that shares of it may have left."""
-    return all((place / which / PROOF).exists() for which in (CHANGES, SATURATED))
+    """Whether a mean has all signatures, so that shares of it may have left."""
+    terms = place / TERMS
+    return terms.exists() and all((place / which / PROOF).exists() for which in names_of(_terms_in(terms)))
+
+
+def _terms_in(path: Path) -> MeanTerms:
+    return MeanTerms.model_validate_json(path.read_bytes())
 
 
 def _of(which: str, said: Mapping[str, Mapping[str, Said]]) -> list[Said]:
@@ -371,9 +367,9 @@ def _heard(
 ) -> dict[str, Said]:
     """Returns what a client says of these sums; nothing of one that says something else, which is lost."""
     try:
-        said = read_said(update.values, kind, update.tensors, shapes)
-        if set(said) != set(sums) or any(getattr(each, "site", client) != client for each in said.values()):
-            raise FrameError("what came is of other sums than were asked for, or of another site")
+        said = read_said(update.values, kind, sums, update.tensors, shapes)
+        if any(getattr(each, "site", client) != client for each in said.values()):
+            raise FrameError("what came is of another site")
     except FrameError as error:
         cohort.reject(client, error)
         return {}

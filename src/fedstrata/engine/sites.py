@@ -21,7 +21,7 @@ def sites_of(experiment: Experiment) -> tuple[list[Site], list[Site]]:
     if pooled and settings.kind not in DATA_CORRUPTIONS:
         corrupt = {}  # nobody sends an update
     privacy = experiment.settings.privacy
-    unit, units = privacy.unit if privacy.mechanism == "local" else "", privacy.units or {}
+    unit, units = privacy.unit if privacy.by_unit else "", privacy.units or {}
     sites = [
         Site(name, data, task, tokenizer, corrupt.get(name), unit=unit, declared=units.get(name, 0))
         for name, data in experiment.clients.items()

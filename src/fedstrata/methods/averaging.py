@@ -120,6 +120,11 @@ class Averaging(LocalTraining):
             return {"rule": value}
         return {"rule": "mean", **value} if isinstance(value, Mapping) else value
 
+    def not_joint(self) -> str:
+        """Its round is the mean of what everybody trains; what stays at a client has no step of its own."""
+        own = "what clients keep for themselves would take no step: none is taken at a client"
+        return own if self.personal else ""
+
     @property
     def robust_rule(self) -> str | None:
         """The rule that is named, unless it is the mean."""

@@ -25,6 +25,10 @@ class FedProx(Averaging):
     name: Literal["fedprox"] = "fedprox"
     mu: NotNegative = Field(default=0.1, description="Weight of the proximal term.")
 
+    def not_joint(self) -> str:
+        """One step from the plan has nothing to be pulled back from."""
+        return "method.mu has no effect on one step from what was sent; use fedavg"
+
     def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
         """Trains what trains, pulled towards the plan."""
         return self.trained(plan, client, rng, proximal=self.mu)

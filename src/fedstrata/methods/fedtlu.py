@@ -99,6 +99,12 @@ class FedTLU(Averaging):
             return "with method.selection sketched clients are sent different plans; use selection: exact"
         return super().not_summed()
 
+    def not_joint(self) -> str:
+        """Its clients send changes, of which it keeps some."""
+        return (
+            "it merges some blocks of what clients have changed, and they change nothing; use layer_skipping"
+        )
+
     def trainable(self, layout: Layout) -> tuple[str, ...]:
         """Every parameter: which ones are merged is decided after they were trained.
 

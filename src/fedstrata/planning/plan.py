@@ -24,7 +24,7 @@ from fedstrata.engine.facts import OTHER
 from fedstrata.engine.prepare import prepare
 from fedstrata.engine.sites import sites_of
 from fedstrata.planning.estimate import Estimate
-from fedstrata.planning.privacy import PrivacyPlan, plan_privacy, privacy_warnings
+from fedstrata.planning.privacy import PrivacyPlan, plan_privacy, privacy_warnings, sum_warnings
 from fedstrata.planning.rehearsal import SECONDS, rehearse
 from fedstrata.planning.survey import survey
 
@@ -187,7 +187,11 @@ def _assemble(estimate: Estimate, folder: Path, preparation: float, rehearsal: f
             "rounds": len(estimate.measured.rounds),
             "steps": sum(len(turn.steps) for turn in estimate.measured.turns),
         },
-        warnings=(*_warnings(estimate, memory, disk), *(privacy_warnings(privacy) if privacy else ())),
+        warnings=(
+            *_warnings(estimate, memory, disk),
+            *(privacy_warnings(privacy) if privacy else ()),
+            *sum_warnings(experiment),
+        ),
     )
 
 

@@ -20,8 +20,10 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fedstrata.client.site import Site
+from fedstrata.engine.facts import joint_facts
 from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.sampling import sample_size
 from fedstrata.engine.sites import sites_of
@@ -81,7 +83,7 @@ class PrivacyPlan:
     """What a run's differential privacy will be.
 
     Attributes:
-        mechanism: `local` or `central`.
+        mechanism: `local`, `central` or `joint`.
         unit: What is protected as a whole.
         adjacency: How neighbours differ.
         delta: Of every epsilon here.
@@ -98,6 +100,7 @@ class PrivacyPlan:
         spare_turns: How many of them are to be taken again.
         clients: Each client's units and epsilon; empty where clients are the units.
         patients: What the epsilon is worth to a patient of several units; null where each has one.
+        joint: How clients share the noise (`engine.facts.joint_facts`); null where it is not joint.
     """
 
     mechanism: str
@@ -116,6 +119,7 @@ class PrivacyPlan:
     spare_turns: int
     clients: dict[str, SitePrivacy]
     patients: PatientPrivacy | None
+    joint: dict[str, Any] | None
 
 
 def plan_privacy(estimate: Estimate, trainable: int) -> PrivacyPlan | None:
@@ -131,16 +135,21 @@ def plan_privacy(estimate: Estimate, trainable: int) -> PrivacyPlan | None:
     settings, federation, local = (
         privacy.settings,
         experiment.settings.federation,
-        privacy.mechanism == "local",
+        privacy.settings.by_unit,
     )
     assert privacy.rates is not None and settings.delta is not None  # noqa: S101 - a mechanism has them
     rates = privacy.rates
     cohort = sample_size(len(estimate.workloads), federation.sample)
     clients = federation.sample * len(estimate.workloads)  # who takes part is drawn, each by itself
     expected = float(settings.expected_batch or 1) if local else clients
-    noise = privacy.sigma / expected
+    deviation, own = privacy.sigma, local
+    if (joint := privacy.joint) is not None:  # the sum of all clients has the noise, and one step is taken
+        expected, own = expected * cohort, False
+        rounded = joint.rounding.sensitivity.l2 / (joint.rounding.scale * settings.clip)
+        deviation *= joint.sharing.cost * rounded
+    noise = deviation / expected
     steps = federation.rounds * (privacy.steps if local else 1)
-    averaging = 1 if experiment.method.personal or not local else cohort
+    averaging = 1 if experiment.method.personal or not own else cohort
     return PrivacyPlan(
         mechanism=privacy.mechanism,
         unit=settings.unit if local else "client",
@@ -158,6 +167,7 @@ def plan_privacy(estimate: Estimate, trainable: int) -> PrivacyPlan | None:
         spare_turns=settings.spare_turns,
         clients=_clients(estimate, privacy) if local else {},
         patients=_patients(experiment, privacy) if local else None,
+        joint=joint_facts(joint) if joint is not None else None,
     )
 
 
@@ -202,8 +212,11 @@ def _patients(experiment: Experiment, privacy: Privacy) -> PatientPrivacy | None
         return None
     rate = privacy.rates.get(site.id, max(privacy.rates.values()))
     counted = min(most, MOST_TOGETHER)
-    mechanism = Mechanism(privacy.sigma, rate, privacy.turns * privacy.steps)
-    epsilon = epsilon_of_group(mechanism, counted, delta)
+    if privacy.joint is not None:
+        epsilon = privacy.joint.epsilon([rate] * counted, privacy.turns * privacy.steps, delta)
+    else:
+        mechanism = Mechanism(privacy.sigma, rate, privacy.turns * privacy.steps)
+        epsilon = epsilon_of_group(mechanism, counted, delta)
     return PatientPrivacy(of, most, counted, epsilon if math.isfinite(epsilon) else None)
 
 
@@ -241,7 +254,7 @@ def privacy_warnings(plan: PrivacyPlan) -> Iterator[str]:
 
 
 def _hopeless(plan: PrivacyPlan) -> str:
-    local = plan.mechanism == "local"
+    local = plan.steps is not None
     helps = "more units at a site with a larger privacy.expected_batch" if local else "more clients a round"
     return (
         f"the noise is hopeless: {plan.noise_on_mean:.3g} of the clipping norm on every trained number in "
@@ -270,3 +283,28 @@ def _unit_warnings(plan: PrivacyPlan) -> Iterator[str]:
 
 def _beyond(clients: Mapping[str, SitePrivacy]) -> Sequence[tuple[str, SitePrivacy]]:
     return [(name, own) for name, own in clients.items() if own.found > own.declared]
+
+
+def sum_warnings(experiment: Experiment) -> Iterator[str]:
+    """Yields what is to be known before a run whose updates are seen as sums alone; nothing of others."""
+    if not experiment.privacy.settings.secure_aggregation:
+        return
+    clients, share = len(sites_of(experiment)[1]), experiment.settings.federation.sample
+    asked = sample_size(clients, share)
+    if share < 1:
+        yield (
+            f"federation.sample is {share:g}: where clients of two rounds differ by few, their sums can be "
+            "subtracted from each other, which masks do not hinder; let all take part, or add noise"
+        )
+    if threshold_of(asked) == asked:
+        yield (
+            f"a secure sum of {asked} clients needs all of them: one that drops out costs the round. Four "
+            "clients bear one that does"
+        )
+
+
+def threshold_of(clients: int) -> int:
+    """Returns how many clients of a masked sum must be left to unmask it."""
+    from fedstrata.privacy.secure_sum.shares import threshold  # noqa: PLC0415 - optional
+
+    return threshold(clients)

@@ -91,14 +91,16 @@ def _rehearsed_privacy(experiment: Experiment) -> Privacy:
     Its noise is drawn from the seed, so that a rehearsal comes out the same every time; nothing of it is
     kept or sent. Of noise at the server, once a round and soon drawn, nothing is rehearsed.
     """
-    if experiment.privacy.mechanism != "local":
+    if not experiment.privacy.settings.by_unit:
         return NO_PRIVACY
     settings, rates = experiment.privacy.settings, experiment.privacy.rates
     assert rates is not None and settings.expected_batch is not None  # noqa: S101 - private runs have them
     changed: dict[str, Any] = {
         "steps": PRIVATE_STEPS,
         "noise": "seeded",
+        "mechanism": "local",  # with joint noise units are clipped and rounded as in the run, and not summed:
         "secure_aggregation": False,  # two clients cannot hide each other
+        "colluders": None,
         "epsilon": None,
         "sigma": experiment.privacy.sigma,
     }

@@ -128,7 +128,7 @@ def survey(experiment: Experiment) -> Survey:
 
 
 def _is_private(experiment: Experiment) -> bool:
-    return experiment.privacy.mechanism == "local"
+    return experiment.privacy.settings.by_unit
 
 
 class _Batches:

@@ -130,7 +130,7 @@ class UnitGradients:
         Returns:
             The loss, and its number of terms. Neither may leave the client.
         """
-        passes = _Passes(client, parameters, self.privacy.settings.clip, feed, leave_out, tally)
+        passes = Passes(client, parameters, self.privacy.settings.clip, feed, leave_out, tally)
         self.drawn += len(drawn)
         single = [] if self._by_unit else [unit for unit in drawn if _is_row(unit)]
         rows = rows_together(client.model, parameters) if len(single) > 1 else 1
@@ -173,7 +173,7 @@ def _silence(model: Model, rank: int) -> None:
         first.zero_()
 
 
-class _Passes:
+class Passes:
     """The passes of one step, and the sum of units' clipped gradients that they give.
 
     Args:
@@ -200,7 +200,7 @@ class _Passes:
     ) -> None:
         self._client, self._parameters, self._clip = client, parameters, clip
         self._told = (parameters[0].device, feed, leave_out, tally)
-        self.sums = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in parameters]
+        self.sums = [self._nothing(parameter) for parameter in parameters]
         self.clipped, self.loss_sum, self.terms = 0, 0.0, 0.0
         self._forget()
 
@@ -257,7 +257,15 @@ class _Passes:
         norm = float(torch.stack(norms).norm()) * scale if norms else 0.0
         self.clipped += not norm <= self._clip
         if math.isfinite(norm) and there:
-            torch._foreach_add_(totals, gradients, alpha=scale * min(1.0, self._clip / max(norm, SHORTEST)))
+            self._add(totals, gradients, scale * min(1.0, self._clip / max(norm, SHORTEST)))
+
+    def _nothing(self, parameter: Parameter) -> Tensor:
+        """Returns the sum of no gradients of a parameter."""
+        return torch.zeros_like(parameter, dtype=torch.float32)
+
+    def _add(self, totals: list[Tensor], gradients: list[Tensor], factor: float) -> None:
+        """Adds a unit's gradients times a factor, which makes them no longer than the clip."""
+        torch._foreach_add_(totals, gradients, alpha=factor)
 
     def _forget(self) -> None:
         """Removes gradients that are there: a backward pass would add to them."""

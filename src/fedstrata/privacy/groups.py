@@ -6,12 +6,18 @@ mixture of Gaussians (dp-accounting's `MixtureOfGaussiansDpEvent`), of which the
 vectors point one way.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from fedstrata.privacy.accounting import Mechanism, epsilon_of
 from fedstrata.privacy.mechanism import Privacy
+
+if TYPE_CHECKING:
+    from fedstrata.privacy.joint import JointNoise  # what it needs is optional
 
 _POINTS = 2_000
 """Intervals of the grid, over the largest loss of a step."""
@@ -62,7 +68,7 @@ def epsilon_at_two(privacy: Privacy, turns: Mapping[str, int], *, pooled: bool) 
     """Returns the epsilon of someone whose data are a unit at each of two clients, those that spent most.
 
     What both release is composed, which is more than either figure and less than their sum. Of pooled data
-    both are units of the one client.
+    both are units of the one client, and with joint noise of the one sum.
 
     Args:
         privacy: The mechanism, of the clients' own units.
@@ -74,6 +80,8 @@ def epsilon_at_two(privacy: Privacy, turns: Mapping[str, int], *, pooled: bool) 
     """
     assert privacy.rates is not None and privacy.settings.delta is not None  # noqa: S101 - it has noise
     rates, delta = privacy.rates, privacy.settings.delta
+    if privacy.joint is not None:
+        return _at_two_jointly(privacy.joint, rates, turns, delta)
     spent = [Mechanism(privacy.sigma, rates[name], privacy.steps * count) for name, count in turns.items()]
     if pooled and spent:
         epsilon = epsilon_of_group(spent[0], 2, delta)
@@ -82,4 +90,15 @@ def epsilon_at_two(privacy: Privacy, turns: Mapping[str, int], *, pooled: bool) 
         epsilon = epsilon_of(most, delta)
     else:
         return None
+    return epsilon if math.isfinite(epsilon) else None
+
+
+def _at_two_jointly(
+    noise: JointNoise, rates: Mapping[str, float], turns: Mapping[str, int], delta: float
+) -> float | None:
+    """Returns the epsilon of someone who has a unit at each of the two clients of the largest rates."""
+    if len(turns) < 2:
+        return None
+    most = sorted(rates[name] for name in turns)[-2:]
+    epsilon = noise.epsilon(most, max(turns.values()), delta)
     return epsilon if math.isfinite(epsilon) else None

@@ -33,7 +33,7 @@ below 2^31. Noise is added after rounding, and never clipped.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,8 +42,9 @@ from torch import Tensor
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.privacy.randomness import Randomness
 from fedstrata.privacy.secure_sum.messages import RING
+from fedstrata.privacy.secure_sum.quantization import RoundingError
 from fedstrata.privacy.secure_sum.shares import threshold
-from fedstrata.privacy.skellam import Sensitivity, sigma_for
+from fedstrata.privacy.skellam import Sensitivity, SkellamMechanism, epsilon_of, sigma_for
 from fedstrata.privacy.skellam_noise import LEAST_VARIANCE, SkellamNoise, distance_of
 
 TOO_LONG = 2.0**-40
@@ -163,6 +164,41 @@ class JointNoise:
         """Returns the noise that each site adds to its sum, drawn anew in every step."""
         return SkellamNoise(self.share_variance)
 
+    def among(self, sites: int) -> "JointNoise":
+        """Returns the noise of a sum of so many sites: the fewer they are, the larger is each one's share.
+
+        Raises:
+            ConfigurationError: Too few for the colluders that are allowed for.
+        """
+        return replace(self, sharing=Sharing(sites, self.sharing.colluders))
+
+    def epsilon(self, rates: Sequence[float], steps: int, delta: float) -> float:
+        """Returns what so many steps cost someone.
+
+        One whose data are several units is in a step if one of them is, and moves the sum by no more than all
+        of them: an upper bound, and what is drawn of them otherwise is drawn independently of that.
+
+        Args:
+            rates: The probability of each of the person's units in a step, wherever it is.
+            steps: How many steps.
+            delta: The delta.
+        """
+        most, units = self.rounding.sensitivity, len(rates)
+        seen = rates[0] if units == 1 else 1.0 - math.prod(1.0 - rate for rate in rates)
+        several = Sensitivity(units * most.l2, units * most.l1)
+        spent = SkellamMechanism(self.sigma / units, several, seen, steps)
+        return epsilon_of([spent], delta, self.distance(steps))
+
+    def error(self, expected: int, most: int) -> RoundingError:
+        """Returns what rounding changes in a mean gradient; the noise is no part of it.
+
+        Args:
+            expected: How many units its sum has on average, by which it is divided.
+            most: How many it has at the most.
+        """
+        step = 1.0 / (self.rounding.scale * expected)
+        return RoundingError(step, step * math.sqrt(expected) / 2.0, step * most)
+
     def distance(self, steps: int) -> float:
         """Returns how far the noise of so many steps is from true noise, for `skellam.epsilon_of`."""
         return distance_of(float(steps) * self.sharing.sites * self.rounding.numbers)
@@ -216,7 +252,8 @@ def largest_scale(sharing: Sharing, clip: float, numbers: int, sigma: float, uni
     # A millionth below the root, which is more than it is off.
     scaled = brentq(filled, 0.0, _ROOM) * (1.0 - 1e-6) if filled(0.0) < 0.0 else 0.0
     found = JointNoise(sharing, Rounding(clip, scaled / clip, numbers), sigma)
-    if found.rounding.sensitivity.l2 > COARSEST * scaled or found.share_variance < LEAST_VARIANCE:
+    too_small = sigma > 0.0 and found.share_variance < LEAST_VARIANCE
+    if found.rounding.sensitivity.l2 > COARSEST * scaled or too_small:
         told = (
             f"the ring of 2^32 has no room for {sharing.sites} sites of {units} units, {numbers} numbers and "
             f"noise of {sigma:g}: whole numbers would be too coarse; let fewer units be in a step, train "
@@ -224,6 +261,12 @@ def largest_scale(sharing: Sharing, clip: float, numbers: int, sigma: float, uni
         )
         raise ConfigurationError([Problem("privacy.mechanism", told)])
     return scaled / clip
+
+
+def configured(sigma: float, sharing: Sharing, clip: float, numbers: int, units: int) -> JointNoise:
+    """Returns the mechanism of a given sigma; the arguments, and what is raised, are those of `solved`."""
+    scale = largest_scale(sharing, clip, numbers, sigma, units)
+    return JointNoise(sharing, Rounding(clip, scale, numbers), sigma)
 
 
 def solved(

@@ -32,6 +32,7 @@ from fedstrata.wire.frame import Frame
 
 UNPROTECTED = "none"
 LOCAL = "local differential privacy"
+JOINT = "joint differential privacy"
 SEEDED = f"{UNPROTECTED}: noise from the run's seed, an experiment"
 MASKED = "secure aggregation"
 EXCHANGED = "keys, sealed shares or signatures of secure aggregation"

@@ -1,11 +1,17 @@
 """Differential privacy as a run has it: what is configured, and the noise that follows from it."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from fedstrata.core.settings.privacy import PrivacySettings
 from fedstrata.privacy.accounting import Mechanism, epsilon_of, sigma_for
+
+if TYPE_CHECKING:
+    from fedstrata.privacy.joint import JointNoise  # what it needs is optional
 
 ADJACENCY = "zero-out"
 """Neighbours differ in one unit, whose data are nothing in one of them; the number of units is public."""
@@ -20,15 +26,18 @@ class Privacy:
 
     Attributes:
         settings: What is configured.
-        sigma: The noise, in units of `settings.clip`.
+        sigma: The noise, in units of `settings.clip`; of joint noise in units of what a rounded gradient can
+            be long, and what t - c sites bring together.
         rates: With what chance a step sees a unit, by client; with `central` a round a client, `EVERYBODY`.
         turns: How many turns of a client the noise allows for; with `central` how many rounds.
+        joint: How clients round and share the noise among as many as a round asks; none unless it is joint.
     """
 
     settings: PrivacySettings = field(default_factory=PrivacySettings)
     sigma: float = 0.0
     rates: Mapping[str, float] | None = None
     turns: int = 0
+    joint: JointNoise | None = None
 
     @property
     def mechanism(self) -> str:
@@ -48,8 +57,11 @@ class Privacy:
         """
         assert self.rates is not None and self.settings.delta is not None  # noqa: S101
         rate = self.rates[EVERYBODY if self.mechanism == "central" else client]
-        spent = Mechanism(self.sigma, rate, self.steps * turns)
-        epsilon = epsilon_of([spent], self.settings.delta) if turns else 0.0
+        if self.joint is not None:
+            epsilon = self.joint.epsilon([rate], self.steps * turns, self.settings.delta)
+        else:
+            spent = Mechanism(self.sigma, rate, self.steps * turns)
+            epsilon = epsilon_of([spent], self.settings.delta) if turns else 0.0
         return epsilon if math.isfinite(epsilon) else None
 
 
@@ -60,7 +72,7 @@ def solved(settings: PrivacySettings, rates: Mapping[str, float], turns: int) ->
     """Returns a mechanism with its noise: so much that no client spends more than `settings.epsilon`.
 
     Args:
-        settings: What is configured.
+        settings: What is configured; of noise that is not joint, see `solved_jointly`.
         rates: As in `Privacy`.
         turns: As in `Privacy`, spare ones included.
     """
@@ -72,3 +84,37 @@ def solved(settings: PrivacySettings, rates: Mapping[str, float], turns: int) ->
         steps = turns * (settings.steps or 1)
         sigma = sigma_for(settings.epsilon, settings.delta, max(rates.values()), steps)
     return Privacy(settings, sigma, rates, turns)
+
+
+def solved_jointly(
+    settings: PrivacySettings, rates: Mapping[str, float], turns: int, *, sites: int, numbers: int
+) -> Privacy:
+    """Returns joint noise, so much that no client spends more than `settings.epsilon`.
+
+    Args:
+        settings: What is configured.
+        rates: As in `Privacy`.
+        turns: As in `Privacy`, spare ones included.
+        sites: How many take part in a round.
+        numbers: How many train.
+
+    Raises:
+        ConfigurationError: There are too many colluders for so many sites, or the ring has no room.
+    """
+    from fedstrata.privacy.joint import (  # noqa: PLC0415 - what it needs is optional
+        Sharing,
+        configured,
+        usual_colluders,
+    )
+    from fedstrata.privacy.joint import solved as solved_noise  # noqa: PLC0415
+
+    colluders = usual_colluders(sites) if settings.colluders is None else settings.colluders
+    sharing = Sharing(sites, colluders)
+    most = max((settings.units or {}).values())
+    if settings.sigma is not None:
+        noise = configured(settings.sigma, sharing, settings.clip, numbers, most)
+    else:
+        assert settings.epsilon is not None and settings.delta is not None  # noqa: S101 - checked together
+        budget = settings.epsilon, settings.delta, max(rates.values()), turns
+        noise = solved_noise(*budget, sharing, settings.clip, numbers, most)
+    return Privacy(settings, noise.sigma, rates, turns, noise)

@@ -37,10 +37,13 @@ def statement(events: Sequence[Mapping[str, Any]], sent: Sequence[Any] = ()) -> 
     told = [event for event in events if event["event"] == "privacy"]
     ended = [event["event"] for event in events if event["event"] in {"run", "resumed", "final", "failed"}]
     text = (files("fedstrata.record") / "privacy_statement.md").read_text(encoding="utf-8")
-    filled = Template(text, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).render(
+    filled = Template(
+        text, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    ).render(
         start=start,
         facts=facts,
-        local=facts["mechanism"] == "local",
+        local=facts["mechanism"] != "central",  # each client sees to it, with noise of its own or a share
+        joint=facts.get("joint"),
         served=start.get("id") is not None,
         unit=NAMES[facts["unit"]],
         spent=spent,

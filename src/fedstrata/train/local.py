@@ -273,19 +273,21 @@ def schedule_of(
 
     Its own `get_scheduler` imports what can train in any way, compilers included: a second in every process.
     """
+    factor = partial(rate_factor, settings, steps=steps)
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+
+def rate_factor(settings: TrainingSettings, step: int, steps: int) -> float:
+    """Returns what the learning rate of a step, counted from 0, is multiplied with."""
     warmup = round(settings.warmup * steps)
     rest = max(1, steps - warmup)
-
-    def factor(step: int) -> float:
-        if step < warmup:
-            return step / max(1, warmup)
-        if settings.schedule == "linear":
-            return max(0.0, (steps - step) / rest)
-        if settings.schedule == "cosine":
-            return max(0.0, 0.5 * (1.0 + math.cos(math.pi * ((step - warmup) / rest))))
-        return 1.0
-
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    if step < warmup:
+        return step / max(1, warmup)
+    if settings.schedule == "linear":
+        return max(0.0, (steps - step) / rest)
+    if settings.schedule == "cosine":
+        return max(0.0, 0.5 * (1.0 + math.cos(math.pi * ((step - warmup) / rest))))
+    return 1.0
 
 
 def clip(parameters: Sequence[Parameter], settings: TrainingSettings) -> float:

@@ -14,12 +14,14 @@ MOST_KNOWN_SITES = 1024
 
 
 class PrivacySettings(Settings):
-    """Differential privacy: none, by patient at each client, or by client at the server."""
+    """Differential privacy by patient, at each client or over all of them, or by client at the server."""
 
-    mechanism: Literal["none", "local", "central"] = Field(
+    mechanism: Literal["none", "local", "central", "joint"] = Field(
         default="none",
         description="local: each client clips what a unit of its data does to a step, and adds noise to it. "
-        "central: the server, which is trusted, does so with each client's change.",
+        "central: the server, which is trusted, does so with each client's change. joint: as local, one step "
+        "a round, but each client adds only a share of the noise, which is whole in the masked sum "
+        "(secure_aggregation).",
     )
     unit: Literal["patient", "document", "window"] = Field(
         default="patient",
@@ -45,7 +47,9 @@ class PrivacySettings(Settings):
     expected_batch: Count | None = Field(
         default=None, description="Units that a step sees on average; each is drawn by itself."
     )
-    steps: Count | None = Field(default=None, description="Of a client's local training in a round.")
+    steps: Count | None = Field(
+        default=None, description="Of a client's local training in a round (mechanism joint: 1)."
+    )
     spare_turns: Annotated[int, Field(ge=0)] = Field(
         default=2,
         description="Turns that a client may be killed in and take again (central: rounds): each has spent "
@@ -54,8 +58,8 @@ class PrivacySettings(Settings):
     scores: Literal["none", "summed"] = Field(
         default="none",
         description="What clients that are processes of their own tell of their validation and test "
-        "documents (mechanism local, secure_aggregation): nothing, or counts that add up. Epsilon does not "
-        "cover them, and no mask.",
+        "documents (mechanism local or joint, secure_aggregation): nothing, or counts that add up. Epsilon "
+        "does not cover them, and no mask.",
     )
     noise: Literal["secure", "seeded"] = Field(
         default="secure",
@@ -65,12 +69,18 @@ class PrivacySettings(Settings):
     secure_aggregation: bool = Field(
         default=False,
         description="The server learns the sum of a round's updates and nothing of a single one. Goes with "
-        "mechanism none and local.",
+        "mechanism none and local, and mechanism joint needs it.",
+    )
+    colluders: Annotated[int, Field(ge=0, lt=MOST_SITES)] | None = Field(
+        default=None,
+        description="Clients of a round that may tell the server their share of the noise (mechanism joint), "
+        "for which the others make up; none: fewer than a third.",
     )
     range: Positive = Field(
         default=1.0,
-        description="Largest change of a number in the first round that is summed (secure_aggregation); "
-        "later 64 times the root mean square of its tensor's last change, and at least this.",
+        description="Largest change of a number in the first round that is summed (secure_aggregation, not "
+        "with mechanism joint); later 64 times the root mean square of its tensor's last change, and at "
+        "least this.",
     )
     survivors: Annotated[int, Field(ge=LEAST_SITES, le=MOST_SITES)] | None = Field(
         default=None,
@@ -82,6 +92,11 @@ class PrivacySettings(Settings):
     def spends(self) -> bool:
         """Whether there is noise, so that there is an epsilon."""
         return self.mechanism != "none" and self.sigma != 0.0
+
+    @property
+    def by_unit(self) -> bool:
+        """Whether units of clients' data are protected, each client seeing to it, and not clients."""
+        return self.mechanism in {"local", "joint"}
 
     def declared(self, client: str, *, pooled: bool = False) -> int:
         """Returns how many units a client declares; pooled data has those of all sites."""
@@ -96,7 +111,8 @@ class PrivacySettings(Settings):
         """Yields what has no effect with this mechanism."""
         both = ("epsilon", "delta", "sigma", "clip", "spare_turns", "noise")
         local = ("unit", "units", "windows", "expected_batch", "steps", "scores")
-        owners = {name: ["local", "central"] for name in both} | {name: ["local"] for name in local}
+        owners = {name: ["local", "central", "joint"] for name in both}
+        owners |= {name: ["local", "joint"] for name in local} | {"colluders": ["joint"]}
         if self.secure_aggregation:
             del owners["scores"]  # of a client that tells nothing else either
         for name, choices in idle_settings(self, self.mechanism, owners).items():
@@ -107,14 +123,21 @@ class PrivacySettings(Settings):
         if self.secure_aggregation and self.mechanism == "central":
             yield (
                 "secure_aggregation does not go with mechanism 'central', whose server clips single updates; "
-                "use mechanism 'local', or leave one of the two out"
+                "use mechanism 'local' or 'joint', or leave one of the two out"
             )
+        if self.mechanism == "joint" and "range" in idle_settings(self, "joint", {"range": ["none"]}):
+            yield "range has no meaning with mechanism 'joint': clip bounds what is summed"
 
     def _missing(self) -> Iterator[str]:
         """Yields what a mechanism cannot do without."""
         if self.mechanism == "none":
             return
-        needed = ("delta", *(("units", "expected_batch", "steps") if self.mechanism == "local" else ()))
+        steps = ("steps",) if self.mechanism == "local" else ()
+        needed = ("delta", *(("units", "expected_batch", *steps) if self.by_unit else ()))
+        if self.mechanism == "joint" and not self.secure_aggregation:
+            yield "mechanism 'joint' needs secure_aggregation: true; a share of the noise hides nothing alone"
+        if self.mechanism == "joint" and self.steps not in {None, 1}:
+            yield f"mechanism 'joint' takes one step a round: steps must be 1 or left out, not {self.steps}"
         if missing := [name for name in needed if getattr(self, name) is None]:
             yield f"mechanism {self.mechanism!r} needs {', '.join(missing)}"
         if (self.epsilon is None) == (self.sigma is None):

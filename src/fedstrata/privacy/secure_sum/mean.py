@@ -4,6 +4,9 @@ A site sends, of each tensor, round(n_k / scale (x_k - p) / step), p being the p
 `quantization`; its weight n_k and its loss are elements more of the same sum, since weights that were summed
 before would no longer be those of the sites that are left. The mean is p + scale / (sum of n_k) times the
 sum. The count of cut values is unmasked first: a sum that lost much by cutting is never unmasked.
+
+A mean of clipped gradients with joint noise (`MeanTerms.noise`) is one masked sum: nothing in it is cut, so
+that nothing is counted, and each site weighs 1 (`fedstrata.privacy.joint_terms`).
 """
 
 from __future__ import annotations
@@ -52,13 +55,15 @@ def hash_of_frame(sent: Frame) -> str:
 
 
 def names_of(terms: MeanTerms) -> dict[str, SumName]:
-    """Returns the name of each of the two sums."""
+    """Returns the name of each of the two sums, or of the one that there is with joint noise."""
+    if terms.noise is not None:
+        return {CHANGES: terms.sum}
     narrower = terms.sum.model_copy(update={"handler": f"{terms.sum.handler}/{SATURATED}"})
     return {CHANGES: terms.sum, SATURATED: narrower}
 
 
 def subjects_of(terms: MeanTerms, model: str) -> dict[str, Subject]:
-    """Returns what each of the two sums is of.
+    """Returns what each of the two sums is of, or the one that there is with joint noise.
 
     Args:
         terms: The mean's.
@@ -67,7 +72,8 @@ def subjects_of(terms: MeanTerms, model: str) -> dict[str, Subject]:
     plan = hashlib.sha256(canonical(terms.model_dump(mode="json"))).hexdigest()
     shapes: dict[str, tuple[int, ...]] = {each.name: each.shape for each in terms.tensors}
     shapes |= {WEIGHT: (1,)} | ({LOSS: (1,)} if terms.loss else {})
-    return {CHANGES: Subject(model, plan, shapes), SATURATED: Subject(model, plan, {CUT: (1,)})}
+    subjects = {CHANGES: Subject(model, plan, shapes), SATURATED: Subject(model, plan, {CUT: (1,)})}
+    return {which: subjects[which] for which in names_of(terms)}
 
 
 class SummedUpdate:

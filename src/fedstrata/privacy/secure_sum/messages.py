@@ -115,6 +115,29 @@ def _each_once(tensors: tuple[SummedTensor, ...]) -> tuple[SummedTensor, ...]:
     return tensors
 
 
+Figure = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+
+
+class NoiseTerms(_Fields):
+    """The joint noise of a sum, which each site compares with its own settings and never takes from here.
+
+    Attributes:
+        clip: The most that a unit's gradient is long.
+        scale: Integers in one unit of a gradient.
+        sigma: The noise that t - c sites bring together, in units of the L2 sensitivity.
+        colluders: c.
+        numbers: Of a gradient, over all its tensors.
+        expected_batch: Units of a site that its sum has on average, by which it is divided.
+    """
+
+    clip: Figure
+    scale: Figure
+    sigma: Figure
+    colluders: Number
+    numbers: Annotated[int, Field(ge=1)]
+    expected_batch: Annotated[int, Field(ge=1)]
+
+
 class MeanTerms(_Fields):
     """What a weighted mean is made of; every site's masks depend on all of it.
 
@@ -124,6 +147,8 @@ class MeanTerms(_Fields):
         tensors: What an update holds.
         scale: The largest weight that a site may have: a change is summed by its weight over this.
         loss: Whether the training loss is summed as well.
+        noise: Of a mean of clipped gradients, whose sites add the noise jointly and weigh all the same; none
+            of a mean of what was trained.
     """
 
     kind: Literal["mean"] = "mean"
@@ -132,6 +157,7 @@ class MeanTerms(_Fields):
     tensors: Annotated[tuple[SummedTensor, ...], AfterValidator(_each_once)]
     scale: Annotated[int, Field(ge=1, le=_MOST_NUMBER)]
     loss: bool
+    noise: NoiseTerms | None = None
 
 
 class KeyBundle(_Fields):

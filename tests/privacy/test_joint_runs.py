@@ -1,0 +1,277 @@
+"""Runs with joint noise: what the sum is and what noise is in it, what it costs, and what sites refuse."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from private_client import PRIVATE
+from support import TINY, Finished, RunTiny, assert_same_tensors
+
+from fedstrata.core.errors import BudgetSpentError, ClientsLostError, ConfigurationError
+from fedstrata.core.settings.source import read_source
+from fedstrata.engine import secure_mean
+from fedstrata.engine.check import check_settings
+from fedstrata.engine.prepare import prepare
+from fedstrata.engine.secure_mean import SecureAggregation
+from fedstrata.privacy import joint_terms
+from fedstrata.privacy.ledger_verification import LEDGER, read_ledger
+from fedstrata.privacy.mechanism import Privacy
+from fedstrata.privacy.secure_sum.client import SumClient
+from fedstrata.privacy.secure_sum.messages import NoiseTerms
+from fedstrata.privacy.skellam import SkellamMechanism, epsilon_of
+
+SITES = ("site-1", "site-2", "site-3", "site-4")
+JOINT = (
+    PRIVATE[0],
+    "privacy={mechanism: joint, secure_aggregation: true, unit: document, units: {site-1: 8, site-2: 8, "
+    "site-3: 8, site-4: 8}, delta: 0.01, sigma: 1.0, expected_batch: 2, noise: seeded}",
+    "method={name: layer_skipping, top: 1}",
+    "data.synthetic.sites=4",
+    "federation.min_clients=1",
+    "threads=1",
+)
+LOCAL = (
+    *JOINT,
+    "privacy.mechanism=local",
+    "privacy.secure_aggregation=false",
+    "privacy.steps=1",
+)
+PLAIN_STEP = ("training.optimizer=sgd", "training.learning_rate=1.0", "federation.rounds=1")
+QUIET = "privacy.sigma=0"
+
+
+@pytest.fixture(autouse=True)
+def _no_report(no_report: None) -> None:
+    """Nothing here looks at one."""
+
+
+def difference(one: Finished, other: Finished) -> torch.Tensor:
+    """Of all numbers of two models, float64."""
+    assert one.state.tensors.keys() == other.state.tensors.keys()
+    pairs = [(one.state.tensors[name], other.state.tensors[name]) for name in one.state.tensors]
+    return torch.cat([(first.double() - second.double()).flatten() for first, second in pairs])
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, exchange: str, *sites: str) -> None:
+    """Lets an exchange of these sites fail."""
+    answer = getattr(SumClient, exchange)
+
+    def fails(client: SumClient, *said: Any) -> Any:
+        if client._site in sites:
+            raise OSError(28, "No space left on device")
+        return answer(client, *said)
+
+    monkeypatch.setattr(SumClient, exchange, fails)
+
+
+def test_without_noise_a_round_is_a_step_with_the_mean_of_clipped_gradients(
+    run_tiny: RunTiny, run_once: RunTiny
+) -> None:
+    """Of clients that each take the step by themselves the mean is the same, up to what rounding declares."""
+    joint, local = run_tiny(*JOINT, *PLAIN_STEP, QUIET), run_once(*LOCAL, *PLAIN_STEP, QUIET)
+    (event,) = joint.of("round")
+    declared = float(event["secure_aggregation"]["error"])
+    float32 = 4 * 2.0**-23 * max(float(tensor.abs().max()) for tensor in local.state.tensors.values())
+    start = prepare(read_source(None, [*TINY, *JOINT])).model.snapshot(local.state.tensors)
+    moved = max(float((start[name] - tensor).abs().max()) for name, tensor in local.state.tensors.items())
+    assert float(difference(joint, local).abs().max()) <= declared + float32 < 1e-4 * moved
+    assert event["privacy"]["clipped"] == local.of("round")[0]["privacy"]["clipped"]
+    assert joint.summary["privacy"]["epsilon"] is None
+
+
+@pytest.mark.parametrize(("lost", "colluders"), [((), None), ((), 0), (("site-2",), 1)])
+def test_the_sum_has_the_noise_that_is_claimed(
+    run_tiny: RunTiny,
+    run_once: RunTiny,
+    monkeypatch: pytest.MonkeyPatch,
+    lost: tuple[str, ...],
+    colluders: int | None,
+) -> None:
+    """With who is left of t = 3: each brings 1 / (t - c) of the variance, whoever is in the roster."""
+    overrides = [*JOINT, *PLAIN_STEP, *([] if colluders is None else [f"privacy.colluders={colluders}"])]
+    if lost:
+        failing(monkeypatch, "keys", *lost)
+    noised, quiet = run_tiny(*overrides, out="noised"), run_tiny(*overrides, QUIET, out="quiet")
+    left, carriers = 4 - len(lost), 3 - (1 if colluders is None else colluders)
+    deviation = math.sqrt(left / carriers) / (left * 2)
+    found = difference(noised, quiet)
+    assert len(found) > 5_000
+    assert float(found.std()) == pytest.approx(deviation, rel=0.05)
+    assert abs(float(found.mean())) < 5 * deviation / math.sqrt(len(found))
+
+
+def test_what_was_spent_is_that_of_skellam_noise_over_the_rounds(run_tiny: RunTiny) -> None:
+    run = run_tiny(*JOINT, "privacy.noise=secure")
+    begun = run.of("run")[0]
+    noise = prepare(read_source(None, [*TINY, *JOINT])).privacy.joint
+    assert noise is not None
+    sensitivity = noise.rounding.sensitivity
+    for number, event in enumerate(run.of("round"), start=1):
+        by_hand = epsilon_of([SkellamMechanism(1.0, sensitivity, 0.25, number)], 0.01, noise.distance(number))
+        assert {own["epsilon"] for own in event["privacy"]["clients"].values()} == {by_hand}
+        assert event["loss"] is None
+    assert run.summary["privacy"]["epsilon"] == by_hand
+    assert begun["privacy"]["joint"]["carriers"] == 2
+    lines = read_ledger(run.folder / "clients" / "site-1" / LEDGER)
+    sent = [line for line in lines if line["what"] == "update"]
+    assert [line["protection"] for line in sent] == ["secure aggregation; joint differential privacy"] * 2
+    assert sent[-1]["epsilon"] == by_hand
+    told = (run.folder / "privacy.md").read_text()
+    assert "Any 2 shares together have deviation 1 x" in told
+    assert "nothing proves to them that it added one" in told
+
+
+def test_noise_for_an_epsilon_is_enough_for_all_turns_that_are_allowed() -> None:
+    asked = [*TINY, *JOINT, "privacy.sigma=null", "privacy.epsilon=2"]
+    privacy = prepare(read_source(None, asked)).privacy
+    assert privacy.turns == 4
+    spent = privacy.epsilon("site-1", privacy.turns)
+    assert spent is not None
+    assert 1.9 < spent <= 2.0
+
+
+def test_a_round_whose_sum_is_never_unmasked_has_spent_as_much(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, "unmask", "site-1", "site-2")
+    run = run_tiny(*JOINT, "privacy.spare_turns=0")
+    assert [event["abandoned"] for event in run.of("round")] == [True, True]
+    turns = [{own["turns"] for own in event["privacy"]["clients"].values()} for event in run.of("round")]
+    assert turns == [{1}, {2}]
+    start = prepare(read_source(None, [*TINY, *JOINT])).model.snapshot(run.state.tensors)
+    assert_same_tensors(run.state.tensors, start)
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def test_a_resumed_run_goes_on_with_what_the_optimiser_keeps(
+    run_tiny: RunTiny, run_once: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AdamW, whose second step depends on the first; the killed round is drawn again and counts twice."""
+    whole = run_once(*JOINT)
+    commit: Callable[..., Any] = SecureAggregation.save
+
+    def ends(sums: SecureAggregation, number: int) -> None:
+        if number == 2:
+            raise Killed
+        commit(sums, number)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SecureAggregation, "save", ends)
+        with pytest.raises(Killed):
+            run_tiny(*JOINT)
+    resumed = run_tiny(resume=True)
+    assert_same_tensors(resumed.state.tensors, whole.state.tensors)
+
+
+def test_turns_beyond_what_the_noise_allows_are_refused(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(folder: Any) -> int:
+        return 4
+
+    monkeypatch.setattr("fedstrata.client.releases.turns_begun", none_left)
+    with pytest.raises((BudgetSpentError, ClientsLostError), match="allows for 4"):
+        run_tiny(*JOINT, "federation.min_clients=null")
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"sigma": 0.5}, r"sigma 0.5 \(here 1\)"),
+        ({"scale": 1.0}, r"scale 1 \(here"),
+        ({"colluders": 0, "clip": 9.0}, r"clip 9 \(here 1\), colluders 0 \(here 1\)"),
+        (None, "was begun without joint noise, and this site's settings are with"),
+    ],
+)
+def test_no_site_takes_its_noise_from_the_server(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, changed: dict[str, float] | None, why: str
+) -> None:
+    def weaker(privacy: Privacy) -> NoiseTerms | None:
+        terms = joint_terms.noise_terms(privacy)
+        return terms.model_copy(update=changed) if terms is not None and changed is not None else None
+
+    monkeypatch.setattr(secure_mean, "noise_terms", weaker)
+    with pytest.raises(ClientsLostError, match=why):
+        run_tiny(*JOINT, "federation.min_clients=null")
+
+
+def test_a_roster_too_small_for_its_colluders_gets_no_sum(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of six sites with two colluders four answer: then t = 3, and a sum of four bears one."""
+    failing(monkeypatch, "keys", "site-5", "site-6")
+    units = ", ".join(f"site-{number}: 8" for number in range(1, 7))
+    more = ("data.synthetic.sites=6", f"privacy.units={{{units}}}", "privacy.colluders=2")
+    run = run_tiny(*JOINT, *more, "federation.rounds=1")
+    (event,) = run.of("round")
+    assert event["abandoned"]
+    assert event["secure_aggregation"]["refused"] == "TooFewSites"
+    assert {lost["client"] for lost in run.of("client_failed")} == {"site-5", "site-6"}
+    assert {own["turns"] for own in event["privacy"]["clients"].values()} == {0}
+    monkeypatch.setattr(secure_mean, "require_carriers", lambda roster, noise: None)
+    with pytest.raises(ClientsLostError, match=r"site-1: TooFewSites.*allows for 2 colluders"):
+        run_tiny(*JOINT, *more, "federation.rounds=1", out="deceived")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        (["privacy.secure_aggregation=false"], "needs secure_aggregation: true"),
+        (["privacy.steps=3"], "steps must be 1 or left out, not 3"),
+        (["privacy.range=2"], "range has no meaning with mechanism 'joint'"),
+        (["privacy.units=null"], "needs units"),
+        (["privacy.mechanism=local", "privacy.steps=1", "privacy.colluders=1"], "colluders has no meaning"),
+        (["training.epochs=3"], "no effect with privacy.mechanism 'joint'"),
+        (["method={name: fedprox}"], "method.mu has no effect on one step"),
+        (["method={name: fedper}"], "would take no step"),
+        (["method={name: fedtlu, update: full}"], "they change nothing"),
+        (["method={name: flora}"], "does not say"),
+        (["method={name: layer_skipping, top: auto}"], "norms"),
+        (["method={name: fedavg, aggregation: median}"], "compares single updates"),
+    ],
+)
+def test_what_does_not_go_with_joint_noise_is_refused(overrides: list[str], why: str) -> None:
+    checked = check_settings(read_source(None, [*TINY, *JOINT, *overrides]))
+    assert why in " ".join(problem.message for problem in checked.problems)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        (["privacy.colluders=2"], "bears 0 to 1"),
+        (
+            ["data.synthetic.sites=2", "privacy.units={site-1: 8, site-2: 8}"],
+            "needs 3 to 64 clients a round",
+        ),
+        (["privacy.sigma=1000000"], "no room"),
+    ],
+)
+def test_what_so_many_sites_cannot_bear_is_refused_before_anything_runs(
+    overrides: list[str], why: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        prepare(read_source(None, [*TINY, *JOINT, *overrides]))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param("{name: ffa_lora}", id="ffa_lora"),
+        *(
+            pytest.param(f"{{name: {name}}}", marks=pytest.mark.slow, id=name)
+            for name in ("fedavg", "fedlora", "fedmedlora", "fedadapter")
+        ),
+    ],
+)
+def test_methods_that_may(run_tiny: RunTiny, method: str) -> None:
+    run = run_tiny(*JOINT, f"method={method}", "federation.rounds=1")
+    assert not run.of("round")[0]["abandoned"]
+    start = prepare(read_source(None, [*TINY, *JOINT, f"method={method}"])).model.snapshot(run.state.tensors)
+    assert all(not torch.equal(start[name], tensor) for name, tensor in run.state.tensors.items())
