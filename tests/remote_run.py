@@ -94,6 +94,7 @@ def served(
     *overrides: str,
     behaviour: Mapping[str, str] | None = None,
     timing: Timing = PATIENT,
+    own: Sequence[str] = (),
 ) -> Finished:
     """Runs a tiny federation whose clients are other processes, from its first round to its summary.
 
@@ -103,6 +104,7 @@ def served(
         overrides: Settings, of the server and of all clients.
         behaviour: How clients behave that are not good, by name.
         timing: How long the server waits; for who has left it does not.
+        own: Settings of the clients alone.
     """
     experiment = prepare_server(read_source(None, [*TINY, *overrides]), CLIENTS)
     (folder / "run").mkdir(parents=True)
@@ -121,7 +123,7 @@ def served(
     try:
         for client in CLIENTS:
             out, home = folder / f"{client}.txt", str(folder / f"home of {client}")
-            arguments = [address, client, home, (behaviour or {}).get(client, "good"), *overrides]
+            arguments = [address, client, home, (behaviour or {}).get(client, "good"), *overrides, *own]
             number = clients.order(start=arguments, out=str(out))
             started.append(ClientProcess(clients, number, out))
         hub.wait_for(CLIENTS, 600)

@@ -100,6 +100,7 @@ def _rehearsed_privacy(experiment: Experiment) -> Privacy:
         "noise": "seeded",
         "secure_aggregation": False,  # two clients cannot hide each other
         "epsilon": None,
+        "budget": None,
         "sigma": experiment.privacy.sigma,
     }
     names, batch = _names(experiment), max(settings.expected_batch, BATCHES)  # no fewer than there are
