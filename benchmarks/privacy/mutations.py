@@ -279,7 +279,7 @@ MUTANTS = [
     ),
     Mutant(
         "another plan is answered with the same",
-        [(RELEASES, '"plan": digest.hexdigest()', '"plan": ""')],
+        [(RELEASES, '"plan": plan.sha256()', '"plan": ""')],
         [f"{OF_TURNS}::test_a_finished_turn_is_answered_with_what_was_sent_and_no_other_is"],
     ),
     Mutant(
