@@ -99,6 +99,7 @@ def served(
     timing: Timing = PATIENT,
     names: Sequence[str] = CLIENTS,
     patience: float = 0.0,
+    own: Sequence[str] = (),
 ) -> Finished:
     """Runs a tiny federation whose clients are other processes, from its first round to its summary.
 
@@ -110,6 +111,7 @@ def served(
         timing: How long the server waits.
         names: Of the clients.
         patience: Seconds to wait for who has left, at the beginning of a round.
+        own: Settings of the clients alone.
     """
     experiment = prepare_server(read_source(None, [*TINY, *overrides]), names)
     (folder / "run").mkdir(parents=True)
@@ -128,7 +130,7 @@ def served(
     try:
         for client in names:
             out, home = folder / f"{client}.txt", str(folder / f"home of {client}")
-            arguments = [address, client, home, (behaviour or {}).get(client, "good"), *overrides]
+            arguments = [address, client, home, (behaviour or {}).get(client, "good"), *overrides, *own]
             number = clients.order(start=arguments, out=str(out))
             started.append(ClientProcess(clients, number, out))
         hub.wait_for(names, 600)

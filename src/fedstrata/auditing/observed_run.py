@@ -124,6 +124,7 @@ class WatchedRun(Run[WatchedEngine]):
         self.engine.enter(None, self.committed, state.tensors)
         self.by_losses = self.by_losses - self._losses()
         self.experiment.model.restore()
+        self.engine.end()
         return {}
 
     def _score(self, number: int, state: State, part: str, *, final: bool) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from fedstrata.cli.listener import EventDisplay
 from fedstrata.cli.tables import new_table
 from fedstrata.core.errors import DROPPED_OUT
 from fedstrata.core.settings.federation import FEW_CLIENTS
-from fedstrata.record.privacy import NOT_COVERED, SEEDED, largest
+from fedstrata.record.privacy import NOT_COVERED, SEEDED, budget_line, largest
 from fedstrata.record.scores import headings, overall
 from fedstrata.record.summary import headline
 from fedstrata.record.words import duration, energy, epsilon, plural, score
@@ -60,6 +60,12 @@ class Display(EventDisplay):
         self._seeded = privacy.get("noise") == "seeded"
         if self._seeded:
             self.say(f"warning: {SEEDED} (privacy.noise)")
+
+    def _on_privacy(self, facts: Mapping[str, Any]) -> None:
+        """Says, when the run has ended, what is left of a budget where least is."""
+        if budget := facts["budget"]:
+            name, own = min(budget["clients"].items(), key=lambda each: each[1]["left"] or 0.0)
+            self.say(f"{name}: {budget_line(own, budget)}")
 
     def _on_round_started(self, facts: Mapping[str, Any]) -> None:
         self._progress.reset(self._clients, total=facts["clients"], status="")

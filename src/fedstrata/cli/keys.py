@@ -12,18 +12,29 @@ from fedstrata.core.errors import ConfigurationError, Problem
 
 COMPARE = "compare every fingerprint with that site's people by another channel: by telephone, or on paper"
 
-app = typer.Typer(no_args_is_help=True, help="Make a site's identity, and its list of the sites it trusts.")
+app = typer.Typer(no_args_is_help=True, help="Make a site's keys, and its list of the sites it trusts.")
 
 
 @app.command()
 def new(
     path: Annotated[Path, typer.Argument(help="The file to make; its private half never leaves the site.")],
+    pseudonyms: Annotated[
+        bool,
+        typer.Option("--pseudonyms", help="Make the key of a privacy budget's pseudonyms, and no identity."),
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Make this site's identity in a file that nobody else may read (mode 600); none is overwritten.
 
     Example: fedstrata keys new north.identity
     """
+    if pseudonyms:
+        from fedstrata.privacy.budgets.pseudonyms import PseudonymKey  # noqa: PLC0415 - not for --help
+
+        PseudonymKey.create(path)
+        typer.echo(f"{path} is the key of the budget that lies beside it under the same name, with .db")
+        typer.echo("keep both: under another key nobody is found again, nor what was spent")
+        return
     require_identities()
     from fedstrata.privacy.identity import Identity  # noqa: PLC0415 - optional
 

@@ -9,6 +9,7 @@ import typer
 from fedstrata import __version__
 from fedstrata.cli import (
     attack,
+    budget,
     compare,
     export,
     keys,
@@ -60,6 +61,7 @@ app.command()(methods.methods)
 app.command()(report.report)
 app.command()(synth.synth)
 app.add_typer(attack.app, name="attack")
+app.add_typer(budget.app, name="budget")
 app.add_typer(keys.app, name="keys")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(split.app, name="split")

@@ -164,6 +164,13 @@ def _privacy(made: PrivacyPlan) -> Iterator[str]:
     steps = f" of {plural(made.steps, 'step')}" if made.steps is not None else ""
     noun = "turn" if by_unit else "round"
     yield f"         the noise allows for {plural(made.turns, noun)}{steps}{spare}"
+    for name, own in list(made.clients.items())[:CLIENTS_SHOWN]:
+        if (budget := own.budget) is not None:
+            spent, after = epsilon(budget.spent), epsilon(budget.after)
+            yield (
+                f"         budget of {name} over all runs: {spent} of epsilon {budget.most:g} at delta "
+                f"{budget.delta:g} is spent, {after} once this run is reserved"
+            )
 
 
 def _joint(joint: Mapping[str, Any], clip: float) -> Iterator[str]:

@@ -143,6 +143,8 @@ def configuration_of(arguments: list[str] | None, out: Path | None, *, resume: b
 
 def _tell(event: str, facts: Any) -> None:
     """Shows what a client does, a line a turn."""
+    from fedstrata.record.privacy import budget_line  # noqa: PLC0415 - not for --help
+
     if event == "joined":
         typer.echo(f"joined as {facts['client']}")
     elif event == "session_over":
@@ -151,6 +153,10 @@ def _tell(event: str, facts: Any) -> None:
         typer.echo(f"round {facts['round']}: {facts['handler']}")
     elif event == "scoring":
         typer.echo(f"scoring the {facts['part']} split")
+    elif event == "budget_refused":
+        typer.echo(facts["message"], err=True)
+    elif event == "budget":
+        typer.echo(budget_line(facts["clients"].popitem()[1], facts))
     elif event == "kept":
         typer.echo(f"what was learnt is in {facts['folder']}")
     elif event == "turn_failed":

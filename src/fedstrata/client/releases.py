@@ -7,6 +7,7 @@ it is one release, however often it is sent.
 
 from pathlib import Path
 
+from fedstrata.client.accounts import TurnAccount
 from fedstrata.client.store import ClientStore
 from fedstrata.core.errors import BudgetSpentError, FrameError
 from fedstrata.core.files import hash_of, keep_names
@@ -36,10 +37,18 @@ class Release:
         turn: Its round, its handler, and how often that was called in the round.
         plan: What the client is sent.
         allowed: How many turns its noise allows.
+        account: What its site's budget has of the run; none without a budget.
     """
 
-    def __init__(self, folder: Path, turn: tuple[int, str, int], plan: Frame, allowed: int) -> None:
-        self._folder, self._allowed = folder, allowed
+    def __init__(
+        self,
+        folder: Path,
+        turn: tuple[int, str, int],
+        plan: Frame,
+        allowed: int,
+        account: TurnAccount | None = None,
+    ) -> None:
+        self._folder, self._allowed, self._account = folder, allowed, account
         self._facts = dict(zip(("round", "handler", "call"), turn, strict=True)) | {"plan": plan.sha256()}
         self._begun = False
 
@@ -47,7 +56,7 @@ class Release:
         """Takes the turn down as spent.
 
         Raises:
-            BudgetSpentError: The noise allows for no more.
+            BudgetSpentError: The noise allows for no more, or the site's budget does not.
         """
         spent = turns_begun(self._folder)
         if spent >= self._allowed:
@@ -57,6 +66,8 @@ class Release:
                 "was committed stays; begin another run, with more spare turns, for more"
             )
         self._folder.mkdir(parents=True, exist_ok=True)
+        if self._account is not None:
+            self._account.begin()
         self._append("begun")
         keep_names(self._folder)
         self._begun = True
@@ -70,6 +81,8 @@ class Release:
         else:
             self._path("kept").unlink(missing_ok=True)
         frame.encode(update).write(self._path("sent"))
+        if self._account is not None:
+            self._account.commit()  # before it is finished, from when on it may be sent without a new turn
         self._append("finished", hash=hash_of(self._path("sent")))
 
     def finished(self, store: ClientStore) -> Update | None:

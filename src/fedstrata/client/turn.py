@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedstrata.client.accounts import TurnAccount
 from fedstrata.client.failures import is_client_failure, release_memory
 from fedstrata.client.releases import Release, turns_begun
 from fedstrata.client.site import Examples, Site
@@ -143,6 +144,7 @@ class Workplace:
         privacy: The mechanism under which clients train.
         run: The id of the run; none in a simulation, and as long as nobody has said it.
         apart: Whether it is a process of its own, so that what clients send leaves the machine.
+        reserve: Has a site's budget reserve the run, before a turn; in a simulation the run itself does.
     """
 
     method: Method
@@ -158,6 +160,7 @@ class Workplace:
     privacy: Privacy = NO_PRIVACY
     run: str | None = None
     apart: bool = False
+    reserve: Callable[[], None] = lambda: None
 
     @property
     def learnt(self) -> tuple[str, ...]:
@@ -326,8 +329,10 @@ class Workplace:
         """Returns what keeps the book of a turn's privacy; none where clients are not private."""
         if not self.privacy.settings.by_unit:
             return None
-        turn = order.round, order.handler, order.call
-        return Release(client_folder(self.folder, order.client), turn, order.plan, self.privacy.turns)
+        self.reserve()
+        turn, folder = (order.round, order.handler, order.call), client_folder(self.folder, order.client)
+        account = TurnAccount.of(self.privacy, order.client, folder)
+        return Release(folder, turn, order.plan, self.privacy.turns, account)
 
     def _private(
         self, site: Site, examples: Examples, rng: Seed, release: Release | None

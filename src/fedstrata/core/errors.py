@@ -42,6 +42,13 @@ class BudgetSpentError(FedstrataError):
     """A client has spent all the privacy that its noise allows for."""
 
 
+class BudgetRefusedError(BudgetSpentError):
+    """A site's budget over all runs does not allow something, or cannot be read.
+
+    The server hears the message, so it says nothing of the budget.
+    """
+
+
 class StepLostError(FedstrataError):
     """The server of a split model no longer has what the backward pass of a step needs; run it again."""
 

@@ -94,11 +94,20 @@ def secret_bytes(path: Path) -> bytes:
         ConfigurationError: It cannot be read, or others may read it.
     """
     data = bytes_in(path)
+    require_secret(path)
+    return data
+
+
+def require_secret(path: Path) -> None:
+    """Checks that nobody else may read a file.
+
+    Raises:
+        ConfigurationError: Others may.
+    """
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         message = f"others may read {path} (mode {mode:o}); it is a secret: chmod 600 {path}"
         raise ConfigurationError([Problem("", message)])
-    return data
 
 
 def write_new_secret(path: Path, data: bytes) -> None:

@@ -33,8 +33,9 @@ _COMPARED = {
     ANSWERS: ("task.name", "adapter.", "model.", "seed"),
 }
 """The settings that must be the same, by how their paths begin."""
-_LOCAL = ("training.cache", "model.name", "model.revision", "model.tokenizer")
-"""Of these a side's own: places and memory; that the weights are the same is told by their hashes."""
+_LOCAL = ("training.cache", "model.name", "model.revision", "model.tokenizer", "privacy.budget")
+"""Of these a side's own: places, memory, and what a site lets be spent; that the weights are the same is told
+by their hashes."""
 SCORE = "@score"
 """What a plan names when a client is to score its documents; no handler of a method has such a name."""
 

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ from fedstrata.core.task import Task
 from fedstrata.data.partition import LABEL_OF
 from fedstrata.data.split import Split, every
 from fedstrata.engine.model import refusals, with_adapter
-from fedstrata.engine.privacy import settings_problems, sum_problems
+from fedstrata.engine.privacy import check_budget, settings_problems, sum_problems
 from fedstrata.engine.sampling import sample_size
 from fedstrata.methods import METHODS
 from fedstrata.methods.divided import Divided
@@ -180,7 +181,11 @@ def _with_absolute_paths(settings: RunSettings) -> RunSettings:
         place = getattr(model, key)
         if isinstance(place, str) and Path(place).expanduser().is_dir():
             model = model.model_copy(update={key: str(Path(place).expanduser().absolute())})
-    return settings.model_copy(update={"data": data, "model": model})
+    privacy = settings.privacy
+    if privacy.budget is not None:
+        path = str(Path(privacy.budget.path).expanduser().absolute())
+        privacy = privacy.model_copy(update={"budget": privacy.budget.model_copy(update={"path": path})})
+    return settings.model_copy(update={"data": data, "model": model, "privacy": privacy})
 
 
 def _with_absolute_path(corpus: Corpus) -> Corpus:
@@ -230,11 +235,17 @@ def device_of(settings: RunSettings) -> torch.device:
     return device
 
 
-def machine_problems(settings: RunSettings) -> list[Problem]:
-    """Returns the problems that the device is not there, and that what is asked for is not installed."""
+def machine_problems(settings: RunSettings, *, apart: bool = False) -> list[Problem]:
+    """Returns the problems with what must be on this machine: the device, libraries, a budget's files.
+
+    Args:
+        settings: The run's settings.
+        apart: Whether they are those of a client that is a process of its own.
+    """
     private = [require_installed] if settings.privacy.mechanism != "none" else []
     private += [require_ciphers] if settings.privacy.secure_aggregation else []
-    return refusals(lambda: device_of(settings), lambda: require_trackers(settings.report_to), *private)
+    own = partial(check_budget, settings.privacy, apart=apart)
+    return refusals(lambda: device_of(settings), lambda: require_trackers(settings.report_to), own, *private)
 
 
 def check_metric(settings: RunSettings, task: Task | None) -> None:
@@ -345,6 +356,10 @@ def unservable(settings: RunSettings, method: Method | None, *, joins: bool = Fa
         ),
         "data.split.server": (joins and data.split.server, "documents of the server's own lie at the server"),
         "report_to": (joins and settings.report_to, "the server reports"),
+        "privacy.budget": (
+            not joins and settings.privacy.budget is not None,
+            "it is each site's own, in the site's file",
+        ),
         "workers": (settings.workers != 1, "each computes its own turns, one at a time"),
     }
     without = "has no meaning with clients that are processes of their own"

@@ -33,6 +33,7 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.types import JSON, Message, Plan, Update
 from fedstrata.data.split import PARTS
 from fedstrata.engine.agreeing import SCORE, TRAINING, agreement_of, held, windows_of
+from fedstrata.engine.budgets import SiteBudget
 from fedstrata.engine.check import divided_method
 from fedstrata.engine.facts import model_facts, saved_weights
 from fedstrata.engine.prepare import Experiment
@@ -101,6 +102,7 @@ class RemoteClient:
             privacy=experiment.privacy,
             apart=True,
         )
+        self._budget = SiteBudget(experiment, self._workplace, self._site, listen)
         self._secure = secure_turns_of(experiment, self._workplace, client, identity, lock)
         windows, documents = self._told_of_documents()
         most = max((count for counts in windows.values() for count in counts), default=1)
@@ -165,6 +167,7 @@ class RemoteClient:
             if header.kind == Kind.END:
                 if frame.decode(content, Message).values.get("complete"):
                     self._caches.remove(self.id)
+                    self._budget.end()
                     return self._require_trained()
                 raise SessionOverError("the server has stopped, and the run is not complete")
             if header.kind == Kind.PLAN:

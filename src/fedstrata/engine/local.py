@@ -23,6 +23,7 @@ from fedstrata.core.cohort import Service
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.types import ClientInfo, Message, State, Tensors
 from fedstrata.data.split import PARTS
+from fedstrata.engine import budgets
 from fedstrata.engine.conversation import Conversation
 from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.protocol import Engine, Turns
@@ -134,6 +135,14 @@ class LocalEngine(Engine):
         """Returns what is known of a client; its documents are encoded for it."""
         return ClientInfo(client, self._site[client].count)
 
+    def reserve(self) -> None:
+        """Reserves in the budget of its clients what the run may spend there."""
+        budgets.reserve(self._experiment, self._folder, self._trainers)
+
+    def budget(self) -> dict[str, Any] | None:
+        """Returns what of that budget is spent and left; none without one."""
+        return budgets.spent(self._experiment, self._trainers)
+
     def turns_begun(self, client: str) -> int:
         """Returns in how many turns a client has begun to train privately."""
         return turns_begun(client_folder(self._folder, client))
@@ -227,8 +236,9 @@ class LocalEngine(Engine):
         return () if self._workers is None else self._workers.memory
 
     def end(self) -> None:
-        """Removes the caches: a run that is finished needs none."""
+        """Removes the caches, and lets go what is reserved: a run that is finished needs none."""
         self._caches.remove()
+        budgets.end(self._experiment, self._folder, list(self._site))
 
     def close(self) -> None:
         """Ends the processes that it has started."""

@@ -107,7 +107,7 @@ def prepare(
     """
     checked = check_settings(source)
     settings, method = checked.settings, checked.method
-    problems = [*checked.problems, *source.located(machine_problems(settings))]
+    problems = [*checked.problems, *source.located(machine_problems(settings, apart=apart))]
     clients: dict[str, Split] = {}
     server: tuple[Document, ...] = ()
     task: Task | None = None

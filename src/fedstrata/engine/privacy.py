@@ -2,18 +2,27 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
-from fedstrata.core.errors import Problem
+from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.method import Method
 from fedstrata.core.model import Layout
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.model import TrainedTokenizer
-from fedstrata.core.settings.privacy import LEAST_SITES, MOST_KNOWN_SITES, MOST_SITES
+from fedstrata.core.settings.privacy import (
+    LEAST_SITES,
+    MOST_KNOWN_SITES,
+    MOST_SITES,
+    BudgetSettings,
+    PrivacySettings,
+)
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.training import TrainingSettings
 from fedstrata.core.task import Task
 from fedstrata.data.split import Split, units_of
 from fedstrata.engine.sampling import sample, sample_size
+from fedstrata.privacy.budgets import budget
+from fedstrata.privacy.budgets.pseudonyms import PseudonymKey, key_of
 from fedstrata.privacy.mechanism import EVERYBODY, Privacy, solved, solved_jointly
 
 IDLE = {
@@ -165,6 +174,48 @@ def privacy_of(settings: RunSettings, method: Method, layout: Layout | None = No
     sites = sample_size(len(units), settings.federation.sample)
     numbers = sum(layout.sizes[name] for name in method.trainable(layout))
     return solved_jointly(privacy, rates, turns, sites=sites, numbers=numbers)
+
+
+def budget_of(settings: PrivacySettings) -> BudgetSettings | None:
+    """Returns the budget that holds at this site; none where nothing bounds its runs together.
+
+    It is the configuration's. A site's policy, once there are any, is asked here, and the stricter holds.
+    """
+    return settings.budget
+
+
+def budget_terms(own: BudgetSettings, unit: str, *, apart: bool) -> budget.Terms:
+    """Returns what must hold of a budget's file.
+
+    A client that is a process of its own has one file, in which a name is one unit, whatever its site is
+    called: a site that is renamed has spent what it had spent.
+
+    Args:
+        own: What is configured.
+        unit: `patient` or `document`.
+        apart: Whether the file is that of a client that is a process of its own.
+
+    Raises:
+        ConfigurationError: The key of its pseudonyms cannot be read.
+    """
+    named_by = "site" if own.disjoint_sites and not apart else "name"
+    try:
+        key = PseudonymKey.read(key_of(Path(own.path)))
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            [Problem("privacy.budget.path", each.message) for each in error.problems]
+        ) from None
+    return budget.Terms(unit, own.delta, key.check, named_by)
+
+
+def check_budget(settings: PrivacySettings, *, apart: bool = False) -> None:
+    """Checks that the file and the key of a budget are in order, as far as they are there.
+
+    Raises:
+        ConfigurationError: They are not.
+    """
+    if (own := budget_of(settings)) is not None:
+        budget.room_for(Path(own.path), budget_terms(own, settings.unit, apart=apart), (), own.epsilon)
 
 
 def most_turns(clients: Sequence[str], share: float, seed: Seed, rounds: int) -> int:

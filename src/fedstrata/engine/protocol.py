@@ -60,6 +60,18 @@ class Engine(Protocol):
     def info(self, client: str) -> ClientInfo:
         """Returns what is known of one of them."""
 
+    def reserve(self) -> None:
+        """Reserves in the budgets of the clients what the run may spend there; asked before anything else.
+
+        Raises:
+            ConfigurationError: There is no room for it.
+        """
+        return
+
+    def budget(self) -> dict[str, Any] | None:
+        """Returns what of the clients' budgets is spent and left, if they are here and have any."""
+        return None
+
     def turns_begun(self, client: str) -> int:
         """Returns in how many turns a client began to train privately, killed ones included."""
         return 0

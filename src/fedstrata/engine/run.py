@@ -100,6 +100,8 @@ class Run(Generic[EngineType]):
         try:
             if resume:
                 self.load()
+            if self.committed < federation.rounds:
+                self.engine.reserve()
             self.engine.wait(federation.min_clients)
             state = self._begin()
             for number in range(self.committed + 1, federation.rounds + 1):
@@ -306,7 +308,8 @@ class Run(Generic[EngineType]):
             turns = {client: own["turns"] for client, own in spent.items()}
             pooled = self.experiment.method.pooled
             both = epsilon_at_two(privacy, turns, pooled=pooled) if privacy.settings.by_unit else None
-            self._emit("privacy", {"round": self.committed, "clients": spent, "at_two": both})
+            facts = {"round": self.committed, "clients": spent, "at_two": both}
+            self._emit("privacy", {**facts, "budget": self.engine.budget()})
             events, sent = read_events(self.folder / "record.jsonl"), sent_by_all(self.folder)
             write_statement(events, self.folder / "privacy.md", sent)
         except Exception as error:  # the run's own end must not be hidden by this one

@@ -17,6 +17,7 @@ from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.source import Source, flatten, read_source
 from fedstrata.core.task import Task
 from fedstrata.data.split import PARTS, Split
+from fedstrata.engine.budgets import room_for
 from fedstrata.engine.check import check_settings
 from fedstrata.engine.local import LocalEngine
 from fedstrata.engine.prepare import Experiment, prepare
@@ -40,6 +41,8 @@ MAY_CHANGE_ON_RESUME = frozenset(
         "training.eval_batch_size",
         "training.cache_gigabytes",
         "method.aggregation.memory_gigabytes",
+        "privacy.budget.path",
+        "privacy.budget.epsilon",
     }
 )
 """Settings a resumed run may change: they do not change the numbers of the rounds that were committed.
@@ -73,6 +76,8 @@ def open_run(source: Source, folder: Path | None, listen: Listener, *, resume: b
         require_free_folder(folder)
     built = folder / TOKENIZER if folder is not None and resume else None
     experiment = prepare(source, tokenizer_folder=built if built is not None and built.is_dir() else None)
+    if not resume:
+        room_for(experiment)  # before there is a folder; it is reserved when the run begins
     if folder is None:
         folder = free_folder(Path("runs"), experiment.settings.name)
     folder.mkdir(parents=True, exist_ok=True)

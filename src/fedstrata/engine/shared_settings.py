@@ -27,7 +27,10 @@ SHARED = (
     "privacy",
 )
 """The sections that come from the server; sums depend on how many threads a client has."""
-OWN = ("training.cache", "training.cache_gigabytes", "model.name", "model.revision", "model.tokenizer")
+OWN = (
+    *("training.cache", "training.cache_gigabytes", "model.name", "model.revision", "model.tokenizer"),
+    "privacy.budget",
+)
 """Of these what a site may say otherwise: places and memory."""
 THERE = "the server"
 """The origin of what the server has said."""
@@ -68,6 +71,8 @@ def with_shared(source: Source, told: Mapping[str, Any]) -> Source:
         raise FrameError(
             f"the server says {sorted(set(said) - set(SHARED))[0]!r:.40}, which is a site's to say"
         )
+    if isinstance(privacy := said.get("privacy"), dict) and privacy.get("budget") is not None:
+        raise FrameError("the server says privacy.budget, which is a site's to say")
     shared = Source(deepcopy(dict(said)), dict.fromkeys(said, THERE))
     theirs = check_settings(shared)
     if theirs.problems:

@@ -20,6 +20,7 @@ from fedstrata.core.files import nearest_existing
 from fedstrata.core.settings.source import Source
 from fedstrata.data.patients import patients_of
 from fedstrata.data.split import PARTS, Split
+from fedstrata.engine.budgets import room_for
 from fedstrata.engine.facts import OTHER
 from fedstrata.engine.prepare import prepare
 from fedstrata.engine.sites import sites_of
@@ -141,6 +142,7 @@ def make_plan(source: Source, *, folder: Path = Path(), seconds: float = SECONDS
     """
     started = time.perf_counter()
     experiment = prepare(source)
+    room_for(experiment)  # a run that would pass a budget is refused at once, and not rehearsed
     prepared = time.perf_counter()
     surveyed = survey(experiment)
     try:

@@ -23,8 +23,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedstrata.client.site import Site
+from fedstrata.engine.budgets import room_for
 from fedstrata.engine.facts import joint_facts
 from fedstrata.engine.prepare import Experiment
+from fedstrata.engine.privacy import budget_of
 from fedstrata.engine.sampling import sample_size
 from fedstrata.engine.sites import sites_of
 from fedstrata.planning.estimate import Estimate
@@ -41,6 +43,23 @@ MOST_TOGETHER = 20
 
 
 @dataclass(frozen=True, slots=True)
+class BudgetPlan:
+    """What of a budget over all runs is spent, and will be, by the unit of a client that has spent most.
+
+    Attributes:
+        most: The epsilon that may be spent.
+        delta: Of all of them.
+        spent: What is spent now, or reserved by runs that have not ended.
+        after: What will be once this run has reserved all turns that its noise allows.
+    """
+
+    most: float
+    delta: float
+    spent: float
+    after: float
+
+
+@dataclass(frozen=True, slots=True)
 class SitePrivacy:
     """What one client declares, has, and will have spent.
 
@@ -51,6 +70,7 @@ class SitePrivacy:
         rounds: The rounds that it takes part in.
         epsilon: What these spend if no turn is taken again; null without noise.
         most: What it spends if it takes all turns that the noise allows for; null without noise.
+        budget: What of its budget over all runs is spent, and will be; null without one.
     """
 
     declared: int
@@ -59,6 +79,7 @@ class SitePrivacy:
     rounds: int
     epsilon: float | None
     most: float | None
+    budget: BudgetPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +204,8 @@ def noise_ratio(noise: float, trainable: int, steps: int) -> float:
 
 
 def _clients(estimate: Estimate, privacy: Privacy) -> dict[str, SitePrivacy]:
-    pooled = estimate.experiment.method.pooled
+    pooled, own = estimate.experiment.method.pooled, budget_of(privacy.settings)
+    room = room_for(estimate.experiment)
     return {
         name: SitePrivacy(
             declared=privacy.settings.declared(name, pooled=pooled),
@@ -192,6 +214,7 @@ def _clients(estimate: Estimate, privacy: Privacy) -> dict[str, SitePrivacy]:
             rounds=estimate.turns[name],
             epsilon=privacy.epsilon(name, estimate.turns[name]),
             most=privacy.epsilon(name, privacy.turns),
+            budget=BudgetPlan(own.epsilon, own.delta, *room[name]) if own else None,
         )
         for name, workload in estimate.workloads.items()
     }

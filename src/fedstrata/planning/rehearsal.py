@@ -102,6 +102,7 @@ def _rehearsed_privacy(experiment: Experiment) -> Privacy:
         "secure_aggregation": False,  # two clients cannot hide each other
         "colluders": None,
         "epsilon": None,
+        "budget": None,
         "sigma": experiment.privacy.sigma,
     }
     names, batch = _names(experiment), max(settings.expected_batch, BATCHES)  # no fewer than there are

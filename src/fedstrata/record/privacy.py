@@ -3,9 +3,23 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedstrata.record.words import epsilon, left_of
+
 SEEDED = "the noise was drawn from the run's seed: an experiment, and no protection"
 NOT_COVERED = "not part of the mechanism: epsilon does not cover them"
 OF_A_SIMULATION = "of a simulation, not part of the mechanism"
+
+
+def budget_line(own: Mapping[str, Any], budget: Mapping[str, Any]) -> str:
+    """Says what of a budget is spent at a client in all runs, and what is left.
+
+    Args:
+        own: The client's `spent` and `left`.
+        budget: The budget's `epsilon` and `delta`.
+    """
+    cap, delta = budget["epsilon"], budget["delta"]
+    spent, left = epsilon(own["spent"]), left_of(own["left"])
+    return f"budget over all runs: epsilon {spent} of {cap:g} is spent at delta {delta:g}, {left} is left"
 
 
 def largest(clients: Mapping[str, Mapping[str, Any]]) -> float | None:

@@ -15,7 +15,7 @@ from fedstrata.core.files import write_atomically
 from fedstrata.record.history import start_of
 from fedstrata.record.log import committed_rounds
 from fedstrata.record.privacy import largest, spent_by
-from fedstrata.record.words import epsilon, plural, size, visible
+from fedstrata.record.words import epsilon, left_of, plural, size, visible
 
 NAMES = {"patient": "patient", "document": "document", "window": "window of a document", "client": "client"}
 """The units of privacy in words."""
@@ -49,6 +49,7 @@ def statement(events: Sequence[Mapping[str, Any]], sent: Sequence[Any] = ()) -> 
         spent=spent,
         largest=largest(spent),
         at_two=told[-1]["at_two"] if told else None,
+        budget=told[-1].get("budget") if told else None,
         rounds=len(rounds),
         finished=ended[-1:] == ["final"],
         lost=any(event["event"] == "client_failed" for event in events),
@@ -56,6 +57,7 @@ def statement(events: Sequence[Mapping[str, Any]], sent: Sequence[Any] = ()) -> 
         scored=any("clients" in event for event in rounds),
         sent=sent,
         epsilon=epsilon,
+        left_of=left_of,
         plural=plural,
         size=size,
     )

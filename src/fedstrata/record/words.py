@@ -52,6 +52,15 @@ def epsilon(value: float | None) -> str:
     return f"{math.ceil(value * 10**digits) / 10**digits:.{digits}f}"
 
 
+def left_of(value: float | None) -> str:
+    """Returns what is left of an epsilon, rounded down, so that no more is promised than there is.
+
+    >>> left_of(2.0051), left_of(0.0), left_of(None)
+    ('2.00', '0.00', '0.00')
+    """
+    return f"{math.floor(100 * (value or 0.0)) / 100:.2f}"
+
+
 def size(value: float | None) -> str:
     """Returns bytes in the unit that suits them: `3.2 MB`."""
     return ABSENT if value is None else decimal(round(value))

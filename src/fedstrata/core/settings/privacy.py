@@ -13,6 +13,28 @@ MOST_KNOWN_SITES = 1024
 """That a site's federation lock may name; those of one sum are fewer."""
 
 
+class BudgetSettings(Settings):
+    """What a site lets be spent of each unit over all runs; the site's own, and no server's."""
+
+    path: Annotated[str, Field(min_length=1)] = Field(
+        description="A file of the site's, made by its first run. The key of its pseudonyms lies beside it, "
+        "by the same name with .key (fedstrata keys new FILE.key --pseudonyms)."
+    )
+    epsilon: Positive = Field(description="What the runs together may spend of a unit; composed, not added.")
+    delta: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
+        description="Of that epsilon; the same in all runs of the file."
+    )
+    disjoint_sites: bool = Field(
+        default=False,
+        description="Whether no patient is at two sites, so that what is spent at a site is all there is. "
+        "If not, equal names at sites that share the file are one patient.",
+    )
+
+    def _misfits(self) -> Iterator[str]:
+        if self.path.endswith(".key"):
+            yield f"path must not end in .key, where the key of its pseudonyms lies, unlike {self.path!r}"
+
+
 class PrivacySettings(Settings):
     """Differential privacy by patient, at each client or over all of them, or by client at the server."""
 
@@ -87,6 +109,11 @@ class PrivacySettings(Settings):
         description="Clients whose updates must be in a sum (secure_aggregation), each of which insists on "
         "it; none: more than two thirds of those that began, and 3.",
     )
+    budget: BudgetSettings | None = Field(
+        default=None,
+        description="What may be spent over all runs at this site (mechanism local); no bound but that of "
+        "each run by itself if null.",
+    )
 
     @property
     def spends(self) -> bool:
@@ -104,7 +131,12 @@ class PrivacySettings(Settings):
         return sum(units.values()) if pooled else units[client]
 
     def _misfits(self) -> Iterator[str]:
-        if misfits := [*self._idle(), *self._missing(), *self._beyond_declared()]:
+        if misfits := [
+            *self._idle(),
+            *self._missing(),
+            *self._beyond_declared(),
+            *self._unbounded(),
+        ]:
             yield "; ".join(misfits)
 
     def _idle(self) -> Iterator[str]:
@@ -143,12 +175,29 @@ class PrivacySettings(Settings):
         if (self.epsilon is None) == (self.sigma is None):
             yield f"give epsilon, or sigma in its place, not {'none' if self.sigma is None else 'both'}"
 
+    def _unbounded(self) -> Iterator[str]:
+        """Yields why a budget cannot be kept, if it cannot."""
+        if self.budget is None:
+            return
+        if self.mechanism == "none":
+            yield "budget: nothing bounds what a run of mechanism 'none' spends; use 'local', or no budget"
+        elif self.mechanism == "central":
+            yield "budget: with mechanism 'central' a change leaves its site as it is; use 'local'"
+        if self.sigma == 0.0:
+            yield "budget: without noise (sigma 0) a run spends without bound; use epsilon, or no budget"
+        if self.noise == "seeded":
+            yield "budget: noise 'seeded' can be taken off again, and protects nobody; use 'secure'"
+        if self.unit == "window":
+            yield "budget: a window of one run is none of another's; use unit 'patient' or 'document'"
+
     def _beyond_declared(self) -> Iterator[str]:
         """Yields what does not go with the units that are declared."""
         most = max((self.units or {}).values(), default=0)
         if self.delta is not None and self.delta * most >= 1.0:
             why = f"for the {most} units that a client declares"
             yield f"delta must be below 1/{most}, {why}, not {self.delta:g}"
+        if self.budget is not None and self.budget.delta * most >= 1.0:
+            yield f"budget.delta must be below 1/{most}, as delta, not {self.budget.delta:g}"
         for name, count in (self.units or {}).items():
             if self.expected_batch is not None and count < self.expected_batch:
                 least = f"expected_batch ({self.expected_batch})"

@@ -1,0 +1,1 @@
+"""What may be learnt of each patient of a site over all runs: what was spent, and whether a run may begin."""

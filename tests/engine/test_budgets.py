@@ -1,0 +1,275 @@
+"""Runs with a budget over all runs: who is refused, what counts after a crash, and what a server hears."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from private_client import PRIVATE
+from remote_run import Clients, served
+from support import REPOSITORY, TINY, Call, RunTiny, executed
+
+from fedstrata.core.errors import ConfigurationError, FrameError
+from fedstrata.core.settings.run import RunSettings
+from fedstrata.core.settings.source import Source, read_source
+from fedstrata.engine.check import check_settings
+from fedstrata.engine.prepare import prepare, prepare_server
+from fedstrata.engine.run_folder import open_run
+from fedstrata.engine.shared_settings import shared_settings, with_shared
+from fedstrata.planning.plan import make_plan
+from fedstrata.privacy.budgets.accounts import Account
+from fedstrata.privacy.budgets.budget import read_budget
+from fedstrata.privacy.budgets.events import GAUSSIAN, MechanismEvent, composed
+from fedstrata.privacy.budgets.pseudonyms import PseudonymKey
+
+TURN = MechanismEvent(GAUSSIAN, 1.0, 0.25, 3)
+"""What `PRIVATE` releases in a turn."""
+DELTA = 0.001
+
+
+def cost(turns: int) -> float:
+    """What so many turns cost a unit."""
+    return composed([replace(TURN, steps=3 * turns)], DELTA)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    PseudonymKey.create(tmp_path / "budget.key")
+    return tmp_path / "budget.db"
+
+
+def budgeted(path: Path, turns: float, *, disjoint: bool = True) -> tuple[str, ...]:
+    """Overrides of a run of 2 rounds and a spare turn, under a cap of so many turns."""
+    cap, whether = 1.0001 * cost(int(turns)), str(disjoint).lower()
+    own = f"privacy.budget={{path: {path}, epsilon: {cap}, delta: {DELTA}, disjoint_sites: {whether}}}"
+    return (*PRIVATE, "privacy.noise=secure", "privacy.spare_turns=1", own)
+
+
+def accounts(path: Path) -> list[Account]:
+    return list(read_budget(path)[1].accounts.values())
+
+
+def test_runs_compose_until_one_would_pass_the_cap_which_does_not_start(
+    run_tiny: RunTiny, path: Path, tmp_path: Path
+) -> None:
+    own = budgeted(path, 6)
+    one, two = (run_tiny(*own, out=out) for out in ("one", "two"))
+    spent = [run.of("privacy")[-1]["budget"]["clients"] for run in (one, two)]
+    for turns, clients in zip((2, 4), spent, strict=True):
+        assert [each["spent"] for each in clients.values()] == pytest.approx(3 * [cost(turns)])
+    assert cost(4) < 2 * cost(2)
+    with pytest.raises(ConfigurationError, match=r"'site-1' would have spent .* reserves 3 turns of 3 steps"):
+        run_tiny(*own, out="three")
+    assert not (tmp_path / "three").exists()
+    assert len(accounts(path)) == 6
+    assert all(each.ended and each.charged == each.begun == each.committed == 2 for each in accounts(path))
+    statement = (two.folder / "privacy.md").read_text()
+    assert "## The budget over all runs" in statement
+    assert "no patient is at two sites" in statement
+
+
+@pytest.mark.slow
+def test_a_plan_shows_what_is_left_and_refuses_as_the_run_does(run_tiny: RunTiny, path: Path) -> None:
+    own = budgeted(path, 6)
+    for out in ("one", "two"):
+        run_tiny(*own, out=out)
+    plan = make_plan(read_source(None, [*TINY, *own, "federation.rounds=1"]), seconds=0.0)
+    assert plan.privacy is not None
+    budget = plan.privacy.clients["site-1"].budget
+    assert budget is not None
+    assert (budget.spent, budget.after) == (pytest.approx(cost(4)), pytest.approx(cost(6)))
+    with pytest.raises(ConfigurationError, match=r"privacy\.budget\.epsilon: a document of 'site-1'"):
+        make_plan(read_source(None, [*TINY, *own]), seconds=0.0)
+
+
+def test_a_run_that_was_stopped_keeps_all_it_had_reserved_until_it_has_gone_on_to_its_end(
+    run_tiny: RunTiny, path: Path, tmp_path: Path
+) -> None:
+    own = budgeted(path, 5)
+
+    def listen(event: str, facts: Mapping[str, Any]) -> None:
+        if event == "client" and facts["round"] == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        open_run(read_source(None, [*TINY, *own]), tmp_path / "part", listen, resume=False).execute()
+    assert sorted(each.charged for each in accounts(path)) == [3, 3, 3]
+    with pytest.raises(ConfigurationError, match="is spent or reserved by other runs"):
+        run_tiny(*own, out="other")
+    run_tiny(out="part", resume=True)
+    assert sorted(each.charged for each in accounts(path)) == [2, 2, 2]
+    run_tiny(*own, out="other")
+
+
+def test_a_run_without_its_budget_does_not_go_on(run_tiny: RunTiny, path: Path) -> None:
+    run_tiny(*budgeted(path, 9), "federation.rounds=1")
+    with pytest.raises(ConfigurationError, match=r"privacy.budget.* the run has"):
+        run_tiny("privacy.budget=null", "federation.rounds=2", resume=True)
+    path.unlink()
+    run_tiny("federation.rounds=2", resume=True)  # a lost one is begun with what the run itself knows
+    assert {each.begun for each in accounts(path)} == {2}
+
+
+def test_a_run_of_no_rounds_spends_nothing(run_tiny: RunTiny, path: Path) -> None:
+    run = run_tiny(*budgeted(path, 1), "federation.rounds=0")
+    assert {own["spent"] for own in run.of("privacy")[-1]["budget"]["clients"].values()} == {0.0}
+
+
+def patients(folder: Path) -> tuple[str, ...]:
+    """Notes of patients who have the same names at two sites."""
+    span = {"start": 0, "end": 7, "label": "drug"}
+    notes = [
+        {"id": f"{site}-{number}", "site": site, "text": "Aspirin was given.", "spans": [span]}
+        | {"metadata": {"patient": f"patient {number}", "split": "train" if number else "test"}}
+        for site in ("north", "south")
+        for number in range(5)
+    ]
+    (folder / "notes.jsonl").write_text("".join(json.dumps(note) + "\n" for note in notes))
+    return (
+        f"data={{format: jsonl, path: {folder / 'notes.jsonl'}}}",
+        "task.types=[drug]",
+        "privacy.unit=patient",
+        "privacy.units={north: 8, south: 8}",
+    )
+
+
+def test_equal_names_at_two_sites_are_one_patient_unless_sites_are_disjoint(
+    tmp_path: Path, path: Path
+) -> None:
+    data = patients(tmp_path)
+    together = [*TINY[3:], *budgeted(path, 3, disjoint=False), *data]
+    with pytest.raises(ConfigurationError, match="a patient of 'north' would have spent"):
+        executed(tmp_path / "one", together)
+    executed(tmp_path / "one", [*TINY[3:], *budgeted(path, 3), *data])
+    with pytest.raises(ConfigurationError, match="units go by their names at one site each"):
+        executed(tmp_path / "two", together)
+    other = path.with_name("other.db")
+    PseudonymKey.create(path.with_name("other.key"))
+    executed(tmp_path / "two", [*TINY[3:], *budgeted(other, 6, disjoint=False), *data])
+    assert composed([replace(TURN, steps=12)], DELTA) == pytest.approx(cost(4))
+    pooled = [*TINY[3:], *budgeted(other, 9, disjoint=False), *data, "method={name: centralized}"]
+    with pytest.raises(ConfigurationError, match=r"\d patients of 'pooled' have the name of one"):
+        executed(tmp_path / "three", pooled)
+    for written in (path, other):
+        assert b"patient 1" not in written.read_bytes()
+
+
+@pytest.mark.slow
+def test_workers_take_their_turns_down_in_the_same_budget(run_tiny: RunTiny, path: Path) -> None:
+    run_tiny(*budgeted(path, 6), "workers=2", "threads=1")
+    assert [(each.begun, each.committed, each.ended) for each in accounts(path)] == 3 * [(2, 2, True)]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("privacy.noise=seeded", "noise 'seeded' can be taken off again, and protects nobody"),
+        ("privacy.sigma=0", "without noise .* spends without bound"),
+        ("privacy.unit=window", "a window of one run is none of another's"),
+        ("privacy.budget.delta=0.2", r"budget.delta must be below 1/8"),
+        ("privacy.budget.path=own.key", "must not end in .key"),
+        ("privacy={mechanism: none}", "nothing bounds what a run of mechanism 'none' spends"),
+        ("privacy={mechanism: central, sigma: 1, delta: 0.1}", "with mechanism 'central' a change leaves"),
+    ],
+)
+def test_what_a_budget_cannot_bound_is_refused(path: Path, override: str, message: str) -> None:
+    settings = budgeted(path, 6)
+    source = read_source(None, [*TINY, *settings, override])
+    source.values["privacy"].setdefault("budget", {"path": str(path), "epsilon": 1.0, "delta": 0.001})
+    with pytest.raises(ConfigurationError, match=message):
+        prepare(source)
+
+
+def test_what_is_wrong_with_its_files_is_told_with_all_else(tmp_path: Path, path: Path) -> None:
+    key = path.with_name("budget.key")
+    key.unlink()
+    with pytest.raises(ConfigurationError) as caught:
+        prepare(read_source(None, [*TINY, *budgeted(path, 6), "training.epochs=2"]))
+    assert len(caught.value.problems) == 2
+    assert f"fedstrata keys new {key} --pseudonyms" in str(caught.value)
+    key.write_text("something")
+    key.chmod(0o600)
+    with pytest.raises(ConfigurationError, match=r"privacy.budget.path: .*holds no key of pseudonyms"):
+        prepare(read_source(None, [*TINY, *budgeted(path, 6)]))
+    key.chmod(0o644)
+    with pytest.raises(ConfigurationError, match="others may read"):
+        prepare(read_source(None, [*TINY, *budgeted(path, 6)]))
+
+
+def test_a_budget_is_a_sites_own_and_no_servers(path: Path, tmp_path: Path) -> None:
+    own = budgeted(path, 6)
+    with pytest.raises(ConfigurationError, match=r"privacy\.budget: .*it is each site's own"):
+        prepare_server(read_source(None, [*TINY, *own]), ["site-1", "site-2", "site-3"])
+    server = prepare_server(read_source(None, [*TINY, *own[:-1]]), ["site-1", "site-2", "site-3"])
+    told = shared_settings(server)
+    budget = {"path": "budget.db", "epsilon": 1.0, "delta": 0.001}
+    site = {"data": {"format": "synthetic", "types": ["drug"]}, "privacy": {"budget": budget}}
+    settings: RunSettings = check_settings(with_shared(Source(site, {}), told)).settings
+    assert settings.privacy.budget is not None
+    assert settings.privacy.steps == 3
+    told["settings"]["privacy"]["budget"] = budget
+    with pytest.raises(FrameError, match="which is a site's to say"):
+        with_shared(Source({}, {}), told)
+
+
+@pytest.mark.slow
+def test_a_served_site_refuses_by_its_own_budget_and_says_no_more_than_that(
+    tmp_path: Path, clients: Clients
+) -> None:
+    """Each site keeps its own; here all three name one, as one site would in three runs."""
+    PseudonymKey.create(tmp_path / "budget.key")
+    path = tmp_path / "budget.db"
+    *run, own = budgeted(path, 3)
+    site = (*run, "threads=1")
+    served(tmp_path / "one", clients, *site, own=[own])
+    assert [(each.begun, each.committed, each.ended) for each in accounts(path)] == 3 * [(2, 2, True)]
+    assert "budget" in (tmp_path / "one" / "site-1.txt").read_text().split()
+    with pytest.raises(Exception, match="no room for this run") as caught:
+        served(tmp_path / "two", clients, *site, own=[own])
+    for told in (str(caught.value), (tmp_path / "two" / "run" / "record.jsonl").read_text()):
+        assert "would have spent" not in told
+        assert "budget.db" not in told
+        assert f"{cost(2):.5g}" not in told
+    said = [out.read_text() for out in (tmp_path / "two").glob("site-*.txt")]
+    assert any("budget_refused" in each for each in said), "whichever came first; its people hear why"
+    assert len(accounts(path)) == 3
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_has_spent_all_it_reserved(tmp_path: Path, path: Path) -> None:
+    """`fedstrata run` in a process of its own, killed when a round is committed, and gone on with."""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src"), "OMP_NUM_THREADS": "1"}
+    settings = [*TINY, *budgeted(path, 9), "federation.rounds=4"]
+    command = [sys.executable, "-m", "fedstrata", "run", "--out", str(tmp_path / "run")]
+    (tmp_path / "own.yaml").write_text("name: own\n")
+    with subprocess.Popen(
+        [*command, "own.yaml", *settings], env=environment, cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("round 1:"):
+                process.send_signal(signal.SIGKILL)
+    assert {each.charged for each in accounts(path)} == {5}
+    assert not any(each.ended for each in accounts(path))
+    subprocess.run([*command, "--resume"], env=environment, cwd=tmp_path, check=True, capture_output=True)
+    after = accounts(path)
+    assert all(each.ended and 4 <= each.begun <= 5 for each in after)
+
+
+@pytest.mark.slow
+def test_every_run_of_a_comparison_counts_the_tuning_ones_too(call: Call, tmp_path: Path) -> None:
+    PseudonymKey.create(tmp_path / "budget.key")
+    (tmp_path / "own.yaml").write_text("name: own\n")
+    own = [*TINY, *budgeted(tmp_path / "budget.db", 9), "sweep.seeds=[0, 1]"]
+    tune = "sweep.tune={setting: training.learning_rate, values: [0.01, 0.02]}"
+    told = call("compare", "own.yaml", *own, tune, "--out", "all", "--jobs", 2)
+    assert told.status == 0, told.err
+    assert len(accounts(tmp_path / "budget.db")) == 3 * 3

@@ -1,0 +1,80 @@
+"""What runs have spent together: composed, never added, and never less than what anyone has spent."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import examples
+
+from fedstrata.privacy.accounting import Mechanism, epsilon_of
+from fedstrata.privacy.budgets import events
+from fedstrata.privacy.budgets.events import (
+    GAUSSIAN,
+    MechanismEvent,
+    composed,
+    exceeds,
+    largest,
+    profile_of,
+)
+
+DELTA = 1e-4
+
+
+def event(steps: int, sigma: float = 1.0, rate: float = 0.1) -> MechanismEvent:
+    return MechanismEvent(GAUSSIAN, sigma, rate, steps)
+
+
+@pytest.mark.parametrize(("runs", "steps"), [(2, 50), (10, 10), (20, 15)])
+def test_so_many_runs_are_one_long_run_and_less_than_their_epsilons_together(runs: int, steps: int) -> None:
+    together = composed([event(steps)] * runs, DELTA)
+    assert together == pytest.approx(epsilon_of([Mechanism(1.0, 0.1, runs * steps)], DELTA), rel=1e-6)
+    alone = composed([event(steps)], DELTA)
+    assert alone < together < runs * alone
+
+
+def test_twenty_runs_of_which_no_two_are_alike_compose() -> None:
+    """Between what they would be with the least and the most noise, and below their sum."""
+    together = composed([event(10, sigma=1.0 + 0.05 * number) for number in range(20)], DELTA)
+    most, least = (composed([event(200, sigma=sigma)], DELTA) for sigma in (1.0, 1.95))
+    assert least < together < most
+    assert together < 20 * composed([event(10, sigma=1.95)], DELTA), "of which none is less than this"
+
+
+def test_a_mechanism_without_a_rule_is_no_gaussian() -> None:
+    with pytest.raises(ValueError, match="cannot be composed: skellam"):
+        composed([MechanismEvent("skellam", 1.0, 0.1, 5), event(5)], DELTA)
+
+
+PROFILES = st.dictionaries(
+    st.lists(st.tuples(st.sampled_from([0.8, 1.5]), st.integers(0, 4)), max_size=4).map(
+        lambda runs: profile_of(event(10 * count, sigma) for sigma, count in runs)
+    ),
+    st.integers(1, 9),
+    max_size=6,
+)
+
+
+@given(PROFILES)
+@examples(30)
+def test_the_largest_is_that_of_whoever_spent_most(profiles: dict[tuple[MechanismEvent, ...], int]) -> None:
+    every = [composed(profile, DELTA) for profile in profiles]
+    found = largest(profiles, DELTA)
+    assert max((own.epsilon for own in found), default=0.0) == max(every, default=0.0)
+    assert sum(own.units for own in found) <= sum(profiles.values())
+    cap = max(every, default=0.0)
+    assert not exceeds(profiles, DELTA, cap)
+    assert exceeds(profiles, DELTA, 0.999 * cap - 1e-9) or not profiles or cap == 0.0
+
+
+def test_of_very_many_different_units_the_figure_is_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One could not work out an epsilon for each: neighbours are as if they were in what any of them was."""
+    monkeypatch.setattr(events, "MOST_FIGURES", 4)
+    profiles = {
+        profile_of([event(10 * number, 1.0), event(10 * (12 - number), 1.5)]): 1 for number in range(1, 12)
+    }
+    found = largest(profiles, DELTA)
+    assert len(found) == 4
+    assert sum(own.units for own in found) == 11
+    most, everything = max(composed(own, DELTA) for own in profiles), [event(110, 1.0), event(110, 1.5)]
+    assert most <= found[0].epsilon < composed(everything, DELTA)
