@@ -90,6 +90,7 @@ def test_a_plan_shows_what_is_left_and_refuses_as_the_run_does(run_tiny: RunTiny
         make_plan(read_source(None, [*TINY, *own]), seconds=0.0)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_keeps_all_it_had_reserved_until_it_has_gone_on_to_its_end(
     run_tiny: RunTiny, path: Path, tmp_path: Path
 ) -> None:
@@ -109,6 +110,7 @@ def test_a_run_that_was_stopped_keeps_all_it_had_reserved_until_it_has_gone_on_t
     run_tiny(*own, out="other")
 
 
+@pytest.mark.slow
 def test_a_run_without_its_budget_does_not_go_on(run_tiny: RunTiny, path: Path) -> None:
     run_tiny(*budgeted(path, 9), "federation.rounds=1")
     with pytest.raises(ConfigurationError, match=r"privacy.budget.* the run has"):

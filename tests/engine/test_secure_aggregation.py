@@ -85,6 +85,7 @@ def test_a_client_that_is_lost_before_its_update_is_summed_does_not_count(
         assert not torch.equal(*(next(iter(own.state.tensors.values())) for own in (run, whole)))
 
 
+@pytest.mark.slow
 def test_the_mean_is_that_of_who_is_left_whenever_the_other_was_lost(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +106,7 @@ def test_a_round_that_needs_everybody_ends_the_run_as_it_does_without(
         run_tiny(*SECURE, "federation.min_clients=null")
 
 
+@pytest.mark.slow
 def test_drop_outs_cost_keys_and_a_plan_and_too_many_of_them_the_round(
     run_tiny: RunTiny, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -219,6 +221,7 @@ def test_a_killed_run_begins_a_sum_anew_or_finishes_it_or_does_without(
         assert_same_tensors(resumed.state.tensors, whole.state.tensors)
 
 
+@pytest.mark.slow
 def test_a_sum_that_is_finished_after_a_kill_is_of_those_who_began_it(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,7 +89,7 @@ def test_the_unmasked_integers_are_the_plain_sum_of_what_clients_have_rounded(
 
 @pytest.mark.parametrize(
     "overrides",
-    [LAYERS, (*LAYERS, *JOINT), pytest.param((*LAYERS, *PRIVATE), marks=pytest.mark.slow)],
+    [LAYERS, *(pytest.param((*LAYERS, *own), marks=pytest.mark.slow) for own in (JOINT, PRIVATE))],
     ids=["plain", "joint", "private"],
 )
 def test_workers_give_the_same_bits(run_tiny: RunTiny, overrides: tuple[str, ...]) -> None:

@@ -33,6 +33,7 @@ def test_so_many_runs_are_one_long_run_and_less_than_their_epsilons_together(run
     assert alone < together < runs * alone
 
 
+@pytest.mark.slow
 def test_twenty_runs_of_which_no_two_are_alike_compose() -> None:
     """Between what they would be with the least and the most noise, and below their sum."""
     together = composed([event(10, sigma=1.0 + 0.05 * number) for number in range(20)], DELTA)
