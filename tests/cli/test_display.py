@@ -12,7 +12,7 @@ from markupsafe import Markup
 from rich.console import Console
 from support import RunTiny
 
-from fedstrata.cli.display import Display
+from fedstrata.cli.display import Display, without_scores
 from fedstrata.metrics.spans import OVERALL
 
 NAMES = ["micro_f1", "macro_f1", "micro_auc", "macro_auc", "precision_at_5", "precision_at_8"]
@@ -194,3 +194,13 @@ def test_the_last_lines_say_what_was_spent_and_what_it_does_not_cover() -> None:
     nothing = shown(["f1"], 200, privacy=spent | {"sigma": 0.0, "epsilon": None})
     assert any("there is no epsilon and nothing is protected" in line for line in nothing)
     assert not any("psilon" in line for line in shown(["f1"], 200))
+
+
+@pytest.mark.parametrize("mechanism", [None, "local"])
+def test_scores_that_sites_keep_to_themselves_are_not_said_to_lack_documents(mechanism: str | None) -> None:
+    summary = {
+        "privacy": {"mechanism": mechanism},
+        "secure_aggregation": None if mechanism else {"range": 1.0},
+    }
+    assert "tell none (privacy.scores: none)" in without_scores(summary)
+    assert "tell none" not in without_scores({"privacy": {"mechanism": None}, "secure_aggregation": None})

@@ -7,6 +7,7 @@ import re
 import shutil
 from pathlib import Path
 
+import pytest
 from support import REPOSITORY, Call, RunTiny
 
 METHOD = ("method={name: layer_skipping, top: 1}", "threads=1")
@@ -132,3 +133,21 @@ def test_heads_that_the_site_has_not_signed_are_refused(
     told = call("ledger", "verify", ledger, "--witnessed", known, "--lock", lock)
     assert told.status == 2
     assert f"entry {number} was not signed by the identity of 'site-2' in the lock" in told.err
+
+
+def test_a_file_of_witnesses_that_says_nothing_of_the_client_checks_nothing_and_is_refused(
+    call: Call, run_once: RunTiny, tmp_path: Path
+) -> None:
+    run = folder_of(run_once, tmp_path, "privacy.secure_aggregation=true")
+    site = run / "clients" / "site-2"
+    for path in (site / "witnessed.jsonl", site / "egress.jsonl"):
+        told = call("ledger", "verify", site, "--witnessed", path, "--lock", site / "federation.lock")
+        assert told.status == 2
+        assert f"--witnessed: {path}" in told.err
+
+
+@pytest.mark.parametrize("head", ["", "abc", 64 * "A"])
+def test_a_head_that_is_no_hash_is_refused(call: Call, tmp_path: Path, head: str) -> None:
+    (tmp_path / "egress.jsonl").touch()
+    told = call("ledger", "verify", tmp_path, "--head", head)
+    assert (told.status, f"--head: must be 64 digits of 0-9 and a-f, not {head!r}" in told.err) == (2, True)

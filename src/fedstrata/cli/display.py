@@ -153,7 +153,7 @@ class Display(EventDisplay):
         if any(rows.values()):
             self._console.print(_table(title, names[:shown], rows))
         else:
-            self.say("no test documents, so there are no scores; data.split.test sets some aside")
+            self.say(without_scores(summary))
         if rest := [name for name in every if name not in names[:shown]]:
             self.say(f"in summary.json as well: {', '.join(rest)}")
         if len(clients) < len(scores["clients"]):
@@ -197,6 +197,17 @@ def _lost(facts: Mapping[str, Any]) -> list[str]:
     """Says of a round how many clients it lost, if any, and whether it was abandoned for it."""
     lost = [f"{len(facts['failed'])} of {len(facts['exchanges'])} clients lost"] if facts["failed"] else []
     return [*lost, "abandoned"] if facts["abandoned"] else lost
+
+
+def without_scores(summary: Mapping[str, Any]) -> str:
+    """Returns why there are no scores; sites that tell none look as if they had no documents."""
+    privacy = summary.get("privacy") or {}
+    if summary.get("secure_aggregation") or privacy.get("mechanism") in {"local", "joint"}:
+        return (
+            "no scores: clients that are processes of their own tell none (privacy.scores: none), or there "
+            "are no test documents (data.split.test)"
+        )
+    return "no test documents, so there are no scores; data.split.test sets some aside"
 
 
 def _first(scores: Mapping[str, Any]) -> Mapping[str, float]:

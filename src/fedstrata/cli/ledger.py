@@ -73,6 +73,10 @@ def verify(
     if (head or witnessed) and len(ledgers) > 1:
         message = f"is of one ledger, and {path} holds {len(ledgers)}; name one of them"
         raise ConfigurationError([Problem("--head" if head else "--witnessed", message)])
+    if head is not None and not ledger_verification.is_hash(head):
+        raise ConfigurationError(
+            [Problem("--head", f"must be 64 digits of 0-9 and a-f, not {printable(head, 80)!r}")]
+        )
     heads = {head: "--head"} if head else {}
     if witnessed or lock:
         heads |= _witnessed(ledgers[0], witnessed, lock)

@@ -62,6 +62,11 @@ def canonical(line: Line) -> bytes:
     return _ENCODER.encode(line).encode()
 
 
+def is_hash(text: str) -> bool:
+    """Whether a text is written as the hash of a line is."""
+    return _HASH.fullmatch(text) is not None
+
+
 def hash_of_line(line: Line) -> str:
     """Returns the hash of all of a line but for the hash that it holds itself."""
     text = canonical({name: value for name, value in line.items() if name != "hash"})
@@ -167,7 +172,7 @@ def _wrong_in(line: Line) -> str:
         return (
             f"its fields are not those of a line: {printable(', '.join(sorted(line.keys() ^ _FIELDS)), 200)}"
         )
-    hashes = all(isinstance(line[name], str) and _HASH.fullmatch(line[name]) for name in ("before", "frame"))
+    hashes = all(isinstance(line[name], str) and is_hash(line[name]) for name in ("before", "frame"))
     sound = {
         "version": line["version"] == VERSION and type(line["version"]) is int,
         "before or frame": hashes,

@@ -54,14 +54,15 @@ def heads_witnessed(path: Path, client: str, lock: Lock) -> dict[str, str]:
         By head the sum that it came with, in words.
 
     Raises:
-        ConfigurationError: The file cannot be read, the lock does not have the client, or the client has not
-            signed what stands there.
+        ConfigurationError: The file cannot be read or holds nothing of the client, the lock does not have the
+            client, or the client has not signed what stands there.
     """
     if client not in lock:
         raise ConfigurationError([Problem("--lock", f"does not name client {printable(client)!r}")])
     if not path.is_file():
         raise ConfigurationError([Problem("--witnessed", f"there is no file {path}")])
     found: dict[str, str] = {}
+    bundles = 0
     for number, event in enumerate(read_events(path), start=1):
         try:
             bundle = KeyBundle.model_validate(event.get("keys"))
@@ -73,6 +74,10 @@ def heads_witnessed(path: Path, client: str, lock: Lock) -> dict[str, str]:
         if not is_signed(lock[client], bytes.fromhex(bundle.signature), signed_keys(bundle)):
             message = f"{path}: entry {number} was not signed by the identity of {client!r} in the lock"
             raise ConfigurationError([Problem("--witnessed", message)])
+        bundles += 1
         if bundle.ledger_head != NOTHING:
             found.setdefault(bundle.ledger_head, str(bundle.sum))
+    if not bundles:
+        message = f"{path} holds nothing that {printable(client)!r} has signed; take that of another site"
+        raise ConfigurationError([Problem("--witnessed", message)])
     return found
