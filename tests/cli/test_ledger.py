@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 from support import REPOSITORY, Call, RunTiny
 
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.privacy.federation_lock import read_lock
+from fedstrata.privacy.ledger_witness import heads_witnessed
+
 METHOD = ("method={name: layer_skipping, top: 1}", "threads=1")
 
 
@@ -151,3 +155,13 @@ def test_a_head_that_is_no_hash_is_refused(call: Call, tmp_path: Path, head: str
     (tmp_path / "egress.jsonl").touch()
     told = call("ledger", "verify", tmp_path, "--head", head)
     assert (told.status, f"--head: must be 64 digits of 0-9 and a-f, not {head!r}" in told.err) == (2, True)
+
+
+def test_heads_of_another_run_are_not_looked_for(run_once: RunTiny, tmp_path: Path) -> None:
+    """A site has one identity over many runs, and a ledger for each."""
+    site = folder_of(run_once, tmp_path, "privacy.secure_aggregation=true") / "clients" / "site-1"
+    known, lock = site / "witnessed.jsonl", read_lock(site / "federation.lock")
+    own = json.loads(known.read_text().splitlines()[0])["keys"]["sum"]["run"]
+    assert len(heads_witnessed(known, "site-2", own, lock)) == 1
+    with pytest.raises(ConfigurationError, match=r"nothing that 'site-2' has signed in run another"):
+        heads_witnessed(known, "site-2", "another", lock)

@@ -107,7 +107,7 @@ def _witnessed(ledger: Path, witnessed: Path | None, lock: Path | None) -> dict[
     if first is None:
         message = f"{ledger} has no line, and nobody's heads are looked for"
         raise ConfigurationError([Problem("PATH", message)])
-    return heads_witnessed(witnessed, first["client"], read_lock(lock))
+    return heads_witnessed(witnessed, first["client"], first["run"], read_lock(lock))
 
 
 def _sound(ledger: Path, wrong: list[FedstrataError]) -> Iterator[Line]:

@@ -42,20 +42,21 @@ def witness(folder: Path, bundles: Iterable[KeyBundle]) -> None:
         log.close()
 
 
-def heads_witnessed(path: Path, client: str, lock: Lock) -> dict[str, str]:
+def heads_witnessed(path: Path, client: str, run: str | None, lock: Lock) -> dict[str, str]:
     """Returns the heads of a client's ledger that a site has kept.
 
     Args:
         path: What the site has kept.
         client: Whose ledger it is about.
+        run: The id of its run; none of a simulation, whose identities are of one run alone.
         lock: The identities that whoever asks knows.
 
     Returns:
         By head the sum that it came with, in words.
 
     Raises:
-        ConfigurationError: The file cannot be read or holds nothing of the client, the lock does not have the
-            client, or the client has not signed what stands there.
+        ConfigurationError: The file cannot be read or holds nothing of the client in the run, the lock does
+            not have the client, or the client has not signed what stands there.
     """
     if client not in lock:
         raise ConfigurationError([Problem("--lock", f"does not name client {printable(client)!r}")])
@@ -74,10 +75,15 @@ def heads_witnessed(path: Path, client: str, lock: Lock) -> dict[str, str]:
         if not is_signed(lock[client], bytes.fromhex(bundle.signature), signed_keys(bundle)):
             message = f"{path}: entry {number} was not signed by the identity of {client!r} in the lock"
             raise ConfigurationError([Problem("--witnessed", message)])
+        if run not in {None, bundle.sum.run}:
+            continue  # one identity serves many runs, each with a ledger of its own
         bundles += 1
         if bundle.ledger_head != NOTHING:
             found.setdefault(bundle.ledger_head, str(bundle.sum))
     if not bundles:
-        message = f"{path} holds nothing that {printable(client)!r} has signed; take that of another site"
+        signed = f"nothing that {printable(client)!r} has signed" + (
+            f" in run {printable(run)}" if run else ""
+        )
+        message = f"{path} holds {signed}; take that of another site of the same run"
         raise ConfigurationError([Problem("--witnessed", message)])
     return found

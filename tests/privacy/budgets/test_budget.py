@@ -337,3 +337,12 @@ def test_a_turn_without_an_account_does_not_begin(tmp_path: Path) -> None:
     assert (tmp_path / "site" / TOKEN).exists()
     assert account_id(tmp_path / "site", TURN) == first
     assert account_id(tmp_path / "site", replace(TURN, sigma=0.9)) != first
+
+
+def test_a_budget_that_no_longer_says_what_it_is_of_is_not_taken_for_a_new_one(path: Path) -> None:
+    reserve(path, TERMS, [asked("one")], cost(7))
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM terms")
+    for use in (lambda: read_budget(path), lambda: reserve(path, TERMS, [asked("two")], cost(7))):
+        with pytest.raises(ConfigurationError, match=r"does not say what its figures are of"):
+            use()

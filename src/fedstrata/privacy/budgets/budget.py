@@ -142,7 +142,21 @@ def read_budget(path: Path) -> tuple[Mapping[str, str], Book]:
     with reading(path) as connection:
         if connection is None:
             raise ConfigurationError([Problem("", f"{path} holds no budget: no run has reserved anything")])
-        return dict(connection.execute("SELECT name, value FROM terms")), Book.read(connection)
+        return _terms_in(connection, path), Book.read(connection)
+
+
+def _terms_in(connection: sqlite3.Connection, path: Path) -> dict[str, str]:
+    """Returns what holds of a budget, by name; nothing of one in which nothing was ever reserved.
+
+    Raises:
+        ConfigurationError: It has accounts, and does not say what they are of.
+    """
+    there = dict(connection.execute("SELECT name, value FROM terms"))
+    (accounts,) = connection.execute("SELECT COUNT(*) FROM accounts").fetchone()
+    if accounts and not there.keys() >= {"unit", "delta", "key", "named_by", "epsilon"}:
+        message = f"{path} does not say what its figures are of: it was changed; restore it"
+        raise ConfigurationError([Problem("privacy.budget.path", message)])
+    return there
 
 
 def _count(path: Path, account: str, what: str, where: str) -> None:
@@ -167,7 +181,7 @@ def _require_terms(connection: sqlite3.Connection, terms: Terms, path: Path) -> 
         ConfigurationError: Something else holds of it.
     """
     wanted = {"unit": terms.unit, "delta": repr(terms.delta), "key": terms.key, "named_by": terms.named_by}
-    there = dict(connection.execute("SELECT name, value FROM terms"))
+    there = _terms_in(connection, path)
     if not there:
         connection.executemany("INSERT INTO terms VALUES (?, ?)", wanted.items())
         return
