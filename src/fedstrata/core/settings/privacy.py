@@ -9,8 +9,15 @@ from fedstrata.core.settings.base import Count, NotNegative, Positive, Settings,
 
 LEAST_SITES, MOST_SITES = 3, 64
 """Of one masked sum: with two, each could subtract its own; more than 64 would overflow the ring."""
+MOST_EPSILON = 1000.0
+"""Above it nothing is bounded that anyone could notice, and the accountant has no figures."""
+MOST_STEPS = 10**5
+"""Of a client in a round: beyond what any takes, and within what the accountant can compose."""
 MOST_KNOWN_SITES = 1024
 """That a site's federation lock may name; those of one sum are fewer."""
+
+
+Epsilon = Annotated[float, Field(gt=0.0, le=MOST_EPSILON)]
 
 
 class BudgetSettings(Settings):
@@ -20,7 +27,7 @@ class BudgetSettings(Settings):
         description="A file of the site's, made by its first run. The key of its pseudonyms lies beside it, "
         "by the same name with .key (fedstrata keys new FILE.key --pseudonyms)."
     )
-    epsilon: Positive = Field(description="What the runs together may spend of a unit; composed, not added.")
+    epsilon: Epsilon = Field(description="What the runs together may spend of a unit; composed, not added.")
     delta: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
         description="Of that epsilon; the same in all runs of the file."
     )
@@ -54,7 +61,7 @@ class PrivacySettings(Settings):
         default=None,
         description="How many units each client declares to have, which is public; it may have fewer.",
     )
-    epsilon: Positive | None = Field(default=None, description="Of the whole run; the noise follows from it.")
+    epsilon: Epsilon | None = Field(default=None, description="Of the whole run; the noise follows from it.")
     delta: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
         default=None, description="Below 1 over the most units that a client declares."
     )
@@ -69,10 +76,10 @@ class PrivacySettings(Settings):
     expected_batch: Count | None = Field(
         default=None, description="Units that a step sees on average; each is drawn by itself."
     )
-    steps: Count | None = Field(
+    steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] | None = Field(
         default=None, description="Of a client's local training in a round (mechanism joint: 1)."
     )
-    spare_turns: Annotated[int, Field(ge=0)] = Field(
+    spare_turns: Annotated[int, Field(ge=0, le=1000)] = Field(
         default=2,
         description="Turns that a client may be killed in and take again (central: rounds): each has spent "
         "what a whole one spends, and the noise allows for them.",
@@ -98,7 +105,7 @@ class PrivacySettings(Settings):
         description="Clients of a round that may tell the server their share of the noise (mechanism joint), "
         "for which the others make up; none: fewer than a third.",
     )
-    range: Positive = Field(
+    range: Annotated[float, Field(gt=0.0, le=1024.0)] = Field(
         default=1.0,
         description="Largest change of a number in the first round that is summed (secure_aggregation, not "
         "with mechanism joint); later 64 times the root mean square of its tensor's last change, and at "
