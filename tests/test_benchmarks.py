@@ -182,7 +182,9 @@ def test_two_mistakes_in_the_mechanism_are_noticed() -> None:
     assert json.loads(done.stdout.splitlines()[-1]) == {"mutants": 2, "killed": 2}
 
 
-@pytest.mark.parametrize("file", ["mutations", "secure_sum_mutations", "budget_mutations"])
+@pytest.mark.parametrize(
+    "file", ["mutations", "secure_sum_mutations", "budget_mutations", "joint_noise_mutations"]
+)
 def test_every_mistake_is_one_in_the_mechanism_as_it_is(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(REPOSITORY / "benchmarks" / "privacy")
     mutations = benchmark("privacy/mutations.py")

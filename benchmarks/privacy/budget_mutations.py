@@ -115,11 +115,21 @@ MUTANTS = [
         [
             (
                 EVENTS,
-                "counts[event.kind, event.sigma, event.rate] += event.steps",
-                "counts[event.kind, event.sigma, event.rate] += event.steps * (event.sigma == 1.0)",
+                "counts[replace(event, steps=1)] += event.steps",
+                "counts[replace(event, steps=1)] += event.steps * (event.sigma == 1.0)",
             )
         ],
         [f"{OF_BUDGET}::test_runs_of_other_noise_compose"],
+    ),
+    Mutant(
+        "other noise beside Gaussian noise is free",
+        [(EVENTS, "return max(*alone, min(together, added))", "return max(alone)")],
+        [f"{OF_EVENTS}::test_both_kinds_together_are_no_less_than_the_divergences_say"],
+    ),
+    Mutant(
+        "somebody at two clients has joint noise twice",
+        [(OF_RUN, "if both := [name for name in each.units if name in seen]:", "if both := []:")],
+        [f"{OF_RUNS}::test_nobody_at_two_clients_has_joint_noise_twice"],
     ),
     Mutant(
         "the least that anyone has spent counts",

@@ -273,7 +273,7 @@ MUTANTS = [
     ),
     Mutant(
         "a repeated order is computed anew",
-        [(TURN, "before = release.finished(store) if release and keeps else None", "before = None")],
+        [(TURN, "before = release.finished(store) if release else None", "before = None")],
         [f"{OF_TURNS}::test_a_repeated_order_is_one_release_and_a_killed_one_is_spent"],
     ),
     Mutant(

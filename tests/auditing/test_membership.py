@@ -13,6 +13,8 @@ from fedstrata.auditing import audit_report
 from fedstrata.auditing.membership import Membership, Target, audit_membership
 from fedstrata.core.errors import ConfigurationError, FedstrataError
 from fedstrata.core.settings.source import read_source
+from fedstrata.privacy.budgets.budget import read_budget
+from fedstrata.privacy.budgets.pseudonyms import PseudonymKey
 
 NER = "task={name: ner, types: [problem, test, treatment, drug], max_length: 64, stride: 8}"
 TEXTS = "data={format: synthetic, synthetic: {sites: 3, notes: 12}}"
@@ -103,6 +105,20 @@ def test_canaries_are_units_that_their_client_declares() -> None:
             "privacy.mechanism: 'central' protects clients as a whole",
         ),
         (
+            ("method={name: fedavg}", "privacy={secure_aggregation: true}"),
+            "privacy.secure_aggregation: hides single updates, by which canaries are told apart",
+        ),
+        (
+            (
+                private(1.0),
+                "privacy.mechanism=joint",
+                "privacy.secure_aggregation=true",
+                "privacy.steps=null",
+                "method={name: fedavg}",
+            ),
+            "since 'joint' needs it",
+        ),
+        (
             (TEXTS, "task={name: lm}", private(1.0, "window", 200)),
             "privacy.unit: 'window' of task lm are windows of several documents",
         ),
@@ -119,6 +135,23 @@ def test_strangers_hold_no_canaries_and_who_sends_nothing_shows_nothing() -> Non
         audited(canaries=10, clients=("north",))
     with pytest.raises(FedstrataError, match="no parameter of the model has left site-1"):
         audited("method={name: local_only}", canaries=10)
+
+
+def test_an_audit_spends_of_a_budget_as_a_run_does_and_ends_there(tmp_path: Path) -> None:
+    """The real patients are in it: what it reserved and did not begin is free again."""
+    PseudonymKey.create(tmp_path / "budget.key")
+    path = tmp_path / "budget.db"
+    budget = f"privacy.budget={{path: {path}, epsilon: 100, delta: 0.001, disjoint_sites: true}}"
+    own = (private(1.0), "privacy.noise=secure", "privacy.spare_turns=1", budget)
+    audited(*own, "federation.rounds=1", canaries=30)
+    _, book = read_budget(path)
+    assert [(each.client, each.reserved, each.begun) for each in book.accounts.values()] == [
+        (f"site-{number}", 2, 1) for number in (1, 2, 3)
+    ]
+    assert all(each.ended and each.charged == each.committed == 1 for each in book.accounts.values())
+    assert len(book.cohorts) > 15, "canaries that are trained on, and patients"
+    with pytest.raises(ConfigurationError, match=r"privacy.budget.epsilon: a patient of 'site-1'"):
+        audited(*own, "privacy.budget.epsilon=0.1", canaries=30)
 
 
 def test_the_command_says_and_writes_what_was_found(call: Call, tmp_path: Path, run_tiny: RunTiny) -> None:

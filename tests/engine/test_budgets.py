@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from private_client import PRIVATE
+from private_client import JOINT, PRIVATE
 from remote_run import Clients, served
 from support import REPOSITORY, TINY, Call, RunTiny, executed
 
@@ -27,7 +27,7 @@ from fedstrata.engine.shared_settings import shared_settings, with_shared
 from fedstrata.planning.plan import make_plan
 from fedstrata.privacy.budgets.accounts import Account
 from fedstrata.privacy.budgets.budget import read_budget
-from fedstrata.privacy.budgets.events import GAUSSIAN, MechanismEvent, composed
+from fedstrata.privacy.budgets.events import GAUSSIAN, SKELLAM, MechanismEvent, composed
 from fedstrata.privacy.budgets.pseudonyms import PseudonymKey
 
 TURN = MechanismEvent(GAUSSIAN, 1.0, 0.25, 3)
@@ -125,13 +125,13 @@ def test_a_run_of_no_rounds_spends_nothing(run_tiny: RunTiny, path: Path) -> Non
     assert {own["spent"] for own in run.of("privacy")[-1]["budget"]["clients"].values()} == {0.0}
 
 
-def patients(folder: Path) -> tuple[str, ...]:
-    """Notes of patients who have the same names at two sites."""
+def patients(folder: Path, sites: Sequence[str] = ("north", "south")) -> tuple[str, ...]:
+    """Notes of patients who have the same names at these sites."""
     span = {"start": 0, "end": 7, "label": "drug"}
     notes = [
         {"id": f"{site}-{number}", "site": site, "text": "Aspirin was given.", "spans": [span]}
         | {"metadata": {"patient": f"patient {number}", "split": "train" if number else "test"}}
-        for site in ("north", "south")
+        for site in sites
         for number in range(5)
     ]
     (folder / "notes.jsonl").write_text("".join(json.dumps(note) + "\n" for note in notes))
@@ -139,7 +139,7 @@ def patients(folder: Path) -> tuple[str, ...]:
         f"data={{format: jsonl, path: {folder / 'notes.jsonl'}}}",
         "task.types=[drug]",
         "privacy.unit=patient",
-        "privacy.units={north: 8, south: 8}",
+        f"privacy.units={{{', '.join(f'{site}: 8' for site in sites)}}}",
     )
 
 
@@ -162,6 +162,33 @@ def test_equal_names_at_two_sites_are_one_patient_unless_sites_are_disjoint(
         executed(tmp_path / "three", pooled)
     for written in (path, other):
         assert b"patient 1" not in written.read_bytes()
+
+
+def test_runs_with_joint_noise_compose_with_those_of_noise_at_clients(run_tiny: RunTiny, path: Path) -> None:
+    """Spent is that of Skellam steps, begun and committed by each site; then of both kinds."""
+    own = (*budgeted(path, 9)[2:], "federation.rounds=1")
+    run = run_tiny(*JOINT, *own, "privacy.budget.epsilon=50", out="one")
+    assert {(each.turn.kind, each.turn.steps, each.turn.rate) for each in accounts(path)} == {
+        (SKELLAM, 1, 0.25)
+    }
+    assert [(each.begun, each.committed, each.ended) for each in accounts(path)] == 3 * [(1, 1, True)]
+    (one,) = {own["spent"] for own in run.of("privacy")[-1]["budget"]["clients"].values()}
+    turn = accounts(path)[0].turn
+    assert one == composed([turn], DELTA)
+    run = run_tiny(*budgeted(path, 9), "federation.rounds=1", "privacy.budget.epsilon=50", out="two")
+    (two,) = {own["spent"] for own in run.of("privacy")[-1]["budget"]["clients"].values()}
+    assert two == composed([turn, TURN], DELTA) > max(one, cost(1))
+    with pytest.raises(ConfigurationError, match="'site-1' would have spent"):
+        run_tiny(*JOINT, *own, f"privacy.budget.epsilon={two}", out="three")
+
+
+def test_nobody_at_two_clients_has_joint_noise_twice(path: Path) -> None:
+    """Notes of three sites of the same numbers."""
+    data = patients(path.parent, ("north", "south", "east"))
+    run = [*TINY[3:], *JOINT, *budgeted(path, 9, disjoint=False)[2:], *data]
+    with pytest.raises(ConfigurationError, match=r"\d patients of 'north' have the name of one of 'east'"):
+        executed(path.parent / "one", run)
+    executed(path.parent / "two", [*run, "privacy.budget.disjoint_sites=true", "privacy.budget.epsilon=99"])
 
 
 @pytest.mark.slow

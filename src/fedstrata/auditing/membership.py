@@ -147,6 +147,12 @@ def _unattackable(experiment: Experiment) -> list[Problem]:
     if experiment.privacy.mechanism == "central":
         message = "'central' protects clients as a whole, and canaries are patients of a client"
         found.append(Problem("privacy.mechanism", message))
+    if settings.privacy.secure_aggregation:
+        message = (
+            "hides single updates, by which canaries are told apart: a server sees the sum of a round alone; "
+            "audit the run without it (with privacy.mechanism 'local' or 'none', since 'joint' needs it)"
+        )
+        found.append(Problem("privacy.secure_aggregation", message))
     by_window = experiment.privacy.mechanism == "local" and settings.privacy.unit == "window"
     if by_window and experiment.task.packed:
         message = "windows of several documents, in which a canary is no unit of its own; use 'document'"

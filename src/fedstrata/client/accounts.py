@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from fedstrata.core.errors import BudgetRefusedError
 from fedstrata.core.files import write_atomically
 from fedstrata.privacy.budgets import budget
-from fedstrata.privacy.budgets.events import GAUSSIAN, MechanismEvent
+from fedstrata.privacy.budgets.events import GAUSSIAN, SKELLAM, MechanismEvent
 from fedstrata.privacy.mechanism import Privacy
 
 TOKEN = "budget-account"  # noqa: S105 - a name
@@ -20,7 +20,11 @@ TOKEN = "budget-account"  # noqa: S105 - a name
 def turn_of(privacy: Privacy, client: str) -> MechanismEvent:
     """Returns what a turn of a client releases of each of its units."""
     assert privacy.rates is not None  # noqa: S101 - a mechanism has them
-    return MechanismEvent(GAUSSIAN, privacy.sigma, privacy.rates[client], privacy.steps)
+    steps = privacy.sigma, privacy.rates[client], privacy.steps
+    if (joint := privacy.joint) is None:
+        return MechanismEvent(GAUSSIAN, *steps)
+    most = joint.rounding.sensitivity
+    return MechanismEvent(SKELLAM, *steps, most.l2, most.l1, joint.sharing.sites * joint.rounding.numbers)
 
 
 def account_id(folder: Path, turn: MechanismEvent, *, make: bool = False) -> str:
@@ -40,7 +44,7 @@ def account_id(folder: Path, turn: MechanismEvent, *, make: bool = False) -> str
         write_atomically(path, [secrets.token_hex(16).encode()])
     if not has_account(folder):
         raise BudgetRefusedError("nothing is reserved in this site's budget of privacy; no turn begins")
-    facts = (path.read_text(encoding="ascii"), turn.kind, turn.sigma, turn.rate, turn.steps)
+    facts = (path.read_text(encoding="ascii"), *astuple(turn))
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 

@@ -2,7 +2,7 @@
 
 A turn is taken down before anything is drawn for it, so that one that is killed has spent what a whole one
 spends. A finished update is kept until a later one takes its place, and a repeated order is answered with it:
-it is one release, however often it is sent.
+it is one release, however often it is sent. Of joint noise none is kept: a share is drawn for one roster.
 """
 
 from pathlib import Path
@@ -38,6 +38,7 @@ class Release:
         plan: What the client is sent.
         allowed: How many turns its noise allows.
         account: What its site's budget has of the run; none without a budget.
+        keeps: Whether a finished update may be sent again.
     """
 
     def __init__(
@@ -47,8 +48,10 @@ class Release:
         plan: Frame,
         allowed: int,
         account: TurnAccount | None = None,
+        *,
+        keeps: bool = True,
     ) -> None:
-        self._folder, self._allowed, self._account = folder, allowed, account
+        self._folder, self._allowed, self._account, self._keeps = folder, allowed, account, keeps
         self._facts = dict(zip(("round", "handler", "call"), turn, strict=True)) | {"plan": plan.sha256()}
         self._begun = False
 
@@ -76,6 +79,10 @@ class Release:
         """Keeps an update, and what the client has stored of the turn, if anything was spent for it."""
         if not self._begun:
             return
+        if not self._keeps:
+            if self._account is not None:
+                self._account.commit()
+            return
         if store.version is not None:
             frame.encode(store.read()).write(self._path("kept"))
         else:
@@ -87,6 +94,8 @@ class Release:
 
     def finished(self, store: ClientStore) -> Update | None:
         """Returns the update that this turn came to before, and has the store as it then was; or none."""
+        if not self._keeps:
+            return None
         last = read_events(self._folder / RECORD)[-1:]
         wanted = {"event": "finished", **self._facts}
         if not last or any(last[0].get(key) != value for key, value in wanted.items()):

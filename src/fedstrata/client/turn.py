@@ -238,9 +238,7 @@ class Workplace:
             client = self._client(order, site, examples, book.line(line) if line else None, private)
             started = time.perf_counter()
             try:
-                # A share of joint noise is drawn for one roster, so that a sum is never sent again.
-                keeps = release is not None and self.privacy.joint is None
-                before = release.finished(store) if release and keeps else None
+                before = release.finished(store) if release else None
                 update = before or run(frame.decode(order.plan, Plan), client, rng)
             finally:
                 seconds = time.perf_counter() - started - (getattr(line, "waited", 0.0) - waited)
@@ -255,8 +253,7 @@ class Workplace:
             if release is not None and private is not None:
                 told = update.values.keys() & set(self.method.told_privately)  # nothing else may leave
                 update = replace(update, values={name: update.values[name] for name in sorted(told)})
-                if keeps:
-                    release.finish(update, store)
+                release.finish(update, store)
                 clipped = private.clipped_share
             update = mask(update, private) if mask else update
             sent = frame.encode(update)
@@ -332,7 +329,9 @@ class Workplace:
         self.reserve()
         turn, folder = (order.round, order.handler, order.call), client_folder(self.folder, order.client)
         account = TurnAccount.of(self.privacy, order.client, folder)
-        return Release(folder, turn, order.plan, self.privacy.turns, account)
+        # A share of joint noise is drawn for one roster, so that a sum is never sent again.
+        keeps = self.privacy.joint is None
+        return Release(folder, turn, order.plan, self.privacy.turns, account, keeps=keeps)
 
     def _private(
         self, site: Site, examples: Examples, rng: Seed, release: Release | None

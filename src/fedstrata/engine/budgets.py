@@ -172,7 +172,30 @@ def _requests(
                 turns_begun(place) if place else 0,
             )
         )
+    if privacy.joint is not None:
+        _require_apart(requests, privacy.settings.unit)
     return requests
+
+
+def _require_apart(requests: Sequence[Request], unit: str) -> None:
+    """Checks that nobody is at two clients whose noise is joint.
+
+    Who is moves a sum by two gradients, and the noise is there once: two accounts, composed as two mechanisms
+    that each have noise of their own, would count too little.
+
+    Raises:
+        ConfigurationError: Somebody is.
+    """
+    seen: dict[bytes, str] = {}
+    for each in requests:
+        if both := [name for name in each.units if name in seen]:
+            message = (
+                f"{len(both)} {unit}s of {each.client!r} have the name of one of {seen[both[0]]!r}, and "
+                "joint noise is there once for both, which a budget does not count; use mechanism 'local', "
+                "or name them apart if they are others (privacy.budget.disjoint_sites)"
+            )
+            raise ConfigurationError([Problem("privacy.mechanism", message)])
+        seen |= dict.fromkeys(each.units, each.client)
 
 
 def _pseudonyms(site: Site, unit: str, key: PseudonymKey, *, by_site: bool) -> set[bytes]:

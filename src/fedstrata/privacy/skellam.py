@@ -31,6 +31,10 @@ one x; a mixture over it has no larger ones (quasi-convexity).
 **Neighbours** are those of `fedstrata.privacy.accounting`: one unit's data is replaced by nothing, and the
 number of units is public.
 
+**With Gaussian steps** of other runs the divergences of both are added, order by order. Those of a Gaussian
+are a l2^2 / (2 v), and with Poisson sampling what the binomial expansion has of them (Mironov et al.,
+section 3.3).
+
 **Sums in a ring.** Reducing the noised sum modulo 2^32 is post-processing: an overflow would spoil the
 result, never the protection.
 """
@@ -42,6 +46,8 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fedstrata.privacy.accounting import Mechanism
 
 _ORDERS = (*range(2, 64), *range(64, 128, 4), *range(128, 256, 16), *range(256, 1025, 64))
 """Orders that are tried; the bound holds for integers alone."""
@@ -95,7 +101,12 @@ class SkellamMechanism:
             raise ValueError(f"sigma >= 0, a rate in [0, 1] and steps >= 0 are needed, not {self}")
 
 
-def epsilon_of(mechanisms: Sequence[SkellamMechanism], delta: float, distance: float = 0.0) -> float:
+def epsilon_of(
+    mechanisms: Sequence[SkellamMechanism],
+    delta: float,
+    distance: float = 0.0,
+    gaussians: Sequence[Mechanism] = (),
+) -> float:
     """Returns an epsilon of everything that was released about a unit, at one delta.
 
     It is an upper bound: divergences of all steps are added, order by order, and turned into an epsilon by
@@ -108,6 +119,8 @@ def epsilon_of(mechanisms: Sequence[SkellamMechanism], delta: float, distance: f
         mechanisms: What was released, in any order; equal steps are one mechanism.
         delta: The delta.
         distance: The total variation distance between all the noise that was drawn and true Skellam noise.
+        gaussians: What was released of the same unit with Gaussian noise; by itself
+            `fedstrata.privacy.accounting.epsilon_of` has less of that.
 
     Returns:
         Epsilon: 0 if nothing was released, infinity if something was without noise, or if nothing of delta
@@ -120,7 +133,8 @@ def epsilon_of(mechanisms: Sequence[SkellamMechanism], delta: float, distance: f
         raise ValueError(f"delta in (0, 1) and a distance >= 0 are needed, not {delta} and {distance}")
     from dp_accounting.rdp import compute_epsilon  # noqa: PLC0415 - heavy, optional
 
-    spent = [each for each in mechanisms if each.steps and each.rate]
+    every: list[SkellamMechanism | Mechanism] = [*mechanisms, *gaussians]
+    spent = [each for each in every if each.steps and each.rate]
     if not spent:
         return 0.0
     if any(not each.sigma for each in spent):
@@ -227,10 +241,14 @@ def subsampled(rate: float, divergences: NDArray[np.float64], order: int) -> flo
 
 
 @lru_cache(maxsize=256)
-def _divergences(mechanism: SkellamMechanism) -> NDArray[np.float64]:
+def _divergences(mechanism: SkellamMechanism | Mechanism) -> NDArray[np.float64]:
     """Returns the bounds of one step at all orders, (orders,)."""
-    deviation = mechanism.sigma * mechanism.sensitivity.l2
-    whole = step_divergence(np.arange(2, max(_ORDERS) + 1), deviation, mechanism.sensitivity)
+    orders = np.arange(2, max(_ORDERS) + 1)
+    if isinstance(mechanism, Mechanism):
+        whole: NDArray[np.float64] = orders / (2.0 * mechanism.sigma**2)
+    else:
+        deviation = mechanism.sigma * mechanism.sensitivity.l2
+        whole = step_divergence(orders, deviation, mechanism.sensitivity)
     if mechanism.rate == 1.0:
         return np.array([whole[order - 2] for order in _ORDERS])
     return np.array([subsampled(mechanism.rate, whole, order) for order in _ORDERS])

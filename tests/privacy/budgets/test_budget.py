@@ -286,7 +286,7 @@ def test_what_is_no_budget_or_a_damaged_one_is_named(path: Path) -> None:
     reserve(path, TERMS, [asked("one")], cost(5))
     with sqlite3.connect(path) as newer:
         newer.execute("PRAGMA user_version = 9")
-    with pytest.raises(ConfigurationError, match="of version 9, and this fedstrata reads version 1"):
+    with pytest.raises(ConfigurationError, match="of version 9, and this fedstrata reads version 2"):
         require_budget(path)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+from dp_accounting.rdp import RdpAccountant
 from hypothesis import given
 from hypothesis import strategies as st
 from support import examples
@@ -11,12 +13,16 @@ from fedstrata.privacy.accounting import Mechanism, epsilon_of
 from fedstrata.privacy.budgets import events
 from fedstrata.privacy.budgets.events import (
     GAUSSIAN,
+    SKELLAM,
     MechanismEvent,
     composed,
     exceeds,
     largest,
     profile_of,
 )
+from fedstrata.privacy.skellam import Sensitivity, SkellamMechanism
+from fedstrata.privacy.skellam import epsilon_of as skellam_epsilon
+from fedstrata.privacy.skellam_noise import distance_of
 
 DELTA = 1e-4
 
@@ -43,8 +49,50 @@ def test_twenty_runs_of_which_no_two_are_alike_compose() -> None:
 
 
 def test_a_mechanism_without_a_rule_is_no_gaussian() -> None:
-    with pytest.raises(ValueError, match="cannot be composed: skellam"):
-        composed([MechanismEvent("skellam", 1.0, 0.1, 5), event(5)], DELTA)
+    with pytest.raises(ValueError, match="cannot be composed: laplace"):
+        composed([MechanismEvent("laplace", 1.0, 0.1, 5), event(5)], DELTA)
+
+
+def joint(steps: int, sigma: float = 1.0, rate: float = 0.1) -> MechanismEvent:
+    """Of 1000 numbers, drawn by 4 sites."""
+    return MechanismEvent(SKELLAM, sigma, rate, steps, 3000.0, 90000.0, 4000)
+
+
+def test_runs_of_joint_noise_are_one_long_run() -> None:
+    mechanism = SkellamMechanism(1.0, Sensitivity(3000.0, 90000.0), 0.1, 100)
+    assert composed([joint(50)] * 2, DELTA) == skellam_epsilon([mechanism], DELTA, distance_of(400_000))
+
+
+def test_the_divergences_of_a_gaussian_are_those_of_dp_accounting() -> None:
+    gaussian, rdp = Mechanism(1.2, 0.05, 40), RdpAccountant(list(range(2, 64)))
+    rdp.compose(PoissonSampledDpEvent(0.05, GaussianDpEvent(1.2)), 40)
+    assert skellam_epsilon([], DELTA, gaussians=[gaussian]) == pytest.approx(rdp.get_epsilon(DELTA), rel=1e-9)
+
+
+def test_both_kinds_together_are_no_less_than_the_divergences_say() -> None:
+    """Large Skellam noise is as good as Gaussian: half of each is all of one, up to the bound."""
+    both = composed([event(50), joint(50)], DELTA)
+    assert composed([event(100)], DELTA) < both < 1.001 * composed([joint(100)], DELTA)
+
+
+STEPS, SIGMAS, RATES = (
+    st.integers(1, 200),
+    st.sampled_from([0.7, 1.0, 3.0]),
+    st.sampled_from([0.01, 0.2, 1.0]),
+)
+RUNS = st.lists(st.tuples(STEPS, SIGMAS, RATES), min_size=1, max_size=2)
+
+
+@given(RUNS, RUNS)
+@examples(15)
+def test_both_kinds_together_are_between_either_alone_and_the_sum_of_epsilons(
+    local: list[tuple[int, float, float]], jointly: list[tuple[int, float, float]]
+) -> None:
+    """The sum is that of epsilons at half of delta each, which is a bound at delta."""
+    one, other = [event(*run) for run in local], [joint(*run) for run in jointly]
+    both = composed([*one, *other], DELTA)
+    assert max(composed(one, DELTA), composed(other, DELTA)) <= both
+    assert both <= 1.001 * (composed(one, DELTA / 2) + composed(other, DELTA / 2))
 
 
 PROFILES = st.dictionaries(

@@ -118,8 +118,8 @@ class PrivacySettings(Settings):
     )
     budget: BudgetSettings | None = Field(
         default=None,
-        description="What may be spent over all runs at this site (mechanism local); no bound but that of "
-        "each run by itself if null.",
+        description="What may be spent over all runs at this site (mechanism local or joint); no bound but "
+        "that of each run by itself if null.",
     )
 
     @property

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from fedstrata.privacy.budgets.events import MechanismEvent, Profile, profile_of
 
 _SELECT = (
-    "SELECT id, run, client, opened, cohort, reserved, begun, committed, ended, kind, sigma, rate, steps "
-    "FROM accounts ORDER BY opened, run, client, id"
+    "SELECT id, run, client, opened, cohort, reserved, begun, committed, ended, kind, sigma, rate, steps, "
+    "l2, l1, numbers FROM accounts ORDER BY opened, run, client, id"
 )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -241,11 +241,9 @@ def _open(connection: sqlite3.Connection, account: Account, units: Collection[by
     connection.executemany(
         "INSERT OR IGNORE INTO members VALUES (?, ?)", [(account.cohort, unit) for unit in sorted(units)]
     )
-    facts = (account.id, account.run, account.client, account.opened or opened, turn.kind, turn.sigma)
+    facts = (account.id, account.run, account.client, account.opened or opened)
+    counts = (account.cohort, account.reserved, account.begun, account.committed)
     connection.execute(
-        "INSERT OR REPLACE INTO accounts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)",
-        (
-            *(*facts, turn.rate, turn.steps, account.cohort),
-            *(account.reserved, account.begun, account.committed),
-        ),
+        "INSERT OR REPLACE INTO accounts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)",
+        (*facts, *astuple(turn), *counts),
     )

@@ -11,7 +11,7 @@ from fedstrata.core.files import errors_naming, keep_names, require_secret
 
 APPLICATION = 0x66734267
 """Stands in the head of the file, and tells it from those of other programs."""
-VERSION = 1
+VERSION = 2
 """Of what is in it."""
 WAIT = 600.0
 """Seconds to wait for another run that is at the file: it works out an epsilon, for some seconds."""
@@ -21,7 +21,8 @@ _TABLES = (
     # What one run may release, has begun to, and has released at one client, in turns of so many steps.
     "CREATE TABLE accounts (id TEXT PRIMARY KEY, run TEXT NOT NULL, client TEXT NOT NULL, "
     "opened TEXT NOT NULL, kind TEXT NOT NULL, sigma REAL NOT NULL, rate REAL NOT NULL, "
-    "steps INTEGER NOT NULL, cohort BLOB NOT NULL, reserved INTEGER NOT NULL, begun INTEGER NOT NULL, "
+    "steps INTEGER NOT NULL, l2 REAL NOT NULL, l1 REAL NOT NULL, numbers INTEGER NOT NULL, "
+    "cohort BLOB NOT NULL, reserved INTEGER NOT NULL, begun INTEGER NOT NULL, "
     "committed INTEGER NOT NULL DEFAULT 0, ended INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID",
     # Who was in it. Runs on the same units share a cohort: units are stored once, not once a run.
     "CREATE TABLE members (cohort BLOB, unit BLOB, PRIMARY KEY (cohort, unit)) WITHOUT ROWID",
