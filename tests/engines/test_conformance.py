@@ -167,7 +167,8 @@ def test_a_worker_that_is_killed_loses_the_sessions_of_its_clients_alone(
     run = run_tiny(*troubled("is killed", tmp_path), *sites, "workers=3")
     first, second = (event["secure_aggregation"] for event in run.of("round"))
     lost = {event["client"]: event["error"] for event in run.of("client_failed")}
-    assert lost == {"site-2": "WorkerLostError", "site-5": "SessionLost"}
+    assert lost.pop("site-2") == "WorkerLostError"
+    assert list(lost.values()) == ["SessionLost"], "of the other client of that worker"
     assert (first["refused"], second["refused"]) == ("TooFewSites", None)
     assert len(second["survivors"]) == 6
 
