@@ -113,13 +113,6 @@ def test_the_resolved_configuration_gives_the_same_run_again(run_once: RunTiny, 
     assert again.execute()["metrics"] == first.summary["metrics"]
 
 
-def test_clients_of_most_examples_begin_first(run_once: RunTiny) -> None:
-    run = run_once("federation.rounds=1", "seed=1")
-    told = [(event["examples"], event["client"]) for event in run.of("client")]
-    assert told == sorted(told, key=lambda each: -each[0])
-    assert [client for _, client in told] != ["site-1", "site-2", "site-3"]
-
-
 def test_the_saved_model_loads_with_transformers_and_holds_the_global_state(run_once: RunTiny) -> None:
     run = run_once("method={name: layer_skipping, top: 1}", "federation.rounds=1")
     model = AutoModelForTokenClassification.from_pretrained(run.folder / "model")

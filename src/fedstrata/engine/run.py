@@ -369,8 +369,7 @@ class Run(Generic[EngineType]):
             method=experiment.method,
             model=experiment.model,
             engine=self.engine,
-            # The largest begin first: at the end of a round no worker waits for a long turn of another.
-            clients=sorted(map(self.engine.info, clients), key=lambda info: -info.examples),
+            clients=[self.engine.info(client) for client in clients],
             training=experiment.settings.training,
             book=Book(number, self.folder, self._emit, attendance, self.engine.command),
             device_of=lambda client: self._fleet.device(client, number) if self._fleet else None,
