@@ -99,13 +99,15 @@ def assert_same_ledgers(one: Finished, other: Finished, *, served: bool) -> None
     """The same bytes left every client; the very same lines, where no line has the run's id or of scores."""
     for client in one.of("round")[0]["exchanges"]:
         paths = [home_of(run, client) / LEDGER for run in (one, other)]
+        there = [path for path in paths if path.exists()]  # who always drops out has sent nothing
         if not served:
-            assert paths[0].read_bytes() == paths[1].read_bytes()
+            assert len(there) in (0, 2)
+            assert len({path.read_bytes() for path in there}) <= 1
         apart = {"before", "hash", "number", "run"}
         trained = [
             [
                 {key: line[key] for key in line.keys() - apart}
-                for line in read_ledger(path)
+                for line in (read_ledger(path) if path in there else ())
                 if line["handler"] != SCORE
             ]
             for path in paths
