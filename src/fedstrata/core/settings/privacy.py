@@ -105,7 +105,7 @@ class PrivacySettings(Settings):
         description="Clients of a round that may tell the server their share of the noise (mechanism joint), "
         "for which the others make up; none: fewer than a third.",
     )
-    range: Annotated[float, Field(gt=0.0, le=1024.0)] = Field(
+    range: Annotated[float, Field(gt=0.0, le=65536.0)] = Field(
         default=1.0,
         description="Largest change of a number in the first round that is summed (secure_aggregation, not "
         "with mechanism joint); later 64 times the root mean square of its tensor's last change, and at "
