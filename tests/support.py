@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -147,3 +148,16 @@ def in_terminal(command: list[str], *, columns: int, folder: Path | None = None)
                 break
     os.close(leader)
     return process.returncode, seen.decode(errors="replace")
+
+
+class Same:
+    """A source of randomness that draws one number always."""
+
+    def __init__(self, number: float) -> None:
+        self._number = number
+
+    def normal(self, size: int) -> torch.Tensor:
+        raise NotImplementedError
+
+    def uniform(self, size: int) -> np.ndarray:
+        return np.full(size, self._number)

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from support import Same
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
@@ -30,20 +31,6 @@ from fedstrata.privacy.skellam import SkellamMechanism, epsilon_of
 
 ALARM = 1e-8
 SITES = range(3, 65)
-
-
-class Same:
-    """Draws one number always."""
-
-    def __init__(self, number: float) -> None:
-        self._number = number
-
-    def normal(self, size: int) -> torch.Tensor:
-        raise NotImplementedError
-
-    def uniform(self, size: int) -> np.ndarray:
-        return np.full(size, self._number)
-
 
 SOURCES = [Same(0.0), Same(1.0 - 2.0**-53), SecureRandomness(), SeededRandomness(Seed(1))]
 

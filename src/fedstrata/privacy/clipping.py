@@ -130,7 +130,8 @@ class UnitGradients:
         Returns:
             The loss, and its number of terms. Neither may leave the client.
         """
-        passes = Passes(client, parameters, self.privacy.settings.clip, feed, leave_out, tally)
+        passes_of = self._passes_of(client, parameters)
+        passes = passes_of(client, parameters, self.privacy.settings.clip, feed, leave_out, tally)
         self.drawn += len(drawn)
         single = [] if self._by_unit else [unit for unit in drawn if _is_row(unit)]
         rows = rows_together(client.model, parameters) if len(single) > 1 else 1
@@ -143,6 +144,10 @@ class UnitGradients:
         if client.rank is not None:
             _silence(client.model, client.rank)
         return passes.loss_sum / max(passes.terms, 1.0), passes.terms
+
+    def _passes_of(self, client: Client, parameters: Sequence[Parameter]) -> Callable[..., Passes]:
+        """Returns what makes the passes of a step, of the arguments of `Passes`."""
+        return Passes
 
     def _leave(self, parameters: Sequence[Parameter], sums: Sequence[Tensor]) -> None:
         """Adds noise to the sums, in float64, and leaves them as gradients, divided by a constant."""

@@ -6,22 +6,22 @@ client's model stays as it came, and the server takes the step (`fedstrata.engin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from fedstrata.core.client import Client, Feed
+from fedstrata.core.client import Client
 from fedstrata.core.errors import TrainingError
 from fedstrata.core.model import Model
 from fedstrata.privacy.clipping import Passes, UnitGradients
 from fedstrata.privacy.joint import JointNoise, Rounding, round_
 from fedstrata.privacy.randomness import Randomness
 from fedstrata.privacy.secure_sum.messages import RING
-from fedstrata.train.work import Tally
 
 
 @dataclass
@@ -29,6 +29,7 @@ class JointGradients(UnitGradients):
     """How a client trains in a turn of which only a noised sum is seen; implements `PrivateTraining`."""
 
     _sums: dict[Parameter, Tensor] = field(default_factory=dict, init=False)
+    _by_unit: bool = field(default=True, init=False)  # each is rounded by itself
 
     @property
     def noise(self) -> JointNoise:
@@ -36,20 +37,8 @@ class JointGradients(UnitGradients):
         assert self.privacy.joint is not None  # noqa: S101 - a joint mechanism has it
         return self.privacy.joint
 
-    def gradients(
-        self,
-        client: Client,
-        drawn: Sequence[Sequence[Any]],
-        parameters: Sequence[Parameter],
-        *,
-        feed: Feed | None = None,
-        leave_out: Callable[[], Collection[int] | None] = lambda: None,
-        tally: Tally | None = None,
-    ) -> tuple[float, float]:
-        """Keeps the sum of a step's rounded gradients, and leaves none behind: nothing moves at the client.
-
-        The arguments, and what is returned, are those of `UnitGradients.gradients`. Units are gone through
-        one by one, since each is rounded by itself.
+    def _passes_of(self, client: Client, parameters: Sequence[Parameter]) -> Callable[..., Passes]:
+        """Returns what makes the passes of a step, in which the gradient of each unit is rounded.
 
         Raises:
             TrainingError: Not as many numbers train as the noise was worked out for.
@@ -58,14 +47,11 @@ class JointGradients(UnitGradients):
         if numbers != rounding.numbers:
             told = f"{numbers} numbers train, and joint noise is worked out for {rounding.numbers}"
             raise TrainingError(f"client {client.id}: {told}")
-        passes = _RoundedPasses(
-            client, parameters, self.privacy.settings.clip, feed, leave_out, tally, rounding, self.randomness
-        )
-        passes.units(drawn)
-        self.drawn += len(drawn)
-        self.clipped += passes.clipped
-        self._sums = dict(zip(parameters, passes.sums, strict=True))
-        return passes.loss_sum / max(passes.terms, 1.0), passes.terms
+        return partial(_RoundedPasses, rounding, self.randomness)
+
+    def _leave(self, parameters: Sequence[Parameter], sums: Sequence[Tensor]) -> None:
+        """Keeps the sums of a step, and leaves no gradient behind: nothing moves at the client."""
+        self._sums = dict(zip(parameters, sums, strict=True))
 
     def elements(self, model: Model, names: Sequence[str], sites: int) -> Iterator[tuple[str, Tensor]]:
         """Yields what leaves under the mask, once: each sum with this client's share of the noise in it.
@@ -90,18 +76,8 @@ class JointGradients(UnitGradients):
 class _RoundedPasses(Passes):
     """The passes of a step, and the sum of units' clipped and rounded gradients that they give."""
 
-    def __init__(
-        self,
-        client: Client,
-        parameters: Sequence[Parameter],
-        clip: float,
-        feed: Feed | None,
-        leave_out: Callable[[], Collection[int] | None],
-        tally: Tally | None,
-        rounding: Rounding,
-        randomness: Randomness,
-    ) -> None:
-        super().__init__(client, parameters, clip, feed, leave_out, tally)
+    def __init__(self, rounding: Rounding, randomness: Randomness, *told: Any) -> None:
+        super().__init__(*told)
         self._rounding, self._randomness = rounding, randomness
 
     def _nothing(self, parameter: Parameter) -> Tensor:

@@ -63,7 +63,7 @@ class RecordLog(LineLog):
     """
 
     def __init__(self, path: Path) -> None:
-        self._torn = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
+        self._torn = _is_torn(path)
         super().__init__(path)
 
     def append(self, event: str, facts: Mapping[str, Any], *, durable: bool = False) -> None:
@@ -129,3 +129,12 @@ def committed_rounds(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
     """Returns one `round` event for each round, the last one recorded, in order."""
     rounds = {event["round"]: event for event in events if event["event"] == "round"}
     return [rounds[number] for number in sorted(rounds)]
+
+
+def _is_torn(path: Path) -> bool:
+    """Whether a file's last line was not written to its end; nothing else of it is read."""
+    if not path.exists() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import Same
 
 from fedstrata.core.errors import TrainingError
 from fedstrata.core.seeding import Seed
@@ -24,20 +25,6 @@ from fedstrata.privacy.secure_sum.quantization import (
     rounding_error,
     weight_element,
 )
-
-
-class Same:
-    """Draws one number always."""
-
-    def __init__(self, number: float) -> None:
-        self._number = number
-
-    def normal(self, size: int) -> torch.Tensor:
-        raise NotImplementedError
-
-    def uniform(self, size: int) -> np.ndarray:
-        return np.full(size, self._number)
-
 
 EXTREMES = [Same(0.0), Same(1.0 - 2.0**-53)]
 
