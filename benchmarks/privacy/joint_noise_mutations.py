@@ -9,9 +9,12 @@ from mutations import Mutant, main
 
 SKELLAM, NOISE, JOINT = "privacy/skellam.py", "privacy/skellam_noise.py", "privacy/joint.py"
 
+TERMS, TURN = "privacy/joint_terms.py", "client/turn.py"
+
 OF_SKELLAM = "tests/privacy/test_skellam.py"
 OF_NOISE = "tests/privacy/test_skellam_noise.py"
 OF_JOINT = "tests/privacy/test_joint.py"
+OF_RUNS = "tests/privacy/test_joint_runs.py"
 
 MUTANTS = [
     Mutant(
@@ -83,6 +86,31 @@ MUTANTS = [
         "zero is drawn from both sides",
         [(NOISE, "        places += negative\n", "")],
         [f"{OF_NOISE}::test_every_number_of_a_block_is_met_once"],
+    ),
+    Mutant(
+        "a share for the sites that were asked and not for those of the roster",
+        [(TERMS, "names, len(roster.sites))", "names, own.noise.sharing.sites)")],
+        [f"{OF_RUNS}::test_the_sum_has_the_noise_that_is_claimed"],
+    ),
+    Mutant(
+        "joint noise as the server says",
+        [(TERMS, "if wrong := [", "if wrong := [] and [")],
+        [f"{OF_RUNS}::test_no_site_takes_its_noise_from_the_server"],
+    ),
+    Mutant(
+        "no joint noise if the server says none",
+        [(TERMS, "if (own is None) != (said is None):", "if own is None and said is not None:")],
+        [f"{OF_RUNS}::test_no_site_takes_its_noise_from_the_server"],
+    ),
+    Mutant(
+        "any roster carries the noise",
+        [(TERMS, "        noise.among(len(roster.sites))\n", "        noise.among(noise.sharing.sites)\n")],
+        [f"{OF_RUNS}::test_a_roster_too_small_for_its_colluders_gets_no_sum"],
+    ),
+    Mutant(
+        "a share of joint noise is sent again",
+        [(TURN, "keeps = self.privacy.joint is None", "keeps = True")],
+        ["tests/engine/test_private_turns.py::test_a_share_of_joint_noise_is_never_kept_to_be_sent_again"],
     ),
 ]
 

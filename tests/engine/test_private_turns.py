@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from private_client import PRIVATE
+from private_client import JOINT, PRIVATE
 from support import TINY, RunTiny
 
 from fedstrata.client import turn
@@ -168,6 +168,16 @@ def test_a_repeated_order_is_one_release_and_a_killed_one_is_spent(
     answered(Order("site-1", 3, "train", 1, order.plan))
     with pytest.raises(BudgetSpentError):  # two rounds, two spare turns
         answered(Order("site-1", 4, "train", 1, order.plan))
+
+
+def test_a_share_of_joint_noise_is_never_kept_to_be_sent_again(tmp_path: Path) -> None:
+    """It was drawn for one roster: under the masks of another it would be too small."""
+    experiment = prepare(read_source(None, [*TINY, *JOINT, METHOD]))
+    engine = LocalEngine(experiment, tmp_path, lambda event, facts: None)
+    plan = frame.encode(Plan(experiment.method.start(experiment.model).tensors))
+    assert all(isinstance(engine.compute(Order("site-1", 1, "train", 1, plan)), Done) for _ in range(2))
+    assert engine.turns_begun("site-1") == 2
+    assert not list(tmp_path.rglob("release-*"))
 
 
 def test_secure_turns_have_keys_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from private_client import PRIVATE
 from support import TINY, RunTiny
 
-from fedstrata.client.secure_turns import CONSISTENCY, KEYS, SHARES, UNMASK
+from fedstrata.client.secure_turns import ATTEMPTS, CONSISTENCY, KEYS, SHARES, UNMASK
 from fedstrata.client.turn import INPUT, Done, Failed, Order
+from fedstrata.core.errors import BudgetRefusedError
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import JSON, Plan, Update
 from fedstrata.engine.cohort import RoundCohort
@@ -22,6 +24,8 @@ from fedstrata.engine.joining import RemoteClient
 from fedstrata.engine.prepare import prepare_client
 from fedstrata.engine.secure_mean import FOLDER, SecureAggregation
 from fedstrata.engine.simulated_identities import files_of, simulated_identities
+from fedstrata.privacy.budgets.pseudonyms import PseudonymKey
+from fedstrata.privacy.ledger_verification import LEDGER, read_ledger
 from fedstrata.privacy.ledger_witness import WITNESSED
 from fedstrata.privacy.secure_sum import client as secure_client
 from fedstrata.privacy.secure_sum.mean import CHANGES, SATURATED
@@ -52,11 +56,14 @@ Asked = Callable[..., Done | Failed]
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory: pytest.TempPathFactory) -> Asked:
-    """Asks a site of a served run for an exchange."""
-    folder = tmp_path_factory.mktemp("site")
+    return asked_in(tmp_path_factory.mktemp("site"))
+
+
+def asked_in(folder: Path, *overrides: str) -> Asked:
+    """Returns what asks a site of a served run for an exchange."""
     simulated_identities(folder, SITES)
     identity, lock = files_of(folder, "site-1")
-    experiment = prepare_client(read_source(None, [*TINY, *SECURE]), "site-1")
+    experiment = prepare_client(read_source(None, [*TINY, *SECURE, *overrides]), "site-1")
     site = RemoteClient(
         experiment, "site-1", folder / "home", lambda event, facts: None, identity=identity, lock=lock
     )
@@ -110,6 +117,18 @@ def test_a_sum_that_is_none_of_the_method_does_not_begin(
 ) -> None:
     """Under another name than that of the turn a sum that is released could be asked for again."""
     assert re.match(told, refusal(asked(KEYS, hostile)))
+
+
+def test_a_site_without_room_in_its_budget_drops_out_before_a_sum_begins(tmp_path: Path) -> None:
+    PseudonymKey.create(tmp_path / "budget.key")
+    own = f"privacy.budget={{path: {tmp_path / 'budget.db'}, epsilon: 0.001, delta: 0.001}}"
+    private = (*PRIVATE, "privacy.units.site-4=8", "privacy.noise=secure", own)
+    ask = asked_in(tmp_path, *private, "privacy.secure_aggregation=true")
+    with pytest.raises(BudgetRefusedError, match="no room for this run; nothing was trained"):
+        ask(KEYS, terms())
+    folder = tmp_path / "home" / "clients" / "site-1"
+    assert [line["handler"] for line in read_ledger(folder / LEDGER)] == [""], "what it joined with"
+    assert not (folder / ATTEMPTS).exists()
 
 
 def test_whatever_is_asked_for_a_site_is_there_for_the_next_sum(asked: Asked) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -44,10 +44,27 @@ MOMENTS = {
 """Before which exchange of a round a site is killed, and what answers to it."""
 
 
-def failing(monkeypatch: pytest.MonkeyPatch, site: str) -> None:
-    """Lets a simulated client fail in the exchanges in which one between processes is killed, by round."""
-    for number, (moment, exchange) in enumerate(MOMENTS.items(), start=1):
-        answer, sum_ = getattr(SumClient, exchange), "" if moment.endswith(":2") else "/saturated"
+JOINT = (
+    *SECURE,
+    "method={name: layer_skipping, top: 1}",
+    "task={name: ner, types: [problem, test, treatment, drug]}",
+    "privacy={mechanism: joint, secure_aggregation: true, unit: document, units: {site-1: 8, site-2: 8, "
+    "site-3: 8, site-4: 8}, delta: 0.01, sigma: 1.0, expected_batch: 2, noise: seeded}",
+)
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, site: str, moments: Sequence[str], first: str) -> None:
+    """Lets a simulated client fail in the exchanges in which one between processes is killed, by round.
+
+    Args:
+        monkeypatch: Takes it back.
+        site: The client.
+        moments: Of each round.
+        first: Ends the name of the sum that is unmasked first.
+    """
+    for number, moment in enumerate(moments, start=1):
+        exchange = MOMENTS[moment]
+        answer, sum_ = getattr(SumClient, exchange), "" if moment.endswith(":2") else first
 
         def fails(
             client: SumClient, *said: Any, answer: Any = answer, number: int = number, own: str = sum_
@@ -69,33 +86,37 @@ def sums(events: Any) -> list[Any]:
     return [event["secure_aggregation"] for event in events]
 
 
+@pytest.mark.parametrize("joint", [False, True], ids=["plain", "joint noise"])
 def test_a_site_that_is_killed_in_any_exchange_is_lost_to_it_and_comes_again(
-    run_tiny: RunTiny, clients: Clients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_tiny: RunTiny, clients: Clients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, joint: bool
 ) -> None:
-    """The others sum what they do in a simulation; what has lost its session counts if it has sent."""
-    rounds = f"federation.rounds={len(MOMENTS) + 1}"
+    """The others sum what they do in a simulation; what has lost its session counts if it has sent.
+
+    With joint noise there is one sum, and the others have the shares of noise of a sum of three.
+    """
+    moments = list(MOMENTS)[: -1 if joint else None]
+    overrides = (*(JOINT if joint else SECURE), f"federation.rounds={len(moments) + 1}")
     with monkeypatch.context() as patched:
-        failing(patched, "site-2")
-        local = run_tiny(*SECURE, rounds)
+        failing(patched, "site-2", moments, "" if joint else "/saturated")
+        local = run_tiny(*overrides)
     give_identities(tmp_path / "served", SITES)
     run = served(
         tmp_path / "served",
         clients,
-        *SECURE,
-        rounds,
-        behaviour={"site-2": f"dies before {', '.join(MOMENTS)}"},
+        *overrides,
+        behaviour={"site-2": f"dies before {', '.join(moments)}"},
         timing=replace(PATIENT, reconnect=1.0),
         names=SITES,
         patience=300.0,
     )
     others = ["site-1", "site-3", "site-4"]
     survivors = [each["survivors"] for each in sums(run.of("round"))]
-    assert survivors == [others] * 3 + [list(SITES)] * 4
+    assert survivors == [others] * 3 + [list(SITES)] * (len(moments) - 2)
     assert survivors == [each["survivors"] for each in sums(local.of("round"))]
     assert_same_tensors(local.state.tensors, run.state.tensors)
     for client in SITES:
-        one, other = (kept_by(own, client, len(MOMENTS) + 1).tensors for own in (local, run))
-        assert one
+        one, other = (kept_by(own, client, len(moments) + 1).tensors for own in (local, run))
+        assert one or joint, "with joint noise nothing is a client's own"
         assert_same_tensors(one, other)
 
 

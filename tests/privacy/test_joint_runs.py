@@ -83,20 +83,28 @@ def test_without_noise_a_round_is_a_step_with_the_mean_of_clipped_gradients(
     assert joint.summary["privacy"]["epsilon"] is None
 
 
-@pytest.mark.parametrize(("lost", "colluders"), [((), None), ((), 0), (("site-2",), 1)])
+@pytest.mark.parametrize(
+    ("sites", "lost", "colluders", "carriers"),
+    [(4, (), None, 2), (4, (), 0, 3), (4, ("site-2",), 1, 2), (6, ("site-2",), 1, 3)],
+)
 def test_the_sum_has_the_noise_that_is_claimed(
     run_tiny: RunTiny,
     run_once: RunTiny,
     monkeypatch: pytest.MonkeyPatch,
+    sites: int,
     lost: tuple[str, ...],
     colluders: int | None,
+    carriers: int,
 ) -> None:
-    """With who is left of t = 3: each brings 1 / (t - c) of the variance, whoever is in the roster."""
-    overrides = [*JOINT, *PLAIN_STEP, *([] if colluders is None else [f"privacy.colluders={colluders}"])]
+    """Each brings 1 / (t - c) of the variance: t = 3 of a roster of three or four, and 4 of one of five."""
+    units = ", ".join(f"site-{number}: 8" for number in range(1, sites + 1))
+    size = (f"data.synthetic.sites={sites}", f"privacy.units={{{units}}}")
+    more = [] if colluders is None else [f"privacy.colluders={colluders}"]
+    overrides = [*JOINT, *PLAIN_STEP, *size, *more]
     if lost:
         failing(monkeypatch, "keys", *lost)
     noised, quiet = run_tiny(*overrides, out="noised"), run_tiny(*overrides, QUIET, out="quiet")
-    left, carriers = 4 - len(lost), 3 - (1 if colluders is None else colluders)
+    left = sites - len(lost)
     deviation = math.sqrt(left / carriers) / (left * 2)
     found = difference(noised, quiet)
     assert len(found) > 5_000

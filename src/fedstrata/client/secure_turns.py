@@ -173,6 +173,7 @@ class SecureTurns:
                 f"call {own[2]} of a handler of the method; nothing was begun"
             )
         require_own_terms(terms, self._workplace.privacy)
+        self._workplace.reserve()  # a site without room drops out before others count on its share
         identity, lock = self.pinned(order.client)
         folder = client_folder(self._workplace.folder, order.client)
         names, attempts = names_of(terms), SumAttempts(folder / ATTEMPTS)
