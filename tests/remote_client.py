@@ -99,7 +99,7 @@ DELIVERED: dict[str, Callable[[Update], Update]] = {
 def misdeliver(behaviour: str) -> None:
     """Changes what a client does when its turn is over."""
     from fedstrata.core.errors import LineError
-    from fedstrata.engine.joining import RemoteClient
+    from fedstrata.engine.site_scoring import SiteScoring
     from fedstrata.transport.header import Kind
     from fedstrata.transport.membership import Membership
     from fedstrata.wire import frame
@@ -113,14 +113,14 @@ def misdeliver(behaviour: str) -> None:
         if header.kind == Kind.UPDATE and behaviour == "leaves":
             raise LineError("enough")
 
-    def score(self: Any, *_: Any) -> Update:
+    def score(self: Any, *_: Any, masked: bool = False) -> Update:
         if behaviour == "tensors":
             return Update({"counts": torch.ones(3, dtype=torch.int64)}, {"tally": None}, weight=0.0)
         return Update({}, {"tally": {"gold": [1]}, "apart": {}}, weight=1.0)
 
     Membership.send = instead  # type: ignore[method-assign]
     if behaviour in {"scores", "tensors"}:
-        RemoteClient._score = score  # type: ignore[method-assign]
+        SiteScoring.score = score  # type: ignore[method-assign,assignment]
 
 
 def main(address: str, client: str, folder: str, behaviour: str, *overrides: str) -> None:

@@ -32,6 +32,16 @@ from fedstrata.transport.hub import Hub
 from fedstrata.transport.timing import Timing
 
 CLIENTS = ("site-1", "site-2", "site-3")
+
+RELATIONS = (
+    "task={name: relations, max_length: 48, types: [body location, condition, course, dosage, duration, "
+    "form, frequency, lab value, negation, reference range, route, severity, strength, subject, temporal, "
+    "uncertain]}",
+    "data.types=null",
+    "training.learning_rate=0.02",
+    "training.epochs=4",
+)
+"""A tiny run whose scores are not all 0."""
 PATIENT = Timing(answer=300.0, reconnect=60.0, keepalive=20.0)
 LARGEST = 2**26
 

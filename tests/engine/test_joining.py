@@ -12,10 +12,10 @@ import torch
 from support import TINY
 
 from fedstrata.client.store import ClientStore, client_folder, home_of
+from fedstrata.client.turn import SCORE
 from fedstrata.core.errors import FrameError, TrainingError
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import JSON, Message, Plan
-from fedstrata.engine.agreeing import SCORE
 from fedstrata.engine.joining import RemoteClient
 from fedstrata.engine.prepare import Experiment, prepare_client
 from fedstrata.privacy.ledger_verification import LEDGER, read_ledger

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import pytest
+from support import TINY
 
 from fedstrata.core.errors import FedstrataError
+from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import JSON, ClientInfo, Update
+from fedstrata.engine.prepare import prepare
 from fedstrata.engine.remote_scoring import gathered
+from fedstrata.engine.sites import sites_of
 from fedstrata.tasks import task_of
+from fedstrata.train.evaluate import answer
 
 DOCUMENTS = {"north": 4, "south": 4}
+TEXTS = "data.types=null"
 
 
 @pytest.mark.parametrize(
@@ -39,3 +45,24 @@ def test_counts_that_are_of_no_use_cost_their_client_its_scores_and_nobody_else(
     assert found["clients"]["south"] is None
     assert found["global"] == alone["global"] == found["clients"]["north"]
     assert told in lost["south"]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("task={name: lm, max_length: 48}", TEXTS),
+        ("task={name: classify, max_length: 64}", TEXTS),
+        ("task={name: relations, max_length: 48}", TEXTS),
+        ("task={name: extract, templates: short, max_length: 320}", TEXTS),
+    ],
+    ids=["ner", "lm", "classify", "relations", "extract"],
+)
+def test_what_is_counted_has_the_same_names_whatever_the_documents(overrides: tuple[str, ...]) -> None:
+    """A masked sum has a place for each; clients cannot tell each other which they have."""
+    experiment = prepare(read_source(None, [*TINY, *overrides]))
+    task, documents = experiment.task, sites_of(experiment)[1][0].documents.train[:1]
+    answers = answer(experiment.model, task, documents, experiment.settings.training)
+    nothing = task.tally([], [])
+    assert nothing.keys() == task.tally(documents, answers).keys()
+    assert not any(nothing.values())

@@ -131,6 +131,45 @@ def test_a_site_without_room_in_its_budget_drops_out_before_a_sum_begins(tmp_pat
     assert not (folder / ATTEMPTS).exists()
 
 
+COUNTS: Mapping[str, JSON] = {"name": "counts", "shape": [12, 3], "bound": 1.0}
+
+
+def of_counts(part: str = "validation", **changed: JSON) -> dict[str, JSON]:
+    """The terms of a sum of what was counted."""
+    return {**terms(COUNTS, scale=1, handler=f"scores/{part}"), "loss": False, "counts": True, **changed}
+
+
+@pytest.mark.parametrize(
+    ("turn", "hostile"),
+    [
+        ("@score/keys", of_counts("train")),
+        ("@score/keys", of_counts(sum={**NAME, "handler": "train"})),
+        ("@score/keys", terms()),
+        (KEYS, of_counts()),
+        (KEYS, terms(handler="scores/validation")),
+    ],
+    ids=["of training documents", "by a handler", "of updates", "in a round", "as a mean"],
+)
+def test_a_sum_of_counts_is_of_documents_that_are_set_aside(
+    tmp_path: Path, turn: str, hostile: dict[str, JSON]
+) -> None:
+    asked = asked_in(tmp_path, "privacy.scores=summed")
+    assert refusal(asked(turn, hostile)).startswith("WrongSum: a sum is to begin as")
+    assert isinstance(asked("@score/keys", of_counts()), Done)
+
+
+def test_a_site_that_tells_no_scores_takes_part_in_no_sum_of_them(asked: Asked) -> None:
+    assert refusal(asked("@score/keys", of_counts())).startswith("WrongSum: a sum is to begin as")
+
+
+def test_a_sum_that_was_begun_of_counts_has_no_update_in_it(tmp_path: Path) -> None:
+    asked = asked_in(tmp_path, "privacy.scores=summed")
+    assert isinstance(asked("@score/keys", of_counts()), Done)
+    for turn in (SHARES, INPUT, CONSISTENCY, UNMASK):
+        assert refusal(asked(turn, {"sums": {}})).startswith("SessionLost"), turn
+    assert refusal(asked("@score/train", {})).startswith("FrameError")
+
+
 def test_whatever_is_asked_for_a_site_is_there_for_the_next_sum(asked: Asked) -> None:
     """Nothing is made of sizes that a server says, and no damaged message ends the process."""
     many = [{**TENSOR, "name": f"w{index}", "shape": [2**31 - 1] * 4} for index in range(5000)]

@@ -7,21 +7,20 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from private_client import JOINT, PRIVATE
-from remote_run import Clients, give_identities, home_of, kept_by, served
+from remote_run import RELATIONS, Clients, give_identities, home_of, kept_by, served
 from support import TINY, Finished, RunTiny, assert_same_tensors, finished, report_nothing
 from troubled import Troubled, TwoHandlers
 
-from fedstrata.client.turn import Order
+from fedstrata.client.turn import SCORE, Order
 from fedstrata.core.errors import ClientsLostError, ConfigurationError, FedstrataError
 from fedstrata.core.settings.source import read_source
-from fedstrata.engine.agreeing import SCORE
 from fedstrata.engine.remote import RemoteEngine
 from fedstrata.engine.remote_turns import RemoteTurns
 from fedstrata.engine.run_folder import open_run
@@ -121,7 +120,12 @@ def _known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "two_handlers", TwoHandlers)
 
 
-def assert_same(one: Finished, other: Finished, *, ends_there: bool = False) -> None:
+SCORES = {"global", "clients", "mean_client", "external", "best"}
+
+
+def assert_same(
+    one: Finished, other: Finished, *, ends_there: bool = False, scores: Collection[str] = SCORES
+) -> None:
     """Two runs are the same but for time and memory.
 
     Args:
@@ -129,13 +133,20 @@ def assert_same(one: Finished, other: Finished, *, ends_there: bool = False) -> 
         other: Another one.
         ends_there: Whether the clients of one of them have the ends of a divided model before they are sent
             any, so that what they are sent in the first round is less.
+        scores: Which scores both have.
     """
     assert_same_tensors(one.state.tensors, other.state.tensors)
     assert one.state.values == other.state.values
-    for key in ("metrics", "trainable_parameters", "failures", *(() if ends_there else ("communication",))):
+    untold = SCORES - set(scores)
+
+    def told(facts: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {key: value for key, value in facts.items() if key not in untold}
+
+    for key in ("trainable_parameters", "failures", *(() if ends_there else ("communication",))):
         assert one.summary[key] == other.summary[key]
+    assert told(one.summary["metrics"]) == told(other.summary["metrics"])
     first = int(ends_there)
-    rounds = [run.rounds_but_for_machine()[first:] for run in (one, other)]
+    rounds = [[told(event) for event in run.rounds_but_for_machine()[first:]] for run in (one, other)]
     for event in (event for own in rounds for event in own if "privacy" in event):
         event["privacy"] = event["privacy"]["clients"]  # how much was clipped is told by no site
     assert rounds[0] == rounds[1]
@@ -188,23 +199,58 @@ def test_a_site_that_is_killed_in_a_secure_sum_costs_the_rounds_that_need_it(
     assert not kept_by(run, "site-1").tensors, "of a round that changes nothing nobody keeps anything"
 
 
+SECURE = ("privacy.secure_aggregation=true",)
+SHARED = "method={name: layer_skipping, top: 1}"
+
+
 @pytest.mark.parametrize(
-    "overrides",
+    ("overrides", "scores"),
     [
-        ("privacy.secure_aggregation=true", "method={name: layer_skipping, top: 1, head: local}"),
-        pytest.param((*JOINT, "method={name: layer_skipping, top: 1}"), marks=pytest.mark.slow),
+        (
+            (
+                "privacy.secure_aggregation=true",
+                SHARED,
+                *RELATIONS,
+                "privacy.range=16",
+                "privacy.scores=summed",
+            ),
+            True,
+        ),
+        pytest.param(
+            (*SECURE, "method={name: layer_skipping, top: 1, head: local}"),
+            False,
+            marks=pytest.mark.slow,
+        ),
+        pytest.param((*JOINT, SHARED, "privacy.scores=summed"), True, marks=pytest.mark.slow),
     ],
-    ids=["plain", "joint"],
+    ids=["plain", "personal", "joint"],
 )
 def test_a_secure_sum_between_processes_is_that_of_a_simulation(
-    run_by: RunBy, run_once: RunTiny, tmp_path: Path, overrides: tuple[str, ...]
+    run_by: RunBy, run_once: RunTiny, tmp_path: Path, overrides: tuple[str, ...], scores: bool
 ) -> None:
-    """Each site has an identity and a lock of its own, which no server has ever seen."""
-    own = ("privacy.scores=summed", "federation.score_everywhere=false", "threads=1")
+    """Each site has an identity and a lock of its own, which no server has ever seen.
+
+    Scores are the sum of what all have counted, and of a single client there are none.
+    """
+    own = ("federation.score_everywhere=false", "threads=1")
     local = run_once(*overrides, *own)
     give_identities(tmp_path / "served")
     remote = run_by("remote", *overrides, *own)
-    assert_same(local, remote)
+    assert_same(local, remote, scores=())
+    told, known = ([run.summary["metrics"], *run.of("round")] for run in (remote, local))
+    for theirs, ours in zip(told, known, strict=True):
+        assert not any((theirs.get("clients") or {}).values())
+        assert theirs.get("mean_client") is None
+        summed = theirs.get("global") or {}
+        assert summed == (ours["global"] if scores else {})
+        assert any(summed.values()) == scores
+    assert not remote.of("warning")
+    assert not any(event["abandoned"] for event in remote.of("round"))
+    for client in local.of("round")[0]["exchanges"]:
+        lines = read_ledger(home_of(remote, client) / LEDGER)
+        sent = [(line["what"], line["protection"], line["values"].get("tally")) for line in lines]
+        assert sum(what == "scores" and "secure" in how for what, how, _ in sent) == 3 * scores
+        assert not any(tally and "secure" not in how for _, how, tally in sent)
 
 
 def test_a_resumed_run_may_have_another(run_tiny: RunTiny, run_once: RunTiny) -> None:

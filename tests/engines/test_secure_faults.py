@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from deaths import SITES
-from remote_run import PATIENT, ClientProcess, Clients, give_identities, kept_by, served
+from remote_run import PATIENT, RELATIONS, ClientProcess, Clients, give_identities, kept_by, served
 from support import Finished, RunTiny, assert_same_tensors
 
 from fedstrata.engine.checkpoint import Checkpoints
@@ -118,6 +118,66 @@ def test_a_site_that_is_killed_in_any_exchange_is_lost_to_it_and_comes_again(
         one, other = (kept_by(own, client, len(moments) + 1).tensors for own in (local, run))
         assert one or joint, "with joint noise nothing is a client's own"
         assert_same_tensors(one, other)
+
+
+SCORED = (
+    "privacy.secure_aggregation=true",
+    "privacy.scores=summed",
+    "privacy.range=16",
+    "method={name: layer_skipping, top: 1}",
+    *RELATIONS,
+    "training.learning_rate=0.03",
+    "training.epochs=6",
+    "data.synthetic.sites=4",
+    "data.synthetic.notes=24",
+    "federation.min_clients=1",
+    "federation.rounds=1",
+    "federation.score_everywhere=false",
+    "threads=1",
+)
+
+
+def test_a_site_that_is_killed_while_it_scores_costs_the_scores_alone(
+    run_tiny: RunTiny, clients: Clients, tmp_path: Path
+) -> None:
+    """Its update was summed and stays so; the counts are those of the others, and at the end of all again."""
+    local = run_tiny(*SCORED)
+    give_identities(tmp_path / "served", SITES)
+    run = served(
+        tmp_path / "served",
+        clients,
+        *SCORED,
+        behaviour={"site-2": "dies before @score/input"},
+        timing=replace(PATIENT, reconnect=1.0),
+        names=SITES,
+        patience=300.0,
+    )
+    assert_same_tensors(local.state.tensors, run.state.tensors)
+    (event,) = run.of("round")
+    assert event["secure_aggregation"]["survivors"] == list(SITES)
+    whole = local.of("round")[0]["global"]
+    assert 0 < whole["f1"] != event["global"]["f1"]
+    assert [(each["client"], each["part"]) for each in run.of("client_failed")] == [("site-2", "validation")]
+
+
+def test_a_server_that_is_killed_finishes_the_sum_of_scores(
+    run_tiny: RunTiny, clients: Clients, tmp_path: Path
+) -> None:
+    """Eight shares are of the round's two sums; of validation scores there are four, and of test scores."""
+    local = run_tiny(*SCORED)
+    with federation(tmp_path / "served", clients, *SCORED) as own:
+        sites = [own.site(client) for client in SITES]
+        for moment in ("take:10", "take:5"):  # 2 are left of the validation scores
+            assert own.server(moment) == -signal.SIGKILL
+        assert own.server() == 0
+        assert [site.wait() for site in sites] == [0] * 4
+        (event,) = own.rounds()
+        assert event["global"] == local.of("round")[0]["global"]
+        assert event["global"]["f1"] > 0
+        events = read_events(own.folder / "run" / "record.jsonl")
+        (final,) = (each for each in events if each["event"] == "final")
+        assert final["global"] == local.summary["metrics"]["global"]
+        assert not list((own.folder / "run" / "secure_sums").glob("*scores*"))
 
 
 def test_a_site_that_stalls_after_its_keys_is_done_without(

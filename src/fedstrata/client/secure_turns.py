@@ -1,7 +1,8 @@
 """The exchanges of masked sums at clients: handlers that each has, whatever the method.
 
-A mean is two sums (`privacy.secure_sum.mean`) that go through the exchanges together. What a client has begun
-lies in its process alone, so that one whose process is lost has dropped out.
+A mean is two sums (`privacy.secure_sum.mean`) that go through the exchanges together. What clients elsewhere
+have counted of their documents is one sum, by exchanges of other names (`exchange_for`). What a client has
+begun lies in its process alone, so that one whose process is lost has dropped out.
 """
 
 from __future__ import annotations
@@ -18,10 +19,23 @@ from torch import Tensor
 from fedstrata.client.failures import is_client_failure, release_memory
 from fedstrata.client.site import Site
 from fedstrata.client.store import client_folder
-from fedstrata.client.turn import EXCHANGE, INPUT, Done, Failed, Order, Workplace, is_handler
+from fedstrata.client.turn import (
+    EXCHANGE,
+    INPUT,
+    SCORE,
+    Done,
+    Failed,
+    Order,
+    Workplace,
+    is_handler,
+    is_scoring,
+)
+from fedstrata.core.client import Client
 from fedstrata.core.errors import ConfigurationError, FrameError, Problem
+from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.privacy import LEAST_SITES
-from fedstrata.core.types import Message, Plan, Tensors, Update
+from fedstrata.core.types import Message, Plan, Tally, Tensors, Update
+from fedstrata.data.split import PARTS
 from fedstrata.privacy.clipping import UnitGradients
 from fedstrata.privacy.federation_lock import Lock, read_lock
 from fedstrata.privacy.identity import Identity
@@ -36,6 +50,7 @@ from fedstrata.privacy.secure_sum.mean import (
     CHANGES,
     SATURATED,
     SummedUpdate,
+    counted_elements,
     hash_of_frame,
     names_of,
     subjects_of,
@@ -54,6 +69,8 @@ from fedstrata.privacy.secure_sum.refusals import SessionLost, WrongSum
 from fedstrata.wire import frame
 
 KEYS, SHARES, CONSISTENCY, UNMASK = (EXCHANGE + name for name in ("keys", "shares", "consistency", "unmask"))
+COUNTED = {part: f"scores/{part}" for part in PARTS[1:]}
+"""The names of the sums of what was counted, by part of the split."""
 ATTEMPTS = "sums.sqlite"
 """A file in a client's folder: what it has begun, and what it has released."""
 
@@ -61,6 +78,11 @@ _OF_ONE = (ConsistencyProof, ReleasedShares)
 """What may be said of one of the two sums: they are unmasked one after the other."""
 
 Said = TypeVar("Said", bound=BaseModel)
+
+
+def exchange_for(terms: MeanTerms, exchange: str) -> str:
+    """Returns the name of an exchange in this sum: those of scores train nothing, whatever they are asked."""
+    return f"{SCORE}/{exchange.removeprefix(EXCHANGE)}" if terms.counts else exchange
 
 
 def said_of(said: Mapping[str, BaseModel]) -> dict[str, Any]:
@@ -115,10 +137,16 @@ class SecureTurns:
     Args:
         workplace: Where they compute.
         files_of: Returns where a client has its identity, and where its lock.
+        score: Scores a client's documents for a masked sum; none where nothing is told of them.
     """
 
-    def __init__(self, workplace: Workplace, files_of: Callable[[str], tuple[Path, Path]]) -> None:
-        self._workplace, self._files_of = workplace, files_of
+    def __init__(
+        self,
+        workplace: Workplace,
+        files_of: Callable[[str], tuple[Path, Path]],
+        score: Callable[[Plan, Client, Seed], Update] | None = None,
+    ) -> None:
+        self._workplace, self._files_of, self._score = workplace, files_of, score
         self._model = ""
         self._pinned: dict[str, tuple[Identity, Lock]] = {}
         self._sessions: dict[str, _Session] = {}
@@ -133,9 +161,12 @@ class SecureTurns:
         """Runs one exchange of a client's; one that fails gives nothing away."""
         started = time.perf_counter()
         try:
-            if order.handler == INPUT:
+            exchange = EXCHANGE + order.handler.rpartition("/")[2]
+            if exchange == INPUT:
                 return self._input(order, site)
-            said = Update({}, said_of(self._answers[order.handler](order)))
+            if exchange not in self._answers:
+                raise FrameError(f"the server asks for {order.handler!r}, which is no exchange of a sum")
+            said = Update({}, said_of(self._answers[exchange](order)))
             sent = frame.encode(said)
             with self._ledger(order) as ledger:
                 ledger.append("exchange", said, sent, EXCHANGED)
@@ -167,12 +198,14 @@ class SecureTurns:
         """Begins a mean, which has to be what the order says that it is: by its name it is released once."""
         terms = unpack(Message({}, frame.decode(order.plan, Plan).values), MeanTerms)
         own = self._workplace.run or terms.sum.run, order.round, order.call
-        if not is_handler(self._workplace.method, terms.sum.handler) or own != _place_of(terms):
+        if terms.counts != is_scoring(order.handler) or own != _place_of(terms) or not self._is_summed(terms):
             raise WrongSum(
                 f"a sum is to begin as {terms.sum}, and what is asked for is run {own[0]}, round {own[1]}, "
-                f"call {own[2]} of a handler of the method; nothing was begun"
+                f"call {own[2]} of {'scores' if terms.counts else 'a handler of the method'}; nothing was "
+                "begun"
             )
-        require_own_terms(terms, self._workplace.privacy)
+        if not terms.counts:
+            require_own_terms(terms, self._workplace.privacy)
         self._workplace.reserve()  # a site without room drops out before others count on its share
         identity, lock = self.pinned(order.client)
         folder = client_folder(self._workplace.folder, order.client)
@@ -219,7 +252,7 @@ class SecureTurns:
         return {which: answer(clients[which], each) for which, each in said.items()}
 
     def _input(self, order: Order, site: Site) -> Done | Failed:
-        """Trains as the method does, and masks what comes of it, tensor by tensor, in its place."""
+        """Trains as the method does, or scores, and masks what comes of it, tensor by tensor."""
         session, came = self._session(order), frame.decode(order.plan, Plan)
         delivered = read_said(came.values, DeliveredShares, session.clients)
         values = came.values.get("values")
@@ -230,13 +263,16 @@ class SecureTurns:
         said = {which: MaskedInput(sum=each.sum, site=order.client) for which, each in delivered.items()}
 
         def mask(trained: Update, private: UnitGradients | None) -> Update:
-            if isinstance(private, JointGradients):
+            if session.terms.counts:
+                masked = self._counted(session, delivered, plan, trained, site)
+            elif isinstance(private, JointGradients):
                 masked = self._noised(session, delivered, private)
             else:
                 masked = self._masked(order, session, delivered, plan, trained)
             return Update(masked, said_of(said))
 
-        return self._workplace.compute(replace(order, handler=handler, plan=sent), site, mask=mask)
+        asked, score = replace(order, handler=handler, plan=sent), self._score
+        return self._workplace.compute(asked, site, handle=score if session.terms.counts else None, mask=mask)
 
     def _masked(
         self,
@@ -267,13 +303,35 @@ class SecureTurns:
         elements = joint_elements(private, self._workplace.model, session.terms, session.roster)
         return dict(session.clients[CHANGES].mask(delivered[CHANGES], elements))
 
+    def _counted(
+        self,
+        session: _Session,
+        delivered: Mapping[str, DeliveredShares],
+        plan: Plan,
+        counted: Update,
+        site: Site,
+    ) -> dict[str, Tensor]:
+        """Returns under its mask what a client has counted, by names that all of the sum have agreed on."""
+        names, tally = sorted(site.task.tally([], [])), cast("Tally", counted.values["tally"])
+        if plan.values.get("names") != names or tally.keys() != set(names):
+            raise WrongSum(f"{session.terms.sum} is of other counts than this site's task has")
+        elements = counted_elements(tally, names, counted.weight)
+        return dict(session.clients[CHANGES].mask(delivered[CHANGES], elements))
+
+    def _is_summed(self, terms: MeanTerms) -> bool:
+        """Whether a sum of this name may be asked for: of updates, or of scores where these are told."""
+        if terms.counts:
+            return self._score is not None and terms.sum.handler in COUNTED.values()
+        return is_handler(self._workplace.method, terms.sum.handler)
+
     def _ledger(self, order: Order) -> Ledger:
         return self._workplace.ledger(order.client, order.round, order.handler, order.call)
 
     def _session(self, order: Order) -> _Session:
         session = self._sessions.get(order.client)
         run = self._workplace.run or (session.terms.sum.run if session else "")
-        if session is None or _place_of(session.terms) != (run, order.round, order.call):
+        own = None if session is None else (*_place_of(session.terms), session.terms.counts)
+        if session is None or own != (run, order.round, order.call, is_scoring(order.handler)):
             raise SessionLost(
                 f"the process of {order.client} has nothing of this sum: it has begun none, or another one, "
                 "or was started again since; it has dropped out of it"

@@ -270,8 +270,11 @@ class Task(Settings):
     def tally(self, documents: Sequence[Document], answers: Sequence[Any]) -> dict[str, float]:
         """Returns what scores are made of and adds up, over documents and over the clients that have them.
 
+        No number is negative, and the names are those of the task, whatever the documents: where only a sum
+        over clients is seen, all have to give the same.
+
         Args:
-            documents: At least one.
+            documents: Any number; of none all numbers are 0.
             answers: One a document.
         """
 

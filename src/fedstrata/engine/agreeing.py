@@ -36,8 +36,6 @@ _COMPARED = {
 _LOCAL = ("training.cache", "model.name", "model.revision", "model.tokenizer", "privacy.budget")
 """Of these a side's own: places, memory, and what a site lets be spent; that the weights are the same is told
 by their hashes."""
-SCORE = "@score"
-"""What a plan names when a client is to score its documents; no handler of a method has such a name."""
 
 
 def agreement_of(

@@ -7,19 +7,24 @@ one line. At the end it keeps what was learnt. Of a divided model the middle is 
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from fedstrata.adapters.attach import plain_where_needed
 from fedstrata.client.caches import ClientCaches
 from fedstrata.client.failures import describe, is_client_failure
 from fedstrata.client.releases import turns_begun
 from fedstrata.client.store import client_folder, home_of
-from fedstrata.client.turn import EXCHANGE, Failed, Order, Workplace, is_handler, only_says
-from fedstrata.core.client import Client
+from fedstrata.client.turn import (
+    SCORE,
+    Failed,
+    Order,
+    Workplace,
+    is_exchange,
+    is_handler,
+    is_scoring,
+    only_says,
+)
 from fedstrata.core.errors import (
     ConfigurationError,
     FrameError,
@@ -29,23 +34,15 @@ from fedstrata.core.errors import (
     TrainingError,
     printable,
 )
-from fedstrata.core.seeding import Seed
-from fedstrata.core.types import JSON, Message, Plan, Update
+from fedstrata.core.types import JSON, Message, Update
 from fedstrata.data.split import PARTS
-from fedstrata.engine.agreeing import SCORE, TRAINING, agreement_of, held, windows_of
+from fedstrata.engine.agreeing import TRAINING, agreement_of, held, windows_of
 from fedstrata.engine.budgets import SiteBudget
-from fedstrata.engine.check import divided_method
-from fedstrata.engine.facts import model_facts, saved_weights
 from fedstrata.engine.prepare import Experiment
-from fedstrata.engine.run_folder import DOCUMENTS, SETTINGS, write_documents, write_settings
 from fedstrata.engine.site_identity import secure_turns_of
+from fedstrata.engine.site_scoring import SiteScoring
 from fedstrata.engine.sites import sites_of
-from fedstrata.metrics.cost import peak_memory
-from fedstrata.record.log import Listener, RecordLog, read_events
-from fedstrata.record.summary import summarise, write_summary
-from fedstrata.split.ends import Ends
-from fedstrata.split.inference import RemoteMiddle
-from fedstrata.train.evaluate import answer
+from fedstrata.record.log import Listener
 from fedstrata.transport.header import Header, Kind
 from fedstrata.transport.membership import GrpcLine, Membership, TurnOverError
 from fedstrata.wire import frame
@@ -103,7 +100,9 @@ class RemoteClient:
             apart=True,
         )
         self._budget = SiteBudget(experiment, self._workplace, self._site, listen)
-        self._secure = secure_turns_of(experiment, self._workplace, client, identity, lock)
+        self._scoring = SiteScoring(experiment, self._workplace, self._site, listen)
+        files = (identity, lock)
+        self._secure = secure_turns_of(experiment, self._workplace, client, files, self._scoring)
         windows, documents = self._told_of_documents()
         most = max((count for counts in windows.values() for count in counts), default=1)
         rows = most * max(training.batch_size, training.eval_batch_size)
@@ -126,7 +125,9 @@ class RemoteClient:
         """
         site = self._site
         documents = {part: len(getattr(site.documents, part)) for part in PARTS}
-        told = {part: count if self._tells or part == PARTS[0] else 0 for part, count in documents.items()}
+        told = {
+            part: count if self._scoring.tells or part == PARTS[0] else 0 for part, count in documents.items()
+        }
         if self._private:
             return {part: [] for part in PARTS}, {**told, PARTS[0]: site.declared}
         return {part: own if told[part] else [] for part, own in windows_of(site).items()}, told
@@ -188,7 +189,7 @@ class RemoteClient:
             return
         last = max(counted, delivered) if isinstance(delivered, int) else counted
         self._workplace.store(self.id, last).discard_after(last)
-        if plan is not None and plan.handler != SCORE and plan.round > last:
+        if plan is not None and not is_scoring(plan.handler) and plan.round > last:
             self._take_back(plan, "the line broke, and the round does not count what was sent")
 
     def _turn(self, membership: Membership, header: Header, content: Frame) -> None:
@@ -197,11 +198,11 @@ class RemoteClient:
         With a whole model it says only that it is done; the update lies here until it is fetched.
         """
         before, self._done, self._update = self._done, None, None
-        if header.handler != SCORE:  # of which it tells the part of the split
+        if not is_scoring(header.handler):  # of which it tells the part of the split
             self._listen("turn", {"round": header.round, "handler": header.handler})
         order = Order(self.id, header.round, header.handler, header.call, content)
         try:
-            if self._secure is not None and order.handler.startswith(EXCHANGE):
+            if self._secure is not None and is_exchange(order.handler):
                 result = self._secure.compute(order, self._site)
             else:
                 own, line = self._handler(header.handler), GrpcLine(membership, header.turn)
@@ -237,12 +238,6 @@ class RemoteClient:
             self._trained += _learns(header)
 
     @property
-    def _tells(self) -> bool:
-        """Whether the server hears how its documents are answered."""
-        settings = self._experiment.privacy.settings
-        return settings.scores == "summed" or not (self._private or settings.secure_aggregation)
-
-    @property
     def _private(self) -> bool:
         """Whether it trains under differential privacy, so that little is told of its documents."""
         return self._experiment.privacy.settings.by_unit
@@ -275,7 +270,7 @@ class RemoteClient:
 
     def _undo(self, header: Header) -> None:
         """Drops what was learnt in a turn; what was learnt before it in the round stays when scores fail."""
-        if header.handler != SCORE:
+        if not is_scoring(header.handler):
             self._workplace.undo(self.id, header.round)
 
     def _refused(self, header: Header, content: Frame) -> None:
@@ -293,7 +288,7 @@ class RemoteClient:
         self._tell_failed(plan, why)
 
     def _tell_failed(self, header: Header, message: str) -> None:
-        if header.handler != SCORE:
+        if not is_scoring(header.handler):
             self._failure = message
         self._listen("turn_failed", {"round": header.round, "message": message})
 
@@ -312,89 +307,14 @@ class RemoteClient:
             FrameError: It names neither.
         """
         if name == SCORE:
-            return self._score
+            return self._scoring.score
         if self._secure is not None:
             raise FrameError(f"the server asks for {name!r} in the clear, and this client sums under masks")
         if not is_handler(self._experiment.method, name):
             raise FrameError(f"the server asks for {name!r}, which no client of this method runs")
         return None
 
-    def _score(self, plan: Plan, client: Client, rng: Seed) -> Update:
-        """Scores the client's documents of a part of the split; what was learnt at the end is kept."""
-        part, task = plan.values.get("part"), self._site.task
-        if part not in PARTS:
-            raise FrameError(f"the server asks for scores of {part!r}, which is no part of the data")
-        if self._private and part == PARTS[0]:
-            raise FrameError("the server asks for scores of documents that are trained on privately")
-        self._listen("scoring", {"part": part})
-        started, documents = time.perf_counter(), self._site.scored(str(part))
-        model = self._experiment.model
-        model.load(plan.tensors)
-        if self._experiment.method.personal:  # what else a store holds is not what was learnt
-            model.load_known(client.store.read().tensors)
-        counted: dict[str, JSON] = {"tally": None}
-        scores, tells = None, self._tells
-        if documents:
-            with self._connected(client, rng):
-                answers = answer(model, task, documents, client.training)
-            tally, apart = task.tally(documents, answers), task.apart(documents, answers)
-            scores = task.scores(tally, apart)
-            if tells:
-                counted = {"tally": {**tally}, "apart": {**apart}}
-        if plan.values.get("final") and self._experiment.method.divides(self.id) is None:
-            self._keep_model(scores, started)
-        return Update({}, counted, weight=float(len(documents) * tells))
-
-    def _connected(self, client: Client, rng: Seed) -> AbstractContextManager[object]:
-        """Returns the context in which the model answers: with the server's middle, where that has one."""
-        if (cut := self._experiment.method.divides(self.id)) is None:
-            return nullcontext()
-        if client.line is None:
-            raise FrameError("the server asks for scores, and runs no middle for them")
-        method = divided_method(self._experiment.method)
-        remote = RemoteMiddle(client.line, method.wire, cut)
-        noise = method.noise_of(rng if client.secret is None else Seed(client.secret, rng.path))
-        return Ends(self._experiment.model, cut).connected(remote, noise=noise)
-
-    def _keep_model(self, scores: Mapping[str, float] | None, started: float) -> None:
-        """Makes this client's folder one of a finished run, whose model is the client's own.
-
-        Args:
-            scores: Of its test documents; none where it has none.
-            started: When that was begun.
-        """
-        experiment, folder = self._experiment, client_folder(self._workplace.folder, self.id)
-        model = experiment.model
-        model.save(folder / "model", plain=plain_where_needed(model))
-        log = RecordLog(folder / "record.jsonl")
-        documents = {part: len(getattr(self._site.documents, part)) for part in PARTS}
-        log.append(
-            "run",
-            {
-                **model_facts(experiment, model),
-                "id": self._workplace.folder.name.removeprefix("run-"),
-                "data": None,
-                "client": self.id,  # whose folder it is, and not the server's
-                "clients": {self.id: documents},
-            },
-        )
-        facts = {
-            "global": scores,
-            "clients": {self.id: scores},
-            "mean_client": scores,
-            "external": {},
-            "saved": saved_weights(folder),
-            "seconds": time.perf_counter() - started,
-            **peak_memory(model.device),
-        }
-        log.append("final", facts, durable=True)
-        log.close()
-        write_documents({self.id: self._site.documents}, folder / DOCUMENTS)
-        write_settings(experiment.settings, folder / SETTINGS)  # by which a folder is one of a run
-        write_summary(summarise(read_events(folder / "record.jsonl")), folder / "summary.json")
-        self._listen("kept", {"folder": str(folder)})
-
 
 def _learns(header: Header) -> bool:
     """Whether a plan is one by which a client trains."""
-    return header.handler != SCORE and not only_says(header.handler)
+    return not is_scoring(header.handler) and not only_says(header.handler)

@@ -18,7 +18,7 @@ from fedstrata.client.failures import release_memory
 from fedstrata.client.releases import turns_begun
 from fedstrata.client.site import Site
 from fedstrata.client.store import client_folder
-from fedstrata.client.turn import EXCHANGE, Done, Failed, Order, Workplace
+from fedstrata.client.turn import Done, Failed, Order, Workplace, is_exchange
 from fedstrata.core.cohort import Service
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.types import ClientInfo, Message, State, Tensors
@@ -157,7 +157,7 @@ class LocalEngine(Engine):
 
     def compute(self, order: Order) -> Done | Failed:
         """Computes one turn."""
-        if order.handler.startswith(EXCHANGE) and self._secure is not None:
+        if is_exchange(order.handler) and self._secure is not None:
             return self._secure.compute(order, self._site[order.client])
         return self.workplace.compute(order, self._site[order.client])
 

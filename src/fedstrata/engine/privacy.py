@@ -41,6 +41,12 @@ def settings_problems(settings: RunSettings, task: Task, method: Method | None) 
     found = []
     if method is not None and privacy.secure_aggregation and (reason := method.not_summed()):
         found.append(Problem("privacy.secure_aggregation", f"does not go with {method.name}: {reason}"))
+    elif method is not None and privacy.secure_aggregation and privacy.scores == "summed" and method.personal:
+        message = (
+            f"'summed' adds up what clients count of one model, and with {method.name} each has its own; "
+            "leave it out: a client finds its scores in its own folder"
+        )
+        found.append(Problem("privacy.scores", message))
     if privacy.mechanism == "none":
         return found
     if method is not None and (reason := _not_private(method, privacy.mechanism)):

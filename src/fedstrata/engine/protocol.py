@@ -15,6 +15,8 @@ from fedstrata.models.state import Model
 from fedstrata.wire.meter import Meter
 
 Turns: TypeAlias = Generator[tuple[Order, Done | Failed], None, None]
+Counted: TypeAlias = tuple[Mapping[str, float], int, Sequence[str]]
+"""What clients have counted together, of how many documents, and who they are."""
 
 
 class Engine(Protocol):
@@ -24,6 +26,8 @@ class Engine(Protocol):
     """What runs it, for messages."""
     sums: str = ""
     """Tells the run's masked sums from those of every other run; empty without secure aggregation."""
+    counting: "Counting | None" = None
+    """Sums under masks what clients elsewhere have counted; the run sets it, where it has such sums."""
 
     @property
     def whole(self) -> Model:
@@ -175,3 +179,20 @@ class Exchanging(Protocol):
 
     def take_back(self, error: FedstrataError) -> None:
         """Has everybody who is left drop what the round has brought."""
+
+
+class Counting(Protocol):
+    """Whatever sums counts, so that nobody sees those of one client."""
+
+    def counted(self, cohort: Exchanging, plan: Plan, part: str, names: Sequence[str]) -> Counted | None:
+        """Returns what clients have counted of their documents, all of them together.
+
+        Args:
+            cohort: The clients that have any.
+            plan: What all of them are sent.
+            part: Of the split.
+            names: Of the counts.
+
+        Returns:
+            None if they could not be summed, of which the cohort's listener is told.
+        """

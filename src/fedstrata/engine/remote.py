@@ -7,24 +7,24 @@ divided model no side has all, so that none is saved here.
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from fedstrata.adapters.attach import plain_where_needed
 from fedstrata.client.failures import describe
-from fedstrata.client.turn import EXCHANGE, Failed, Order, only_says
+from fedstrata.client.turn import SCORE, Failed, Order, is_exchange, is_scoring, only_says
 from fedstrata.core.cohort import Service
 from fedstrata.core.errors import LineError
 from fedstrata.core.types import JSON, ClientInfo, Plan, State, Tensors, Update
-from fedstrata.engine.agreeing import SCORE, documents_of, info_of, questions_in
+from fedstrata.engine.agreeing import documents_of, info_of, questions_in
 from fedstrata.engine.book import Attendance, Book
 from fedstrata.engine.cohort import RoundCohort
 from fedstrata.engine.model import outline
 from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.protocol import Engine, Turns
-from fedstrata.engine.remote_scoring import gathered
+from fedstrata.engine.remote_scoring import gathered, summed
 from fedstrata.engine.remote_turns import (
     NobodySpeaks,
     RemoteTurns,
@@ -210,7 +210,7 @@ class RemoteEngine(Engine):
     def _turns(self, orders: Iterator[Order], service: Service, meter: Meter) -> Turns:
         if (first := next(orders, None)) is None:
             return
-        scoring = first.handler == SCORE or only_says(first.handler)
+        scoring = is_scoring(first.handler) or only_says(first.handler)
         if not scoring and first.round != self._under_way:
             self._under_way = first.round
             self._lost, self._delivered = set(), set()
@@ -223,7 +223,7 @@ class RemoteEngine(Engine):
                 yield order
 
         def delivered(client: str, turn: int) -> None:
-            self._last[client] = (turn, first.handler == SCORE)
+            self._last[client] = (turn, is_scoring(first.handler))
             if not scoring:
                 self._delivered.add(client)
                 self._at_work.discard(client)
@@ -246,7 +246,7 @@ class RemoteEngine(Engine):
         Raises:
             FrameError: It is not what the method expects.
         """
-        if order.handler.startswith(EXCHANGE):
+        if is_exchange(order.handler):
             return  # whoever makes the sum looks at it
         if order.handler != SCORE:
             method = self._method
@@ -301,14 +301,20 @@ class RemoteEngine(Engine):
         if not final and not any(documents.values()):
             return {}
         asked: dict[str, JSON] = {"part": part, "final": final}
-        if self._divided is None:
-            parameters = set(self.whole.names_outside([]))
-            shared = {name: value for name, value in state.tensors.items() if name in parameters}
-            scored = cohort.each(SCORE, lambda info: Plan(shared, asked))
-        else:
-            scored = self._converse_scores(self._divided, cohort, state, asked)
         one_model = self._divided is not None or not self._method.personal
-        return gathered(self._experiment.task, scored, documents, cohort.reject, one_model=one_model)
+        gather = partial(gathered, self._experiment.task, documents=documents, reject=cohort.reject)
+        if self._divided is not None:
+            converse = self._converse_scores(self._divided, cohort, state, asked)
+            return gather(converse, one_model=one_model)
+        parameters = set(self.whole.names_outside([]))
+        plan = Plan({name: value for name, value in state.tensors.items() if name in parameters}, asked)
+        if self.counting is None or self._experiment.privacy.settings.scores == "none":
+            return gather(cohort.each(SCORE, lambda info: plan), one_model=one_model)
+        found = summed(self._experiment.task, self.counting, cohort, plan, documents)
+        if final:  # who is not in the sum keeps what was learnt, too, and tells nothing
+            cohort.clients = [info for info in cohort.clients if info.id not in found.clients]
+            list(cohort.each(SCORE, lambda info: plan))
+        return found.scores
 
     def _converse_scores(
         self, method: Divided, cohort: RoundCohort, state: State, asked: Mapping[str, JSON]

@@ -1,15 +1,21 @@
 """Scores of a run whose documents are elsewhere: made of what clients have counted, which adds up.
 
 What does not add up, such as an area under a curve, is the mean of the clients' own, weighted by their
-documents, and is named as such.
+documents, and is named as such. With secure aggregation the server hears sums alone.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedstrata.core.errors import FedstrataError, FrameError, printable
+from fedstrata.core.settings.privacy import LEAST_SITES
 from fedstrata.core.task import Task
-from fedstrata.core.types import ClientInfo, Tally, Update
+from fedstrata.core.types import ClientInfo, Plan, Tally, Update
+from fedstrata.engine.cohort import RoundCohort
+from fedstrata.engine.protocol import Counting
 from fedstrata.metrics.counts import added
 from fedstrata.record.summary import mean_scores
 from fedstrata.split.messages import is_number
@@ -65,6 +71,56 @@ def gathered(
         "external": {},
         **({"weighted": sorted(weighted)} if weighted else {}),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """What comes of a sum of counts.
+
+    Attributes:
+        scores: As those of `gathered`; no client has any of its own.
+        clients: Whose counts are in it.
+    """
+
+    scores: dict[str, Any]
+    clients: Collection[str] = ()
+
+
+def summed(
+    task: Task, sums: Counting, cohort: RoundCohort, plan: Plan, documents: Mapping[str, int]
+) -> Summed:
+    """Returns the scores that a masked sum of counts gives; no score that does not add up is among them.
+
+    Args:
+        task: What is scored.
+        sums: Makes the sum.
+        cohort: Those who are asked; who is lost is not among them any more.
+        plan: What they are sent.
+        documents: How many documents each has, by the names of all clients.
+    """
+    nothing = Summed(gathered(task, (), documents, cohort.reject, one_model=True))
+    part, names = str(plan.values["part"]), sorted(task.tally([], []))
+    having = [info for info in cohort.clients if documents[info.id]]
+    if not having:
+        return nothing
+    if len(having) < LEAST_SITES:
+        told = f"{len(having)} clients have {part} documents, and a masked sum of scores needs {LEAST_SITES}"
+        cohort.book.listen("warning", {"message": f"{told}: there are none"})
+        return nothing
+    found = sums.counted(replace(cohort, clients=having), plan, part, names)
+    if found is None:
+        return nothing
+    tally, counted, clients = found
+    try:
+        if counted != sum(documents[client] for client in clients):
+            raise FrameError(f"scores came of {counted} documents, which are not those of the clients")
+        if not all(is_number(value, _LARGEST * len(clients)) for value in tally.values()):
+            raise FrameError("what was counted is too much")
+        scores = _scores(task, tally, {})
+    except FrameError as error:
+        cohort.book.listen("warning", {"message": f"the {part} scores are of no use: {error}"})
+        return replace(nothing, clients=clients)
+    return Summed({**nothing.scores, "global": scores}, clients)
 
 
 def _scores(task: Task, tally: Tally, apart: Scores) -> Scores:

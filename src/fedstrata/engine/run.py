@@ -77,7 +77,7 @@ class Run(Generic[EngineType]):
         self._log = RecordLog(folder / "record.jsonl")
         self._checkpoints = Checkpoints(folder / "checkpoints")
         self.engine = engine_of(experiment, folder, self._emit)
-        self._sums = secure_aggregation_of(experiment, self.engine, folder)
+        self._sums = self.engine.counting = secure_aggregation_of(experiment, self.engine, folder)
         self._fleet = fleet_of(experiment, self.engine.clients())
         self._stored_states: dict[str, str | None] = {}
         self._server = ServerDocuments(
@@ -330,6 +330,8 @@ class Run(Generic[EngineType]):
             **peaks(self.experiment.model.device, self.engine.memory()),
         }
         self._emit("final", facts)
+        if self._sums is not None:  # of the test scores
+            self._sums.committed(rounds)
         self.engine.end()  # before the summary, with which a run counts as finished
         summary = summarise(read_events(self.folder / "record.jsonl"))
         write_summary(summary, self.folder / "summary.json")

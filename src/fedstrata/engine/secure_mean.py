@@ -1,71 +1,47 @@
-"""The server's half of a mean under secure aggregation: five exchanges over the turns of any engine.
+"""Means under secure aggregation, and sums of what clients have counted; the exchanges are `masked_sums`.
 
 A sum that cannot be unmasked costs its round, which changes nothing, and the run goes on with the next: after
-a share has left no site ever begins the same sum again. A server that was killed in between goes on with what
-lies on its disk: it asks those sites for their shares whose processes still have what they have begun.
+a share has left no site ever begins the same sum again.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
-from pydantic import BaseModel
-
-from fedstrata.client.secure_turns import CONSISTENCY, KEYS, SHARES, UNMASK, read_said, said_of
-from fedstrata.client.turn import INPUT
+from fedstrata.client.secure_turns import COUNTED
 from fedstrata.core.cohort import Mean
 from fedstrata.core.errors import FedstrataError, FrameError
 from fedstrata.core.files import write_atomically
 from fedstrata.core.method import Method
-from fedstrata.core.settings.privacy import LEAST_SITES
-from fedstrata.core.types import ClientInfo, Plan, Tensors, Update
+from fedstrata.core.types import Plan, Tensors
 from fedstrata.engine.book import Book, RoundAbandonedError
-from fedstrata.engine.protocol import Exchanging
+from fedstrata.engine.masked_sums import MaskedSums
+from fedstrata.engine.protocol import Counted, Exchanging
 from fedstrata.engine.server_steps import ServerSteps
 from fedstrata.models.state import Model
-from fedstrata.privacy.joint_terms import bound_of, noise_terms, require_carriers
+from fedstrata.privacy.joint_terms import bound_of, noise_terms
 from fedstrata.privacy.mechanism import EVERYBODY, Privacy
 from fedstrata.privacy.secure_sum.mean import (
-    CHANGES,
-    SATURATED,
     SummedMean,
+    counted_in,
+    counted_tensor,
     hash_of_frame,
     mean_from,
-    names_of,
-    require_unsaturated,
-    subjects_of,
 )
-from fedstrata.privacy.secure_sum.messages import (
-    ConsistencySignature,
-    KeyBundle,
-    MaskedInput,
-    MeanTerms,
-    ReleasedShares,
-    SentShares,
-    SummedTensor,
-    SumName,
-)
-from fedstrata.privacy.secure_sum.refusals import NotFinished, SecureSumRefusal, TooManySaturated
-from fedstrata.privacy.secure_sum.server import SumServer
-from fedstrata.privacy.secure_sum.unmasking import SumUnmasking
+from fedstrata.privacy.secure_sum.messages import MeanTerms, SummedTensor, SumName
+from fedstrata.privacy.secure_sum.refusals import SecureSumRefusal, TooManySaturated
 from fedstrata.wire import frame
 
 FOLDER = "secure_sums"
 """In the run directory: sums that are not committed yet, and the ranges of the next."""
-TERMS, PROOF = "terms.json", "proof.safetensors"
-"""Files of a sum: what it is made of, and in the folder of each of its two, what its sites have signed."""
 STEPS = ".safetensors"
 """The ending of what the optimiser keeps, beside the ranges."""
 WIDER = 16.0
 """How much larger the ranges are after a round in which too many values were cut."""
-
-Said = TypeVar("Said", bound=BaseModel)
 
 
 @dataclass
@@ -91,7 +67,9 @@ class SecureAggregation:
     attempt: int = 0
     _facts: dict[str, Any] = field(default_factory=dict)
     _bounds: dict[str, dict[str, float]] = field(default_factory=dict)  # by handler and tensor
-    _hash: str = ""
+
+    def __post_init__(self) -> None:
+        self._sums = MaskedSums(self.privacy, self.folder / FOLDER, self.model)
 
     def mean(self, cohort: Exchanging, handler: str, plan: Plan) -> Mean:
         """Returns the weighted mean of what a handler returns everywhere, and sees nothing of any client's.
@@ -106,17 +84,8 @@ class SecureAggregation:
         """
         terms = self._terms(cohort, handler, plan)
         self._facts = {"asked": len(cohort.clients), "survivors": [], "refused": None}
-        place = self.folder / FOLDER / f"{terms.sum.round:05d}-{handler}-{terms.sum.call}"
-        place.parent.mkdir(mode=0o700, exist_ok=True)  # shares that were released lie there
         try:
-            left = self._left(place, terms)
-            terms, unmasking = left or (terms, self._begun(cohort, plan, terms, place))
-            survivors = unmasking[CHANGES].survivors.sites
-            self._facts |= {"survivors": list(survivors)}
-            if SATURATED in unmasking:
-                counted = self._unmasked(cohort, terms, unmasking[SATURATED], SATURATED)
-                self._facts["saturated"] = require_unsaturated(counted, terms, len(survivors))
-            total = self._unmasked(cohort, terms, unmasking[CHANGES], CHANGES)
+            terms, survivors, total = self._sums.run(cohort, plan, terms, self._facts)
             base = {} if self.method.sends_changes or self.steps else plan.tensors
             found = mean_from(total, base, terms, survivors, self.privacy.settings.range)
         except (SecureSumRefusal, FrameError) as error:  # a file that is damaged, or shares that are none
@@ -126,6 +95,19 @@ class SecureAggregation:
             stepped = self.steps.step(terms.sum.round, plan.tensors, found.mean.tensors)
             return replace(found.mean, tensors=stepped)
         return found.mean
+
+    def counted(self, cohort: Exchanging, plan: Plan, part: str, names: Sequence[str]) -> Counted | None:
+        """Returns the sum of what clients have counted; see `protocol.Counting`."""
+        name = self._name(cohort.book, COUNTED[part])
+        own, tensors = Plan(plan.tensors, {**plan.values, "names": list(names)}), (counted_tensor(names),)
+        hashed = hash_of_frame(frame.encode(own))
+        terms = MeanTerms(sum=name, plan=hashed, tensors=tensors, scale=1, loss=False, counts=True)
+        try:
+            _, survivors, total = self._sums.run(cohort, own, terms, {})
+        except (SecureSumRefusal, FrameError) as error:
+            cohort.book.listen("warning", {"message": f"the {part} scores could not be summed: {error}"})
+            return None
+        return (*counted_in(total, names), survivors)
 
     def facts(self, book: Book) -> dict[str, Any]:
         """Returns, once, what the record says of a round's sum."""
@@ -147,11 +129,7 @@ class SecureAggregation:
         self._bounds = json.loads(path.read_text()) if path.exists() else {}
         if self.steps is not None:
             self.steps.load(path.with_suffix(STEPS))
-        counted = set[str]()
-        for place in filter(_signed, (self.folder / FOLDER).glob(f"{committed + 1:05d}-*")):
-            with suppress(FrameError):  # which the round will say
-                counted.update(SumUnmasking.resume(place / CHANGES).survivors.sites)
-        return counted
+        return self._sums.counted_after(committed)
 
     def save(self, number: int) -> None:
         """Keeps the ranges of the next round, before this one is committed."""
@@ -162,8 +140,7 @@ class SecureAggregation:
 
     def committed(self, number: int) -> None:
         """Removes what only a round that is not committed needs: with the shares goes what could unmask."""
-        for path in (self.folder / FOLDER).glob(f"{number:05d}-*"):
-            shutil.rmtree(path)
+        self._sums.remove(number)
         kept = {self._path(number).stem, self._path(number - 1).stem}
         for path in (self.folder / FOLDER).glob("ranges-*"):
             if path.stem not in kept:
@@ -181,13 +158,7 @@ class SecureAggregation:
         bounds, noise, least = self._bounds.get(handler, {}), noise_terms(self.privacy), self._range
         weights = [int(self.method.weighs(info)) for info in cohort.clients] if noise is None else [1]
         return MeanTerms(
-            sum=SumName(
-                run=self.run,
-                round=book.number,
-                handler=handler,
-                call=book.calls[handler] + 1,
-                attempt=self.attempt,
-            ),
+            sum=self._name(book, handler),
             plan=hash_of_frame(frame.encode(plan)),
             tensors=tuple(
                 SummedTensor(name=name, shape=tuple(each.shape), bound=bounds.get(name, least))
@@ -198,113 +169,21 @@ class SecureAggregation:
             noise=noise,
         )
 
+    def _name(self, book: Book, handler: str) -> SumName:
+        """Returns the name of the next sum of a handler."""
+        return SumName(
+            run=self.run,
+            round=book.number,
+            handler=handler,
+            call=book.calls[handler] + 1,
+            attempt=self.attempt,
+        )
+
     @property
     def _range(self) -> float:
         """What bounds a change of which nothing is known, and what makes integers of gradients."""
         noise = noise_terms(self.privacy)
         return self.privacy.settings.range if noise is None else bound_of(noise)
-
-    def _left(self, place: Path, terms: MeanTerms) -> tuple[MeanTerms, Mapping[str, SumUnmasking]] | None:
-        """Returns the sum that a killed server has left, and its terms; none if it may be begun anew.
-
-        Its terms are of those who were there when it began, whoever is here now.
-
-        Raises:
-            NotFinished: It is of another plan than the round has now.
-            FrameError: A file is damaged; the message names it.
-        """
-        if not place.exists():
-            return None
-        if not _signed(place):
-            shutil.rmtree(place)  # nobody was asked for a share before
-            return None
-        left = _terms_in(place / TERMS)
-        if left.plan != terms.plan:
-            raise NotFinished(
-                f"the masked sum in {place} was begun with another plan than the round has now; no client "
-                "begins it again, since two sums could be subtracted from each other"
-            )
-        return left, {which: SumUnmasking.resume(place / which) for which in names_of(left)}
-
-    def _begun(
-        self, cohort: Exchanging, plan: Plan, terms: MeanTerms, place: Path
-    ) -> Mapping[str, SumUnmasking]:
-        """Runs the exchanges up to the signatures; returns the two masked sums, which lie on the disk."""
-        minimum, names = self.privacy.settings.survivors or LEAST_SITES, names_of(terms)
-        subjects = subjects_of(terms, self._model_hash())
-        servers = {which: SumServer(names[which], subjects[which], minimum=minimum) for which in names}
-        lost = cohort.book.attendance.lost
-        present = [info.id for info in cohort.clients if info.id not in lost]
-        begin = Plan(values=terms.model_dump(mode="json"))
-        bundles = self._said(cohort, terms, KEYS, present, lambda _: begin, KeyBundle)
-        roster = {which: each.roster(_of(which, bundles)) for which, each in servers.items()}
-        if (noise := self.privacy.joint) is not None:
-            require_carriers(roster[CHANGES], noise)  # each site would refuse it too, and be lost
-        agree = Plan(values=said_of(roster))
-        sent = self._said(cohort, terms, SHARES, list(bundles), lambda _: agree, SentShares)
-        boxes = {which: each.deliver(_of(which, sent)) for which, each in servers.items()}
-
-        def plan_of(info: ClientInfo) -> Plan:
-            delivered = said_of({which: box[info.id] for which, box in boxes.items()})
-            return Plan(plan.tensors, {**delivered, "values": dict(plan.values)})
-
-        shapes = {which: subject.shapes for which, subject in subjects.items()}
-        for info, update in cohort.inputs(INPUT, terms.sum.handler, plan_of):
-            said = _heard(cohort, info.id, update, MaskedInput, servers, shapes)
-            for which, own in said.items():
-                servers[which].add(own, update.tensors)
-        place.mkdir(exist_ok=True)
-        write_atomically(place / TERMS, [terms.model_dump_json().encode()])
-        unmasking = {which: server.close(place / which) for which, server in servers.items()}
-        survivors = {which: each.survivors for which, each in unmasking.items()}
-        asked = survivors[CHANGES].sites
-        signed = self._said(
-            cohort, terms, CONSISTENCY, asked, lambda _: Plan(values=said_of(survivors)), ConsistencySignature
-        )
-        for which, each in unmasking.items():
-            each.prove(_of(which, signed))
-        return unmasking
-
-    def _unmasked(self, cohort: Exchanging, terms: MeanTerms, unmasking: SumUnmasking, which: str) -> Tensors:
-        """Asks those who have signed for what is not there yet of the shares of one of the sums.
-
-        Raises:
-            NotFinished: Too few are there then.
-        """
-        assert unmasking.proof is not None  # noqa: S101 - it was made before
-        if not unmasking.ready:
-            waiting = set(unmasking.waiting)
-            signers = [each.site for each in unmasking.proof.signatures if each.site in waiting]
-            proof = Plan(values=said_of({which: unmasking.proof}))
-            for own in self._said(
-                cohort, terms, UNMASK, signers, lambda _: proof, ReleasedShares, [which]
-            ).values():
-                unmasking.take(own[which])
-        if not unmasking.ready:
-            sites = len(unmasking.survivors.sites)
-            raise NotFinished(
-                f"the sum of {sites} clients cannot be unmasked: {sites - len(unmasking.waiting)} have "
-                "released their shares, and that is too few. No client begins it again, since two sums could "
-                "be subtracted from each other"
-            )
-        return unmasking.finish()
-
-    def _said(
-        self,
-        cohort: Exchanging,
-        terms: MeanTerms,
-        turn: str,
-        clients: Sequence[str],
-        message_of: Callable[[str], Plan],
-        kind: type[Said],
-        sums: Collection[str] | None = None,
-    ) -> dict[str, dict[str, Said]]:
-        """Returns what each client says of each sum in one exchange; who is lost is not among them."""
-        found, counted, sums = {}, turn in (CONSISTENCY, UNMASK), sums or names_of(terms)
-        for client, update in cohort.exchange(turn, terms.sum.call, clients, message_of, counted=counted):
-            if said := _heard(cohort, client, update, kind, sums):
-                found[client] = said
-        return found
 
     def _refuse(self, cohort: Exchanging, handler: str, terms: MeanTerms, error: FedstrataError) -> NoReturn:
         """Ends a round whose sum is not there; what clients have stored of it does not count either.
@@ -333,44 +212,3 @@ class SecureAggregation:
         if "loss" in found.mean.values:
             weight = next(iter(found.mean.weights.values()))
             cohort.book.losses[EVERYBODY] = (found.mean.values["loss"], weight)
-
-    def _model_hash(self) -> str:
-        """Returns the hash of the model as all have it before anything is learnt."""
-        if not self._hash:
-            self.model.restore()
-            self._hash = self.model.fingerprint(self.model.names_outside(()))
-        return self._hash
-
-
-def _signed(place: Path) -> bool:
-    """Whether a mean has all signatures, so that shares of it may have left."""
-    terms = place / TERMS
-    return terms.exists() and all((place / which / PROOF).exists() for which in names_of(_terms_in(terms)))
-
-
-def _terms_in(path: Path) -> MeanTerms:
-    return MeanTerms.model_validate_json(path.read_bytes())
-
-
-def _of(which: str, said: Mapping[str, Mapping[str, Said]]) -> list[Said]:
-    """Returns what all clients say of one of the sums."""
-    return [own[which] for own in said.values()]
-
-
-def _heard(
-    cohort: Exchanging,
-    client: str,
-    update: Update,
-    kind: type[Said],
-    sums: Collection[str],
-    shapes: Mapping[str, Mapping[str, tuple[int, ...]]] | None = None,
-) -> dict[str, Said]:
-    """Returns what a client says of these sums; nothing of one that says something else, which is lost."""
-    try:
-        said = read_said(update.values, kind, sums, update.tensors, shapes)
-        if any(getattr(each, "site", client) != client for each in said.values()):
-            raise FrameError("what came is of another site")
-    except FrameError as error:
-        cohort.reject(client, error)
-        return {}
-    return said

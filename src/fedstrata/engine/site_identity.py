@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedstrata.client.turn import Workplace
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.engine.prepare import Experiment
+from fedstrata.engine.site_scoring import SiteScoring
 
 if TYPE_CHECKING:
     from fedstrata.client.secure_turns import SecureTurns
 
 
 def secure_turns_of(
-    experiment: Experiment, workplace: Workplace, client: str, identity: Path | None, lock: Path | None
+    experiment: Experiment,
+    workplace: Workplace,
+    client: str,
+    files: tuple[Path | None, Path | None],
+    scoring: SiteScoring,
 ) -> SecureTurns | None:
     """Returns what answers the orders of masked sums at a site; none where there are none.
 
@@ -22,13 +28,14 @@ def secure_turns_of(
         experiment: What is run.
         workplace: Where the site computes.
         client: Its name.
-        identity: Where its identity lies, if it is named.
-        lock: Where it says whom it sums with, if that is named.
+        files: Where its identity lies, and where it says whom it sums with, if they are named.
+        scoring: How it scores its documents.
 
     Raises:
         ConfigurationError: A file is missing or wrong; or one is named, and the server asks for updates in
             the clear.
     """
+    identity, lock = files
     asked, problems = experiment.privacy.settings.secure_aggregation, []
     for option, path in (("--identity", identity), ("--lock", lock)):
         if asked and path is None:
@@ -43,6 +50,7 @@ def secure_turns_of(
         return None
     from fedstrata.client.secure_turns import SecureTurns  # noqa: PLC0415 - optional
 
-    turns = SecureTurns(workplace, lambda name: (identity, lock))
+    score = partial(scoring.score, masked=True) if scoring.tells else None
+    turns = SecureTurns(workplace, lambda name: (identity, lock), score)
     turns.pinned(client)
     return turns

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 import torch
 
 from fedstrata.client.store import ClientStore, client_folder
-from fedstrata.client.turn import EXCHANGE, Failed, Order
+from fedstrata.client.turn import Failed, Order, is_exchange
 from fedstrata.core.errors import TrainingError
 from fedstrata.core.types import Message
 from fedstrata.engine.fork_server import fork_server
@@ -106,7 +106,7 @@ class _Turn(_Job):
     @property
     def home(self) -> str | None:
         """The client, if it is an exchange of a masked sum."""
-        return self.order.client if self.order.handler.startswith(EXCHANGE) else None
+        return self.order.client if is_exchange(self.order.handler) else None
 
     def drop(self) -> None:
         """Drops what the turn has kept: one process would not have begun it."""

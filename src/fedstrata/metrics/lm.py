@@ -38,7 +38,7 @@ class TextLikelihood:
 
 def tally_of(answers: Sequence[TextLikelihood]) -> dict[str, float]:
     """Returns the nats, the tokens and the bytes of documents."""
-    return added(asdict(answer) for answer in answers)
+    return added(asdict(answer) for answer in [TextLikelihood(0, 0, 0), *answers])
 
 
 def scores_from(tally: Tally) -> dict[str, float]:

@@ -59,8 +59,8 @@ def tally_of(matching: Matching, types: Sequence[str], prefix: str = "") -> dict
     for begins, lenient in OF_TYPES.items():
         of_types = matching.by_type(lenient=lenient)
         for label in types:
-            if label in of_types:
-                counts |= of_types[label].tally(f"{prefix}{begins}", f"/{label}")
+            own = of_types.get(label, Counts(0, 0, 0))
+            counts |= own.tally(f"{prefix}{begins}", f"/{label}")
     return counts
 
 

@@ -48,6 +48,8 @@ def overlap_scores(
         >>> [f"{name} {value:.3f}" for name, value in scores.items()]
         ['rouge1 0.750', 'rouge2 0.667', 'rougeL 0.750', 'bleu4 0.669']
     """
+    if not hypotheses:
+        raise ValueError("there are no texts to score against references")
     return overlap_from(overlap_tally(hypotheses, references, rouge=rouge))
 
 
@@ -57,17 +59,19 @@ def overlap_tally(
     """Returns the sums of ROUGE, and what BLEU is made of: n-grams that match, n-grams, and words.
 
     Raises:
-        ValueError: There are none, or not as many references.
+        ValueError: There are not as many references.
     """
-    if not hypotheses or len(hypotheses) != len(references):
+    if len(hypotheses) != len(references):
         raise ValueError(f"{len(hypotheses)} hypotheses and {len(references)} references: one each is needed")
     from rouge_score.rouge_scorer import RougeScorer  # noqa: PLC0415 - seldom needed, and slow to import
     from sacrebleu.metrics import BLEU  # noqa: PLC0415
 
     scorer = RougeScorer(list(rouge))
     each = [scorer.score(*pair) for pair in zip(references, hypotheses, strict=True)]
-    bleu = BLEU(force=True).corpus_score(list(hypotheses), [list(references)])  # forced: without a warning
-    sums = added({name: float(own[name].fmeasure) for name in rouge} for own in each)
+    # Forced: without a warning. An empty text has no n-gram, and stands for none.
+    bleu = BLEU(force=True).corpus_score(list(hypotheses) or [""], [list(references) or [""]])
+    rows = [{name: float(own[name].fmeasure) for name in rouge} for own in each]
+    sums = added([dict.fromkeys(rouge, 0.0), *rows])
     grams = {f"matching_{n}": count for n, count in enumerate(bleu.counts, start=1)}
     grams |= {f"grams_{n}": count for n, count in enumerate(bleu.totals, start=1)}
     return {"documents": len(each), **sums, **grams, "words": bleu.sys_len, "right_words": bleu.ref_len}
@@ -92,13 +96,13 @@ def answer_tally(answers: Sequence[str], references: Sequence[Sequence[str]]) ->
     """Returns the number of questions, and the sums of exact matches and F1.
 
     Args:
-        answers: What was answered, in short; at least one.
+        answers: What was answered, in short.
         references: The right answers to each question, at least one each.
 
     Raises:
-        ValueError: There are none, or not as many references, or a question has none.
+        ValueError: There are not as many references, or a question has none.
     """
-    if not answers or len(answers) != len(references) or not all(references):
+    if len(answers) != len(references) or not all(references):
         raise ValueError(f"{len(answers)} answers to {len(references)} questions with right answers")
     pairs = list(zip(answers, references, strict=True))
     exact = [max(exact_match(answer, one) for one in right) for answer, right in pairs]

@@ -302,12 +302,12 @@ class DocumentClassification(WindowTask):
         """Counts the labels of each document; see `fedstrata.metrics.labels.tally_of`."""
         gold = self._indicators([document.labels for document in documents])
         given = self._indicators([answer.labels for answer in answers])
-        return tally_of(gold, given, np.stack([answer.probabilities for answer in answers]), self.classes)
+        return tally_of(gold, given, self._shares(answers), self.classes)
 
     def apart(self, documents: Sequence[Document], answers: Sequence[LabelAnswer]) -> dict[str, float]:
         """Returns the areas under the curves of labels."""
         gold = self._indicators([document.labels for document in documents])
-        return areas(gold, np.stack([answer.probabilities for answer in answers]))
+        return areas(gold, self._shares(answers))
 
     def scores(self, tally: Tally, apart: Mapping[str, float]) -> dict[str, float]:
         """Returns the scores of labels; see `fedstrata.metrics.labels.scores_from`."""
@@ -370,6 +370,10 @@ class DocumentClassification(WindowTask):
         if len(self.classes) == 1:
             return np.arange(1 - len(targets), dtype=np.int32)
         return np.sort((targets + 1) % len(self.classes))
+
+    def _shares(self, answers: Sequence[LabelAnswer]) -> np.ndarray:
+        """Returns the probability of each label, (documents, labels)."""
+        return np.array([answer.probabilities for answer in answers]).reshape(-1, len(self.classes))
 
     def _indicators(self, labels: Sequence[Sequence[str]]) -> np.ndarray:
         """Returns which label each document has, (documents, labels) bool."""

@@ -329,11 +329,13 @@ class ClozeQuestions(CausalTask):
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns which labels documents have, and the share of each, (documents, labels)."""
         shares = [[answer.probabilities[label] for label in self.words] for answer in answers]
-        return self._indicators([document.labels for document in documents]), np.array(shares)
+        gold = self._indicators([document.labels for document in documents])
+        return gold, np.array(shares).reshape(gold.shape)
 
     def _indicators(self, labels: Sequence[Sequence[str]]) -> np.ndarray:
         """Returns which labels documents have, (documents, labels)."""
-        return np.array([[label in own for label in self.words] for own in labels])
+        found = [[label in own for label in self.words] for own in labels]
+        return np.array(found, dtype=bool).reshape(-1, len(self.words))
 
     def _question_of(self, documents: Sequence[Document]) -> str:
         """Returns the kind of question that is named, or that the documents are for."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 import torch
@@ -16,11 +18,14 @@ from fedstrata.privacy.randomness import SecureRandomness, SeededRandomness
 from fedstrata.privacy.secure_sum.quantization import (
     LARGEST,
     LARGEST_WEIGHT,
+    LIMBS,
     MOST_COUNTED,
     bound_for,
     count_elements,
     counts_in,
     dequantize_,
+    number_elements,
+    numbers_in,
     quantize_,
     rounding_error,
     weight_element,
@@ -114,6 +119,34 @@ def test_bounds_follow_the_last_change() -> None:
     assert bound_for(torch.empty(0), 0.5) == 0.5
     assert bound_for(torch.full((10,), 1e-6), 0.5) == 0.5
     assert bound_for(torch.tensor([3.0, -4.0]), 0.5) == pytest.approx(64 * 12.5**0.5)
+
+
+@given(
+    st.lists(
+        st.lists(
+            st.one_of(st.integers(0, 10**15), st.floats(0.0, 1e15), st.floats(0.0, 1e-5)),
+            min_size=3,
+            max_size=3,
+        ),
+        min_size=1,
+        max_size=MOST_SITES,
+    )
+)
+def test_numbers_add_up_under_masks_to_the_last_bit_of_a_millionth(sites: list[list[float]]) -> None:
+    total = torch.zeros(3, LIMBS, dtype=torch.int32)
+    for numbers in sites:
+        total += number_elements(numbers)
+    for found, *own in zip(numbers_in(total), *sites, strict=True):
+        exact = sum(map(Fraction, own))
+        assert abs(Fraction(found) - exact) <= Fraction(len(own), 2**21) + abs(exact) / 2**53
+        if all(isinstance(number, int) for number in own):
+            assert found == exact
+
+
+@pytest.mark.parametrize("number", [-1, -1e-9, 1.1e15, float("nan"), float("inf")])
+def test_a_number_that_cannot_be_summed_is_refused(number: float) -> None:
+    with pytest.raises(TrainingError, match="cannot be summed under masks"):
+        number_elements([1, number])
 
 
 def test_weights_and_counts_are_exact_at_64_sites() -> None:

@@ -87,8 +87,8 @@ class PrivacySettings(Settings):
     scores: Literal["none", "summed"] = Field(
         default="none",
         description="What clients that are processes of their own tell of their validation and test "
-        "documents (mechanism local or joint, secure_aggregation): nothing, or counts that add up. Epsilon "
-        "does not cover them, and no mask.",
+        "documents (mechanism local or joint, secure_aggregation): nothing, or counts that add up; with "
+        "secure_aggregation their sum alone. Epsilon does not cover them.",
     )
     noise: Literal["secure", "seeded"] = Field(
         default="secure",

@@ -7,12 +7,15 @@ sum. The count of cut values is unmasked first: a sum that lost much by cutting 
 
 A mean of clipped gradients with joint noise (`MeanTerms.noise`) is one masked sum: nothing in it is cut, so
 that nothing is counted, and each site weighs 1 (`fedstrata.privacy.joint_terms`).
+
+What sites have counted of their documents (`MeanTerms.counts`) is one masked sum too, and exact: numbers are
+summed as they are, and no site weighs anything.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,16 +23,19 @@ from torch import Tensor
 
 from fedstrata.core.cohort import Mean
 from fedstrata.core.errors import FrameError, TrainingError
-from fedstrata.core.types import Tensors, Update
+from fedstrata.core.types import Tally, Tensors, Update
 from fedstrata.privacy.randomness import Randomness
-from fedstrata.privacy.secure_sum.messages import MeanTerms, SumName, canonical
+from fedstrata.privacy.secure_sum.messages import MeanTerms, SummedTensor, SumName, canonical
 from fedstrata.privacy.secure_sum.quantization import (
+    LIMBS,
     MOST_SATURATED,
     RoundingError,
     bound_for,
     count_elements,
     counts_in,
     dequantize_,
+    number_elements,
+    numbers_in,
     quantize_,
     rounding_error,
     weight_element,
@@ -42,6 +48,8 @@ CHANGES, SATURATED = "changes", "saturated"
 """The two sums of a mean, in the order in which a site makes its inputs."""
 WEIGHT, LOSS, CUT = "secure/weight", "secure/loss", "secure/saturated"
 """Names of what is summed beside the update's tensors."""
+COUNTS = "counts"
+"""The name of what is summed where it is what sites have counted; the weight is then their documents."""
 LARGEST_LOSS = 64.0
 """Of a training loss in a sum; a larger one is cut to it."""
 
@@ -55,15 +63,15 @@ def hash_of_frame(sent: Frame) -> str:
 
 
 def names_of(terms: MeanTerms) -> dict[str, SumName]:
-    """Returns the name of each of the two sums, or of the one that there is with joint noise."""
-    if terms.noise is not None:
+    """Returns the name of each of the two sums, or of the one that there is where nothing can be cut."""
+    if terms.exact:
         return {CHANGES: terms.sum}
     narrower = terms.sum.model_copy(update={"handler": f"{terms.sum.handler}/{SATURATED}"})
     return {CHANGES: terms.sum, SATURATED: narrower}
 
 
 def subjects_of(terms: MeanTerms, model: str) -> dict[str, Subject]:
-    """Returns what each of the two sums is of, or the one that there is with joint noise.
+    """Returns what each of the two sums is of, or the one that there is where nothing can be cut.
 
     Args:
         terms: The mean's.
@@ -125,6 +133,27 @@ class SummedUpdate:
     def cut(self) -> Iterator[tuple[str, Tensor]]:
         """Yields how many values were cut, once all elements were made."""
         yield CUT, count_elements([self._cut])
+
+
+def counted_tensor(names: Sequence[str]) -> SummedTensor:
+    """Returns what is summed of counts of these names."""
+    return SummedTensor(name=COUNTS, shape=(len(names), LIMBS), bound=1.0)
+
+
+def counted_elements(tally: Tally, names: Sequence[str], documents: float) -> Iterator[tuple[str, Tensor]]:
+    """Yields the ring elements of what a site has counted, then of how many documents it has.
+
+    Raises:
+        TrainingError: A number cannot be summed.
+    """
+    yield COUNTS, number_elements([tally[name] for name in names])
+    yield WEIGHT, count_elements([int(documents)])
+
+
+def counted_in(total: Tensors, names: Sequence[str]) -> tuple[dict[str, float], int]:
+    """Returns what all sites of a sum have counted, and of how many documents."""
+    (documents,) = counts_in(total[WEIGHT])
+    return dict(zip(names, numbers_in(total[COUNTS]), strict=True)), documents
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,6 +149,7 @@ class MeanTerms(_Fields):
         loss: Whether the training loss is summed as well.
         noise: Of a mean of clipped gradients, whose sites add the noise jointly and weigh all the same; none
             of a mean of what was trained.
+        counts: Whether it is no mean but the sum of what sites have counted of their documents.
     """
 
     kind: Literal["mean"] = "mean"
@@ -158,6 +159,12 @@ class MeanTerms(_Fields):
     scale: Annotated[int, Field(ge=1, le=_MOST_NUMBER)]
     loss: bool
     noise: NoiseTerms | None = None
+    counts: bool = False
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing that is summed can be cut, so that there is one sum and not two."""
+        return self.counts or self.noise is not None
 
 
 class KeyBundle(_Fields):

@@ -26,6 +26,11 @@ MOST_COUNTED = 2**26 - 1
 """Of a site's count; a larger one is cut to it, since the sum of 64 sites must fit the ring."""
 MOST_SATURATED = 1e-6
 """Share of saturated values above which a sum is not worth unmasking."""
+LARGEST_NUMBER = 1e15
+"""Of one that a site has counted; sums of whole ones are exact as floats, too."""
+LIMBS = 3
+"""Ring elements of such a number."""
+_LIMB, _ONE = 26, 2**20
 _SPREAD = 64.0
 _BLOCK = 1 << 15
 
@@ -138,6 +143,28 @@ def weight_element(examples: int) -> Tensor:
 def count_elements(counts: Sequence[int]) -> Tensor:
     """Returns counts as ring elements, (counts,), each cut to 2^26 - 1."""
     return torch.tensor([min(count, MOST_COUNTED) for count in counts], dtype=RING)
+
+
+def number_elements(numbers: Sequence[float]) -> Tensor:
+    """Returns numbers as ring elements, (numbers, 3): 26 bits each, so that 64 of them fit the ring.
+
+    Whole numbers are exact, others rounded to a multiple of 2^-20.
+
+    Raises:
+        TrainingError: One is negative, or larger than 1e15.
+    """
+    if wrong := [number for number in numbers if not 0 <= number <= LARGEST_NUMBER]:
+        raise TrainingError(f"{wrong[0]} cannot be summed under masks: 0 to {LARGEST_NUMBER:g} can")
+    parts = [round(number * _ONE) for number in numbers]
+    rows = [[part >> (_LIMB * place) & (2**_LIMB - 1) for place in range(LIMBS)] for part in parts]
+    return torch.tensor(rows, dtype=RING).reshape(-1, LIMBS)
+
+
+def numbers_in(total: Tensor) -> list[float]:
+    """Returns what numbers sum to, from their ring elements, (numbers, 3); whole ones as integers."""
+    rows = total.numpy().view(np.uint32).tolist()
+    sums = [sum(limb << (_LIMB * place) for place, limb in enumerate(row)) for row in rows]
+    return [one // _ONE if one % _ONE == 0 else one / _ONE for one in sums]
 
 
 def counts_in(total: Tensor) -> list[int]:

@@ -1,0 +1,265 @@
+"""One masked sum at the server: five exchanges over the turns of any engine, and what lies on the disk of it.
+
+A sum that a killed server has left is finished: it asks those sites for their shares whose processes still
+have what they have begun. After a share has left no site ever begins the same sum again.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from fedstrata.client.secure_turns import (
+    CONSISTENCY,
+    KEYS,
+    SHARES,
+    UNMASK,
+    exchange_for,
+    read_said,
+    said_of,
+)
+from fedstrata.client.turn import INPUT
+from fedstrata.core.errors import FrameError
+from fedstrata.core.files import write_atomically
+from fedstrata.core.settings.privacy import LEAST_SITES
+from fedstrata.core.types import ClientInfo, Plan, Tensors, Update
+from fedstrata.engine.protocol import Exchanging
+from fedstrata.models.state import Model
+from fedstrata.privacy.joint_terms import require_carriers
+from fedstrata.privacy.mechanism import Privacy
+from fedstrata.privacy.secure_sum.mean import (
+    CHANGES,
+    SATURATED,
+    names_of,
+    require_unsaturated,
+    subjects_of,
+)
+from fedstrata.privacy.secure_sum.messages import (
+    ConsistencySignature,
+    KeyBundle,
+    MaskedInput,
+    MeanTerms,
+    ReleasedShares,
+    SentShares,
+)
+from fedstrata.privacy.secure_sum.refusals import NotFinished
+from fedstrata.privacy.secure_sum.server import SumServer
+from fedstrata.privacy.secure_sum.unmasking import SumUnmasking
+
+TERMS, PROOF = "terms.json", "proof.safetensors"
+"""Files of a sum: what it is made of, and in the folder of each of its two, what its sites have signed."""
+
+Said = TypeVar("Said", bound=BaseModel)
+
+
+@dataclass
+class MaskedSums:
+    """Makes and unmasks the sums of a run.
+
+    Attributes:
+        privacy: The run's.
+        folder: Where sums lie that are not committed yet.
+        model: The server's model.
+    """
+
+    privacy: Privacy
+    folder: Path
+    model: Model
+    _hash: str = ""
+
+    def run(
+        self, cohort: Exchanging, plan: Plan, terms: MeanTerms, told: dict[str, Any]
+    ) -> tuple[MeanTerms, tuple[str, ...], Tensors]:
+        """Makes and unmasks a sum, or finishes the one that a killed server has left.
+
+        Args:
+            cohort: The clients.
+            plan: What they are sent.
+            terms: What it is made of.
+            told: Filled with what the record says of it.
+
+        Returns:
+            Its terms, whose inputs are in it, and the sum of their ring elements.
+
+        Raises:
+            SecureSumRefusal, FrameError: There is none.
+        """
+        label = terms.sum.handler.replace("/", "-")
+        place = self.folder / f"{terms.sum.round:05d}-{label}-{terms.sum.call}"
+        place.parent.mkdir(mode=0o700, exist_ok=True)  # shares that were released lie there
+        left = self._left(place, terms)
+        terms, unmasking = left or (terms, self._begun(cohort, plan, terms, place))
+        survivors = unmasking[CHANGES].survivors.sites
+        told |= {"survivors": list(survivors)}
+        if SATURATED in unmasking:
+            counted = self._unmasked(cohort, terms, unmasking[SATURATED], SATURATED)
+            told["saturated"] = require_unsaturated(counted, terms, len(survivors))
+        return terms, survivors, self._unmasked(cohort, terms, unmasking[CHANGES], CHANGES)
+
+    def counted_after(self, committed: int) -> set[str]:
+        """Returns whose updates are in a sum of the next round that can still be finished.
+
+        Args:
+            committed: The last round that is.
+        """
+        counted = set[str]()
+        for place in filter(_signed, self.folder.glob(f"{committed + 1:05d}-*")):
+            with suppress(FrameError):  # which the round will say
+                if not _terms_in(place / TERMS).counts:
+                    counted.update(SumUnmasking.resume(place / CHANGES).survivors.sites)
+        return counted
+
+    def remove(self, number: int) -> None:
+        """Removes what is left of the sums of a round: with the shares goes what could unmask."""
+        for path in self.folder.glob(f"{number:05d}-*"):
+            shutil.rmtree(path)
+
+    def _left(self, place: Path, terms: MeanTerms) -> tuple[MeanTerms, Mapping[str, SumUnmasking]] | None:
+        """Returns the sum that a killed server has left, and its terms; none if it may be begun anew.
+
+        Its terms are of those who were there when it began, whoever is here now.
+
+        Raises:
+            NotFinished: It is of another plan than the round has now.
+            FrameError: A file is damaged; the message names it.
+        """
+        if not place.exists():
+            return None
+        if not _signed(place):
+            shutil.rmtree(place)  # nobody was asked for a share before
+            return None
+        left = _terms_in(place / TERMS)
+        if left.plan != terms.plan:
+            raise NotFinished(
+                f"the masked sum in {place} was begun with another plan than the round has now; no client "
+                "begins it again, since two sums could be subtracted from each other"
+            )
+        return left, {which: SumUnmasking.resume(place / which) for which in names_of(left)}
+
+    def _begun(
+        self, cohort: Exchanging, plan: Plan, terms: MeanTerms, place: Path
+    ) -> Mapping[str, SumUnmasking]:
+        """Runs the exchanges up to the signatures; returns the two masked sums, which lie on the disk."""
+        minimum, names = self.privacy.settings.survivors or LEAST_SITES, names_of(terms)
+        subjects = subjects_of(terms, self._model_hash())
+        servers = {which: SumServer(names[which], subjects[which], minimum=minimum) for which in names}
+        lost = cohort.book.attendance.lost
+        present = [info.id for info in cohort.clients if info.id not in lost]
+        begin = Plan(values=terms.model_dump(mode="json"))
+        bundles = self._said(cohort, terms, KEYS, present, lambda _: begin, KeyBundle)
+        roster = {which: each.roster(_of(which, bundles)) for which, each in servers.items()}
+        if (noise := self.privacy.joint) is not None:
+            require_carriers(roster[CHANGES], noise)  # each site would refuse it too, and be lost
+        agree = Plan(values=said_of(roster))
+        sent = self._said(cohort, terms, SHARES, list(bundles), lambda _: agree, SentShares)
+        boxes = {which: each.deliver(_of(which, sent)) for which, each in servers.items()}
+
+        def plan_of(info: ClientInfo) -> Plan:
+            delivered = said_of({which: box[info.id] for which, box in boxes.items()})
+            return Plan(plan.tensors, {**delivered, "values": dict(plan.values)})
+
+        shapes = {which: subject.shapes for which, subject in subjects.items()}
+        for info, update in cohort.inputs(exchange_for(terms, INPUT), terms.sum.handler, plan_of):
+            said = _heard(cohort, info.id, update, MaskedInput, servers, shapes)
+            for which, own in said.items():
+                servers[which].add(own, update.tensors)
+        place.mkdir(exist_ok=True)
+        write_atomically(place / TERMS, [terms.model_dump_json().encode()])
+        unmasking = {which: server.close(place / which) for which, server in servers.items()}
+        survivors = {which: each.survivors for which, each in unmasking.items()}
+        asked = survivors[CHANGES].sites
+        signed = self._said(
+            cohort, terms, CONSISTENCY, asked, lambda _: Plan(values=said_of(survivors)), ConsistencySignature
+        )
+        for which, each in unmasking.items():
+            each.prove(_of(which, signed))
+        return unmasking
+
+    def _unmasked(self, cohort: Exchanging, terms: MeanTerms, unmasking: SumUnmasking, which: str) -> Tensors:
+        """Asks those who have signed for what is not there yet of the shares of one of the sums.
+
+        Raises:
+            NotFinished: Too few are there then.
+        """
+        assert unmasking.proof is not None  # noqa: S101 - it was made before
+        if not unmasking.ready:
+            waiting = set(unmasking.waiting)
+            signers = [each.site for each in unmasking.proof.signatures if each.site in waiting]
+            proof = Plan(values=said_of({which: unmasking.proof}))
+            for own in self._said(
+                cohort, terms, UNMASK, signers, lambda _: proof, ReleasedShares, [which]
+            ).values():
+                unmasking.take(own[which])
+        if not unmasking.ready:
+            sites = len(unmasking.survivors.sites)
+            raise NotFinished(
+                f"the sum of {sites} clients cannot be unmasked: {sites - len(unmasking.waiting)} have "
+                "released their shares, and that is too few. No client begins it again, since two sums could "
+                "be subtracted from each other"
+            )
+        return unmasking.finish()
+
+    def _said(
+        self,
+        cohort: Exchanging,
+        terms: MeanTerms,
+        turn: str,
+        clients: Sequence[str],
+        message_of: Callable[[str], Plan],
+        kind: type[Said],
+        sums: Collection[str] | None = None,
+    ) -> dict[str, dict[str, Said]]:
+        """Returns what each client says of each sum in one exchange; who is lost is not among them."""
+        found, counted, sums = {}, turn in (CONSISTENCY, UNMASK), sums or names_of(terms)
+        own, call = exchange_for(terms, turn), terms.sum.call
+        for client, update in cohort.exchange(own, call, clients, message_of, counted=counted):
+            if said := _heard(cohort, client, update, kind, sums):
+                found[client] = said
+        return found
+
+    def _model_hash(self) -> str:
+        """Returns the hash of the model as all have it before anything is learnt."""
+        if not self._hash:
+            self.model.restore()
+            self._hash = self.model.fingerprint(self.model.names_outside(()))
+        return self._hash
+
+
+def _signed(place: Path) -> bool:
+    """Whether a mean has all signatures, so that shares of it may have left."""
+    terms = place / TERMS
+    return terms.exists() and all((place / which / PROOF).exists() for which in names_of(_terms_in(terms)))
+
+
+def _terms_in(path: Path) -> MeanTerms:
+    return MeanTerms.model_validate_json(path.read_bytes())
+
+
+def _of(which: str, said: Mapping[str, Mapping[str, Said]]) -> list[Said]:
+    """Returns what all clients say of one of the sums."""
+    return [own[which] for own in said.values()]
+
+
+def _heard(
+    cohort: Exchanging,
+    client: str,
+    update: Update,
+    kind: type[Said],
+    sums: Collection[str],
+    shapes: Mapping[str, Mapping[str, tuple[int, ...]]] | None = None,
+) -> dict[str, Said]:
+    """Returns what a client says of these sums; nothing of one that says something else, which is lost."""
+    try:
+        said = read_said(update.values, kind, sums, update.tensors, shapes)
+        if any(getattr(each, "site", client) != client for each in said.values()):
+            raise FrameError("what came is of another site")
+    except FrameError as error:
+        cohort.reject(client, error)
+        return {}
+    return said
